@@ -1,0 +1,38 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Both make and reuse .venv.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: demo test slow check format bench clean
+
+demo: .venv/installed
+	$(BIN)/lookahead demo
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+slow: .venv/installed
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/bench_decode.py
+
+.venv/installed: setup.py pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed. Try: make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

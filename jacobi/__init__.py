@@ -1,0 +1,19 @@
+"""The solver under `lookahead`: token trees, verification and the decoding loop. Torch only."""
+
+from jacobi.drafter import Drafter as Drafter
+from jacobi.drafter import JacobiDrafter as JacobiDrafter
+from jacobi.drafter import PlainDrafter as PlainDrafter
+from jacobi.drafter import guesser as guesser
+from jacobi.errors import LookaheadError as LookaheadError
+from jacobi.solve import GreedyVerifier as GreedyVerifier
+from jacobi.solve import Model as Model
+from jacobi.solve import Scores as Scores
+from jacobi.solve import Step as Step
+from jacobi.solve import Verifier as Verifier
+from jacobi.solve import solve as solve
+from jacobi.tree import TokenTree as TokenTree
+from jacobi.tree import additive_mask as additive_mask
+from jacobi.tree import branch_mask as branch_mask
+from jacobi.verify import Path as Path
+from jacobi.verify import reject as reject
+from jacobi.verify import walk as walk

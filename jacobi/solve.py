@@ -1,0 +1,142 @@
+"""The loop. Every strategy, plain decoding included, is this loop with another drafter.
+
+What is accepted is decided completely before anything is committed, learnt or told to a reader; streaming, statistics
+and traces are readers of the steps.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+from torch import Tensor
+
+from jacobi.drafter import Drafter
+from jacobi.tree import TokenTree
+from jacobi.verify import Path, walk
+
+
+@dataclass(slots=True)
+class Scores:
+    """What one pass says about the trees of a batch.
+
+    Attributes:
+        logits: ``[batch, node, vocab]``; rows with fewer nodes are padded at the end.
+        greedy: argmax of the raw logits, as lists ``[batch][node]``: the pass's one transfer to the host.
+        broken: (row, node) pairs whose logits hold NaN.
+    """
+
+    logits: Tensor
+    greedy: list[list[int]]
+    broken: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(slots=True)
+class Step:
+    """One forward pass: what was drafted and what was kept, for each row. Times are in milliseconds."""
+
+    trees: list[TokenTree]
+    paths: list[Path]
+    draft_ms: float
+    forward_ms: float
+    verify_ms: float
+    keep_ms: float
+
+
+class Model(Protocol):
+    """A model with a key/value history that can score trees and keep chosen nodes of them."""
+
+    def prefill(self) -> Scores:
+        """Run the prompt; scores for its last token, ``[batch, 1, vocab]``."""
+
+    def forward(self, trees: Sequence[TokenTree]) -> Scores:
+        """Score every node of one tree a row, in one pass. The history stays as it is."""
+
+    def keep(self, paths: Sequence[Path]) -> None:
+        """Append the visited nodes of the last pass to the history, and drop the rest of it."""
+
+
+class Verifier(Protocol):
+    """Decides what is accepted, token by token, stopping rules included."""
+
+    def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
+        """The path kept in each row; an empty one where a row does not advance."""
+
+    def room(self) -> list[int]:
+        """How deep each row's next tree may be."""
+
+    @property
+    def done(self) -> bool:
+        """No pass is needed any more."""
+
+
+def solve(model: Model, drafters: Sequence[Drafter], verifier: Verifier) -> Iterator[Step]:
+    """Decode a batch, one row a drafter; yields one :class:`Step` a forward pass, the prompt's pass first."""
+    trees = [TokenTree(0) for _ in drafters]
+    start = drafted = perf_counter()
+    scores = model.prefill()
+    while True:
+        scored = perf_counter()
+        paths = verifier.decide(trees, scores)
+        decided = perf_counter()
+        model.keep(paths)
+        for drafter, tree, greedy, path in zip(drafters, trees, scores.greedy, paths, strict=True):
+            if path.tokens:
+                drafter.learn(tree, greedy, path)
+        kept = perf_counter()
+        yield Step(
+            trees,
+            paths,
+            1e3 * (drafted - start),
+            1e3 * (scored - drafted),
+            1e3 * (decided - scored),
+            1e3 * (kept - decided),
+        )
+        if verifier.done:
+            return
+        start = perf_counter()
+        trees = [drafter.draft(room) for drafter, room in zip(drafters, verifier.room(), strict=True)]
+        drafted = perf_counter()
+        scores = model.forward(trees)
+
+
+class GreedyVerifier:
+    """Greedy acceptance with the two common stopping rules; all that a torch-only caller needs.
+
+    Args:
+        batch: number of rows.
+        max_new_tokens: tokens to write in each row.
+        end_tokens: ids that end a row; the end token itself is written.
+    """
+
+    def __init__(self, batch: int, max_new_tokens: int, end_tokens: frozenset[int] = frozenset()) -> None:
+        self.tokens: list[list[int]] = [[] for _ in range(batch)]
+        self._finished = [False] * batch
+        self._max_new_tokens = max_new_tokens
+        self._end_tokens = end_tokens
+
+    @property
+    def done(self) -> bool:
+        """Every row has ended."""
+        return all(self._finished)
+
+    def room(self) -> list[int]:
+        """Tokens that may still follow the root's successor."""
+        return [max(0, self._max_new_tokens - len(row) - 1) for row in self.tokens]
+
+    def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
+        """Follow the argmax down each unfinished row's tree."""
+        paths = []
+        for row, (tree, greedy) in enumerate(zip(trees, scores.greedy, strict=True)):
+            if self._finished[row]:
+                paths.append(Path())
+                continue
+            written = self.tokens[row]
+
+            def stop(token: int, row: int = row, written: list[int] = written) -> bool:
+                written.append(token)
+                self._finished[row] = token in self._end_tokens or len(written) >= self._max_new_tokens
+                return self._finished[row]
+
+            paths.append(walk(tree, greedy.__getitem__, stop))
+        return paths

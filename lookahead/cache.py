@@ -1,0 +1,226 @@
+"""The key/value history: one preallocated buffer that keeps chosen slots, ragged over the batch.
+
+While the prompt runs, layers hold what the model gives them. Then all layers of one shape move into one buffer
+``[entry, batch, head, slot, channel]`` (an entry is one layer's keys or values), so that keeping the accepted slots
+of a pass is one gather and one copy for the whole model. Every layer keeps every slot, sliding-window layers too: the
+window is the mask's business.
+
+A pass writes its nodes at slots ``base .. base+T-1`` of every row, ``base`` being the longest row's history; what a
+shorter row has between its own history and ``base`` is masked out and later overwritten.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticCache,
+    StaticLayer,
+)
+
+from jacobi import LookaheadError
+
+_GRANULE = 64  # slots; capacities are rounded up to it
+
+
+class TreeLayer(DynamicLayer):
+    """One layer's keys and values: concatenated while the prompt runs, views into a shared buffer afterwards."""
+
+    def __init__(self, store: "TreeCache") -> None:
+        super().__init__()
+        self._store = store
+        self.key_entry: tuple[_Group, int] | None = None
+        self.value_entry: tuple[_Group, int] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append a pass's keys and values ``[batch, head, node, channel]``; return history and pass together."""
+        if self.key_entry is None or self.value_entry is None:
+            return super().update(key_states, value_states)
+        start = self._store.base
+        stop = start + key_states.shape[-2]
+        group, entry = self.key_entry
+        keys = group.room(stop)[entry]
+        keys[:, :, start:stop] = key_states
+        group, entry = self.value_entry
+        values = group.room(stop)[entry]
+        values[:, :, start:stop] = value_states
+        return keys[:, :, :stop], values[:, :, :stop]
+
+    def get_seq_length(self) -> int:
+        """Slots that hold history (of the longest row)."""
+        return self._store.base if self.key_entry is not None else super().get_seq_length()
+
+
+class _Group:
+    """All entries of one shape, dtype and device, in one buffer that grows geometrically."""
+
+    def __init__(self, entries: list[Tensor], capacity: int) -> None:
+        first = entries[0]
+        batch, heads, length, channels = first.shape
+        capacity = -(-max(capacity, length) // _GRANULE) * _GRANULE
+        self.buffer = first.new_empty((len(entries), batch, heads, capacity, channels))
+        for slot, entry in enumerate(entries):
+            self.buffer[slot, :, :, :length] = entry
+
+    def room(self, stop: int) -> Tensor:
+        """The buffer, with at least ``stop`` slots."""
+        capacity = self.buffer.shape[3]
+        if stop > capacity:
+            old = self.buffer
+            shape = (*old.shape[:3], -(-max(stop, 2 * capacity) // _GRANULE) * _GRANULE, old.shape[4])
+            self.buffer = old.new_empty(shape)
+            self.buffer[:, :, :, :capacity] = old
+        return self.buffer
+
+
+class TreeCache(Cache):
+    """The cache that fused passes run on.
+
+    Attributes:
+        base: first slot of the pass's nodes; every row's history lies below it.
+        lengths: slots of history in each row.
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__(layers=[TreeLayer(self) for _ in range(n_layers)])
+        self.base = 0
+        self.lengths: list[int] = []
+        self._groups: list[_Group] = []
+
+    def load(self, cache: Cache) -> None:
+        """Start from another cache's history; the other cache is only read.
+
+        A sliding-window layer that has dropped its oldest slots gets zeros there: no later token can see them.
+        """
+        for layer, source in zip(self.layers, cache.layers, strict=False):
+            length = int(source.get_seq_length())
+            if not source.is_initialized or length == 0:
+                continue
+            keys, values = source.keys, source.values
+            if isinstance(source, StaticLayer):
+                keys, values = keys[:, :, :length], values[:, :, :length]
+            dropped = length - keys.shape[-2]
+            if dropped:
+                keys, values = (torch.nn.functional.pad(states, (0, 0, dropped, 0)) for states in (keys, values))
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+
+    def consolidate(self, capacity: int) -> None:
+        """Move what the prompt left into shared buffers with about ``capacity`` slots.
+
+        The prompt's last token then counts as the one node of the prompt's own pass, so that it is kept like any other.
+        """
+        by_kind: dict[tuple[Any, ...], list[tuple[TreeLayer, str, Tensor]]] = {}
+        for layer in self.layers:
+            if layer.is_initialized:
+                for name in ("key", "value"):
+                    states = getattr(layer, f"{name}s")
+                    kind = (states.shape, states.dtype, states.device)
+                    by_kind.setdefault(kind, []).append((layer, name, states))
+                layer.keys = layer.values = None
+        length = 0
+        for members in by_kind.values():
+            length = members[0][2].shape[-2]
+            group = _Group([states for _, _, states in members], capacity)
+            self._groups.append(group)
+            for entry, (layer, name, _) in enumerate(members):
+                setattr(layer, f"{name}_entry", (group, entry))
+        if not self._groups:
+            raise LookaheadError("The model filled no key/value cache in the prompt's pass, so no tree can be verified.")
+        self.base, self.lengths = length - 1, [length - 1] * self._groups[0].buffer.shape[1]
+
+    def keep(self, chosen: Sequence[Sequence[int]]) -> None:
+        """Append slots ``base + node`` of the last pass to each row's history.
+
+        Args:
+            chosen: for each row the visited nodes, root first; empty where a row does not advance.
+        """
+        for row, nodes in enumerate(chosen):
+            start, count = self.lengths[row], len(nodes)
+            if not count:
+                continue
+            if start != self.base or list(nodes) != list(range(count)):
+                for group in self._groups:
+                    slots = torch.tensor([self.base + node for node in nodes], device=group.buffer.device)
+                    states = group.buffer[:, row]
+                    states[:, :, start : start + count] = states.index_select(2, slots)
+            self.lengths[row] = start + count
+        self.base = max(self.lengths)
+
+    def store(self, cache: Cache) -> None:
+        """Leave the history in ``cache`` as plain decoding would have: its layers, its lengths, its windows.
+
+        Every row must have the same length.
+        """
+        length = self.base
+        while len(cache.layers) < len(self.layers):
+            cache.layers.append(cache.layer_class_to_replicate())
+        for source, layer in zip(self.layers, cache.layers, strict=False):
+            if source.key_entry is None or source.value_entry is None:
+                continue
+            keys, values = (
+                group.buffer[entry, :, :, :length] for group, entry in (source.key_entry, source.value_entry)
+            )
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys, values)
+            if isinstance(layer, StaticLayer):
+                layer.keys[:, :, :length], layer.values[:, :, :length] = keys, values
+                layer.cumulative_length.fill_(length)
+                continue
+            if isinstance(layer, DynamicSlidingWindowLayer):
+                layer.cumulative_length = length
+                window = layer.sliding_window - 1
+                keys, values = keys[:, :, max(0, length - window) :], values[:, :, max(0, length - window) :]
+            layer.keys, layer.values = keys.clone(), values.clone()
+
+
+def check_cache(cache: Any, *, n_layers: int, batch: int, heads: int | None, channels: int | None) -> None:
+    """Refuse, by name, a cache that a tree cannot run on or that belongs to another model.
+
+    Args:
+        cache: what ``generate`` prepared or the user gave.
+        n_layers: layers of the model.
+        batch: rows of this call.
+        heads: key/value heads of the model; None when they cannot be told.
+        channels: channels of a key head; None when they cannot be told.
+    """
+    if type(cache) not in (DynamicCache, StaticCache):
+        raise LookaheadError(
+            f"A {type(cache).__name__} cannot keep chosen slots of a tree: expected a DynamicCache. Leave "
+            "past_key_values and cache_implementation unset, or decode without use_lookahead."
+        )
+    if cache.offloading:
+        raise LookaheadError(
+            "An offloaded cache is not supported with lookahead: leave cache_implementation unset, or decode without "
+            "use_lookahead."
+        )
+    for index, layer in enumerate(cache.layers):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer):
+            kind = type(layer).__name__
+            why = "a recurrent state cannot follow a tree" if "Linear" in kind else "it cannot keep chosen slots"
+            raise LookaheadError(
+                f"Layer {index} of the cache is a {kind}, and {why}: expected attention layers only. "
+                "Decode this model without use_lookahead."
+            )
+    filled = [layer for layer in cache.layers if layer.is_initialized and int(layer.get_seq_length()) > 0]
+    if not filled:
+        return
+    if len(cache.layers) != n_layers:
+        raise LookaheadError(
+            f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
+            "Pass a cache that this model filled."
+        )
+    got_batch, got_heads, _, got_channels = filled[0].keys.shape
+    if got_batch != batch:
+        raise LookaheadError(f"past_key_values holds {got_batch} rows: expected {batch}, one for each input row.")
+    for what, got, expected in (("key/value heads", got_heads, heads), ("channels a head", got_channels, channels)):
+        if expected is not None and got != expected:
+            raise LookaheadError(
+                f"past_key_values is the cache of another model: it has {got} {what}, this model {expected}. "
+                "Pass a cache that this model filled."
+            )

@@ -1,0 +1,347 @@
+"""Which tokens are written: processors, sampling and stopping rules, token by token, exactly as ``generate`` applies them.
+
+Three ways through a batch, chosen once per call:
+
+* *row by row*: every row walks its own tree as far as it gets. For one row this is all there is; for several it needs
+  processors and rules that look at one row at a time.
+* *together*: all rows write token t before any writes t+1, so that a processor or a rule of the user's sees the whole
+  batch as plain ``generate`` shows it. Rows whose tree got further wait.
+
+Sampling draws ``multinomial(p, 1)``, which is ``argmax(p / noise)`` with one [batch, vocab] exponential noise per written
+index. Rows that advance at different speeds each read their own line of the same noise, so the text and the generator's
+final state are plain decoding's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import logits_process as processors_module
+from transformers.generation import stopping_criteria as criteria_module
+
+from jacobi import LookaheadError, Path, Scores, TokenTree, reject, walk
+
+# Processors and rules of transformers that treat each row on its own, whatever its number in the batch.
+_ROW_PROCESSORS = frozenset(
+    getattr(processors_module, name)
+    for name in (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "ExponentialDecayLengthPenalty",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "MinPLogitsWarper",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    )
+    if hasattr(processors_module, name)
+)
+_ROW_RULES = frozenset(
+    getattr(criteria_module, name)
+    for name in ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")
+)
+_SIMPLE_RULES = frozenset((criteria_module.EosTokenCriteria, criteria_module.MaxLengthCriteria))
+_MOST_ROOM = 1 << 16  # deepest tree where nothing else sets a limit
+_MOST_LEAD = 32  # indices a sampled row may lead the slowest one: each keeps a [batch, vocab] noise alive
+
+
+class Emission:
+    """The text of a batch as it is written (implements :class:`jacobi.Verifier`).
+
+    Args:
+        input_ids: ``[batch, prompt]``.
+        processors: as ``generate`` prepared them.
+        criteria: as ``generate`` prepared them.
+        config: as ``generate`` prepared it.
+        verification: ``"exact"`` or ``"rejection"``.
+        keep_up: finished rows go on writing pad tokens until all have the same length, so that scores and the cache
+            are what plain decoding leaves.
+        model_room: depth each row's tree may have for the model's sake; None = no limit.
+    """
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        *,
+        verification: Literal["exact", "rejection"],
+        keep_up: bool,
+        model_room: Callable[[], list[int] | None],
+    ) -> None:
+        self.batch, self.prompt_length = input_ids.shape
+        self.written: list[list[int]] = [[] for _ in range(self.batch)]
+        self.finished = [False] * self.batch
+        self.scores: list[dict[int, Tensor]] | None = None
+        self.logits: list[dict[int, Tensor]] | None = None
+        if config.return_dict_in_generate and config.output_scores:
+            self.scores = [{} for _ in range(self.batch)]
+        if config.return_dict_in_generate and config.output_logits:
+            self.logits = [{} for _ in range(self.batch)]
+        self._ids = input_ids
+        self._filled = [0] * self.batch  # tokens of ``written`` that ``_ids`` holds already
+        self._processors = processors
+        self._criteria = criteria
+        self._sample = bool(config.do_sample)
+        self._rejection = verification == "rejection" and self._sample
+        self._keep_up = keep_up and self.batch > 1
+        self._model_room = model_room
+        lengths = [rule.max_length for rule in criteria if isinstance(rule, criteria_module.MaxLengthCriteria)]
+        self._max_length = min(lengths, default=self.prompt_length + _MOST_ROOM)
+        self._steps = 0
+        self._noise: dict[int, Tensor] = {}
+        self._noise_drawn = 0
+        kinds = {type(rule) for rule in criteria}
+        ends = [rule for rule in criteria if hasattr(rule, "eos_token_id")]
+        self.pads = bool(ends)
+        self.pad = int(config._pad_token_tensor) if config._pad_token_tensor is not None else 0
+        self.end_tokens = frozenset(t for rule in ends for t in rule.eos_token_id.flatten().tolist())
+        self._simple = kinds <= _SIMPLE_RULES
+        row_wise = {type(p) for p in processors} <= _ROW_PROCESSORS and kinds <= _ROW_RULES
+        # Without an end token finished rows write real tokens until the last one is done, which only index order shows.
+        uniform = self.pads or kinds <= {criteria_module.MaxLengthCriteria}
+        self.together = self.batch > 1 and not (row_wise and uniform)
+        self._direct = not (self._sample or processors or self.scores is not None or self.logits is not None)
+        self._nan_is_fine = any(type(p) is processors_module.InfNanRemoveLogitsProcessor for p in processors)
+
+    # --- what the loop asks -------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Every row has ended (and, if they keep up, has the same length)."""
+        if not all(self.finished):
+            return False
+        lengths = {len(row) for row in self.written}
+        return not self._keep_up or len(lengths) == 1
+
+    @property
+    def most_new(self) -> int:
+        """Tokens that a row can write at most."""
+        return max(0, self._max_length - self.prompt_length)
+
+    def room(self) -> list[int]:
+        """A node at depth d decides token d+1 after the root, which must still fit."""
+        longest = max(len(row) for row in self.written)
+        left = [self._max_length - self.prompt_length - len(row) - 1 for row in self.written]
+        limit = self._model_room()
+        rooms = [max(0, min(pair)) for pair in zip(left, limit or left, strict=True)]
+        # A finished row only has to catch up with the longest (or, together, to come along for a tree's depth).
+        return [
+            min(room, max(0, longest - len(row) - 1)) if done and not self.together else room
+            for room, done, row in zip(rooms, self.finished, self.written, strict=True)
+        ]
+
+    def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
+        """Write what the model would have written, as far as the trees go."""
+        self._steps += 1
+        if self.together:
+            return self._decide_together(trees, scores)
+        paths = [Path() for _ in trees]
+        for row in sorted(range(self.batch), key=self.finished.__getitem__):  # finished rows last: they follow
+            if not self.finished[row]:
+                if not self._held(row):
+                    paths[row] = self._walk(row, trees[row], scores)
+            elif self._keep_up and len(self.written[row]) < max(map(len, self.written)):
+                paths[row] = self._walk_finished(row, trees[row], scores)
+        if self._noise:
+            waiting = [len(row) for row, done in zip(self.written, self.finished, strict=True) if not done]
+            for index in [index for index in self._noise if not waiting or index < min(waiting)]:
+                del self._noise[index]
+        return paths
+
+    # --- row by row ---------------------------------------------------------------------------------------------
+
+    def _walk(self, row: int, tree: TokenTree, scores: Scores) -> Path:
+        greedy, written = scores.greedy[row], self.written[row]
+
+        def stop(token: int) -> bool:
+            written.append(token)
+            self.finished[row] = self._ends(row, token)
+            return self.finished[row] or self._held(row)
+
+        if self._direct:
+            if scores.broken:
+                return walk(tree, lambda node: self._checked(scores, row, node) or greedy[node], stop)
+            return walk(tree, greedy.__getitem__, stop)
+        return walk(tree, lambda node: self._choose(row, tree, node, scores), stop)
+
+    def _walk_finished(self, row: int, tree: TokenTree, scores: Scores) -> Path:
+        written, longest = self.written[row], max(map(len, self.written))
+
+        def choose(node: int) -> int:
+            if self.scores is not None or self.logits is not None:
+                self._process(row, scores.logits[row, node])
+            return self.pad
+
+        def stop(token: int) -> bool:
+            written.append(token)
+            return len(written) >= longest
+
+        return walk(tree, choose, stop)
+
+    def _held(self, row: int) -> bool:
+        """Whether a sampled row leads so far that it has to wait."""
+        if not self._sample or self.batch == 1:
+            return False
+        slowest = min((len(w) for w, done in zip(self.written, self.finished, strict=True) if not done), default=0)
+        return len(self.written[row]) - slowest >= _MOST_LEAD
+
+    def _choose(self, row: int, tree: TokenTree, node: int, scores: Scores) -> int:
+        self._checked(scores, row, node)
+        processed = self._process(row, scores.logits[row, node])
+        if not self._sample:
+            return int(processed.argmax(-1))
+        probabilities = torch.nn.functional.softmax(processed, dim=-1)
+        if self._rejection:
+            return reject(probabilities[0], list(tree.children[node]))
+        if self.batch == 1:
+            return int(torch.multinomial(probabilities, 1))
+        return int((probabilities[0] / self._noise_line(row, probabilities)).argmax(-1))
+
+    def _noise_line(self, row: int, like: Tensor) -> Tensor:
+        index = len(self.written[row])
+        while self._noise_drawn <= index:
+            shape = (self.batch, like.shape[-1])
+            self._noise[self._noise_drawn] = torch.empty(shape, dtype=like.dtype, device=like.device).exponential_()
+            self._noise_drawn += 1
+        return self._noise[index][row]
+
+    def _process(self, row: int, logits: Tensor) -> Tensor:
+        raw = logits[None].to(copy=True, dtype=torch.float32, device=self._ids.device)
+        processed = self._processors(self._prefix(row), raw)
+        index = len(self.written[row])
+        if self.scores is not None:
+            self.scores[row][index] = processed[0]
+        if self.logits is not None:
+            self.logits[row][index] = raw[0]
+        return processed
+
+    def _ends(self, row: int, token: int) -> bool:
+        if self._simple:
+            return token in self.end_tokens or self.prompt_length + len(self.written[row]) >= self._max_length
+        scores = None
+        if self.scores is not None:
+            scores = tuple(line[None] for line in self.scores[row].values())
+        done = self._criteria(self._prefix(row), scores)
+        return bool(done.item() if isinstance(done, Tensor) else done)
+
+    # --- together -----------------------------------------------------------------------------------------------
+
+    def _decide_together(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
+        paths = [Path() for _ in trees]
+        nodes = [0] * self.batch
+        rows = torch.arange(self.batch, device=scores.logits.device)
+        while True:
+            for row, node in enumerate(nodes):
+                if not self.finished[row]:
+                    self._checked(scores, row, node)
+            at = torch.tensor(nodes, device=scores.logits.device)
+            raw = scores.logits[rows, at].to(copy=True, dtype=torch.float32, device=self._ids.device)
+            processed = self._processors(self._prefixes(), raw)
+            tokens = self._choose_together(trees, nodes, processed)
+            for row, token in enumerate(tokens):
+                paths[row].nodes.append(nodes[row])
+                paths[row].tokens.append(token)
+                if self.scores is not None:
+                    self.scores[row][len(self.written[row])] = processed[row]
+                if self.logits is not None:
+                    self.logits[row][len(self.written[row])] = raw[row]
+                self.written[row].append(token)
+            done = self._criteria(self._prefixes(), self._score_tuple())
+            flags = done.tolist() if isinstance(done, Tensor) else [bool(done)]
+            flags = flags if isinstance(flags, list) else [flags]
+            flags = flags * self.batch if len(flags) == 1 else flags
+            self.finished = [was or bool(now) for was, now in zip(self.finished, flags, strict=True)]
+            if all(self.finished):
+                return paths
+            children = [tree.children[node].get(token) for tree, node, token in zip(trees, nodes, tokens, strict=True)]
+            if any(child is None for child in children):
+                return paths
+            nodes = [child for child in children if child is not None]
+
+    def _choose_together(self, trees: Sequence[TokenTree], nodes: Sequence[int], processed: Tensor) -> list[int]:
+        if not self._sample:
+            tokens = processed.argmax(-1).tolist()
+        else:
+            probabilities = torch.nn.functional.softmax(processed, dim=-1)
+            if self._rejection:
+                tokens = [
+                    reject(line, list(tree.children[node]))
+                    for line, tree, node in zip(probabilities, trees, nodes, strict=True)
+                ]
+            else:
+                tokens = torch.multinomial(probabilities, 1).squeeze(1).tolist()
+        if not self.pads:
+            return tokens
+        return [self.pad if done else token for token, done in zip(tokens, self.finished, strict=True)]
+
+    def _score_tuple(self) -> tuple[Tensor, ...] | None:
+        if self.scores is None:
+            return None
+        indices = range(min(len(row) for row in self.scores))
+        return tuple(torch.stack([row[index] for row in self.scores]) for index in indices)
+
+    # --- shared -------------------------------------------------------------------------------------------------
+
+    def _checked(self, scores: Scores, row: int, node: int) -> None:
+        if (row, node) in scores.broken and not self._nan_is_fine:
+            raise LookaheadError(
+                f"The model's logits are NaN at step {self._steps} (row {row}, token {len(self.written[row]) + 1}): "
+                "expected finite numbers. Check the weights and the dtype (float16 overflows where bfloat16 does not)."
+            )
+
+    def _sync(self) -> None:
+        """Bring ``_ids`` up to date with ``written``."""
+        need = self.prompt_length + max(map(len, self.written))
+        if self._ids.shape[1] < need:
+            extra = max(64, need)
+            self._ids = torch.nn.functional.pad(self._ids, (0, extra), value=self.pad)
+        for row, written in enumerate(self.written):
+            filled = self._filled[row]
+            if filled < len(written):
+                start = self.prompt_length + filled
+                new = torch.tensor(written[filled:], device=self._ids.device)
+                self._ids[row, start : start + len(new)] = new
+                self._filled[row] = len(written)
+
+    def _prefix(self, row: int) -> Tensor:
+        """The row's text so far, ``[1, token]``."""
+        self._sync()
+        return self._ids[row : row + 1, : self.prompt_length + len(self.written[row])]
+
+    def _prefixes(self) -> Tensor:
+        """The text so far of rows that have the same length, ``[batch, token]``."""
+        self._sync()
+        return self._ids[:, : self.prompt_length + len(self.written[0])].contiguous()
+
+    def sequences(self) -> Tensor:
+        """Prompt and text ``[batch, token]``, shorter rows padded."""
+        longest = max(map(len, self.written))
+        self._sync()
+        ids = self._ids[:, : self.prompt_length + longest].clone()
+        for row, written in enumerate(self.written):
+            ids[row, self.prompt_length + len(written) :] = self.pad
+        return ids
+
+    def recorded(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
+        """Scores or logits as ``generate`` returns them: one ``[batch, vocab]`` for each written index."""
+        rows: list[dict[int, Tensor]] | None = getattr(self, kind)
+        if rows is None:
+            return None
+        return tuple(torch.stack([row[index] for row in rows]) for index in range(len(rows[0])))

@@ -1,0 +1,111 @@
+"""Attention masks for a fused pass, in the form each model asks for.
+
+What a node may see has two parts. The tree part (history, ancestors, itself) is the same for every model and comes from
+:func:`jacobi.tree.additive_mask`. The other part belongs to the model's layers: causal, sliding, chunked. transformers
+states it as a function of two indices, made from the config; we take that function as it is and ask it about
+*logical* positions (root position plus depth) instead of physical slots.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, create_masks_for_generate
+
+from jacobi import TokenTree, additive_mask
+
+_RECORDER = "lookahead_mask_rule"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One kind of layer's visibility as ``function(batch, head, query position, key position)``; None = all causal."""
+
+    function: Callable[..., Any] | None
+
+
+def _record(*args: Any, mask_function: Callable[..., Any] = causal_mask_function, **kwargs: Any) -> _Rule:
+    return _Rule(None if mask_function is causal_mask_function else mask_function)
+
+
+def mask_rules(model: PreTrainedModel) -> Any:
+    """The visibility rules of a model's layers, in the form its ``forward`` takes masks: one, or a dict by layer type.
+
+    They come from transformers' own ``create_masks_for_generate`` (or the model's override of it), run with a mask
+    function that returns the rule in place of a mask.
+    """
+    AttentionMaskInterface.register(_RECORDER, _record)
+    config = copy.copy(model.config.get_text_config())
+    config._attn_implementation_internal = _RECORDER
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    rules = create(
+        config=config,
+        inputs_embeds=torch.empty((1, 1, 0), device=model.device, dtype=model.dtype),
+        attention_mask=None,
+        past_key_values=None,
+    )
+    return _Rule(None) if rules is None else rules
+
+
+def map_rules(rules: Any, build: Callable[[_Rule], Tensor]) -> Any:
+    """Build one mask for each rule, keeping the form; equal layer types share a mask."""
+    if not isinstance(rules, dict):
+        return build(rules)
+    plain: Tensor | None = None
+    masks = {}
+    for kind, rule in rules.items():
+        if rule.function is None:
+            plain = build(rule) if plain is None else plain
+            masks[kind] = plain
+        else:
+            masks[kind] = build(rule)
+    return masks
+
+
+def fused_masks(
+    rules: Any,
+    trees: Sequence[TokenTree],
+    base: int,
+    history: Tensor | None,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    dtype: torch.dtype,
+) -> Any:
+    """The additive masks ``[batch, 1, node, slot]`` of a pass, one for each kind of layer.
+
+    Args:
+        rules: from :func:`mask_rules`.
+        trees: one a row; shorter ones are padded at the end with nodes that see only themselves.
+        base: slot of node 0.
+        history: bool ``[batch, base]``, the slots below ``base`` that hold a row's history; None = all of them.
+        query_positions: ``[batch, node]``, logical position of each node.
+        key_positions: ``[batch, slot]``, logical position of each slot up to the last node's.
+        dtype: of the model's hidden states.
+    """
+    batch, width = query_positions.shape
+    device = query_positions.device
+    lowest = torch.finfo(dtype).min
+    mask = torch.zeros((batch, 1, width, base + width), dtype=dtype, device=device)
+    if history is not None:
+        mask[:, 0, :, :base].masked_fill_(~history[:, None, :], lowest)
+    for row, tree in enumerate(trees):
+        count = len(tree)
+        mask[row, 0, :count, base : base + count] = additive_mask(tuple(tree.parents), dtype, device)
+        if count < width:
+            mask[row, 0, :count, base + count :] = lowest
+            mask[row, 0, count:] = lowest
+            mask[row, 0, count:, base + count :].fill_diagonal_(0.0)
+
+    def build(rule: _Rule) -> Tensor:
+        if rule.function is None:
+            return mask
+        rows = torch.arange(batch, device=device)[:, None, None, None]
+        heads = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+        seen = rule.function(rows, heads, query_positions[:, None, :, None], key_positions[:, None, None, :])
+        return mask.masked_fill(~seen, lowest)
+
+    return map_rules(rules, build)

@@ -1,0 +1,119 @@
+"""``augment_all`` and ``restore_all``: transformers' ``generate`` learns ``use_lookahead``, reversibly.
+
+Two class fields on ``GenerationConfig`` make ``use_lookahead=`` and ``lookahead_strategy=`` legal arguments everywhere a
+generation config goes. Two methods of ``GenerationMixin`` are replaced by dispatchers that call the original unless
+lookahead is asked for: ``_sample``, which decodes, and ``_validate_generation_mode``, which runs in every mode and so can
+refuse beams or an assistant that would otherwise silently ignore ``use_lookahead``.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from transformers import GenerationConfig, GenerationMixin
+from transformers.generation.configuration_utils import GenerationMode
+
+from jacobi import LookaheadError
+from lookahead import support
+from lookahead.generate import generate
+from lookahead.strategies import strategy_from
+
+_FIELDS = ("use_lookahead", "lookahead_strategy")
+_METHODS = ("_sample", "_validate_generation_mode")
+_lock = threading.Lock()
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+def _asked(generation_config: GenerationConfig) -> bool:
+    """Whether this call asks for lookahead: ``use_lookahead``, or a strategy without ``use_lookahead=False``."""
+    use = getattr(generation_config, "use_lookahead", None)
+    if use is not None and not isinstance(use, bool):
+        raise LookaheadError(f"use_lookahead must be True or False: got {use!r} of type {type(use).__name__}.")
+    return use if use is not None else getattr(generation_config, "lookahead_strategy", None) is not None
+
+
+def _sample(
+    self: Any,
+    input_ids: Any,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: GenerationConfig,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Decode with lookahead if it is asked for, otherwise exactly as transformers does."""
+    if not _asked(generation_config):
+        return _originals["_sample"](
+            self,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            synced_gpus=synced_gpus,
+            streamer=streamer,
+            **model_kwargs,
+        )
+    return generate(
+        strategy_from(getattr(generation_config, "lookahead_strategy", None)),
+        self,
+        input_ids,
+        logits_processor=logits_processor,
+        stopping_criteria=stopping_criteria,
+        generation_config=generation_config,
+        streamer=streamer,
+        model_kwargs=model_kwargs,
+        synced_gpus=synced_gpus,
+    )
+
+
+def _validate_generation_mode(
+    self: Any, generation_mode: GenerationMode, generation_config: GenerationConfig, generation_mode_kwargs: Any
+) -> None:
+    """transformers' own validation, after the modes that lookahead cannot be combined with are refused."""
+    if _asked(generation_config):
+        strategy_from(getattr(generation_config, "lookahead_strategy", None))
+        support.check_mode(generation_config, generation_mode_kwargs.get("assistant_model"))
+        if generation_mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+            raise LookaheadError(
+                f"use_lookahead cannot be combined with generation mode {generation_mode.value!r}: expected greedy "
+                "decoding or sampling. Drop use_lookahead."
+            )
+        support.check_model(self)
+    _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
+
+
+def augment_all() -> None:
+    """Teach ``model.generate`` of every transformers model ``use_lookahead=True`` and ``lookahead_strategy=``.
+
+    Safe to call twice. Calls without ``use_lookahead`` run transformers' own code, untouched.
+
+    Raises:
+        LookaheadError: this transformers has no method of the name that is replaced.
+    """
+    with _lock:
+        if _originals:
+            return
+        missing = [name for name in _METHODS if not hasattr(GenerationMixin, name)]
+        if missing:
+            raise LookaheadError(
+                f"This transformers has no GenerationMixin.{missing[0]}: expected a version from 5.20 up, below 6. "
+                "custom_generate=Lookahead(...) may still work."
+            )
+        for name in _METHODS:
+            _originals[name] = getattr(GenerationMixin, name)
+        GenerationMixin._sample = _sample
+        GenerationMixin._validate_generation_mode = _validate_generation_mode
+        for field in _FIELDS:
+            setattr(GenerationConfig, field, None)
+
+
+def restore_all() -> None:
+    """Undo :func:`augment_all`; safe to call twice, and without it."""
+    with _lock:
+        for name, original in _originals.items():
+            setattr(GenerationMixin, name, original)
+        _originals.clear()
+        for field in _FIELDS:
+            if field in GenerationConfig.__dict__:
+                delattr(GenerationConfig, field)

@@ -1,0 +1,238 @@
+"""What can be decoded with lookahead, checked before any pass is run; each refusal names the culprit and the way out."""
+
+import inspect
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from jacobi import LookaheadError, Path, TokenTree
+from lookahead.attention import grouped_attention
+from lookahead.cache import TreeCache, check_cache
+from lookahead.masks import mask_rules
+from lookahead.model import FusedModel
+
+_ATTENTION = ("sdpa", "eager", "flex_attention")
+
+# A model's verdicts live as long as the model and are stored nowhere else.
+_verdicts: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, torch.dtype, bool], str | None]]"
+_verdicts = weakref.WeakKeyDictionary()
+_verdicts_lock = threading.Lock()
+
+
+def check_mode(generation_config: GenerationConfig, assistant_model: Any = None) -> None:
+    """Refuse generation modes that lookahead cannot be combined with.
+
+    Raises:
+        LookaheadError: beams, an assistant, prompt lookup or multi-token prediction is asked for as well.
+    """
+
+    def refuse(culprit: str, way_out: str) -> None:
+        raise LookaheadError(f"use_lookahead cannot be combined with {culprit}: {way_out}, or drop use_lookahead.")
+
+    if (generation_config.num_beams or 1) > 1:
+        refuse(f"num_beams={generation_config.num_beams}", "set num_beams=1")
+    if assistant_model is not None:
+        refuse("assistant_model", "drop assistant_model")
+    for name in ("prompt_lookup_num_tokens", "use_mtp", "assistant_early_exit"):
+        if getattr(generation_config, name, None):
+            refuse(f"{name}={getattr(generation_config, name)!r}", f"drop {name}")
+    if getattr(generation_config, "cache_implementation", None) == "paged":
+        refuse("cache_implementation='paged'", "leave cache_implementation unset")
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(generation_config, name, None) and generation_config.return_dict_in_generate:
+            refuse(f"{name}=True", f"drop {name} (scores, logits and the cache are returned as usual)")
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Refuse a model that cannot follow a tree, as far as its class and config tell.
+
+    Raises:
+        LookaheadError: an encoder-decoder, recurrent layers, no position_ids, or an attention without custom masks.
+    """
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise LookaheadError(f"{name} is an encoder-decoder model: lookahead decodes causal models. Drop use_lookahead.")
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    recurrent = sorted(kind for kind in kinds if any(word in kind for word in ("linear", "mamba", "conv", "recurrent")))
+    if getattr(model, "_is_stateful", False) or recurrent:
+        what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
+        raise LookaheadError(f"{name} has {what}, and a recurrent state cannot follow a tree. Drop use_lookahead.")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise LookaheadError(
+            f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position. Drop use_lookahead."
+        )
+    attention = config._attn_implementation
+    if attention not in _ATTENTION:
+        raise LookaheadError(
+            f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
+            "Call model.set_attn_implementation('sdpa') first, or drop use_lookahead."
+        )
+
+
+def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Refuse prompts that no text can follow.
+
+    Raises:
+        LookaheadError: an empty prompt, ids outside the vocabulary, right padding, more tokens than positions, or
+            model inputs that would have to grow with the text in a way only their model knows.
+    """
+    embeds = model_kwargs.get("inputs_embeds")
+    length = input_ids.shape[1] if embeds is None else embeds.shape[1]
+    if length == 0 or input_ids.shape[0] == 0:
+        raise LookaheadError(
+            f"The prompt is empty: got input_ids of shape {tuple(input_ids.shape)}, expected at least one token. "
+            "Start with the model's begin-of-text token."
+        )
+    vocab = model.get_input_embeddings().weight.shape[0]
+    if input_ids.numel():
+        low, high = int(input_ids.min()), int(input_ids.max())
+        if low < 0 or high >= vocab:
+            raise LookaheadError(
+                f"Token id {low if low < 0 else high} is outside the vocabulary: expected 0 to {vocab - 1}. "
+                "Was the prompt made by another model's tokenizer?"
+            )
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and mask.ndim == 2 and bool((mask[:, -1] == 0).any()):
+        row = int((mask[:, -1] == 0).nonzero()[0])
+        raise LookaheadError(
+            f"Row {row} is padded on the right: new tokens follow the last column, so a batch must be padded on the "
+            "left. Set tokenizer.padding_side = 'left'."
+        )
+    table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(table, int) and 0 < table < length:
+        raise LookaheadError(
+            f"The prompt has {length} tokens, and the model's position table ends at {table} "
+            "(config.max_position_embeddings). Shorten the prompt."
+        )
+    position_ids = model_kwargs.get("position_ids")
+    if position_ids is not None and position_ids.ndim != 2:
+        raise LookaheadError(
+            f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "
+            "Drop use_lookahead for this model."
+        )
+    token_types = model_kwargs.get("token_type_ids")
+    if token_types is not None and bool(token_types.any()):
+        raise LookaheadError("token_type_ids other than 0 are not supported with lookahead. Drop use_lookahead.")
+
+
+def check_caches(model: PreTrainedModel, cache: Any, batch: int) -> None:
+    """Refuse a cache that is another model's or cannot keep chosen slots."""
+    if cache is None:
+        return
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    channels = getattr(config, "head_dim", None)
+    if channels is None and getattr(config, "hidden_size", None) and getattr(config, "num_attention_heads", None):
+        channels = config.hidden_size // config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None) or not isinstance(heads, int) or not isinstance(channels, int):
+        heads = channels = None  # latent attention: the cached shape follows other fields
+    check_cache(cache, n_layers=config.num_hidden_layers, batch=batch, heads=heads, channels=channels)
+
+
+def depth_limit(model: PreTrainedModel, last_position: int) -> int | None:
+    """The first position that must not be drafted; None = no limit.
+
+    A table of learned positions simply ends. RoPE variants that choose their frequencies from the largest position of a
+    pass would change all of it when one drafted node crosses their boundary, so nothing is drafted across it.
+
+    Args:
+        model: the model.
+        last_position: the largest position this call can reach.
+
+    Raises:
+        LookaheadError: ``longrope`` would be crossed while decoding, where transformers recomputes the whole text.
+    """
+    config = model.config.get_text_config()
+    table = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not rope:
+        return table if isinstance(table, int) and table > 0 else None
+    kinds = rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]
+    for kind in kinds:
+        rope_type = kind.get("rope_type", "default")
+        if rope_type == "dynamic":
+            return table
+        if rope_type == "longrope":
+            boundary = kind.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", table
+            )
+            if last_position >= boundary:
+                raise LookaheadError(
+                    f"This model's longrope positions change at token {boundary}, and this call may write up to token "
+                    f"{last_position + 1}: lower max_new_tokens, or drop use_lookahead."
+                )
+            return boundary
+    return None
+
+
+def self_test(model: PreTrainedModel) -> None:
+    """Check once per model that it heeds tree masks and positions: a root with two branches against each branch alone.
+
+    The verdict is remembered for as long as the model lives, under its attention implementation and dtype.
+
+    Raises:
+        LookaheadError: the branches disturb each other.
+    """
+    key = (str(model.config.get_text_config()._attn_implementation), model.dtype, model.training)
+    with _verdicts_lock:
+        known = _verdicts.setdefault(model, {})
+    if key not in known:
+        known[key] = _tree_error(model)
+    if known[key] is not None:
+        raise LookaheadError(known[key])
+
+
+@torch.no_grad()
+def _tree_error(model: PreTrainedModel) -> str | None:
+    vocab = model.get_input_embeddings().weight.shape[0]
+    word = [(7 + 13 * i) % vocab for i in range(8)]
+    prompt = torch.tensor([word[:4]], device=model.device)
+    left, right = word[5:8], [(token + 1) % vocab for token in word[5:7]]
+
+    def score(tree: TokenTree) -> Tensor:
+        config = GenerationConfig()
+        cache = TreeCache(model.config.get_text_config().num_hidden_layers)
+        positions = torch.arange(prompt.shape[1], device=model.device)[None]
+        fused = FusedModel(model, mask_rules(model), cache, prompt, config, {"position_ids": positions}, 16, None)
+        fused.prefill()
+        fused.keep([Path([0], [word[4]])])
+        return fused.forward([tree]).logits[0].float()
+
+    name = type(model).__name__
+    try:
+        with grouped_attention():
+            both = score(TokenTree.from_paths(word[4], [left, right]))
+            alone = [score(TokenTree.chain(word[4], branch)) for branch in (left, right)]
+    except LookaheadError:
+        raise
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError) as error:
+        return (
+            f"{name} did not run a pass with a tree mask ({type(error).__name__}: {error}). "
+            "Drop use_lookahead for this model."
+        )
+    together = torch.cat([both[:4], both[:1], both[4:]])
+    apart = torch.cat(alone)
+    scale = apart.std() + 1e-9
+    error = ((together - apart).abs().max() / scale).item()
+    allowed = max(1e-3, 32 * torch.finfo(model.dtype).eps)
+    if error <= allowed:
+        return None
+    reason = "model.eval() was not called, or " if model.training else ""
+    return (
+        f"{name} does not keep the branches of a tree apart: scores differ by {error:.2g} of their spread, allowed "
+        f"{allowed:.2g} ({reason}it ignores attention masks or position_ids). Drop use_lookahead for this model."
+    )
+
+
+def empty_cache(model: PreTrainedModel, given: Any) -> TreeCache:
+    """A cache for fused passes, started from ``given`` where that already holds a history."""
+    cache = TreeCache(model.config.get_text_config().num_hidden_layers)
+    if isinstance(given, DynamicCache) or (given is not None and given.get_seq_length() > 0):
+        cache.load(given)
+    return cache
