@@ -27,8 +27,13 @@ def _grouped_sdpa(
     original = _original
     assert original is not None  # only registered while it is set
     groups = query.shape[1] // key.shape[1]
-    plain_call = not (getattr(_thread, "in_pass", False) and attention_mask is not None and groups > 1)
-    if plain_call or attention_mask.shape[1] != 1 or kwargs.get("position_bias") is not None or "s_aux" in kwargs:
+    ours = (
+        getattr(_thread, "in_pass", False)
+        and groups > 1
+        and kwargs.get("position_bias") is None
+        and "s_aux" not in kwargs
+    )
+    if not ours or attention_mask is None or attention_mask.shape[1] != 1:
         return original(module, query, key, value, attention_mask, **kwargs)
     batch, heads, nodes, channels = query.shape
     scale = kwargs.get("scaling")

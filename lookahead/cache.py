@@ -131,7 +131,9 @@ class TreeCache(Cache):
             for entry, (layer, name, _) in enumerate(members):
                 setattr(layer, f"{name}_entry", (group, entry))
         if not self._groups:
-            raise LookaheadError("The model filled no key/value cache in the prompt's pass, so no tree can be verified.")
+            raise LookaheadError(
+                "The model filled no key/value cache in the prompt's pass, so no tree can be verified."
+            )
         self.base, self.lengths = length - 1, [length - 1] * self._groups[0].buffer.shape[1]
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:

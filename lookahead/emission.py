@@ -176,9 +176,14 @@ class Emission:
             return self.finished[row] or self._held(row)
 
         if self._direct:
-            if scores.broken:
-                return walk(tree, lambda node: self._checked(scores, row, node) or greedy[node], stop)
-            return walk(tree, greedy.__getitem__, stop)
+            if not scores.broken:
+                return walk(tree, greedy.__getitem__, stop)
+
+            def choose(node: int) -> int:
+                self._checked(scores, row, node)
+                return greedy[node]
+
+            return walk(tree, choose, stop)
         return walk(tree, lambda node: self._choose(row, tree, node, scores), stop)
 
     def _walk_finished(self, row: int, tree: TokenTree, scores: Scores) -> Path:

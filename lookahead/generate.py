@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, TokenTree, solve
+from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, TokenTree, solve
 from lookahead import support
 from lookahead.attention import grouped_attention
 from lookahead.emission import Emission
@@ -159,8 +159,13 @@ def generate(
     stats = None if strategy.stats == "none" else DecodingStats()
     streaming = None if streamer is None else _Streaming(streamer, emission)
     with grouped_attention(), _optimized(model):
-        for number, step in enumerate(solve(fused, drafters, emission)):
-            _read(step, number, stats, strategy, streaming)
+        going = [True] * batch
+        for step in solve(fused, drafters, emission):
+            if stats is not None:
+                stats.count(step, going=going, first=stats.steps == 0, detailed=strategy.stats == "detailed")
+                going = [not done for done in emission.finished]
+            if streaming is not None:
+                streaming.flush()
     if streamer is not None:
         streamer.end()
     if export:
@@ -178,15 +183,6 @@ def generate(
     )
 
 
-def _read(
-    step: Step, number: int, stats: DecodingStats | None, strategy: Strategy, streaming: _Streaming | None
-) -> None:
-    if stats is not None:
-        stats.count(step, first=number == 0, detailed=strategy.stats == "detailed")
-    if streaming is not None:
-        streaming.flush()
-
-
 def _drafters(
     strategy: Strategy,
     model: PreTrainedModel,
@@ -198,7 +194,10 @@ def _drafters(
     mask = model_kwargs.get("attention_mask")
     rows = input_ids.tolist()
     if mask is not None and mask.shape == input_ids.shape:
-        rows = [[t for t, real in zip(row, flags, strict=True) if real] for row, flags in zip(rows, mask.tolist(), strict=True)]
+        rows = [
+            [t for t, real in zip(row, flags, strict=True) if real]
+            for row, flags in zip(rows, mask.tolist(), strict=True)
+        ]
     vocab = model.get_input_embeddings().weight.shape[0]
     depths = [0] * len(rows)
     drafters = []

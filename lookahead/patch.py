@@ -1,9 +1,9 @@
 """``augment_all`` and ``restore_all``: transformers' ``generate`` learns ``use_lookahead``, reversibly.
 
-Two class fields on ``GenerationConfig`` make ``use_lookahead=`` and ``lookahead_strategy=`` legal arguments everywhere a
-generation config goes. Two methods of ``GenerationMixin`` are replaced by dispatchers that call the original unless
-lookahead is asked for: ``_sample``, which decodes, and ``_validate_generation_mode``, which runs in every mode and so can
-refuse beams or an assistant that would otherwise silently ignore ``use_lookahead``.
+Two class fields on ``GenerationConfig`` make ``use_lookahead=`` and ``lookahead_strategy=`` legal arguments everywhere
+a generation config goes. Two methods of ``GenerationMixin`` are replaced by dispatchers that call the original unless
+lookahead is asked for: ``_sample``, which decodes, and ``_validate_generation_mode``, which runs in every mode and so
+can refuse beams or an assistant that would otherwise silently ignore ``use_lookahead``.
 """
 
 import threading

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -63,10 +64,17 @@ class DecodingStats:
         """So that ``sum(list_of_stats)`` works."""
         return self if other == 0 else NotImplemented
 
-    def count(self, step: Step, *, first: bool, detailed: bool) -> None:
-        """Take in one pass."""
+    def count(self, step: Step, *, going: Sequence[bool], first: bool, detailed: bool) -> None:
+        """Take in one pass.
+
+        Args:
+            step: the pass.
+            going: the rows that had not ended before it; what others wrote is padding.
+            first: it was the prompt's.
+            detailed: record it in ``passes``.
+        """
         self.steps += 1
-        written = [len(path.tokens) for path in step.paths]
+        written = [len(path.tokens) if row else 0 for path, row in zip(step.paths, going, strict=True)]
         drafted = sum(len(tree) - 1 for tree, tokens in zip(step.trees, written, strict=True) if tokens)
         self.drafted += drafted
         for tokens in written:

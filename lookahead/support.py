@@ -1,4 +1,4 @@
-"""What can be decoded with lookahead, checked before any pass is run; each refusal names the culprit and the way out."""
+"""What can be decoded with lookahead, checked before any pass: each refusal names the culprit and the way out."""
 
 import inspect
 import threading
@@ -56,7 +56,9 @@ def check_model(model: PreTrainedModel) -> None:
     """
     name = type(model).__name__
     if model.config.is_encoder_decoder:
-        raise LookaheadError(f"{name} is an encoder-decoder model: lookahead decodes causal models. Drop use_lookahead.")
+        raise LookaheadError(
+            f"{name} is an encoder-decoder model: lookahead decodes causal models. Drop use_lookahead."
+        )
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     recurrent = sorted(kind for kind in kinds if any(word in kind for word in ("linear", "mamba", "conv", "recurrent")))
@@ -159,9 +161,8 @@ def depth_limit(model: PreTrainedModel, last_position: int) -> int | None:
         if rope_type == "dynamic":
             return table
         if rope_type == "longrope":
-            boundary = kind.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", table
-            )
+            boundary = kind.get("original_max_position_embeddings")
+            boundary = int(boundary or getattr(config, "original_max_position_embeddings", None) or table or 0)
             if last_position >= boundary:
                 raise LookaheadError(
                     f"This model's longrope positions change at token {boundary}, and this call may write up to token "
@@ -219,13 +220,13 @@ def _tree_error(model: PreTrainedModel) -> str | None:
     together = torch.cat([both[:4], both[:1], both[4:]])
     apart = torch.cat(alone)
     scale = apart.std() + 1e-9
-    error = ((together - apart).abs().max() / scale).item()
+    apartness = ((together - apart).abs().max() / scale).item()
     allowed = max(1e-3, 32 * torch.finfo(model.dtype).eps)
-    if error <= allowed:
+    if apartness <= allowed:
         return None
     reason = "model.eval() was not called, or " if model.training else ""
     return (
-        f"{name} does not keep the branches of a tree apart: scores differ by {error:.2g} of their spread, allowed "
+        f"{name} does not keep the branches of a tree apart: scores differ by {apartness:.2g} of their spread, allowed "
         f"{allowed:.2g} ({reason}it ignores attention masks or position_ids). Drop use_lookahead for this model."
     )
 

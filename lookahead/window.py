@@ -134,7 +134,6 @@ class LookaheadDrafter:
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path) -> None:
         """Harvest and shift the window, then add the output's newest n-grams to the pool."""
-        first = not self._newest  # the prompt's own pass has no window
         if self._window is not None and self._newest:  # nothing was drafted in the prompt's own pass
             for key, tail in self._window.advance(tree.tokens[0], [greedy[node] for node in self._newest]):
                 self.pool.add(key, tail)
