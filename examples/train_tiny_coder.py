@@ -24,8 +24,8 @@ import numpy as np
 import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers import Regex as TokenizerRegex
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HELD_OUT_ONE_IN = 50
@@ -138,8 +138,8 @@ def prepare(work: Path, sites: list[Path], vocab_size: int, context: int, cap_mb
         chunks = []
         for start in range(0, len(names), 256):
             batch = [files[names[i]] for i in order[start : start + 256]]
-            for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
-                chunks.append(np.array([tokenizer.eos_token_id, *ids], dtype=np.uint16))
+            encoded = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+            chunks += [np.array([tokenizer.eos_token_id, *ids], dtype=np.uint16) for ids in encoded]
         np.concatenate(chunks).tofile(work / f"{split}.bin")
     (work / "held_out.json").write_text(json.dumps(splits["held_out"]))
     info = {"packages": taken, "files": {split: len(files) for split, files in splits.items()}}

@@ -1,15 +1,15 @@
-"""Which tokens are written: processors, sampling and stopping rules, token by token, exactly as ``generate`` applies them.
+"""Which tokens are written: processors, sampling and stopping rules, token by token, exactly as in ``generate``.
 
-Three ways through a batch, chosen once per call:
+There are two ways through a batch, chosen once per call:
 
 * *row by row*: every row walks its own tree as far as it gets. For one row this is all there is; for several it needs
   processors and rules that look at one row at a time.
 * *together*: all rows write token t before any writes t+1, so that a processor or a rule of the user's sees the whole
   batch as plain ``generate`` shows it. Rows whose tree got further wait.
 
-Sampling draws ``multinomial(p, 1)``, which is ``argmax(p / noise)`` with one [batch, vocab] exponential noise per written
-index. Rows that advance at different speeds each read their own line of the same noise, so the text and the generator's
-final state are plain decoding's.
+Sampling draws ``multinomial(p, 1)``, which is ``argmax(p / noise)`` with one [batch, vocab] exponential noise per
+written index. Rows that advance at different speeds each read their own line of the same noise, so the text and the
+generator's final state are plain decoding's.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,6 +12,10 @@ from jacobi.tree import TokenTree
 from jacobi.verify import Path
 from lookahead.pool import NgramPool
 
+# Guesses chained behind the newest one. S on held-out code, greedy, 5/15/15, by this number: 0 3.38, 1 4.17, 2 4.57,
+# 3 4.95, 6 5.25; sampled at temperature 0.8: 1.86, 1.90, 1.91, 1.92, 1.93. Past 3 the pass grows faster than S.
+_MOST_CONTINUED = 3
+
 
 class JacobiWindow:
     """The window's tokens, and the one move it makes a pass: take the new argmaxes in, give n-grams out, shift.
@@ -98,7 +102,7 @@ class LookaheadDrafter:
         always_forward_one: bool,
     ) -> None:
         self.pool = pool
-        self.guesses = verification_set_size
+        self._guesses = verification_set_size
         self._text = list(prompt)
         self._vocab_size = vocab_size
         self._rng = rng
@@ -127,10 +131,27 @@ class LookaheadDrafter:
                 if len(window.levels[0]) + len(window.levels) - 1 > room:
                     window.narrow(room)
                 self._newest = tree.grow_comb(window.levels)[-1]
-        if self.guesses:
-            for continuation in self.pool.get(self._text[-1]):
-                tree.extend(0, continuation[:room])
+        if self._guesses:
+            self._grow_guesses(tree, room)
         return tree
+
+    def _grow_guesses(self, tree: TokenTree, room: int) -> None:
+        """Hang the pool's guesses below the root; slots left free continue the newest guess with its own newest one.
+
+        Continuing lifts the limit of N tokens a pass where the text repeats, within the same budget of G(N-1) nodes.
+        """
+        guesses = list(self.pool.get(tree.tokens[0]))
+        for guess in guesses:
+            tree.extend(0, guess[:room])
+        if not guesses:
+            return
+        newest = guesses[0]
+        node = tree.extend(0, newest[:room])
+        for _ in range(min(_MOST_CONTINUED, self._guesses - len(guesses))):
+            newest = next(iter(self.pool.get(newest[-1])), ())
+            if not newest or tree.depths[node] >= room:
+                break
+            node = tree.extend(node, newest[: room - tree.depths[node]])
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path) -> None:
         """Harvest and shift the window, then add the output's newest n-grams to the pool."""
