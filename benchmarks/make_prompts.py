@@ -2,7 +2,7 @@
 
     python benchmarks/make_prompts.py --work build/tiny-coder
 
-``--work`` is the folder that examples/train_tiny_coder.py filled; its held-out files were chosen by hash, so no prompt's
+``--work`` is the folder that examples/train_tiny_coder.py filled. Held-out files were chosen by hash, and no prompt's
 file was trained on. Each line is ``{"id", "prompt", "source"}``.
 """
 

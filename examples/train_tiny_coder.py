@@ -115,6 +115,7 @@ def train_tokenizer(texts: list[str], vocab_size: int, context: int) -> PreTrain
         pad_token=PAD,
         padding_side="left",
         model_max_length=context,
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
 

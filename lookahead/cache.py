@@ -44,12 +44,15 @@ class TreeLayer(DynamicLayer):
         start = self._store.base
         stop = start + key_states.shape[-2]
         group, entry = self.key_entry
-        keys = group.room(stop)[entry]
-        keys[:, :, start:stop] = key_states
+        if group.span != (start, stop):
+            group.open(start, stop)
+        group.fresh[entry].copy_(key_states)
+        keys = group.history[entry]
         group, entry = self.value_entry
-        values = group.room(stop)[entry]
-        values[:, :, start:stop] = value_states
-        return keys[:, :, :stop], values[:, :, :stop]
+        if group.span != (start, stop):
+            group.open(start, stop)
+        group.fresh[entry].copy_(value_states)
+        return keys, group.history[entry]
 
     def get_seq_length(self) -> int:
         """Slots that hold history (of the longest row)."""
@@ -57,7 +60,14 @@ class TreeLayer(DynamicLayer):
 
 
 class _Group:
-    """All entries of one shape, dtype and device, in one buffer that grows geometrically."""
+    """All entries of one shape, dtype and device, in one buffer that grows geometrically.
+
+    Attributes:
+        buffer: ``[entry, batch, head, slot, channel]``.
+        span: first and last-plus-one slot of the pass that the views below are for.
+        fresh: for each entry, the slots of the pass.
+        history: for each entry, all slots up to the pass's last.
+    """
 
     def __init__(self, entries: list[Tensor], capacity: int) -> None:
         first = entries[0]
@@ -66,16 +76,21 @@ class _Group:
         self.buffer = first.new_empty((len(entries), batch, heads, capacity, channels))
         for slot, entry in enumerate(entries):
             self.buffer[slot, :, :, :length] = entry
+        self.span = (0, 0)
+        self.fresh: tuple[Tensor, ...] = ()
+        self.history: tuple[Tensor, ...] = ()
 
-    def room(self, stop: int) -> Tensor:
-        """The buffer, with at least ``stop`` slots."""
+    def open(self, start: int, stop: int) -> None:
+        """Make the views for a pass over slots ``start`` to ``stop``: once for all layers, growing where needed."""
         capacity = self.buffer.shape[3]
         if stop > capacity:
             old = self.buffer
             shape = (*old.shape[:3], -(-max(stop, 2 * capacity) // _GRANULE) * _GRANULE, old.shape[4])
             self.buffer = old.new_empty(shape)
             self.buffer[:, :, :, :capacity] = old
-        return self.buffer
+        self.span = (start, stop)
+        self.fresh = self.buffer[:, :, :, start:stop].unbind(0)
+        self.history = self.buffer[:, :, :, :stop].unbind(0)
 
 
 class TreeCache(Cache):

@@ -94,7 +94,7 @@ class Emission:
             self.scores = [{} for _ in range(self.batch)]
         if config.return_dict_in_generate and config.output_logits:
             self.logits = [{} for _ in range(self.batch)]
-        self._ids = input_ids
+        self._ids = input_ids.long()
         self._filled = [0] * self.batch  # tokens of ``written`` that ``_ids`` holds already
         self._processors = processors
         self._criteria = criteria
@@ -146,6 +146,11 @@ class Emission:
             min(room, max(0, longest - len(row) - 1)) if done and not self.together else room
             for room, done, row in zip(rooms, self.finished, self.written, strict=True)
         ]
+
+    def idle(self, row: int) -> bool:
+        """Whether a row has nothing more to write, not even padding."""
+        behind = len(self.written[row]) < max(map(len, self.written))
+        return self.finished[row] and not (self._keep_up and behind)
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         """Write what the model would have written, as far as the trees go."""

@@ -142,7 +142,7 @@ def generate(
     new_tokens = emission.most_new
     past = model_kwargs.get("position_ids")
     last_position = (int(past[:, -1].max()) if past is not None else input_ids.shape[1] - 1) + new_tokens
-    limit = support.depth_limit(model, last_position)
+    limit = support.depth_limit(model, last_position, batch)
     support.self_test(model)
     drafters = _drafters(strategy, model, input_ids, model_kwargs, generation_config, emission)
 
@@ -155,6 +155,7 @@ def generate(
         model_kwargs,
         new_tokens,
         limit,
+        emission.idle,
     )
     stats = None if strategy.stats == "none" else DecodingStats()
     streaming = None if streamer is None else _Streaming(streamer, emission)

@@ -3,7 +3,7 @@
 What a node may see has two parts. The tree part (history, ancestors, itself) is the same for every model and comes from
 :func:`jacobi.tree.additive_mask`. The other part belongs to the model's layers: causal, sliding, chunked. transformers
 states it as a function of two indices, made from the config; we take that function as it is and ask it about
-*logical* positions (root position plus depth) instead of physical slots.
+*logical* places (the row's length plus depth) instead of physical slots.
 """
 
 import copy
@@ -23,7 +23,7 @@ _RECORDER = "lookahead_mask_rule"
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One kind of layer's visibility as ``function(batch, head, query position, key position)``; None = all causal."""
+    """One kind of layer's visibility as ``function(batch, head, query place, key place)``; None = all causal."""
 
     function: Callable[..., Any] | None
 
@@ -71,9 +71,9 @@ def fused_masks(
     trees: Sequence[TokenTree],
     base: int,
     history: Tensor | None,
-    query_positions: Tensor,
-    key_positions: Tensor,
+    coordinates: Callable[[Sequence[TokenTree]], tuple[Tensor, Tensor]],
     dtype: torch.dtype,
+    device: torch.device,
 ) -> Any:
     """The additive masks ``[batch, 1, node, slot]`` of a pass, one for each kind of layer.
 
@@ -82,12 +82,12 @@ def fused_masks(
         trees: one a row; shorter ones are padded at the end with nodes that see only themselves.
         base: slot of node 0.
         history: bool ``[batch, base]``, the slots below ``base`` that hold a row's history; None = all of them.
-        query_positions: ``[batch, node]``, logical position of each node.
-        key_positions: ``[batch, slot]``, logical position of each slot up to the last node's.
+        coordinates: gives the logical places of nodes ``[batch, node]`` and of slots ``[batch, base + node]``; only
+            called if a rule asks for more than causality.
         dtype: of the model's hidden states.
+        device: of the model's inputs.
     """
-    batch, width = query_positions.shape
-    device = query_positions.device
+    batch, width = len(trees), max(map(len, trees))
     lowest = torch.finfo(dtype).min
     mask = torch.zeros((batch, 1, width, base + width), dtype=dtype, device=device)
     if history is not None:
@@ -103,9 +103,10 @@ def fused_masks(
     def build(rule: _Rule) -> Tensor:
         if rule.function is None:
             return mask
-        rows = torch.arange(batch, device=device)[:, None, None, None]
-        heads = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
-        seen = rule.function(rows, heads, query_positions[:, None, :, None], key_positions[:, None, None, :])
+        # Logical places know the padding already, so every row asks the rule as an unpadded row 0 would.
+        first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+        queries, keys = coordinates(trees)
+        seen = rule.function(first, first, queries[:, None, :, None], keys[:, None, None, :])
         return mask.masked_fill(~seen, lowest)
 
     return map_rules(rules, build)

@@ -1,7 +1,6 @@
 """A transformers model as the solver sees it: prompt pass, fused pass, keep."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ class FusedModel:
         model_kwargs: as ``generate`` prepared them, without a streamer or tokenizer.
         new_tokens: most tokens this call can write, for the first size of the buffers.
         depth_limit: positions at or past this one are never drafted; None = no limit.
+        idle: whether a row is only fed along with the others; its scores are thrown away.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class FusedModel:
         model_kwargs: dict[str, Any],
         new_tokens: int,
         depth_limit: int | None,
+        idle: Callable[[int], bool],
     ) -> None:
         self._model = model
         self._rules = rules
@@ -60,12 +61,13 @@ class FusedModel:
         self._pass_kwargs |= {"past_key_values": cache, "use_cache": True, "return_dict": True}
         self._new_tokens = new_tokens
         self._depth_limit = depth_limit
+        self._idle = idle
         self._device = model.device
         self._dtype = model.dtype
+        self._token_types: Tensor | None = model_kwargs.get("token_type_ids")
         self._positions: list[int] = []  # of each row's last kept token
+        self._padding: list[int] = []  # slots before each row's first token
         self._visible: Tensor | None = None  # bool [batch, slot]; None = every slot below base, in every row
-        self._slots: Tensor | None = None  # logical position of each slot [batch, slot]; only if a rule asks for it
-        self._node_positions: Tensor | None = None
 
     def prefill(self) -> Scores:
         """Run the prompt exactly as plain decoding does; scores for its last token."""
@@ -78,61 +80,62 @@ class FusedModel:
         last = [past - 1] * batch if position_ids is None else position_ids[:, -1].expand(batch).tolist()
         # keep() counts the last prompt token like any accepted node, so the state starts one token earlier.
         self._positions = [position - 1 for position in last]
+        self._padding = [0] * batch if mask is None else mask.argmax(-1).tolist()
         if mask is not None:
             self._visible = mask.to(self._device, torch.bool)
-        if not self._only_causal():
-            mask = torch.ones((batch, past), dtype=torch.long) if mask is None else mask
-            self._slots = (mask.to(self._device).cumsum(-1) - 1).clamp_(min=0)
-        if batch > 1 and self._visible is None:
+        elif batch > 1:
             self._visible = torch.ones((batch, past), dtype=torch.bool, device=self._device)
-        if self._slots is not None:
-            self._node_positions = self._slots[:, -1:]
         return self._scores(outputs.logits[:, -1:])
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
         """Score every node of every tree in one pass."""
         width = max(map(len, trees))
-        fed = [
-            [tree.tokens + [tree.tokens[0]] * (width - len(tree)) for tree in trees],
-            [
-                [position + 1 + depth for depth in tree.depths] + [position + 1] * (width - len(tree))
-                for tree, position in zip(trees, self._positions, strict=True)
-            ],
-        ]
-        input_ids, position_ids = torch.tensor(fed, device=self._device)
+        tokens, positions = [], []
+        for row, (tree, position) in enumerate(zip(trees, self._positions, strict=True)):
+            spare = width - len(tree)
+            root = position + 1
+            if self._depth_limit is not None and root >= self._depth_limit and self._idle(row):
+                root = 0  # past the table; any position will do
+            tokens.append(tree.tokens + tree.tokens[:1] * spare)
+            positions.append([root + depth for depth in tree.depths] + [root] * spare)
+        input_ids, position_ids = torch.tensor([tokens, positions], device=self._device)
+        inputs = {"input_ids": input_ids, "position_ids": position_ids}
+        if self._token_types is not None:
+            inputs["token_type_ids"] = self._token_types[:, -1:].expand(-1, width)
+        if width == 1 and self._visible is None:
+            return self._scores(self._model(**inputs, **self._pass_kwargs).logits)
         base = self._cache.base
-        masks = None
-        if width > 1 or self._visible is not None:
-            keys = position_ids
-            if self._slots is not None:
-                keys = torch.cat([self._slots[:, :base], position_ids], dim=1)
-                self._node_positions = position_ids
-            history = None if self._visible is None else self._visible[:, :base]
-            masks = fused_masks(self._rules, trees, base, history, position_ids, keys, self._dtype)
-        elif self._slots is not None:
-            self._node_positions = position_ids
-        with fused_pass() if masks is not None else nullcontext():
-            outputs = self._model(
-                input_ids=input_ids, position_ids=position_ids, attention_mask=masks, **self._pass_kwargs
-            )
+        history = None if self._visible is None else self._visible[:, :base]
+        masks = fused_masks(self._rules, trees, base, history, self._coordinates, self._dtype, self._device)
+        with fused_pass():
+            outputs = self._model(**inputs, attention_mask=masks, **self._pass_kwargs)
         return self._scores(outputs.logits)
+
+    def _coordinates(self, trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
+        """The places of nodes ``[batch, node]`` and slots ``[batch, slot]`` in their rows, as transformers counts them.
+
+        Windows and chunks are measured in slots from a row's first token, whatever the position ids say.
+        """
+        width, base = max(map(len, trees)), self._cache.base
+        nodes = [
+            [length - padding + depth for depth in tree.depths] + [0] * (width - len(tree))
+            for tree, length, padding in zip(trees, self._cache.lengths, self._padding, strict=True)
+        ]
+        queries = torch.tensor(nodes, device=self._device)
+        padding = torch.tensor(self._padding, device=self._device)[:, None]
+        return queries, torch.cat([torch.arange(base, device=self._device) - padding, queries], dim=1)
 
     def keep(self, paths: Sequence[Path]) -> None:
         """Move each row's visited nodes to the end of its history."""
         starts = list(self._cache.lengths)
         self._cache.keep([path.nodes for path in paths])
-        if self._visible is not None:
-            self._visible = _at_least(self._visible, self._cache.base)
-        if self._slots is not None:
-            self._slots = _at_least(self._slots, self._cache.base)
+        missing = self._cache.base - (self._cache.base if self._visible is None else self._visible.shape[1])
+        if self._visible is not None and missing > 0:
+            self._visible = torch.nn.functional.pad(self._visible, (0, max(256, missing)))
         for row, (path, start) in enumerate(zip(paths, starts, strict=True)):
-            stop = start + len(path.nodes)
             self._positions[row] += len(path.nodes)
             if self._visible is not None:
-                self._visible[row, start:stop] = True
-            if self._slots is not None and path.nodes:
-                assert self._node_positions is not None
-                self._slots[row, start:stop] = self._node_positions[row, path.nodes]
+                self._visible[row, start : start + len(path.nodes)] = True
 
     def store(self, cache: Cache) -> None:
         """Leave the history in ``cache`` as plain decoding would have."""
@@ -144,13 +147,11 @@ class FusedModel:
             return None
         return [max(0, self._depth_limit - position - 2) for position in self._positions]
 
-    def _only_causal(self) -> bool:
-        rules = self._rules.values() if isinstance(self._rules, dict) else [self._rules]
-        return all(rule.function is None for rule in rules)
-
     def _scores(self, logits: Tensor) -> Scores:
         """Argmax of every node, NaN marked, in one transfer."""
         vocab = logits.shape[-1]
+        if logits.dtype == torch.float64:
+            logits = logits.float()  # plain decoding compares in float32, where near ties go to the lower id
         best = logits.argmax(-1)
         nan = logits.gather(-1, best[..., None])[..., 0].isnan()  # argmax treats NaN as the largest number
         greedy = (best + nan * vocab).tolist()
@@ -160,9 +161,3 @@ class FusedModel:
                 broken |= {(row, node) for node, token in enumerate(ids) if token >= vocab}
                 greedy[row] = [token % vocab for token in ids]
         return Scores(logits, greedy, frozenset(broken))
-
-
-def _at_least(state: Tensor, slots: int) -> Tensor:
-    """``state`` ``[batch, slot]``, padded with zeros in generous steps to at least ``slots`` slots."""
-    missing = slots - state.shape[1]
-    return state if missing <= 0 else torch.nn.functional.pad(state, (0, max(256, missing)))

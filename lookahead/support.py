@@ -118,9 +118,6 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
             f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "
             "Drop use_lookahead for this model."
         )
-    token_types = model_kwargs.get("token_type_ids")
-    if token_types is not None and bool(token_types.any()):
-        raise LookaheadError("token_type_ids other than 0 are not supported with lookahead. Drop use_lookahead.")
 
 
 def check_caches(model: PreTrainedModel, cache: Any, batch: int) -> None:
@@ -137,7 +134,7 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int) -> None:
     check_cache(cache, n_layers=config.num_hidden_layers, batch=batch, heads=heads, channels=channels)
 
 
-def depth_limit(model: PreTrainedModel, last_position: int) -> int | None:
+def depth_limit(model: PreTrainedModel, last_position: int, batch: int) -> int | None:
     """The first position that must not be drafted; None = no limit.
 
     A table of learned positions simply ends. RoPE variants that choose their frequencies from the largest position of a
@@ -146,9 +143,11 @@ def depth_limit(model: PreTrainedModel, last_position: int) -> int | None:
     Args:
         model: the model.
         last_position: the largest position this call can reach.
+        batch: number of rows.
 
     Raises:
-        LookaheadError: ``longrope`` would be crossed while decoding, where transformers recomputes the whole text.
+        LookaheadError: ``longrope`` would be crossed while decoding, where transformers recomputes the whole text; or
+            ``dynamic`` by several rows, whose frequencies would follow whichever row is ahead.
     """
     config = model.config.get_text_config()
     table = getattr(config, "max_position_embeddings", None)
@@ -159,6 +158,11 @@ def depth_limit(model: PreTrainedModel, last_position: int) -> int | None:
     for kind in kinds:
         rope_type = kind.get("rope_type", "default")
         if rope_type == "dynamic":
+            if batch > 1 and table is not None and last_position >= table:
+                raise LookaheadError(
+                    f"This model's dynamic RoPE changes at token {table}, and a batch of {batch} may write up to token "
+                    f"{last_position + 1}: lower max_new_tokens, decode one row at a time, or drop use_lookahead."
+                )
             return table
         if rope_type == "longrope":
             boundary = kind.get("original_max_position_embeddings")
@@ -200,7 +204,9 @@ def _tree_error(model: PreTrainedModel) -> str | None:
         config = GenerationConfig()
         cache = TreeCache(model.config.get_text_config().num_hidden_layers)
         positions = torch.arange(prompt.shape[1], device=model.device)[None]
-        fused = FusedModel(model, mask_rules(model), cache, prompt, config, {"position_ids": positions}, 16, None)
+        fused = FusedModel(
+            model, mask_rules(model), cache, prompt, config, {"position_ids": positions}, 16, None, lambda row: False
+        )
         fused.prefill()
         fused.keep([Path([0], [word[4]])])
         return fused.forward([tree]).logits[0].float()

@@ -1,0 +1,36 @@
+"""The command line: ``lookahead demo``, ``lookahead generate`` and ``lookahead verify``."""
+
+from typing import Annotated
+
+import typer
+
+from lookahead.cli.common import Commands, versions
+from lookahead.cli.demo import demo
+from lookahead.cli.generate import generate
+from lookahead.cli.verify import verify
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    help="Exact lookahead decoding: the text of plain generate, in fewer forward passes.",
+)
+app.command()(demo)
+app.command()(generate)
+app.command()(verify)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(", ".join(f"{name} {number}" for name, number in versions().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and stop.")
+    ] = False,
+) -> None:
+    """Where ``--version`` lives; the commands do the work."""

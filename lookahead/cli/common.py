@@ -1,0 +1,196 @@
+"""What the commands share: options, errors, loading, prompts, and one timed call of ``generate``."""
+
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any, Literal
+
+import torch
+import transformers
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging
+from typer.core import TyperGroup
+
+import lookahead
+from jacobi import LookaheadError
+from lookahead import bundled
+from lookahead.stats import DecodingStats
+from lookahead.strategies import Lookahead, Stats, Strategy
+
+# The bundled model writes Python. A prompt does not end with a line break, because its tokenizer keeps a line break
+# and the indentation that follows it in one token.
+PROMPTS = (
+    'class Stack:\n    """A last-in, first-out stack."""\n\n    def __init__(self):',
+    'def read_json(path):\n    """Read a JSON file and return its content."""',
+    'class Point:\n    """A point in the plane."""\n\n    def __init__(self, x, y):',
+    'def test_sorted():\n    """Sorting keeps every item, in order."""',
+    'def parse_args(argv=None):\n    """Parse the command line and return its options."""',
+    'class Cache(dict):\n    """A dictionary that forgets its oldest items."""',
+)
+
+DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
+
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="DIR", help="Folder of a model and its tokenizer. Default: bundled.")
+]
+DtypeOption = Annotated[DtypeName, typer.Option(help="Of the weights. Texts are exact in float32 and float64.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
+NewTokensOption = Annotated[
+    int, typer.Option("--max-new-tokens", "--new-tokens", min=1, help="Tokens to write at most, per prompt.")
+]
+WindowOption = Annotated[int | None, typer.Option("--window-size", help="W, columns of the lookahead window.")]
+NgramOption = Annotated[int | None, typer.Option("--ngram-size", help="N, length of an n-gram.")]
+GuessesOption = Annotated[int | None, typer.Option("--verification-set-size", help="G, most guesses in a pass.")]
+
+
+class Commands(TyperGroup):
+    """A group of commands in which a :class:`LookaheadError` is one line on stderr and exit status 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except LookaheadError as error:
+            typer.echo("Error: " + " ".join(str(error).split()), err=True)
+            raise typer.Exit(2) from error
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One call of ``generate``: the tokens it wrote, the seconds it took, and its counts (None if it was plain)."""
+
+    tokens: list[int]
+    seconds: float
+    stats: DecodingStats | None
+
+
+def decode(
+    model: PreTrainedModel, inputs: dict[str, Tensor], strategy: Strategy | None, streamer: Any = None, **settings: Any
+) -> Decoded:
+    """Decode one prompt with ``strategy``; with None exactly as transformers does, which nothing here has patched."""
+    settings["return_dict_in_generate"] = True
+    start = perf_counter()
+    if strategy is None:
+        output = model.generate(**inputs, streamer=streamer, **settings)
+    else:
+        output = model.generate(**inputs, custom_generate=strategy, lookahead_streamer=streamer, **settings)
+    tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    return Decoded(tokens, perf_counter() - start, getattr(output, "stats", None))
+
+
+def lookahead_from(
+    window_size: int | None,
+    ngram_size: int | None,
+    verification_set_size: int | None,
+    seed: int | None = None,
+    stats: Stats = "summary",
+) -> Lookahead:
+    """The strategy that the options mean; what is not given keeps the library's default."""
+    given: dict[str, Any] = {
+        "window_size": window_size,
+        "ngram_size": ngram_size,
+        "verification_set_size": verification_set_size,
+    }
+    return Lookahead(seed=seed, stats=stats, **{name: value for name, value in given.items() if value is not None})
+
+
+def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedModel, Any]:
+    """Load a model and its tokenizer; None is the bundled one.
+
+    Raises:
+        LookaheadError: there is no such model, or no such device.
+    """
+    name = device
+    if device == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise LookaheadError(f"--device {device} cannot be used here ({reason}). Try --device cpu.") from error
+    if folder is not None and not Path(folder).exists() and folder.count("/") != 1:
+        # One slash may be a name on the hub; anything else would only be searched for there, slowly.
+        raise LookaheadError(f"--model {folder} does not exist: expected a folder with config.json and weights.")
+    try:
+        with _no_bars(), Console(stderr=True).status("Loading the model"):
+            model, tokenizer = bundled.load_model(
+                bundled.BUNDLED if folder is None else folder, dtype=getattr(torch, dtype), device=name
+            )
+    except (RuntimeError, SafetensorError) as error:  # weights of other shapes, cut short, or too large for the device
+        raise LookaheadError(f"{folder or 'The bundled model'} could not be loaded: {error}") from error
+    if model.generation_config.pad_token_id is None:  # transformers would choose the same, and warn at every call
+        ends = model.generation_config.eos_token_id
+        end = ends[0] if isinstance(ends, list) else ends
+        model.generation_config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
+    return model, tokenizer
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """transformers' own bars, which would stand beside ours, are off for a while."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def encode(tokenizer: Any, prompt: str, model: PreTrainedModel) -> dict[str, Tensor]:
+    """A prompt as ``generate`` takes it.
+
+    Raises:
+        LookaheadError: the prompt has no tokens.
+    """
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    if ids.shape[1] == 0:
+        raise LookaheadError("The prompt is empty: expected text of at least one token.")
+    ids = ids.to(model.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def text_of(tokenizer: Any, tokens: list[int]) -> str:
+    """Tokens as text, special tokens left out."""
+    text: str = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text
+
+
+def versions() -> dict[str, str]:
+    """Name and version of what decides about a text."""
+    return {
+        "lookahead": lookahead.__version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def progress() -> Progress:
+    """A bar on stderr that is gone when it is done, and is not there at all outside a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def read_stdin() -> str:
+    """All of stdin, without the line break that ends it.
+
+    Raises:
+        LookaheadError: it is not UTF-8 text.
+    """
+    if sys.stdin.isatty():
+        typer.echo("Type the prompt, and end it with Ctrl-D.", err=True)
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise LookaheadError(f"The prompt on stdin is not text ({error}): expected UTF-8.") from error

@@ -1,0 +1,173 @@
+"""``lookahead demo``: the same texts written plainly and with lookahead, side by side in one process."""
+
+from dataclasses import dataclass, field
+from statistics import mean, median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lookahead.cli import common
+from lookahead.cli.verify import Divergence, first_divergence, tell
+
+FREE = "bold green"
+_WARM_UP = 16  # tokens
+
+
+@dataclass
+class _Story:
+    """One prompt's runs, plain and with lookahead in pairs."""
+
+    prompt: str
+    plain: list[common.Decoded] = field(default_factory=list)
+    ours: list[common.Decoded] = field(default_factory=list)
+    found: Divergence | None = None
+
+    @property
+    def ratios(self) -> list[float]:
+        """Plain decoding's time over lookahead's, pair by pair."""
+        return [plain.seconds / ours.seconds for plain, ours in zip(self.plain, self.ours, strict=True)]
+
+    @property
+    def steps(self) -> int:
+        """Forward passes of lookahead; plain decoding has one for each token."""
+        stats = self.ours[0].stats
+        assert stats is not None
+        return stats.steps
+
+    @property
+    def nodes(self) -> list[int]:
+        """Tokens fed in each pass after the prompt's."""
+        stats = self.ours[0].stats
+        assert stats is not None
+        return [record["nodes"][0] for record in stats.passes[1:]]
+
+    @property
+    def plain_ms(self) -> float:
+        """Milliseconds for each of plain decoding's passes, everything included."""
+        return 1e3 * median(run.seconds / len(run.tokens) for run in self.plain)
+
+    @property
+    def ours_ms(self) -> float:
+        """Milliseconds for each of lookahead's passes, everything included."""
+        return 1e3 * median(run.seconds for run in self.ours) / self.steps
+
+
+def demo(
+    model: common.ModelOption = None,
+    new_tokens: common.NewTokensOption = 96,
+    prompts: Annotated[int, typer.Option(min=1, max=len(common.PROMPTS), help="How many prompts.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each text is written both ways.")] = 3,
+    window_size: common.WindowOption = None,
+    ngram_size: common.NgramOption = None,
+    verification_set_size: common.GuessesOption = None,
+    dtype: common.DtypeOption = "float32",
+    device: common.DeviceOption = "cpu",
+) -> None:
+    """Write a few continuations plainly and with lookahead, and compare texts and times."""
+    strategy = common.lookahead_from(window_size, ngram_size, verification_set_size, seed=0, stats="detailed")
+    loaded, tokenizer = common.load(model, dtype, device)
+    stories = [_Story(prompt) for prompt in common.PROMPTS[:prompts]]
+    inputs = [common.encode(tokenizer, story.prompt, loaded) for story in stories]
+    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": new_tokens}
+    with common.progress() as progress:
+        bar = progress.add_task("Writing", total=2 * rounds * len(stories))
+        for way in (None, strategy):
+            common.decode(loaded, inputs[0], way, **settings | {"max_new_tokens": min(_WARM_UP, new_tokens)})
+        for turn in range(rounds):
+            for story, given in zip(stories, inputs, strict=True):
+                # The two ways take turns at going first, so that neither always finds the machine warm.
+                for way in (None, strategy) if turn % 2 == 0 else (strategy, None):
+                    runs = story.plain if way is None else story.ours
+                    runs.append(common.decode(loaded, given, way, **settings))
+                    progress.advance(bar)
+        for story, given in zip(stories, inputs, strict=True):
+            for plain, ours in zip(story.plain, story.ours, strict=True):
+                story.found = story.found or first_divergence(loaded, given, plain.tokens, ours.tokens)
+
+    console = Console(highlight=False)
+    _show_texts(console, stories, tokenizer)
+    console.print(_table(stories))
+    console.print()
+    _conclude(console, stories, tokenizer)
+    if any(story.found is not None and story.found.verdict == "bug" for story in stories):
+        raise typer.Exit(1)
+
+
+def coloured(tokenizer: Any, decoded: common.Decoded) -> Text:
+    """A text in which the tokens that came for free, all of a pass but the last, are in colour."""
+    assert decoded.stats is not None
+    free = [
+        place < count - 1 for record in decoded.stats.passes for count in record["tokens"] for place in range(count)
+    ]
+    text, shown = Text(), ""
+    for end in range(1, len(decoded.tokens) + 1):
+        so_far = common.text_of(tokenizer, decoded.tokens[:end])
+        if so_far.endswith("�") and end < len(decoded.tokens):
+            continue  # a letter that goes on in the next token
+        text.append(so_far[len(shown) :], style=FREE if free[end - 1] else "")
+        shown = so_far
+    return text
+
+
+def _show_texts(console: Console, stories: list[_Story], tokenizer: Any) -> None:
+    legend = Text("The prompt is dim. ").append("Green tokens came for free", style=FREE)
+    legend.append(": they were drafted, and a pass that wrote its own token accepted them too.")
+    console.print(legend)
+    if console.color_system is None:
+        console.print("There are no colours here: run this in a terminal to see which tokens were free.")
+    for number, story in enumerate(stories, start=1):
+        console.rule(str(number), style="dim")
+        console.print(Text(story.prompt, style="dim"), coloured(tokenizer, story.ours[0]), sep="", soft_wrap=True)
+    console.rule(style="dim")
+
+
+def _table(stories: list[_Story]) -> Table:
+    table = Table(box=None, header_style="bold")
+    for header in ("text", "tokens", "passes", "tokens/pass", "plain ms/pass", "lookahead ms/pass", "speedup"):
+        table.add_column(header, justify="right")
+    for number, story in enumerate(stories, start=1):
+        count = len(story.ours[0].tokens)
+        table.add_row(
+            str(number),
+            str(count),
+            str(story.steps),
+            f"{count / story.steps:.2f}",
+            f"{story.plain_ms:.2f}",
+            f"{story.ours_ms:.2f}",
+            f"{median(story.ratios):.2f}x",
+        )
+    return table
+
+
+def _conclude(console: Console, stories: list[_Story], tokenizer: Any) -> None:
+    tokens = sum(len(story.ours[0].tokens) for story in stories)
+    steps = sum(story.steps for story in stories)
+    if not any(story.found for story in stories):
+        console.print(f"Texts: identical, all {tokens} tokens of {len(stories)} texts.", style="bold")
+    for number, story in enumerate(stories, start=1):
+        if story.found is not None:
+            what = f"Text {number} differs ({story.found.verdict}) at {tell(story.found, tokenizer)}"
+            console.print(Text(what, style="bold"))
+    console.print(f"Tokens per pass: {tokens / steps:.2f} ({tokens} tokens in {steps} passes; plain decoding: 1).")
+    plain_ms, ours_ms = median(s.plain_ms for s in stories), median(s.ours_ms for s in stories)
+    nodes = mean([count for story in stories for count in story.nodes] or [1])
+    console.print(
+        f"Milliseconds per pass: {plain_ms:.2f} plainly (1 token), {ours_ms:.2f} with lookahead ({nodes:.1f} tokens on "
+        "average)."
+    )
+    ratios = [ratio for story in stories for ratio in story.ratios]
+    speedup = median(ratios)
+    verdict = "a win" if speedup > 1.02 else "a loss" if speedup < 0.98 else "no difference"
+    console.print(
+        f"Speedup: {speedup:.2f}x, {verdict} (median of {len(ratios)} ratios from {min(ratios):.2f} to "
+        f"{max(ratios):.2f}).",
+        style="bold",
+    )
+    if speedup < 0.98:
+        console.print(
+            f"A lookahead pass takes {ours_ms / plain_ms:.1f} times a plain one here, and brings {tokens / steps:.1f} "
+            "tokens: a smaller --window-size and --verification-set-size make it cheaper."
+        )
