@@ -12,6 +12,7 @@ written index. Rows that advance at different speeds each read their own line of
 generator's final state are plain decoding's.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -60,6 +61,18 @@ _MOST_ROOM = 1 << 16  # deepest tree where nothing else sets a limit
 _MOST_LEAD = 32  # indices a sampled row may lead the slowest one: each keeps a [batch, vocab] noise alive
 
 
+def _for_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
+    """The processors as they treat one row: what they hold for every row of the batch is cut down to it."""
+    mine = LogitsProcessorList()
+    for processor in processors:
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if batch > 1 and isinstance(ignored, Tensor):
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = ignored[row : row + 1]
+        mine.append(processor)
+    return mine
+
+
 class Emission:
     """The text of a batch as it is written (implements :class:`jacobi.Verifier`).
 
@@ -97,6 +110,7 @@ class Emission:
         self._ids = input_ids.long()
         self._filled = [0] * self.batch  # tokens of ``written`` that ``_ids`` holds already
         self._processors = processors
+        self._row_processors = [_for_row(processors, row, self.batch) for row in range(self.batch)]
         self._criteria = criteria
         self._sample = bool(config.do_sample)
         self._rejection = verification == "rejection" and self._sample
@@ -234,7 +248,7 @@ class Emission:
 
     def _process(self, row: int, logits: Tensor) -> Tensor:
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self._ids.device)
-        processed = self._processors(self._prefix(row), raw)
+        processed = self._row_processors[row](self._prefix(row), raw)
         index = len(self.written[row])
         if self.scores is not None:
             self.scores[row][index] = processed[0]

@@ -194,26 +194,24 @@ def tell(found: Divergence, tokenizer: Any) -> str:
     return f"{place}; gap {found.gap:.3g}, top-1/top-2 margin {found.margin:.3g}, rounding {found.rounding_error:.3g}"
 
 
-def _short(prompt: str) -> str:
-    return " ".join(prompt.split())
-
-
 def _show(results: list[dict[str, Any]], tokenizer: Any, worst: Verdict, dtype: str) -> None:
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("", justify="right")
     table.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=40)
     table.add_column("tokens", justify="right")
     table.add_column("tokens/pass", justify="right")
     table.add_column("verdict")
-    for result in results:
+    for number, result in enumerate(results, start=1):
         prompt, per_pass, verdict = result["prompt"], result["tokens_per_pass"], result["verdict"]
         speed = "" if per_pass is None else f"{per_pass:.2f}"
-        table.add_row(Text(_short(prompt)), str(result["tokens"]), speed, Text(verdict, style=_STYLES[verdict]))
+        told = Text(verdict, style=_STYLES[verdict])
+        table.add_row(str(number), Text(" ".join(prompt.split())), str(result["tokens"]), speed, told)
     console.print(table)
-    for result in results:
+    for number, result in enumerate(results, start=1):
         if result["divergence"] is not None:
-            told = tell(Divergence(**result["divergence"]), tokenizer)
-            console.print(Text(f"{result['verdict']} in {_short(result['prompt'])!r} at {told}"))
+            place = tell(Divergence(**result["divergence"]), tokenizer)
+            console.print(Text(f"{number}: {result['verdict']} at {place}"))
     counts = {verdict: sum(result["verdict"] == verdict for result in results) for verdict in _STYLES}
     console.print(
         f"{counts['identical']} identical, {counts['tie']} tied, {counts['bug']} with a bug; "
