@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
+    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -113,8 +114,8 @@ class TreeCache(Cache):
         A sliding-window layer that has dropped its oldest slots gets zeros there: no later token can see them.
         """
         for layer, source in zip(self.layers, cache.layers, strict=False):
-            length = int(source.get_seq_length())
-            if not source.is_initialized or length == 0:
+            length = 0 if isinstance(source, DummyLayer) else int(source.get_seq_length())
+            if length == 0:
                 continue
             keys, values = source.keys, source.values
             if isinstance(source, StaticLayer):
@@ -217,14 +218,15 @@ def check_cache(cache: Any, *, n_layers: int, batch: int, heads: int | None, cha
             "use_lookahead."
         )
     for index, layer in enumerate(cache.layers):
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, DummyLayer):
             kind = type(layer).__name__
             why = "a recurrent state cannot follow a tree" if "Linear" in kind else "it cannot keep chosen slots"
             raise LookaheadError(
                 f"Layer {index} of the cache is a {kind}, and {why}: expected attention layers only. "
                 "Decode this model without use_lookahead."
             )
-    filled = [layer for layer in cache.layers if layer.is_initialized and int(layer.get_seq_length()) > 0]
+    holding = [layer for layer in cache.layers if not isinstance(layer, DummyLayer)]
+    filled = [layer for layer in holding if layer.is_initialized and int(layer.get_seq_length()) > 0]
     if not filled:
         return
     if len(cache.layers) != n_layers:

@@ -7,6 +7,7 @@ states it as a function of two indices, made from the config; we take that funct
 """
 
 import copy
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 from jacobi import TokenTree, additive_mask
 
-_RECORDER = "lookahead_mask_rule"
+_RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
+_recording = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,20 @@ def mask_rules(model: PreTrainedModel) -> Any:
     They come from transformers' own ``create_masks_for_generate`` (or the model's override of it), run with a mask
     function that returns the rule in place of a mask.
     """
-    AttentionMaskInterface.register(_RECORDER, _record)
     config = copy.copy(model.config.get_text_config())
     config._attn_implementation_internal = _RECORDER
     create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
-    rules = create(
-        config=config,
-        inputs_embeds=torch.empty((1, 1, 0), device=model.device, dtype=model.dtype),
-        attention_mask=None,
-        past_key_values=None,
-    )
+    with _recording:
+        AttentionMaskInterface.register(_RECORDER, _record)
+        try:
+            rules = create(
+                config=config,
+                inputs_embeds=torch.empty((1, 1, 0), device=model.device, dtype=model.dtype),
+                attention_mask=None,
+                past_key_values=None,
+            )
+        finally:
+            AttentionMaskInterface._global_mapping.pop(_RECORDER, None)
     return _Rule(None) if rules is None else rules
 
 

@@ -65,6 +65,11 @@ def check_model(model: PreTrainedModel) -> None:
     if getattr(model, "_is_stateful", False) or recurrent:
         what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
         raise LookaheadError(f"{name} has {what}, and a recurrent state cannot follow a tree. Drop use_lookahead.")
+    if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
+        raise LookaheadError(
+            f"{name} has local attention layers whose window is counted in cache slots, not in positions. "
+            "Drop use_lookahead."
+        )
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise LookaheadError(
             f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position. Drop use_lookahead."
