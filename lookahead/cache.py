@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
-    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -26,6 +26,10 @@ from transformers.cache_utils import (
 
 from jacobi import LookaheadError
 
+# Layers that never hold anything (their keys are another layer's); newer versions of transformers have them.
+_EMPTY_LAYERS: tuple[type, ...] = tuple(
+    getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)
+)
 _GRANULE = 64  # slots; capacities are rounded up to it
 
 
@@ -114,7 +118,7 @@ class TreeCache(Cache):
         A sliding-window layer that has dropped its oldest slots gets zeros there: no later token can see them.
         """
         for layer, source in zip(self.layers, cache.layers, strict=False):
-            length = 0 if isinstance(source, DummyLayer) else int(source.get_seq_length())
+            length = 0 if isinstance(source, _EMPTY_LAYERS) else int(source.get_seq_length())
             if length == 0:
                 continue
             keys, values = source.keys, source.values
@@ -218,14 +222,14 @@ def check_cache(cache: Any, *, n_layers: int, batch: int, heads: int | None, cha
             "use_lookahead."
         )
     for index, layer in enumerate(cache.layers):
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, DummyLayer):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, *_EMPTY_LAYERS):
             kind = type(layer).__name__
             why = "a recurrent state cannot follow a tree" if "Linear" in kind else "it cannot keep chosen slots"
             raise LookaheadError(
                 f"Layer {index} of the cache is a {kind}, and {why}: expected attention layers only. "
                 "Decode this model without use_lookahead."
             )
-    holding = [layer for layer in cache.layers if not isinstance(layer, DummyLayer)]
+    holding = [layer for layer in cache.layers if not isinstance(layer, _EMPTY_LAYERS)]
     filled = [layer for layer in holding if layer.is_initialized and int(layer.get_seq_length()) > 0]
     if not filled:
         return
