@@ -23,6 +23,7 @@ from transformers.generation import logits_process as processors_module
 from transformers.generation import stopping_criteria as criteria_module
 
 from jacobi import LookaheadError, Path, Scores, TokenTree, reject, walk
+from lookahead.text import Text
 
 # Processors and rules of transformers that treat each row on its own, whatever its number in the batch.
 _ROW_PROCESSORS = frozenset(
@@ -98,8 +99,10 @@ class Emission:
         keep_up: bool,
         model_room: Callable[[], list[int] | None],
     ) -> None:
+        self.pad = int(config._pad_token_tensor) if config._pad_token_tensor is not None else 0
+        self._text = Text(input_ids, self.pad)
         self.batch, self.prompt_length = input_ids.shape
-        self.written: list[list[int]] = [[] for _ in range(self.batch)]
+        self.written = self._text.written
         self.finished = [False] * self.batch
         self.scores: list[dict[int, Tensor]] | None = None
         self.logits: list[dict[int, Tensor]] | None = None
@@ -107,8 +110,6 @@ class Emission:
             self.scores = [{} for _ in range(self.batch)]
         if config.return_dict_in_generate and config.output_logits:
             self.logits = [{} for _ in range(self.batch)]
-        self._ids = input_ids.long()
-        self._filled = [0] * self.batch  # tokens of ``written`` that ``_ids`` holds already
         self._processors = processors
         self._row_processors = [_for_row(processors, row, self.batch) for row in range(self.batch)]
         self._criteria = criteria
@@ -124,7 +125,6 @@ class Emission:
         kinds = {type(rule) for rule in criteria}
         ends = [rule for rule in criteria if hasattr(rule, "eos_token_id")]
         self.pads = bool(ends)
-        self.pad = int(config._pad_token_tensor) if config._pad_token_tensor is not None else 0
         self.end_tokens = frozenset(t for rule in ends for t in rule.eos_token_id.flatten().tolist())
         self._simple = kinds <= _SIMPLE_RULES
         row_wise = {type(p) for p in processors} <= _ROW_PROCESSORS and kinds <= _ROW_RULES
@@ -133,8 +133,6 @@ class Emission:
         self.together = self.batch > 1 and not (row_wise and uniform)
         self._direct = not (self._sample or processors or self.scores is not None or self.logits is not None)
         self._nan_is_fine = any(type(p) is processors_module.InfNanRemoveLogitsProcessor for p in processors)
-
-    # --- what the loop asks -------------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
@@ -151,7 +149,7 @@ class Emission:
 
     def room(self) -> list[int]:
         """A node at depth d decides token d+1 after the root, which must still fit."""
-        longest = max(len(row) for row in self.written)
+        longest = self._text.longest
         left = [self._max_length - self.prompt_length - len(row) - 1 for row in self.written]
         limit = self._model_room()
         rooms = [max(0, min(pair)) for pair in zip(left, limit or left, strict=True)]
@@ -163,7 +161,7 @@ class Emission:
 
     def idle(self, row: int) -> bool:
         """Whether a row has nothing more to write, not even padding."""
-        behind = len(self.written[row]) < max(map(len, self.written))
+        behind = len(self.written[row]) < self._text.longest
         return self.finished[row] and not (self._keep_up and behind)
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
@@ -176,15 +174,13 @@ class Emission:
             if not self.finished[row]:
                 if not self._held(row):
                     paths[row] = self._walk(row, trees[row], scores)
-            elif self._keep_up and len(self.written[row]) < max(map(len, self.written)):
+            elif self._keep_up and len(self.written[row]) < self._text.longest:
                 paths[row] = self._walk_finished(row, trees[row], scores)
         if self._noise:
             waiting = [len(row) for row, done in zip(self.written, self.finished, strict=True) if not done]
             for index in [index for index in self._noise if not waiting or index < min(waiting)]:
                 del self._noise[index]
         return paths
-
-    # --- row by row ---------------------------------------------------------------------------------------------
 
     def _walk(self, row: int, tree: TokenTree, scores: Scores) -> Path:
         greedy, written = scores.greedy[row], self.written[row]
@@ -206,7 +202,7 @@ class Emission:
         return walk(tree, lambda node: self._choose(row, tree, node, scores), stop)
 
     def _walk_finished(self, row: int, tree: TokenTree, scores: Scores) -> Path:
-        written, longest = self.written[row], max(map(len, self.written))
+        written, longest = self.written[row], self._text.longest
 
         def choose(node: int) -> int:
             if self.scores is not None or self.logits is not None:
@@ -247,8 +243,8 @@ class Emission:
         return self._noise[index][row]
 
     def _process(self, row: int, logits: Tensor) -> Tensor:
-        raw = logits[None].to(copy=True, dtype=torch.float32, device=self._ids.device)
-        processed = self._row_processors[row](self._prefix(row), raw)
+        raw = logits[None].to(copy=True, dtype=torch.float32, device=self._text.device)
+        processed = self._row_processors[row](self._text.prefix(row), raw)
         index = len(self.written[row])
         if self.scores is not None:
             self.scores[row][index] = processed[0]
@@ -262,10 +258,8 @@ class Emission:
         scores = None
         if self.scores is not None:
             scores = tuple(line[None] for line in self.scores[row].values())
-        done = self._criteria(self._prefix(row), scores)
+        done = self._criteria(self._text.prefix(row), scores)
         return bool(done.item() if isinstance(done, Tensor) else done)
-
-    # --- together -----------------------------------------------------------------------------------------------
 
     def _decide_together(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         paths = [Path() for _ in trees]
@@ -276,8 +270,8 @@ class Emission:
                 if not self.finished[row]:
                     self._checked(scores, row, node)
             at = torch.tensor(nodes, device=scores.logits.device)
-            raw = scores.logits[rows, at].to(copy=True, dtype=torch.float32, device=self._ids.device)
-            processed = self._processors(self._prefixes(), raw)
+            raw = scores.logits[rows, at].to(copy=True, dtype=torch.float32, device=self._text.device)
+            processed = self._processors(self._text.prefixes(), raw)
             tokens = self._choose_together(trees, nodes, processed)
             for row, token in enumerate(tokens):
                 paths[row].nodes.append(nodes[row])
@@ -287,7 +281,7 @@ class Emission:
                 if self.logits is not None:
                     self.logits[row][len(self.written[row])] = raw[row]
                 self.written[row].append(token)
-            done = self._criteria(self._prefixes(), self._score_tuple())
+            done = self._criteria(self._text.prefixes(), self._score_tuple())
             flags = done.tolist() if isinstance(done, Tensor) else [bool(done)]
             flags = flags if isinstance(flags, list) else [flags]
             flags = flags * self.batch if len(flags) == 1 else flags
@@ -321,8 +315,6 @@ class Emission:
         indices = range(min(len(row) for row in self.scores))
         return tuple(torch.stack([row[index] for row in self.scores]) for index in indices)
 
-    # --- shared -------------------------------------------------------------------------------------------------
-
     def _checked(self, scores: Scores, row: int, node: int) -> None:
         if (row, node) in scores.broken and not self._nan_is_fine:
             raise LookaheadError(
@@ -330,38 +322,9 @@ class Emission:
                 "expected finite numbers. Check the weights and the dtype (float16 overflows where bfloat16 does not)."
             )
 
-    def _sync(self) -> None:
-        """Bring ``_ids`` up to date with ``written``."""
-        need = self.prompt_length + max(map(len, self.written))
-        if self._ids.shape[1] < need:
-            extra = max(64, need)
-            self._ids = torch.nn.functional.pad(self._ids, (0, extra), value=self.pad)
-        for row, written in enumerate(self.written):
-            filled = self._filled[row]
-            if filled < len(written):
-                start = self.prompt_length + filled
-                new = torch.tensor(written[filled:], device=self._ids.device)
-                self._ids[row, start : start + len(new)] = new
-                self._filled[row] = len(written)
-
-    def _prefix(self, row: int) -> Tensor:
-        """The row's text so far, ``[1, token]``."""
-        self._sync()
-        return self._ids[row : row + 1, : self.prompt_length + len(self.written[row])]
-
-    def _prefixes(self) -> Tensor:
-        """The text so far of rows that have the same length, ``[batch, token]``."""
-        self._sync()
-        return self._ids[:, : self.prompt_length + len(self.written[0])].contiguous()
-
     def sequences(self) -> Tensor:
         """Prompt and text ``[batch, token]``, shorter rows padded."""
-        longest = max(map(len, self.written))
-        self._sync()
-        ids = self._ids[:, : self.prompt_length + longest].clone()
-        for row, written in enumerate(self.written):
-            ids[row, self.prompt_length + len(written) :] = self.pad
-        return ids
+        return self._text.padded()
 
     def recorded(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
         """Scores or logits as ``generate`` returns them: one ``[batch, vocab]`` for each written index."""

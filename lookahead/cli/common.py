@@ -175,11 +175,16 @@ def versions() -> dict[str, str]:
     }
 
 
-def progress() -> Progress:
-    """A bar on stderr that is gone when it is done, and is not there at all outside a terminal."""
+def progress(auto_refresh: bool = True) -> Progress:
+    """A bar on stderr that is gone when it is done, and is not there at all outside a terminal.
+
+    Args:
+        auto_refresh: draw it from a thread of its own; without, the caller refreshes it where that disturbs no timing.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    off = not console.is_terminal
+    return Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh, disable=off)
 
 
 def read_stdin() -> str:

@@ -72,7 +72,7 @@ def demo(
     stories = [_Story(prompt) for prompt in common.PROMPTS[:prompts]]
     inputs = [common.encode(tokenizer, story.prompt, loaded) for story in stories]
     settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": new_tokens}
-    with common.progress() as progress:
+    with common.progress(auto_refresh=False) as progress:
         bar = progress.add_task("Writing", total=2 * rounds * len(stories))
         for way in (None, strategy):
             common.decode(loaded, inputs[0], way, **settings | {"max_new_tokens": min(_WARM_UP, new_tokens)})
@@ -82,7 +82,7 @@ def demo(
                 for way in (None, strategy) if turn % 2 == 0 else (strategy, None):
                     runs = story.plain if way is None else story.ours
                     runs.append(common.decode(loaded, given, way, **settings))
-                    progress.advance(bar)
+                    progress.update(bar, advance=1, refresh=True)
         for story, given in zip(stories, inputs, strict=True):
             for plain, ours in zip(story.plain, story.ours, strict=True):
                 story.found = story.found or first_divergence(loaded, given, plain.tokens, ours.tokens)
@@ -114,7 +114,7 @@ def coloured(tokenizer: Any, decoded: common.Decoded) -> Text:
 
 def _show_texts(console: Console, stories: list[_Story], tokenizer: Any) -> None:
     legend = Text("The prompt is dim. ").append("Green tokens came for free", style=FREE)
-    legend.append(": they were drafted, and a pass that wrote its own token accepted them too.")
+    legend.append(": a pass writes one token anyway, and these, drafted, were accepted on top.")
     console.print(legend)
     if console.color_system is None:
         console.print("There are no colours here: run this in a terminal to see which tokens were free.")
