@@ -17,7 +17,10 @@ import typer
 
 
 def heads(text: str) -> list[str]:
-    """Every function head with its docstring in a source file, dedented, up to the line after the docstring."""
+    """Every function head with its docstring in a source file, dedented, without the line break at its end.
+
+    The tokenizer joins a line break with the indentation behind it, so a prompt must not end in one.
+    """
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -28,7 +31,7 @@ def heads(text: str) -> list[str]:
         if not isinstance(node, ast.FunctionDef) or ast.get_docstring(node) is None or len(node.body) < 2:
             continue
         docstring = node.body[0]
-        head = textwrap.dedent("\n".join(lines[node.lineno - 1 : docstring.end_lineno])) + "\n"
+        head = textwrap.dedent("\n".join(lines[node.lineno - 1 : docstring.end_lineno]))
         if 120 <= len(head) <= 900:
             found.append(head)
     return found

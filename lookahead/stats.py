@@ -101,7 +101,7 @@ class DecodingStats:
             "mean_acceptance_length": self.mean_acceptance_length,
             "acceptance_rate": self.acceptance_rate,
         }
-        return asdict(self) | ratios
+        return asdict(self) | {"histogram": dict(sorted(self.histogram.items()))} | ratios
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON."""

@@ -1,0 +1,257 @@
+"""Tiny random models, the patch as a fixture, and the comparison with plain ``generate`` that most tests are about."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers.cache_utils import DynamicSlidingWindowLayer, StaticLayer
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import lookahead
+
+# The models are so small that a second thread only waits, for milliseconds on a busy machine.
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+
+VOCAB = 48
+F32, F64 = torch.float32, torch.float64
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """How a tiny model is made: its config class and fields, its dtype and its attention implementation."""
+
+    config: str
+    fields: dict[str, Any]
+    dtype: torch.dtype = F64
+    attention: str = "sdpa"
+
+
+# Weights are drawn widely, so that texts neither settle on one token at once nor never repeat anything.
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_MHA = _SIZES | {"num_key_value_heads": 4}
+_NO_KV = {key: value for key, value in _SIZES.items() if key != "num_key_value_heads"}
+_LEARNED = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_WINDOW = {"sliding_window": 6, "head_dim": 8}  # shorter than the prompts
+_MIXED = _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+# float64 wherever the model has it: only there is equality more than very likely. Eager attention with left padding
+# and expert kernels exist in float32 only.
+MODELS = {
+    "llama": Tiny("LlamaConfig", _SIZES),
+    "llama_mha": Tiny("LlamaConfig", _MHA),
+    "llama_eager": Tiny("LlamaConfig", _SIZES, F32, "eager"),
+    "gpt2": Tiny("GPT2Config", _LEARNED),
+    "mistral": Tiny("MistralConfig", _SIZES | _WINDOW),
+    "qwen2": Tiny("Qwen2Config", _SIZES),
+    "qwen2_mixed": Tiny("Qwen2Config", _SIZES | _MIXED | {"use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3": Tiny("Qwen3Config", _SIZES | {"head_dim": 8}),
+    "gemma2": Tiny("Gemma2Config", _SIZES | _MIXED | {"query_pre_attn_scalar": 8}, F32, "eager"),
+    "gemma3": Tiny("Gemma3TextConfig", _SIZES | _MIXED | {"query_pre_attn_scalar": 8}),
+    "cohere2": Tiny("Cohere2Config", _SIZES | _MIXED | {"logit_scale": 1.0}),
+    "olmo2": Tiny("Olmo2Config", _SIZES),
+    "phi3": Tiny("Phi3Config", _SIZES | {"sliding_window": 6}),
+    "gpt_neox": Tiny("GPTNeoXConfig", _NO_KV),
+    "gpt_oss": Tiny("GptOssConfig", _SIZES | _MIXED | _EXPERTS, F32, "eager"),
+    "mixtral": Tiny("MixtralConfig", _SIZES | _EXPERTS, F32),
+    "llama4": Tiny(
+        "Llama4TextConfig",
+        _SIZES
+        | {"head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 8, "no_rope_layers": [1, 0]}
+        | {"num_local_experts": 2, "num_experts_per_tok": 1},
+        F32,
+    ),
+}
+
+
+def fresh_model(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A tiny model of the test's own, with changed config fields."""
+    recipe = MODELS[name]
+    config = getattr(transformers, recipe.config)(**recipe.fields | changes)
+    return initialised(config, seed, recipe.dtype, recipe.attention)
+
+
+def initialised(config: Any, seed: int = 0, dtype: torch.dtype = F64, attention: str | None = None) -> Any:
+    """A causal model from its config; nothing ends its texts unless a test says so."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model = model.to(dtype).eval()
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    return model
+
+
+@cache
+def tiny_model(name: str) -> Any:
+    """The tiny model ``name``, the same object each time it is asked for; tests must leave it as it is."""
+    return fresh_model(name)
+
+
+def successor_model(successors: dict[int, int], sharpness: float = 8.0, free: int = 0) -> Any:
+    """A Llama that has learnt nothing but which token follows which, so that a test knows its text in advance.
+
+    Args:
+        successors: the likely next token of a token; after one that is not named, all tokens are equally likely.
+        sharpness: how much larger the likely token's logit is than the others', which are 0.
+        free: tokens below this one are excluded where all are equally likely.
+    """
+    model = fresh_model("llama", hidden_size=VOCAB)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(VOCAB))
+        head = model.lm_head.weight.zero_()
+        for token in range(VOCAB):
+            if token in successors:
+                head[successors[token], token] = sharpness / VOCAB**0.5
+            else:
+                head[:free, token] = -100.0
+    return model
+
+
+def counting_model(period: int = 7, sharpness: float = 8.0) -> Any:
+    """Writes 1 2 ... period 1 2 ..., whatever came before the last token: drafts are soon right."""
+    return successor_model({token: token % period + 1 for token in range(VOCAB)}, sharpness)
+
+
+def prompts(batch: int, length: int = 12, seed: int = 0, *, ragged: bool = True) -> dict[str, Tensor]:
+    """A batch of random prompts; with ``ragged``, the later rows are shorter and padded on the left with 0."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    ids = torch.randint(1, VOCAB, (batch, length), generator=generator)
+    mask = torch.ones_like(ids)
+    for row in range(1, batch if ragged else 0):
+        missing = (3 * row) % length
+        ids[row, :missing], mask[row, :missing] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def run(model: Any, inputs: dict[str, Any], *, seed: int = 7, **settings: Any) -> tuple[Any, Tensor]:
+    """``model.generate`` from a fixed seed: what it returns, and the state it leaves torch's generator in.
+
+    Settings that are callable under a name ending in ``_new`` are made anew for the call, as stateful objects must be.
+    """
+    made = {k.removesuffix("_new"): v() if k.endswith("_new") else v for k, v in settings.items()}
+    torch.manual_seed(seed)
+    output = model.generate(**inputs, **made)
+    return output, torch.get_rng_state()
+
+
+def same_as_plain(model: Any, inputs: dict[str, Any], strategy: Any = None, **settings: Any) -> Any:
+    """Assert that lookahead writes what plain ``generate`` writes and draws as often; return its full output.
+
+    Everything that the output carries is compared as well: scores, logits and the cache.
+    """
+    settings = {"return_dict_in_generate": True, "do_sample": False} | settings
+    plain, plain_state = run(model, inputs, **settings)
+    output, state = run(model, inputs, use_lookahead=True, lookahead_strategy=strategy, **settings)
+    assert output.sequences.tolist() == plain.sequences.tolist()
+    assert output.sequences.dtype == plain.sequences.dtype
+    assert torch.equal(state, plain_state)
+    tolerance = 1e-9 if model.dtype is F64 else 2e-2 if model.dtype.itemsize == 2 else 1e-4
+    for kind in ("scores", "logits"):
+        # Logits are float32 whatever the model is.
+        same_tensors(getattr(output, kind), getattr(plain, kind), max(tolerance, 1e-5))
+    same_caches(output.past_key_values, plain.past_key_values, tolerance)
+    return output
+
+
+def same_tensors(ours: tuple[Tensor, ...] | None, plain: tuple[Tensor, ...] | None, tolerance: float) -> None:
+    """Assert equal numbers of tensors that are as good as equal, infinities included."""
+    assert (ours is None) == (plain is None)
+    if ours is not None and plain is not None:
+        assert len(ours) == len(plain)
+        for got, expected in zip(ours, plain, strict=True):
+            torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+
+
+def same_caches(ours: Any, plain: Any, tolerance: float) -> None:
+    """Assert that two caches have the same layers, lengths and content."""
+    assert type(ours) is type(plain)
+    if ours is None:
+        return
+    assert [type(layer) for layer in ours.layers] == [type(layer) for layer in plain.layers]
+    for got, expected in zip(ours.layers, plain.layers, strict=True):
+        length = int(expected.get_seq_length())
+        assert int(got.get_seq_length()) == length
+        if isinstance(expected, DynamicSlidingWindowLayer):
+            assert got.cumulative_length == expected.cumulative_length
+        for name in ("keys", "values"):
+            mine, theirs = getattr(got, name), getattr(expected, name)
+            if isinstance(expected, StaticLayer):
+                mine, theirs = mine[:, :, :length], theirs[:, :, :length]
+            torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
+
+
+def registries() -> list[dict[str, Any]]:
+    """transformers' global tables of attention and mask functions."""
+    return [dict(table._global_mapping) for table in (AttentionMaskInterface, ALL_ATTENTION_FUNCTIONS)]
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Whatever a test does, the next one starts with an untouched transformers."""
+    lookahead.restore_all()
+    yield
+    lookahead.restore_all()
+
+
+@pytest.fixture
+def augmented() -> None:
+    """``generate`` knows ``use_lookahead`` during the test."""
+    lookahead.augment_all()
+
+
+@pytest.fixture
+def passes() -> Iterator[Callable[[Any], list[int]]]:
+    """``count = passes(model)``: a list that grows by the number of tokens fed with every forward pass of ``model``."""
+    handles = []
+
+    def watch(model: Any) -> list[int]:
+        seen: list[int] = []
+
+        def note(_module: Any, _args: Any, kwargs: Any) -> None:
+            fed = kwargs.get("input_ids")
+            fed = kwargs.get("inputs_embeds") if fed is None else fed
+            seen.append(fed.shape[1])
+
+        handles.append(model.register_forward_pre_hook(note, with_kwargs=True))
+        return seen
+
+    yield watch
+    for handle in handles:
+        handle.remove()

@@ -1,0 +1,54 @@
+"""Every example runs as it stands, says what it is there to say, and stays short."""
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lookahead import bundled
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SAYS = {
+    "quickstart": ["identical: True", "lookahead: ", "tokens per pass: ", "with W=3, N=3, G=3"],
+    "streaming": ["-- printed as it comes", "-- read from a thread", " ms  "],
+    "sampling": [f"-- temperature {t}: same text as plain sampling: True" for t in (0.2, 0.6, 1.0)],
+    "batch": [*(f"-- row {row}: identical: True" for row in range(3)), "passes of the whole batch", " at once: "],
+    "stop_strings": ["-- without a stop string: ", "-- stop at '\\n': ", "-- stop at '\\n\\n': ", "identical: True"],
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from a second thread, and on a busy machine two wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model; a tiny random one where it is not there."""
+    if (bundled.BUNDLED / "config.json").exists():
+        return bundled.BUNDLED
+    from test_cli import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example_runs(
+    name: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bundled, "BUNDLED", model_folder)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in SAYS[name]), printed
+    assert ": False" not in printed
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example_is_under_80_lines(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 80
