@@ -8,7 +8,7 @@ iterate beyond it, shifted by one, is the next draft.
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from jacobi.errors import LookaheadError
 from jacobi.tree import TokenTree
@@ -63,6 +63,7 @@ class JacobiDrafter:
         block_size: tokens in a block; None is all the room there is (only for ``jacobi``).
         guess: gives n tokens to fill new places of the block with.
         end_tokens: ids that end the text.
+        text: the row's tokens; every decided token is appended, so that ``guess`` may draw from it.
         keep_trajectory: record every iterate that was fed to the model in ``trajectory``.
     """
 
@@ -72,8 +73,13 @@ class JacobiDrafter:
         block_size: int | None,
         guess: Callable[[int], list[int]],
         end_tokens: frozenset[int] = frozenset(),
+        text: list[int] | None = None,
         keep_trajectory: bool = False,
     ) -> None:
+        if mode not in get_args(JacobiMode):
+            raise LookaheadError(f"Unknown Jacobi mode {mode!r}: expected one of {', '.join(get_args(JacobiMode))}.")
+        if block_size is not None and block_size < 1:
+            raise LookaheadError(f"A Jacobi block has at least one token: got block_size={block_size}.")
         if block_size is None and mode != "jacobi":
             raise LookaheadError(f"Jacobi mode {mode!r} needs a block_size: got None. Pass a whole number from 1 up.")
         self.mode = mode
@@ -81,6 +87,7 @@ class JacobiDrafter:
         self.trajectory: list[list[int]] | None = [] if keep_trajectory else None
         self._guess = guess
         self._end_tokens = end_tokens
+        self._text = [] if text is None else text
         self._root = 0
         self._block: list[int] = []
 
@@ -109,6 +116,7 @@ class JacobiDrafter:
         iterate = [*greedy[fixed : len(tree)], *self._block[len(tree) :]]
         self._block = iterate if self.mode == "sliding" else iterate[: max(0, places - fixed)]
         self._root = path.tokens[-1]
+        self._text += path.tokens
 
 
 def guesser(
@@ -127,7 +135,12 @@ def guesser(
         vocab_size: with no text at all, tokens are drawn from the whole vocabulary.
         pad: id of the pad token.
         rng: source of randomness for ``text``.
+
+    Raises:
+        LookaheadError: ``kind`` is another word, or an empty sequence.
     """
+    if (isinstance(kind, str) and kind not in ("text", "tail", "pad")) or not kind:
+        raise LookaheadError(f"An initial guess is 'text', 'tail', 'pad' or a list of token ids: got {kind!r}.")
     if kind == "text":
         return lambda n: rng.choices(text, k=n) if text else [rng.randrange(vocab_size) for _ in range(n)]
     if kind == "tail":

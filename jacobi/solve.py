@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from jacobi.drafter import Drafter
+from jacobi.errors import LookaheadError
 from jacobi.tree import TokenTree
 from jacobi.verify import Path, walk
 
@@ -110,6 +111,8 @@ class GreedyVerifier:
     """
 
     def __init__(self, batch: int, max_new_tokens: int, end_tokens: frozenset[int] = frozenset()) -> None:
+        if max_new_tokens < 1:
+            raise LookaheadError(f"max_new_tokens must be at least 1: got {max_new_tokens}.")
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self._finished = [False] * batch
         self._max_new_tokens = max_new_tokens

@@ -19,8 +19,8 @@ from lookahead.generate import generate
 from lookahead.strategies import strategy_from
 
 _FIELDS = ("use_lookahead", "lookahead_strategy")
-_METHODS = ("_sample", "_validate_generation_mode")
 _lock = threading.Lock()
+# Never emptied: a call that is already inside a dispatcher must get through even if the patch is taken off meanwhile.
 _originals: dict[str, Callable[..., Any]] = {}
 
 
@@ -83,6 +83,12 @@ def _validate_generation_mode(
     _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
 
 
+_DISPATCHERS: dict[str, Callable[..., Any]] = {
+    "_sample": _sample,
+    "_validate_generation_mode": _validate_generation_mode,
+}
+
+
 def augment_all() -> None:
     """Teach ``model.generate`` of every transformers model ``use_lookahead=True`` and ``lookahead_strategy=``.
 
@@ -92,18 +98,17 @@ def augment_all() -> None:
         LookaheadError: this transformers has no method of the name that is replaced.
     """
     with _lock:
-        if _originals:
+        if GenerationMixin._sample is _sample:
             return
-        missing = [name for name in _METHODS if not hasattr(GenerationMixin, name)]
+        missing = [name for name in _DISPATCHERS if not hasattr(GenerationMixin, name)]
         if missing:
             raise LookaheadError(
                 f"This transformers has no GenerationMixin.{missing[0]}: expected a version from 5.20 up, below 6. "
                 "custom_generate=Lookahead(...) may still work."
             )
-        for name in _METHODS:
+        for name, dispatcher in _DISPATCHERS.items():
             _originals[name] = getattr(GenerationMixin, name)
-        GenerationMixin._sample = _sample
-        GenerationMixin._validate_generation_mode = _validate_generation_mode
+            setattr(GenerationMixin, name, dispatcher)
         for field in _FIELDS:
             setattr(GenerationConfig, field, None)
 
@@ -111,9 +116,9 @@ def augment_all() -> None:
 def restore_all() -> None:
     """Undo :func:`augment_all`; safe to call twice, and without it."""
     with _lock:
-        for name, original in _originals.items():
-            setattr(GenerationMixin, name, original)
-        _originals.clear()
+        for name, dispatcher in _DISPATCHERS.items():
+            if getattr(GenerationMixin, name, None) is dispatcher:
+                setattr(GenerationMixin, name, _originals[name])
         for field in _FIELDS:
             if field in GenerationConfig.__dict__:
                 delattr(GenerationConfig, field)

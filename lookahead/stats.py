@@ -62,7 +62,7 @@ class DecodingStats:
 
     def __radd__(self, other: Any) -> "DecodingStats":
         """So that ``sum(list_of_stats)`` works."""
-        return self if other == 0 else NotImplemented
+        return DecodingStats() + self if other == 0 else NotImplemented
 
     def count(self, step: Step, *, going: Sequence[bool], first: bool, detailed: bool) -> None:
         """Take in one pass.

@@ -142,7 +142,7 @@ class Lookahead(Strategy):
         always_forward_one: the window moves by one column a pass; otherwise by the number of tokens written.
         verification, seed, stats: see :class:`Strategy`.
 
-    A pass feeds at most (W+G)(N-1) tokens. For example::
+    Once the window is filled, a pass feeds at most (W+G)(N-1) tokens. For example::
 
         model.generate(**inputs, use_lookahead=True, lookahead_strategy=Lookahead(window_size=10, ngram_size=4))
     """
@@ -247,8 +247,9 @@ class Jacobi(Strategy):
             raise LookaheadError(
                 f"Jacobi(initial_guess=) holds token {max(kind)}: this model's vocabulary ends at {row.vocab_size - 1}."
             )
-        guess = guesser(kind, list(row.prompt), row.vocab_size, row.pad, row.rng)
-        return JacobiDrafter(self.mode, self.block_size, guess, row.end_tokens, self.return_trajectory)
+        text = list(row.prompt)
+        guess = guesser(kind, text, row.vocab_size, row.pad, row.rng)
+        return JacobiDrafter(self.mode, self.block_size, guess, row.end_tokens, text, self.return_trajectory)
 
 
 _BY_NAME: dict[str, type[Strategy]] = {"lookahead": Lookahead, "jacobi": Jacobi}
@@ -270,6 +271,6 @@ def strategy_from(value: Any) -> Strategy:
             f"got {value!r} of type {type(value).__name__}."
         )
     name = value.get("strategy", "lookahead")
-    if name not in _BY_NAME:
+    if not isinstance(name, str) or name not in _BY_NAME:
         raise LookaheadError(f"Unknown strategy {name!r} in lookahead_strategy: expected {', '.join(_BY_NAME)}.")
     return _BY_NAME[name].from_dict(value)

@@ -91,6 +91,12 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
     """
     embeds = model_kwargs.get("inputs_embeds")
     length = input_ids.shape[1] if embeds is None else embeds.shape[1]
+    position_ids = model_kwargs.get("position_ids")
+    if position_ids is not None and position_ids.ndim != 2:
+        raise LookaheadError(
+            f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "
+            "Drop use_lookahead for this model."
+        )
     if length == 0 or input_ids.shape[0] == 0:
         raise LookaheadError(
             f"The prompt is empty: got input_ids of shape {tuple(input_ids.shape)}, expected at least one token. "
@@ -112,16 +118,11 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
             "left. Set tokenizer.padding_side = 'left'."
         )
     table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(table, int) and 0 < table < length:
+    reach = length if position_ids is None else int(position_ids.max()) + 1
+    if isinstance(table, int) and 0 < table < reach:
         raise LookaheadError(
-            f"The prompt has {length} tokens, and the model's position table ends at {table} "
+            f"The prompt reaches position {reach - 1}, and the model's position table ends at {table} "
             "(config.max_position_embeddings). Shorten the prompt."
-        )
-    position_ids = model_kwargs.get("position_ids")
-    if position_ids is not None and position_ids.ndim != 2:
-        raise LookaheadError(
-            f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "
-            "Drop use_lookahead for this model."
         )
 
 
@@ -193,13 +194,17 @@ def self_test(model: PreTrainedModel) -> None:
     with _verdicts_lock:
         known = _verdicts.setdefault(model, {})
     if key not in known:
-        known[key] = _tree_error(model)
+        error, certain = _tree_error(model)
+        if not certain:
+            return
+        known[key] = error
     if known[key] is not None:
         raise LookaheadError(known[key])
 
 
 @torch.no_grad()
-def _tree_error(model: PreTrainedModel) -> str | None:
+def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
+    """What is wrong with the model's handling of a tree, if anything, and whether that can be told for certain."""
     vocab = model.get_input_embeddings().weight.shape[0]
     word = [(7 + 13 * i) % vocab for i in range(8)]
     prompt = torch.tensor([word[:4]], device=model.device)
@@ -224,22 +229,23 @@ def _tree_error(model: PreTrainedModel) -> str | None:
     except LookaheadError:
         raise
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError) as error:
-        return (
-            f"{name} did not run a pass with a tree mask ({type(error).__name__}: {error}). "
-            "Drop use_lookahead for this model."
-        )
+        message = f"{name} did not run a pass with a tree mask ({type(error).__name__}: {error})."
+        return f"{message} Drop use_lookahead for this model.", True
     together = torch.cat([both[:4], both[:1], both[4:]])
     apart = torch.cat(alone)
-    scale = apart.std() + 1e-9
-    apartness = ((together - apart).abs().max() / scale).item()
+    finite = together.isfinite() & apart.isfinite()  # a model may rule tokens out with -inf
+    if apart.isnan().any() or not finite.any():
+        return None, False  # decoding will name the step
+    difference = (together - apart)[finite].abs().max() / (apart[finite].std() + 1e-9)
     allowed = max(1e-3, 32 * torch.finfo(model.dtype).eps)
-    if apartness <= allowed:
-        return None
+    if difference.item() <= allowed:
+        return None, True
     reason = "model.eval() was not called, or " if model.training else ""
     return (
-        f"{name} does not keep the branches of a tree apart: scores differ by {apartness:.2g} of their spread, allowed "
-        f"{allowed:.2g} ({reason}it ignores attention masks or position_ids). Drop use_lookahead for this model."
-    )
+        f"{name} does not keep the branches of a tree apart: scores differ by {difference.item():.2g} of their spread, "
+        f"allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
+        "Drop use_lookahead for this model."
+    ), True
 
 
 def empty_cache(model: PreTrainedModel, given: Any) -> TreeCache:

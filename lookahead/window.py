@@ -7,6 +7,7 @@ level 0 is stored without its column 0, which is the root itself.
 
 import random
 from collections.abc import Sequence
+from itertools import islice
 
 from jacobi.tree import TokenTree
 from jacobi.verify import Path
@@ -140,7 +141,7 @@ class LookaheadDrafter:
 
         Continuing lifts the limit of N tokens a pass where the text repeats, within the same budget of G(N-1) nodes.
         """
-        guesses = list(self.pool.get(tree.tokens[0]))
+        guesses = list(islice(self.pool.get(tree.tokens[0]), self._guesses))
         for guess in guesses:
             tree.extend(0, guess[:room])
         if not guesses:

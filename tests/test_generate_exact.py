@@ -21,7 +21,15 @@ from conftest import (
     tiny_model,
 )
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, GPTNeoConfig, StaticCache
+from transformers import (
+    CLIPVisionConfig,
+    DynamicCache,
+    GenerationConfig,
+    GPTNeoConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    StaticCache,
+)
 
 from lookahead import Jacobi, Lookahead, LookaheadError
 
@@ -522,6 +530,59 @@ def test_integer_types(dtype: torch.dtype) -> None:
     """The output has the type that plain generate returns."""
     inputs = {"input_ids": prompts(3, ragged=False)["input_ids"].to(dtype)}
     same_as_plain(tiny_model("llama"), inputs, max_new_tokens=12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_mask_types(name: str, dtype: torch.dtype) -> None:
+    """transformers takes masks of any type."""
+    for batch in (1, 3):
+        inputs = prompts(batch)
+        inputs["attention_mask"][0, :2] = 0
+        inputs["attention_mask"] = inputs["attention_mask"].to(dtype)
+        same_as_plain(tiny_model(name), inputs, max_new_tokens=12)
+
+
+@pytest.mark.parametrize("pad", [-1, VOCAB])
+@pytest.mark.parametrize("strategy", [None, Jacobi(initial_guess="pad"), Jacobi(mode="hybrid")])
+def test_a_pad_token_outside_the_vocabulary(strategy: Any, pad: int) -> None:
+    """Nothing reads it as long as no row has to be padded."""
+    same_as_plain(tiny_model("llama"), prompts(1), strategy, max_new_tokens=20, pad_token_id=pad, eos_token_id=-1)
+    same_as_plain(
+        tiny_model("llama"), prompts(2, ragged=False), strategy, max_new_tokens=20, pad_token_id=pad, eos_token_id=-1
+    )
+
+
+def test_images() -> None:
+    """A vision-language model: its images belong to the prompt's pass only. Right or refused, but not in the middle."""
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=8,
+            patch_size=4,
+            projection_dim=32,
+        ),
+        text_config=tiny_model("llama").config,
+        image_token_index=VOCAB - 1,
+        image_seq_length=4,
+        vision_feature_layer=-1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlavaForConditionalGeneration(config).double().eval()
+        image = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    inputs = prompts(1)
+    inputs["input_ids"].clamp_(max=VOCAB - 2)
+    same_as_plain(model, inputs, max_new_tokens=12)
+    inputs["input_ids"][0, 2:6] = VOCAB - 1
+    try:
+        same_as_plain(model, inputs | {"pixel_values": image}, max_new_tokens=12)
+    except LookaheadError as error:
+        assert "pixel_values" in str(error)
 
 
 def test_segments() -> None:

@@ -106,10 +106,32 @@ def test_whole_block_leaves_when_it_is_fixed() -> None:
 def test_sliding_block_keeps_its_size() -> None:
     drafter = jacobi("sliding", 3, "pad", [1], keep_trajectory=True)
     _, steps = decode(drafter, lambda prefix: 1, [1], 20)
-    # One fixed: the argmax beyond the right edge fills the one new place. All fixed and one carried: all places are new.
+    # One token is fixed: the argmax beyond the right edge fills the one new place. Four are: every place is new.
     assert drafter.trajectory[:4] == [[0, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 1]]
-    full = [len(tree) - 1 for tree, room in rooms(steps, 20) if room >= 3]
-    assert set(full) == {3}
+    assert [len(tree) - 1 for tree, room in rooms(steps, 20)] == [min(3, room) for _, room in rooms(steps, 20)]
+
+
+@examples(100)
+@given(functions(), PROMPTS, st.integers(1, 8), st.sampled_from(GUESSES))
+def test_sliding_block_fills_the_room_it_has(next_token: NextToken, prompt: list[int], block: int, guess) -> None:
+    """However many tokens were fixed, its right edge is refilled."""
+    _, steps = decode(jacobi("sliding", block, guess, prompt), next_token, prompt, 30)
+    assert all(len(tree) - 1 == min(block, room) for tree, room in rooms(steps, 30))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_wider_row_changes_no_draft(mode: JacobiMode) -> None:
+    """The scores of a narrow row are padded to the widest tree; what stands there is no token."""
+
+    def narrow() -> JacobiDrafter:
+        return JacobiDrafter(mode, 3, lambda size: [4] * size, keep_trajectory=True)
+
+    alone, beside, wide = narrow(), narrow(), jacobi("sliding", 9, "pad", [2])
+    next_token = hashed(6, 5, 2)
+    decode(alone, next_token, [1], 20)
+    steps = list(solve(ToyModel(next_token, [[1], [2]]), [beside, wide], GreedyVerifier(2, 20)))
+    assert any(len(step.trees[1]) > len(step.trees[0]) for step in steps)
+    assert beside.trajectory[: len(alone.trajectory)] == alone.trajectory
 
 
 @examples(150)

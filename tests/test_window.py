@@ -125,7 +125,7 @@ def counter() -> Iterator[int]:
 
 def test_warm_up_of_a_window_of_5_by_4() -> None:
     """W=5, N=4: level 0 starts with W+N-3 tokens; after N-2 passes it has W-1 and the others W."""
-    window = JacobiWindow(5, 4, range(1, 7))
+    window = JacobiWindow(5, 4, range(100))
     tokens = counter()
     seen = [sizes(window)]
     for _ in range(4):
@@ -220,6 +220,29 @@ def test_skip_shifts_every_level_and_refills_the_right_edge(w: int, n: int, pass
     before, refill = [list(level) for level in window.levels], list(islice(tokens, count))
     window.skip(refill)
     assert window.levels == [(level + refill)[count:] for level in before]
+
+
+@examples(60)
+@given(functions(), PROMPTS, W, N, G, st.booleans())
+def test_window_moves_by_one_or_by_what_was_written(
+    next_token: NextToken, prompt: list[int], w: int, n: int, g: int, forward_one: bool
+) -> None:
+    """`advance` is the one column; the columns beyond it are filled with tokens of the text so far."""
+    skips: list[list[int]] = []
+
+    class Spy(JacobiWindow):
+        def skip(self, tokens: Sequence[int]) -> None:
+            skips.append(list(tokens))
+            super().skip(tokens)
+
+    lookahead = drafter(w, n, g, prompt, forward_one=forward_one)
+    lookahead._window = Spy(w, n, lookahead._window.levels[0])
+    steps = list(islice(solve(ToyModel(next_token, [prompt]), [lookahead], GreedyVerifier(1, 200)), 10))
+    written = [step.paths[0].tokens for step in steps]
+    # The prompt's own pass had no window in it.
+    assert [len(refill) for refill in skips] == ([] if forward_one else [len(tokens) - 1 for tokens in written[1:]])
+    text = set(prompt).union(*written)
+    assert all(set(refill) <= text for refill in skips)
 
 
 @examples(150)
