@@ -123,9 +123,13 @@ class Emission:
         self._noise: dict[int, Tensor] = {}
         self._noise_drawn = 0
         kinds = {type(rule) for rule in criteria}
-        ends = [rule for rule in criteria if hasattr(rule, "eos_token_id")]
-        self.pads = bool(ends)
-        self.end_tokens = frozenset(t for rule in ends for t in rule.eos_token_id.flatten().tolist())
+        self.pads = any(hasattr(rule, "eos_token_id") for rule in criteria)
+        self.end_tokens = frozenset(
+            token
+            for rule in criteria
+            if isinstance(rule, criteria_module.EosTokenCriteria)
+            for token in rule.eos_token_id.flatten().tolist()
+        )
         self._simple = kinds <= _SIMPLE_RULES
         row_wise = {type(p) for p in processors} <= _ROW_PROCESSORS and kinds <= _ROW_RULES
         # Without an end token finished rows write real tokens until the last one is done, which only index order shows.
@@ -232,6 +236,11 @@ class Emission:
             return reject(probabilities[0], list(tree.children[node]))
         if self.batch == 1:
             return int(torch.multinomial(probabilities, 1))
+        if not probabilities.sum().isfinite():
+            raise LookaheadError(
+                f"The processed scores of row {row}, token {len(self.written[row]) + 1}, give no probabilities: expected "
+                "at least one finite score and none that is +inf. Check the logits processors."
+            )
         return int((probabilities[0] / self._noise_line(row, probabilities)).argmax(-1))
 
     def _noise_line(self, row: int, like: Tensor) -> Tensor:

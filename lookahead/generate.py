@@ -200,11 +200,12 @@ def _drafters(
             for row, flags in zip(rows, mask.tolist(), strict=True)
         ]
     vocab = model.get_input_embeddings().weight.shape[0]
+    pad = emission.pad if 0 <= emission.pad < vocab else 0  # a draft must be tokens that the model can be fed
     depths = [0] * len(rows)
     drafters = []
     for index, prompt in enumerate(rows):
         seed = None if strategy.seed is None else strategy.seed + index
-        context = RowContext(prompt, vocab, emission.pad, emission.end_tokens, random.Random(seed))
+        context = RowContext(prompt, vocab, pad, emission.end_tokens, random.Random(seed))
         drafters.append(_RowDrafter(strategy.drafter(context), index, emission, depths))
     return drafters
 

@@ -51,6 +51,7 @@ def mask_rules(model: PreTrainedModel) -> Any:
                 inputs_embeds=torch.empty((1, 1, 0), device=model.device, dtype=model.dtype),
                 attention_mask=None,
                 past_key_values=None,
+                position_ids=None,
             )
         finally:
             AttentionMaskInterface._global_mapping.pop(_RECORDER, None)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
+from transformers.generation import utils as generation_utils
 
 from jacobi import Path, Scores, TokenTree
 from lookahead.attention import fused_pass
@@ -21,6 +22,7 @@ _PROMPT_ONLY = (
     "logits_to_keep",
     "inputs_embeds",
     "token_type_ids",
+    *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()),
 )
 
 
@@ -80,7 +82,7 @@ class FusedModel:
         last = [past - 1] * batch if position_ids is None else position_ids[:, -1].expand(batch).tolist()
         # keep() counts the last prompt token like any accepted node, so the state starts one token earlier.
         self._positions = [position - 1 for position in last]
-        self._padding = [0] * batch if mask is None else mask.argmax(-1).tolist()
+        self._padding = [0] * batch if mask is None else mask.long().argmax(-1).tolist()
         if mask is not None:
             self._visible = mask.to(self._device, torch.bool)
         elif batch > 1:

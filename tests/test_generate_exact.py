@@ -158,7 +158,7 @@ def test_rows_end_at_different_times(name: str, recorded: bool) -> None:
     """Finished rows are padded as plain generate pads them; scores, cache and stats are those of the whole batch."""
     model, inputs = tiny_model(name), prompts(4)
     text = run(model, inputs, max_new_tokens=30)[0]
-    for index in (0, 1, 4, 13, 28):
+    for index in (0, 4, 28):
         for row in range(4):
             end = int(text[row, 12 + index])
             output = same_as_plain(
@@ -602,6 +602,24 @@ def test_the_last_position(new_tokens: int, batch: int, strategy: Any) -> None:
     same_as_plain(
         tiny_model("gpt2"), prompts(batch), strategy, max_new_tokens=new_tokens, eos_token_id=18, output_scores=True
     )
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_text_that_ends_before_the_table(batch: int) -> None:
+    """More tokens are allowed than there are positions, but an end token comes first: no draft looks beyond."""
+    model = tiny_model("gpt2")
+    for at in (40, 46, 50, 51):
+        text = run(model, prompts(batch, ragged=False), max_new_tokens=52)[0]
+        ends = sorted({int(row[12 + at]) for row in text})
+        same_as_plain(model, prompts(batch, ragged=False), max_new_tokens=300, eos_token_id=ends)
+
+    def end_all(input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 64)
+
+    for strategy in (None, Jacobi(block_size=30), Jacobi(mode="jacobi", block_size=None)):
+        same_as_plain(
+            model, prompts(batch, ragged=False), strategy, max_new_tokens=300, stopping_criteria=[end_all]
+        )
 
 
 def test_a_prompt_that_fills_the_table() -> None:
