@@ -104,6 +104,7 @@ class Emission:
         self.batch, self.prompt_length = input_ids.shape
         self.written = self._text.written
         self.finished = [False] * self.batch
+        self._ends_at: dict[int, int] = {}  # new tokens of a row when it ended; what follows is padding
         self.scores: list[dict[int, Tensor]] | None = None
         self.logits: list[dict[int, Tensor]] | None = None
         if config.return_dict_in_generate and config.output_scores:
@@ -191,7 +192,8 @@ class Emission:
 
         def stop(token: int) -> bool:
             written.append(token)
-            self.finished[row] = self._ends(row, token)
+            if self._ends(row, token):
+                self._finish(row)
             return self.finished[row] or self._held(row)
 
         if self._direct:
@@ -219,6 +221,15 @@ class Emission:
 
         return walk(tree, choose, stop)
 
+    def _finish(self, row: int) -> None:
+        self.finished[row] = True
+        if self.pads:
+            self._ends_at[row] = len(self.written[row])
+
+    def lengths(self) -> list[int]:
+        """New tokens of each row, padding left out."""
+        return [self._ends_at.get(row, len(written)) for row, written in enumerate(self.written)]
+
     def _held(self, row: int) -> bool:
         """Whether a sampled row leads so far that it has to wait."""
         if not self._sample or self.batch == 1:
@@ -238,8 +249,8 @@ class Emission:
             return int(torch.multinomial(probabilities, 1))
         if not probabilities.sum().isfinite():
             raise LookaheadError(
-                f"The processed scores of row {row}, token {len(self.written[row]) + 1}, give no probabilities: expected "
-                "at least one finite score and none that is +inf. Check the logits processors."
+                f"The processed scores of row {row}, token {len(self.written[row]) + 1}, give no probabilities: "
+                "expected at least one finite score and none that is +inf. Check the logits processors."
             )
         return int((probabilities[0] / self._noise_line(row, probabilities)).argmax(-1))
 
@@ -294,7 +305,8 @@ class Emission:
             flags = done.tolist() if isinstance(done, Tensor) else [bool(done)]
             flags = flags if isinstance(flags, list) else [flags]
             flags = flags * self.batch if len(flags) == 1 else flags
-            self.finished = [was or bool(now) for was, now in zip(self.finished, flags, strict=True)]
+            for row in (row for row, now in enumerate(flags) if now and not self.finished[row]):
+                self._finish(row)
             if all(self.finished):
                 return paths
             children = [tree.children[node].get(token) for tree, node, token in zip(trees, nodes, tokens, strict=True)]

@@ -160,11 +160,13 @@ def generate(
     stats = None if strategy.stats == "none" else DecodingStats()
     streaming = None if streamer is None else _Streaming(streamer, emission)
     with grouped_attention(), _optimized(model):
-        going = [True] * batch
+        before = [0] * batch
         for step in solve(fused, drafters, emission):
             if stats is not None:
-                stats.count(step, going=going, first=stats.steps == 0, detailed=strategy.stats == "detailed")
-                going = [not done for done in emission.finished]
+                after = emission.lengths()
+                written = [now - then for now, then in zip(after, before, strict=True)]
+                stats.count(step, written, first=stats.steps == 0, detailed=strategy.stats == "detailed")
+                before = after
             if streaming is not None:
                 streaming.flush()
     if streamer is not None:

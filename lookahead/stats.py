@@ -64,17 +64,16 @@ class DecodingStats:
         """So that ``sum(list_of_stats)`` works."""
         return DecodingStats() + self if other == 0 else NotImplemented
 
-    def count(self, step: Step, *, going: Sequence[bool], first: bool, detailed: bool) -> None:
+    def count(self, step: Step, written: Sequence[int], *, first: bool, detailed: bool) -> None:
         """Take in one pass.
 
         Args:
             step: the pass.
-            going: the rows that had not ended before it; what others wrote is padding.
+            written: tokens that each row wrote in it, padding left out.
             first: it was the prompt's.
             detailed: record it in ``passes``.
         """
         self.steps += 1
-        written = [len(path.tokens) if row else 0 for path, row in zip(step.paths, going, strict=True)]
         drafted = sum(len(tree) - 1 for tree, tokens in zip(step.trees, written, strict=True) if tokens)
         self.drafted += drafted
         for tokens in written:
@@ -91,7 +90,7 @@ class DecodingStats:
         self.verify_ms += step.verify_ms
         self.keep_ms += step.keep_ms
         if detailed:
-            record = {"nodes": [len(tree) for tree in step.trees], "tokens": written}
+            record = {"nodes": [len(tree) for tree in step.trees], "tokens": list(written)}
             times = ("draft_ms", "forward_ms", "verify_ms", "keep_ms")
             self.passes.append(record | {name: getattr(step, name) for name in times})
 

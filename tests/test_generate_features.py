@@ -751,19 +751,21 @@ def test_nothing_is_left_on_the_model() -> None:
 @pytest.mark.parametrize("eos", [None, 6, [1, 2, 3, 25, 26]], ids=["none", "one", "many"])
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-def test_stats_add_up(sample: bool, batch: int, eos: Any) -> None:
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+def test_stats_add_up(sample: bool, batch: int, eos: Any, together: bool) -> None:
     """Emitted tokens are those of every row up to its end, pads not counted; every other count fits to them."""
     ends = {eos} if isinstance(eos, int) else set(eos or ())
+    settings = {"pad_token_id": 7, "max_new_tokens": 33, "eos_token_id": eos, "do_sample": sample}
+    if together:  # a processor that is not known has to see all rows at the same time
+        settings["logits_processor"] = [lambda input_ids, scores: scores]
     for model in (counting_model(), tiny_model("llama")):
         for recorded in (False, True):  # with scores, finished rows are fed pads, which do not count
             output = same_as_plain(
                 model,
                 prompts(batch),
                 Lookahead(seed=0, stats="detailed"),
-                max_new_tokens=33,
-                eos_token_id=eos,
-                do_sample=sample,
                 output_scores=recorded,
+                **settings,
             )
             stats, rows = output.stats, output.sequences[:, 12:].tolist()
             lengths = [next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
@@ -776,6 +778,29 @@ def test_stats_add_up(sample: bool, batch: int, eos: Any) -> None:
             assert max(lengths) / max(stats.histogram) <= stats.steps <= max(lengths)
             assert stats.mean_acceptance_length == stats.emitted / stats.row_steps
             assert stats.passes[0]["nodes"] == [1] * batch
+
+
+@augmented
+@pytest.mark.parametrize("recorded", [False, True], ids=["text", "scores"])
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+def test_a_draft_of_pads_does_not_count(together: bool, recorded: bool) -> None:
+    """Rows end inside a block, and their trees go on with what happens to be the pad token."""
+    inputs = {"input_ids": torch.tensor([[(start + at) % 7 + 1 for at in range(15)] for start in (0, 2, 3)])}
+    processors = [lambda input_ids, scores: scores] if together else []
+    output = same_as_plain(
+        counting_model(),
+        inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])},
+        Lookahead(seed=0),
+        max_new_tokens=30,
+        eos_token_id=6,
+        pad_token_id=7,
+        logits_processor=processors,
+        output_scores=recorded,
+    )
+    rows = output.sequences[:, 15:].tolist()
+    assert [row.index(6) for row in rows] == [4, 2, 1]
+    assert output.stats.emitted == 5 + 3 + 2
+    assert output.stats.accepted == output.stats.emitted - output.stats.row_steps
 
 
 @augmented

@@ -35,6 +35,11 @@ NUMBERS = [
 ]  # fmt: skip
 
 
+def tokens_of(step: Step, going: list[bool]) -> list[int]:
+    """Tokens that each row wrote, rows that had ended before counting as 0."""
+    return [len(path.tokens) if row else 0 for path, row in zip(step.paths, going, strict=True)]
+
+
 def step(*rows: tuple[int, int], ms: tuple[float, float, float, float] = (1.0, 2.0, 4.0, 8.0)) -> Step:
     """A pass from (nodes below the root, tokens written) of each row."""
     trees = [TokenTree.chain(0, range(drafted)) for drafted, _ in rows]
@@ -45,7 +50,7 @@ def step(*rows: tuple[int, int], ms: tuple[float, float, float, float] = (1.0, 2
 def counted(steps: list[Step], *, detailed: bool = False) -> DecodingStats:
     stats = DecodingStats()
     for index, one in enumerate(steps):
-        stats.count(one, going=[True] * len(one.paths), first=index == 0, detailed=detailed)
+        stats.count(one, tokens_of(one, [True] * len(one.paths)), first=index == 0, detailed=detailed)
     return stats
 
 
@@ -76,11 +81,11 @@ def test_count_times() -> None:
 def test_count_rows_that_have_ended() -> None:
     """A pass is one for the batch; a row counts only while it writes."""
     stats = DecodingStats()
-    stats.count(step((0, 1), (0, 1)), going=[True, True], first=True, detailed=False)
-    stats.count(step((5, 2), (3, 4)), going=[True, True], first=False, detailed=False)
-    stats.count(step((5, 2), (3, 1)), going=[True, False], first=False, detailed=False)
-    stats.count(step((5, 2), (3, 0)), going=[True, False], first=False, detailed=False)
-    stats.count(step((5, 0), (3, 1)), going=[True, True], first=False, detailed=False)
+    stats.count(step((0, 1), (0, 1)), tokens_of(step((0, 1), (0, 1)), [True, True]), first=True, detailed=False)
+    stats.count(step((5, 2), (3, 4)), tokens_of(step((5, 2), (3, 4)), [True, True]), first=False, detailed=False)
+    stats.count(step((5, 2), (3, 1)), tokens_of(step((5, 2), (3, 1)), [True, False]), first=False, detailed=False)
+    stats.count(step((5, 2), (3, 0)), tokens_of(step((5, 2), (3, 0)), [True, False]), first=False, detailed=False)
+    stats.count(step((5, 0), (3, 1)), tokens_of(step((5, 0), (3, 1)), [True, True]), first=False, detailed=False)
     assert (stats.steps, stats.row_steps) == (5, 2 + 2 + 1 + 1 + 1)
     assert stats.emitted == 2 + 6 + 2 + 2 + 1
     assert stats.drafted == 8 + 5 + 5 + 3
@@ -144,7 +149,7 @@ def test_counting_in_two_parts_is_counting_in_one() -> None:
     steps = [step((0, 1)), step((6, 3)), step((6, 1)), step((4, 3))]
     second = DecodingStats()
     for one in steps[2:]:
-        second.count(one, going=[True], first=False, detailed=True)
+        second.count(one, tokens_of(one, [True]), first=False, detailed=True)
     assert counted(steps[:2], detailed=True) + second == counted(steps, detailed=True)
 
 
@@ -177,5 +182,5 @@ def test_sums_share_nothing_with_what_was_added() -> None:
     """Counting on into a total must not change its parts."""
     part = counted([step((0, 1))])
     total = sum([part])
-    total.count(step((2, 1)), going=[True], first=False, detailed=False)
+    total.count(step((2, 1)), tokens_of(step((2, 1)), [True]), first=False, detailed=False)
     assert part.steps == 1
