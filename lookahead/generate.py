@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, TokenTree, solve
+from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, TokenTree, solve
 from lookahead import support
 from lookahead.attention import grouped_attention
 from lookahead.emission import Emission
@@ -159,16 +159,24 @@ def generate(
     )
     stats = None if strategy.stats == "none" else DecodingStats()
     streaming = None if streamer is None else _Streaming(streamer, emission)
-    with grouped_attention(), _optimized(model):
-        before = [0] * batch
-        for step in solve(fused, drafters, emission):
-            if stats is not None:
-                after = emission.lengths()
-                written = [now - then for now, then in zip(after, before, strict=True)]
-                stats.count(step, written, first=stats.steps == 0, detailed=strategy.stats == "detailed")
-                before = after
-            if streaming is not None:
-                streaming.flush()
+    before = [0] * batch
+
+    def read(step: Step) -> None:
+        nonlocal before
+        if stats is not None:
+            after = emission.lengths()
+            written = [now - then for now, then in zip(after, before, strict=True)]
+            stats.count(step, written, first=stats.steps == 0, detailed=strategy.stats == "detailed")
+            before = after
+        if streaming is not None:
+            streaming.flush()
+
+    steps = solve(fused, drafters, emission)
+    with grouped_attention():
+        read(next(steps))  # the prompt's pass, for which transformers keeps its own choice of kernels
+        with _optimized(model):
+            for step in steps:
+                read(step)
     if streamer is not None:
         streamer.end()
     if export:

@@ -617,9 +617,7 @@ def test_a_text_that_ends_before_the_table(batch: int) -> None:
         return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 64)
 
     for strategy in (None, Jacobi(block_size=30), Jacobi(mode="jacobi", block_size=None)):
-        same_as_plain(
-            model, prompts(batch, ragged=False), strategy, max_new_tokens=300, stopping_criteria=[end_all]
-        )
+        same_as_plain(model, prompts(batch, ragged=False), strategy, max_new_tokens=300, stopping_criteria=[end_all])
 
 
 def test_a_prompt_that_fills_the_table() -> None:

@@ -2,15 +2,18 @@
 
 import copy
 import json
+import random
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from conftest import (
+    MODELS,
     VOCAB,
     counting_model,
     fresh_model,
@@ -47,10 +50,8 @@ augmented = pytest.mark.usefixtures("augmented")
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
     """Letters and some pairs of them: 0 pads, 1 is ``a`` and so on; ``counting_model`` writes ``abcdefgabc...``."""
-    letters = [chr(ord("a") + index) for index in range(26)] + [
-        "\u0120"
-    ]  # the last is a space, as byte-level BPE has it
-    pairs = [(first, second) for first, second in zip(letters[7:], letters[8:], strict=False)]
+    letters = [*map(chr, range(ord("a"), ord("z") + 1)), "\u0120"]  # a space, as byte-level BPE writes it
+    pairs = list(pairwise(letters[7:]))
     words = ["<pad>", *letters, *map("".join, pairs), "<end>"]
     vocab = {word: token for token, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocab, pairs))
@@ -506,6 +507,76 @@ def test_text_streamers(tokenizer: PreTrainedTokenizerFast, capsys: pytest.Captu
     assert len(pieces) > 10
 
 
+# --- everything at once --------------------------------------------------------------------------------------------
+
+
+def check_a_random_call(seed: int) -> None:
+    """Model, batch, prompt, settings, rules and strategy drawn at random, nothing kept apart."""
+    rng = random.Random(seed)
+    name = rng.choice([*MODELS, *["counting"] * 6])
+    model = counting_model(sharpness=6.5) if name == "counting" else tiny_model(name)
+    batch, length = rng.choice([1, 1, 2, 3, 5]), rng.randint(1, 20)
+    settings: dict[str, Any] = {"max_new_tokens": rng.randint(1, 44), "seed": rng.randrange(1000)}
+
+    def sometimes(chance: float, **more: Any) -> bool:
+        taken = rng.random() < chance
+        settings.update(more if taken else {})
+        return taken
+
+    if sometimes(0.5, do_sample=True):
+        sometimes(0.5, temperature=rng.choice([0.3, 0.7, 1.5]))
+        sometimes(0.3, num_return_sequences=rng.choice([2, 3]))
+        sometimes(0.2, top_k=5, top_p=0.9)
+    if sometimes(0.5, eos_token_id=rng.sample(range(VOCAB), rng.choice([1, 3, 8]))):
+        sometimes(0.3, min_new_tokens=rng.randint(1, 10))
+        sometimes(0.2, pad_token_id=rng.randrange(VOCAB))
+    sometimes(0.3, output_scores=True)
+    sometimes(0.3, output_logits=True)
+    sometimes(0.2, repetition_penalty=1.3)
+    sometimes(0.15, no_repeat_ngram_size=rng.choice([2, 3]))
+    sometimes(0.1, encoder_repetition_penalty=1.4)
+    sometimes(0.1, prefix_allowed_tokens_fn=allowed_tokens)
+    sometimes(0.1, use_cache=False)
+    lengths = [length + rng.randint(1, 30) for _ in range(batch * settings.get("num_return_sequences", 1))]
+    stopped = sometimes(0.15, stopping_criteria_new=lambda: StoppingCriteriaList([RowEnds(lengths)]))
+    strategy: Any = Lookahead(
+        window_size=rng.choice([1, 2, 3, 5, 7, 15, 30]),
+        ngram_size=rng.choice([2, 3, 4, 5, 8]),
+        verification_set_size=rng.choice([0, 1, 3, 7, 20]),
+        pool_from_prompt=rng.random() < 0.5,
+        pool_from_output=rng.random() < 0.5,
+        always_forward_one=rng.random() < 0.5,
+        seed=seed,
+    )
+    if rng.random() < 0.3:
+        mode: Any = rng.choice(["jacobi", "gauss-seidel", "hybrid", "sliding"])
+        guess = rng.choice(["text", "tail", "pad", (1, 2, 3)])
+        strategy = Jacobi(mode=mode, block_size=rng.choice([1, 3, 8, 20]), initial_guess=guess, seed=seed)
+    output = same_as_plain(model, prompts(batch, length, seed, ragged=rng.random() < 0.7), strategy, **settings)
+    if not stopped:
+        ends = set(settings.get("eos_token_id", ()))
+        new = output.sequences[:, length:].tolist()
+        assert output.stats.emitted == sum(
+            next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in new
+        )
+
+
+@augmented
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_call(seed: int) -> None:
+    """A few of them always."""
+    check_a_random_call(seed)
+
+
+@augmented
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_many_random_calls(block: int) -> None:
+    """More of them when there is time."""
+    for seed in range(1000 + 100 * block, 1100 + 100 * block):
+        check_a_random_call(seed)
+
+
 # --- the ways to ask for it ----------------------------------------------------------------------------------------
 
 
@@ -850,8 +921,8 @@ def test_trajectories() -> None:
     for row, iterates in enumerate(output.trajectories):
         text = output.sequences[row, 12:].tolist()
         assert len(iterates[0]) == 13, "all but the first token, which the prompt gives, and the last, which is carried"
-        assert all(len(after) < len(before) for before, after in zip(iterates, iterates[1:], strict=False))
-        for before, after in zip(iterates, iterates[1:], strict=False):
+        assert all(len(after) < len(before) for before, after in pairwise(iterates))
+        for before, after in pairwise(iterates):
             fixed = len(before) - len(after)
             assert before[: fixed - 1] == text[14 - len(before) :][: fixed - 1]
     plain = same_as_plain(tiny_model("llama"), prompts(2), Jacobi(), max_new_tokens=15)
