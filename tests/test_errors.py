@@ -228,7 +228,7 @@ def test_modes_without_the_patch(settings: dict[str, Any], passes: Passes) -> No
     """``custom_generate`` checks for itself."""
     lookahead.restore_all()
     seen = passes(tiny_model("llama"))
-    with unchanged(tiny_model("llama")), pytest.raises(LookaheadError, match="cannot be combined|not supported"):
+    with unchanged(tiny_model("llama")), pytest.raises(LookaheadError, match=r"cannot be combined|not supported"):
         tiny_model("llama").generate(**prompts(1), custom_generate=Lookahead(), max_new_tokens=8, **settings)
     assert seen == []
 
@@ -402,6 +402,16 @@ def test_caches_that_cannot_keep_slots(full: bool, passes: Passes) -> None:
 
 
 @pytest.mark.usefixtures("works_afterwards")
+def test_quantized_caches(passes: Passes) -> None:
+    """Asked for by name and given."""
+    match = "A QuantizedCache cannot keep chosen slots of a tree"
+    settings = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    refused(passes, tiny_model("llama"), match, **settings)
+    cache = transformers.QuantizedCache(backend="fp8", config=tiny_model("llama").config)
+    refused(passes, tiny_model("llama"), match, past_key_values=cache)
+
+
+@pytest.mark.usefixtures("works_afterwards")
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -494,11 +504,10 @@ def test_the_self_test_runs_once(passes: Passes) -> None:
 
 def test_the_self_test_draws_nothing() -> None:
     """The first call with a model is as repeatable as the second."""
-    states = []
     model = fresh_model("llama")
-    for _ in range(2):
-        states.append(run(model, prompts(1), max_new_tokens=5, do_sample=True, use_lookahead=True)[1])
-    assert torch.equal(*states)
+    first, second = (run(model, prompts(1), max_new_tokens=5, do_sample=True, use_lookahead=True) for _ in range(2))
+    assert first[0].tolist() == second[0].tolist()
+    assert torch.equal(first[1], second[1])
 
 
 def test_verdicts_are_held_weakly() -> None:
@@ -608,7 +617,7 @@ def test_nan_weights(batch: int) -> None:
     with torch.no_grad():
         model.lm_head.weight[3, 4] = torch.nan
     for _ in range(2):
-        with pytest.raises(LookaheadError, match="logits are NaN at step 1 .row 0, token 1"):
+        with pytest.raises(LookaheadError, match=r"logits are NaN at step 1 \(row 0, token 1\)"):
             model.generate(**prompts(batch), max_new_tokens=12, use_lookahead=True)
 
 
@@ -630,7 +639,7 @@ def test_nothing_to_sample_from(settings: dict[str, Any], batch: int) -> None:
     """Where processors leave no distribution, plain generate fails; lookahead does not make a token up."""
     model = tiny_model("llama")
     for asked in ({}, {"use_lookahead": True}):
-        with unchanged(model), pytest.raises((RuntimeError, LookaheadError), match="nan|NaN"):
+        with unchanged(model), pytest.raises((RuntimeError, LookaheadError), match=r"nan|give no probabilities"):
             model.generate(**prompts(batch), max_new_tokens=5, do_sample=True, **settings, **asked)
     same_as_plain(model, prompts(batch), max_new_tokens=5, do_sample=False, **settings)
 
@@ -685,7 +694,7 @@ def troublemaker(where: str, tick: Callable[[], None], model: Any) -> dict[str, 
 @pytest.mark.parametrize("where", ["streamer", "processor", "criterion", "model"])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_an_exception_in_the_middle(where: str, count: int, error: BaseException) -> None:
-    """It comes through as it is; the model, the patch and the caller's caches are as before, and the next call works."""
+    """It comes through as it is; the model, the patch and the caller's caches are as before; the next call works."""
     for name in ("llama", "mistral"):
         model = tiny_model(name)
         for batch in (1, 3):
@@ -816,11 +825,11 @@ def test_folders_without_a_model(tmp_path: Any) -> None:
     """Nothing there, no config, no weights, broken weights."""
     with pytest.raises(LookaheadError, match="nowhere"):
         load_model(tmp_path / "nowhere")
-    with pytest.raises(LookaheadError, match="holds no config.json"):
+    with pytest.raises(LookaheadError, match=r"holds no config\.json"):
         load_model(tmp_path)
     config = tiny_model("llama").config.to_dict() | {"dtype": "float32"}
     (tmp_path / "config.json").write_text(json.dumps(config, default=str))
-    with pytest.raises(LookaheadError, match="holds no weights: expected .*safetensors"):
+    with pytest.raises(LookaheadError, match=r"holds no weights: expected .*safetensors"):
         load_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(LookaheadError, match="could not be loaded"):

@@ -528,7 +528,7 @@ def check_a_random_call(seed: int) -> None:
         sometimes(0.3, num_return_sequences=rng.choice([2, 3]))
         sometimes(0.2, top_k=5, top_p=0.9)
     if sometimes(0.5, eos_token_id=rng.sample(range(VOCAB), rng.choice([1, 3, 8]))):
-        sometimes(0.3, min_new_tokens=rng.randint(1, 10))
+        sometimes(0.3, min_new_tokens=min(rng.randint(1, 10), settings["max_new_tokens"]))
         sometimes(0.2, pad_token_id=rng.randrange(VOCAB))
     sometimes(0.3, output_scores=True)
     sometimes(0.3, output_logits=True)
