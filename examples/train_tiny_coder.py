@@ -186,14 +186,15 @@ pipeline_tag: text-generation
 A Llama-type network of {parameters:,} parameters that continues Python source. It exists so that `lookahead` can be
 tried, tested and measured with no download; it is no assistant, and like all small models it soon repeats itself.
 
-- **Shape**: {shape}. Byte-level BPE of {vocab:,} tokens, trained on the same files; a line break and the indentation
-  behind it are one piece, so a prompt should not end in a line break.
+- **Shape**: {shape}. Byte-level BPE of {vocab:,} tokens,
+  trained on the same files. A line break and the indentation behind it are one piece: a prompt should not end in one.
 - **Data**: the Python standard library and permissively licensed packages, {train_mb:.0f} MB in {train_files:,} files
   after copies were dropped; at most {cap_mb:.0f} MB from one package. `training.json` lists every package, its version
   and its bytes. Licences are those that the packages declare (MIT, BSD, Apache-2.0, PSF, ISC).
 - **Held out**: {held_files} files ({held_mb:.1f} MB), chosen by the SHA-256 of their bytes.
-- **Bits per byte on the held-out files: {bpb:.3f}** (float32 evaluation of the shipped half-precision weights); on
-  those of the standard library alone {bpb_std:.3f}. Packages whose files resemble each other are easier than that.
+- **Bits per byte on the held-out files: {bpb:.3f}** (float32 evaluation of the shipped half-precision weights);
+  {bpb_std:.3f} on those of the standard library. By package it goes from {low:.2f} to {high:.2f}: files that resemble
+  others are easier.
 - **Training**: {minutes:.0f} minutes on {device} (shared with other work), {seen_m:.1f} million tokens in windows of
   {context}, bfloat16 autocast, Muon for the matrices inside the layers and AdamW for the rest.
 - **Licence of the weights**: Apache-2.0.
@@ -360,6 +361,8 @@ def main(
         held_mb=corpus["bytes"]["held_out"] / 1e6,
         bpb=bpb["all"],
         bpb_std=next((value for name, value in bpb.items() if name.startswith("python-")), math.nan),
+        low=min(bpb.values()),
+        high=max(bpb.values()),
         minutes=minutes,
         device="a GPU" if device == "cuda" else f"{torch.get_num_threads()} CPU cores",
         seen_m=seen / 1e6,

@@ -26,14 +26,11 @@ def _grouped_sdpa(
     """``sdpa`` as registered; inside our pass, query heads that share a key head are attended to together."""
     original = _original
     assert original is not None  # only registered while it is set
+    if not getattr(_thread, "in_pass", False) or attention_mask is None:
+        return original(module, query, key, value, attention_mask, **kwargs)
     groups = query.shape[1] // key.shape[1]
-    ours = (
-        getattr(_thread, "in_pass", False)
-        and groups > 1
-        and kwargs.get("position_bias") is None
-        and "s_aux" not in kwargs
-    )
-    if not ours or attention_mask is None or attention_mask.shape[1] != 1:
+    biased = kwargs.get("position_bias") is not None or "s_aux" in kwargs
+    if groups == 1 or biased or attention_mask.shape[1] != 1:
         return original(module, query, key, value, attention_mask, **kwargs)
     batch, heads, nodes, channels = query.shape
     scale = kwargs.get("scaling")

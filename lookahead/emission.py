@@ -154,11 +154,13 @@ class Emission:
 
     def room(self) -> list[int]:
         """A node at depth d decides token d+1 after the root, which must still fit."""
-        longest = self._text.longest
         left = [self._max_length - self.prompt_length - len(row) - 1 for row in self.written]
         limit = self._model_room()
         rooms = [max(0, min(pair)) for pair in zip(left, limit or left, strict=True)]
+        if not any(self.finished):
+            return rooms
         # A finished row only has to catch up with the longest (or, together, to come along for a tree's depth).
+        longest = self._text.longest
         return [
             min(room, max(0, longest - len(row) - 1)) if done and not self.together else room
             for room, done, row in zip(rooms, self.finished, self.written, strict=True)

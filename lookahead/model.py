@@ -154,9 +154,8 @@ class FusedModel:
         vocab = logits.shape[-1]
         if logits.dtype == torch.float64:
             logits = logits.float()  # plain decoding compares in float32, where near ties go to the lower id
-        best = logits.argmax(-1)
-        nan = logits.gather(-1, best[..., None])[..., 0].isnan()  # argmax treats NaN as the largest number
-        greedy = (best + nan * vocab).tolist()
+        highest, best = logits.max(-1)  # NaN counts as the highest
+        greedy = torch.where(highest.isnan(), best + vocab, best).tolist()
         broken = set()
         for row, ids in enumerate(greedy):
             if max(ids) >= vocab:

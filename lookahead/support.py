@@ -3,6 +3,7 @@
 import inspect
 import threading
 import weakref
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def check_model(model: PreTrainedModel) -> None:
             f"{name} has local attention layers whose window is counted in cache slots, not in positions. "
             "Drop use_lookahead."
         )
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    if not _takes_positions(type(model)):
         raise LookaheadError(
             f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position. Drop use_lookahead."
         )
@@ -80,6 +81,11 @@ def check_model(model: PreTrainedModel) -> None:
             f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
             "Call model.set_attn_implementation('sdpa') first, or drop use_lookahead."
         )
+
+
+@lru_cache
+def _takes_positions(kind: type[PreTrainedModel]) -> bool:
+    return "position_ids" in inspect.signature(kind.forward).parameters
 
 
 def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
