@@ -3,6 +3,7 @@
 import inspect
 import threading
 import weakref
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -71,7 +72,7 @@ def check_model(model: PreTrainedModel) -> None:
             f"{name} has local attention layers whose window is counted in cache slots, not in positions. "
             "Drop use_lookahead."
         )
-    if not _takes_positions(type(model)):
+    if not _takes_positions(type(model).forward):
         raise LookaheadError(
             f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position. Drop use_lookahead."
         )
@@ -84,8 +85,8 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 @lru_cache
-def _takes_positions(kind: type[PreTrainedModel]) -> bool:
-    return "position_ids" in inspect.signature(kind.forward).parameters
+def _takes_positions(forward: Callable[..., Any]) -> bool:
+    return "position_ids" in inspect.signature(forward).parameters
 
 
 def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
