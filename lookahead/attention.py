@@ -32,16 +32,34 @@ def _grouped_sdpa(
     biased = kwargs.get("position_bias") is not None or "s_aux" in kwargs
     if groups == 1 or biased or attention_mask.shape[1] != 1:
         return original(module, query, key, value, attention_mask, **kwargs)
-    batch, heads, nodes, channels = query.shape
     scale = kwargs.get("scaling")
-    attend = torch.nn.functional.scaled_dot_product_attention
     if query.device.type == "cpu":
+        attend = torch.nn.functional.scaled_dot_product_attention
         output = attend(query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=True)
     else:  # on CUDA a masked grouped call falls back to the slowest kernel, a packed one does not
-        packed = query.reshape(batch, key.shape[1], groups * nodes, channels)
-        mask = attention_mask.repeat(1, 1, groups, 1)
-        output = attend(packed, key, value, attn_mask=mask, scale=scale).reshape(batch, heads, nodes, value.shape[-1])
+        output = packed_attention(query, key, value, attention_mask, scale)
     return output.transpose(1, 2).contiguous(), None
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    """Grouped-query attention in which the query heads of one key head are rows of one larger query.
+
+    Args:
+        query: ``[batch, head, node, channel]``.
+        key: ``[batch, key head, slot, channel]``.
+        value: ``[batch, key head, slot, value channel]``.
+        mask: additive, ``[batch, 1, node, slot]``.
+        scale: of the scores; None is 1 over the root of the channels.
+
+    Returns:
+        ``[batch, head, node, value channel]``.
+    """
+    batch, heads, nodes, channels = query.shape
+    groups = heads // key.shape[1]
+    packed = query.reshape(batch, key.shape[1], groups * nodes, channels)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    output = attend(packed, key, value, attn_mask=mask.repeat(1, 1, groups, 1), scale=scale)
+    return output.reshape(batch, heads, nodes, value.shape[-1])
 
 
 @contextmanager
