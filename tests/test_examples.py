@@ -1,11 +1,9 @@
 """Every example runs as it stands, says what it is there to say, and stays short."""
 
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from lookahead import bundled
 
@@ -17,15 +15,6 @@ SAYS = {
     "batch": [*(f"-- row {row}: identical: True" for row in range(3)), "passes of the whole batch", " at once: "],
     "stop_strings": ["-- without a stop string: ", "-- stop at '\\n': ", "-- stop at '\\n\\n': ", "identical: True"],
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from a second thread, and on a busy machine two wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
