@@ -1,4 +1,4 @@
-"""The solver under `lookahead`: token trees, verification and the decoding loop. Torch only."""
+"""The solver under `lookahead`: token trees, verification and the decoding loop. Torch and numpy only."""
 
 from jacobi.drafter import Drafter as Drafter
 from jacobi.drafter import JacobiDrafter as JacobiDrafter

@@ -72,7 +72,10 @@ class Verifier(Protocol):
 
 
 def solve(model: Model, drafters: Sequence[Drafter], verifier: Verifier) -> Iterator[Step]:
-    """Decode a batch, one row a drafter; yields one :class:`Step` a forward pass, the prompt's pass first."""
+    """Decode a batch, one row a drafter; yields one :class:`Step` a forward pass, the prompt's pass first.
+
+    The tree of the prompt's pass is a root alone, which stands for the prompt's last token; its token id means nothing.
+    """
     trees = [TokenTree(0) for _ in drafters]
     start = drafted = perf_counter()
     scores = model.prefill()

@@ -91,7 +91,7 @@ class TokenTree:
 
     def mask(self) -> Tensor:
         """Which node sees which: bool ``[node, node]``, row = the one that looks (see :func:`branch_mask`)."""
-        return branch_mask(tuple(self.parents))
+        return branch_mask(self.parents)
 
     @classmethod
     def chain(cls, root: int, tokens: Iterable[int]) -> "TokenTree":
@@ -132,12 +132,10 @@ class TokenTree:
         return tree
 
 
-@lru_cache(maxsize=256)
-def branch_mask(parents: tuple[int, ...]) -> Tensor:
+def branch_mask(parents: Sequence[int]) -> Tensor:
     """The ancestor closure of a parent array: bool ``[node, node]``, ``[a, b]`` = b is a or an ancestor of a.
 
     This is the whole mask rule of the project: branches never see each other because they are different branches.
-    Shapes that recur are built once. Do not write into the result.
     """
     ancestors: list[int] = []  # one bit set for each node, as a Python integer: 70 nodes cost about 15 microseconds
     for node, parent in enumerate(parents):
@@ -149,8 +147,19 @@ def branch_mask(parents: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(bits.astype(bool))
 
 
-@lru_cache(maxsize=256)
-def additive_mask(parents: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """:func:`branch_mask` as attention adds it: ``[node, node]``, 0 where visible, else the lowest finite number."""
+def additive_mask(parents: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """:func:`branch_mask` as attention adds it: ``[node, node]``, 0 where visible, else the lowest finite number.
+
+    Shapes of up to 128 nodes that recur are built once; do not write into the result.
+    """
+    build = _recurring_mask if len(parents) <= _LARGEST_CACHED else _additive_mask
+    return build(tuple(parents), dtype, device)
+
+
+def _additive_mask(parents: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     visible = branch_mask(parents).to(device)
     return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+_LARGEST_CACHED = 128  # nodes: 64 masks of this size are 4 MB in float32
+_recurring_mask = lru_cache(maxsize=64)(_additive_mask)

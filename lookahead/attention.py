@@ -66,18 +66,21 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
 def grouped_attention() -> Iterator[None]:
     """Keep the wrapper registered while the block runs; the last one out restores what was there."""
     global _users, _original
+    registry = (
+        ALL_ATTENTION_FUNCTIONS._global_mapping
+    )  # a local override of the user's goes before it, and is left alone
     with _lock:
-        if _users == 0:
-            _original = ALL_ATTENTION_FUNCTIONS["sdpa"]
-            ALL_ATTENTION_FUNCTIONS.register("sdpa", _grouped_sdpa)
+        if registry["sdpa"] is not _grouped_sdpa:
+            _original = registry["sdpa"]
+            registry["sdpa"] = _grouped_sdpa
         _users += 1
     try:
         yield
     finally:
         with _lock:
             _users -= 1
-            if _users == 0 and _original is not None:
-                ALL_ATTENTION_FUNCTIONS.register("sdpa", _original)
+            if _users == 0 and _original is not None and registry["sdpa"] is _grouped_sdpa:
+                registry["sdpa"] = _original
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def load_model(
     Raises:
         LookaheadError: there is no model there, or it has no weights.
     """
-    path = Path(folder)
+    path = Path(folder).expanduser()
     if path.exists() or str(folder).startswith((".", "/", "~")):
         if not path.is_dir():
             raise LookaheadError(f"{folder} is not a folder: expected one with config.json and weights.")
@@ -47,9 +47,10 @@ def load_model(
                 f"{folder} holds no weights: expected *.safetensors or *.bin beside config.json. Copy them there, or "
                 "save the model again with save_pretrained."
             )
+    source = path if path.exists() else folder
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise LookaheadError(f"{folder} could not be loaded as a causal model: {error}") from error
     return model.to(device).eval(), tokenizer

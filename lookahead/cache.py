@@ -1,9 +1,9 @@
 """The key/value history: one preallocated buffer that keeps chosen slots, ragged over the batch.
 
 While the prompt runs, layers hold what the model gives them. Then all layers of one shape move into one buffer
-``[entry, batch, head, slot, channel]`` (an entry is one layer's keys or values), so that keeping the accepted slots
-of a pass is one gather and one copy for the whole model. Every layer keeps every slot, sliding-window layers too: the
-window is the mask's business.
+``[entry, batch, head, slot, channel]`` (an entry is one layer's keys or values), so that keeping a row's accepted slots
+is one gather and one copy for the whole model. Every layer keeps every slot, sliding-window layers too: the window is
+the mask's business.
 
 A pass writes its nodes at slots ``base .. base+T-1`` of every row, ``base`` being the longest row's history; what a
 shorter row has between its own history and ``base`` is masked out and later overwritten.
@@ -151,9 +151,7 @@ class TreeCache(Cache):
             for entry, (layer, name, _) in enumerate(members):
                 setattr(layer, f"{name}_entry", (group, entry))
         if not self._groups:
-            raise LookaheadError(
-                "The model filled no key/value cache in the prompt's pass, so no tree can be verified."
-            )
+            raise LookaheadError("This model fills no key/value cache, so no tree can be verified. Drop use_lookahead.")
         self.base, self.lengths = length - 1, [length - 1] * self._groups[0].buffer.shape[1]
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
@@ -167,8 +165,9 @@ class TreeCache(Cache):
             if not count:
                 continue
             if start != self.base or list(nodes) != list(range(count)):
+                picked = torch.tensor([self.base + node for node in nodes])
                 for group in self._groups:
-                    slots = torch.tensor([self.base + node for node in nodes], device=group.buffer.device)
+                    slots = picked.to(group.buffer.device)
                     states = group.buffer[:, row]
                     states[:, :, start : start + count] = states.index_select(2, slots)
             self.lengths[row] = start + count
@@ -180,7 +179,7 @@ class TreeCache(Cache):
         Every row must have the same length.
         """
         length = self.base
-        while len(cache.layers) < len(self.layers):
+        while len(cache.layers) < len(self.layers) and cache.layer_class_to_replicate is not None:
             cache.layers.append(cache.layer_class_to_replicate())
         for source, layer in zip(self.layers, cache.layers, strict=False):
             if source.key_entry is None or source.value_entry is None:
@@ -201,15 +200,19 @@ class TreeCache(Cache):
             layer.keys, layer.values = keys.clone(), values.clone()
 
 
-def check_cache(cache: Any, *, n_layers: int, batch: int, heads: int | None, channels: int | None) -> None:
+def check_cache(
+    cache: Any, *, n_layers: int, n_shared: int = 0, batch: int, heads: int | None, channels: int | None, slots: int = 0
+) -> None:
     """Refuse, by name, a cache that a tree cannot run on or that belongs to another model.
 
     Args:
         cache: what ``generate`` prepared or the user gave.
         n_layers: layers of the model.
+        n_shared: those of them that use another layer's keys; older caches leave them out.
         batch: rows of this call.
         heads: key/value heads of the model; None when they cannot be told.
         channels: channels of a key head; None when they cannot be told.
+        slots: tokens that the cache may have to hold in the end.
     """
     if type(cache) not in (DynamicCache, StaticCache):
         raise LookaheadError(
@@ -229,11 +232,17 @@ def check_cache(cache: Any, *, n_layers: int, batch: int, heads: int | None, cha
                 f"Layer {index} of the cache is a {kind}, and {why}: expected attention layers only. "
                 "Decode this model without use_lookahead."
             )
+    for layer in cache.layers:
+        if isinstance(layer, StaticLayer) and layer.max_cache_len < slots:
+            raise LookaheadError(
+                f"The static cache has {layer.max_cache_len} slots: this call may need {slots}. Make it larger, or "
+                "lower max_new_tokens."
+            )
     holding = [layer for layer in cache.layers if not isinstance(layer, _EMPTY_LAYERS)]
     filled = [layer for layer in holding if layer.is_initialized and int(layer.get_seq_length()) > 0]
     if not filled:
         return
-    if len(cache.layers) != n_layers:
+    if len(cache.layers) not in (n_layers, n_layers - n_shared):
         raise LookaheadError(
             f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
             "Pass a cache that this model filled."

@@ -59,7 +59,9 @@ _ROW_RULES = frozenset(
 )
 _SIMPLE_RULES = frozenset((criteria_module.EosTokenCriteria, criteria_module.MaxLengthCriteria))
 _MOST_ROOM = 1 << 16  # deepest tree where nothing else sets a limit
-_MOST_LEAD = 32  # indices a sampled row may lead the slowest one: each keeps a [batch, vocab] noise alive
+# Indices a sampled row may lead the slowest one: each keeps a [batch, vocab] noise alive, so bytes are bounded too.
+_MOST_LEAD = 32
+_MOST_NOISE_BYTES = 64 << 20
 
 
 def _for_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
@@ -162,7 +164,7 @@ class Emission:
         # A finished row only has to catch up with the longest (or, together, to come along for a tree's depth).
         longest = self._text.longest
         return [
-            min(room, max(0, longest - len(row) - 1)) if done and not self.together else room
+            min(room, max(0, longest - len(row) - 1) * self._keep_up) if done and not self.together else room
             for room, done, row in zip(rooms, self.finished, self.written, strict=True)
         ]
 
@@ -237,7 +239,9 @@ class Emission:
         if not self._sample or self.batch == 1:
             return False
         slowest = min((len(w) for w, done in zip(self.written, self.finished, strict=True) if not done), default=0)
-        return len(self.written[row]) - slowest >= _MOST_LEAD
+        line_bytes = max((noise.nbytes for noise in self._noise.values()), default=1)
+        lead = max(1, min(_MOST_LEAD, _MOST_NOISE_BYTES // line_bytes))
+        return len(self.written[row]) - slowest >= lead
 
     def _choose(self, row: int, tree: TokenTree, node: int, scores: Scores) -> int:
         self._checked(scores, row, node)

@@ -48,8 +48,8 @@ class _RowDrafter:
         emission = self._emission
         if emission.finished[self._row]:
             self._depths[self._row] = 0
-            last = emission.written[self._row][-1]
-            return TokenTree.chain(last, [emission.pad] * min(room, max(self._depths) or room))
+            depth = room if all(emission.finished) else min(room, max(self._depths))
+            return TokenTree.chain(emission.written[self._row][-1], [emission.pad] * depth)
         tree = self.drafter.draft(room)
         self._depths[self._row] = max(tree.depths)
         return tree
@@ -109,7 +109,8 @@ def generate(
         Token ids ``[batch, token]``, or a :class:`LookaheadOutput` with ``return_dict_in_generate``.
 
     Raises:
-        LookaheadError: the call cannot be decoded with lookahead; raised before any pass, except for NaN logits.
+        LookaheadError: the call cannot be decoded with lookahead, raised before any pass of the text; or, in the
+            middle, the logits are NaN or the processed scores give no probabilities.
     """
     model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("tokenizer", "assistant_tokenizer")}
     given_cache = model_kwargs.pop("past_key_values", None)
@@ -119,7 +120,6 @@ def generate(
     support.check_mode(generation_config, model_kwargs.pop("assistant_model", None))
     support.check_model(model)
     support.check_prompt(model, input_ids, model_kwargs)
-    support.check_caches(model, given_cache, batch)
 
     wants_cache = bool(model_kwargs.get("use_cache", True))
     users_cache = getattr(given_cache, "_is_user_defined", False) or (
@@ -140,6 +140,7 @@ def generate(
         model_room=lambda: fused.room(),
     )
     new_tokens = emission.most_new
+    support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
     past = model_kwargs.get("position_ids")
     last_position = (int(past[:, -1].max()) if past is not None else input_ids.shape[1] - 1) + new_tokens
     limit = support.depth_limit(model, last_position, batch)

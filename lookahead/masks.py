@@ -101,7 +101,7 @@ def fused_masks(
         mask[:, 0, :, :base].masked_fill_(~history[:, None, :], lowest)
     for row, tree in enumerate(trees):
         count = len(tree)
-        mask[row, 0, :count, base : base + count] = additive_mask(tuple(tree.parents), dtype, device)
+        mask[row, 0, :count, base : base + count] = additive_mask(tree.parents, dtype, device)
         if count < width:
             mask[row, 0, :count, base + count :] = lowest
             mask[row, 0, count:] = lowest

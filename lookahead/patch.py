@@ -100,7 +100,7 @@ def augment_all() -> None:
     with _lock:
         if GenerationMixin._sample is _sample:
             return
-        missing = [name for name in _DISPATCHERS if not hasattr(GenerationMixin, name)]
+        missing = [name for name in (*_DISPATCHERS, "_prefill") if not hasattr(GenerationMixin, name)]
         if missing:
             raise LookaheadError(
                 f"This transformers has no GenerationMixin.{missing[0]}: expected a version from 5.20 up, below 6. "

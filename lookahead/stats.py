@@ -20,11 +20,11 @@ class DecodingStats:
         steps: forward passes.
         row_steps: passes summed over the rows that wrote something in them.
         emitted: tokens written, carried tokens included.
-        drafted: nodes scored beyond the roots.
+        drafted: nodes scored beyond the roots, in rows that wrote something in the pass.
         accepted: drafted nodes that were kept.
         histogram: how often a row wrote k tokens in a pass, by k.
         prefill_ms: the prompt's pass.
-        draft_ms, forward_ms, verify_ms, keep_ms: growing trees; forward passes with their one transfer to the host;
+        draft_ms, forward_ms, verify_ms, keep_ms: growing trees; later forward passes with the transfer to the host;
             processors, sampling and stopping rules; moving keys and values, and learning from the pass.
         passes: with ``stats="detailed"``, one record a pass: nodes, tokens (a list over rows) and milliseconds.
     """

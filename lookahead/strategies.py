@@ -16,7 +16,7 @@ Stats = Literal["none", "summary", "detailed"]
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What a drafter may know of its row: the prompt's tokens, the vocabulary, the pad and the end tokens."""
+    """What a drafter may know of its row: the prompt's tokens, the vocabulary, pad and end tokens, and a generator."""
 
     prompt: Sequence[int]
     vocab_size: int
@@ -112,7 +112,7 @@ class Strategy:
         transformers hands no ``streamer`` to a ``custom_generate`` function, so on this path pass it as
         ``lookahead_streamer=`` (the prompt is put first, as usual). ``stop_strings`` needs :func:`augment_all`.
         """
-        from lookahead.generate import generate
+        from lookahead.generate import generate  # not at the top: generate reads this module's settings
 
         if lookahead_streamer is not None:
             lookahead_streamer.put(input_ids.cpu())

@@ -64,13 +64,19 @@ def check_model(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     recurrent = sorted(kind for kind in kinds if any(word in kind for word in ("linear", "mamba", "conv", "recurrent")))
-    if getattr(model, "_is_stateful", False) or recurrent:
+    # Some hybrid classes can be configured without a recurrent layer; then the class flag says nothing.
+    only_attention = bool(kinds) and all("attention" in kind for kind in kinds)
+    if recurrent or (getattr(model, "_is_stateful", False) and not only_attention):
         what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
         raise LookaheadError(f"{name} has {what}, and a recurrent state cannot follow a tree. Drop use_lookahead.")
     if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
         raise LookaheadError(
             f"{name} has local attention layers whose window is counted in cache slots, not in positions. "
             "Drop use_lookahead."
+        )
+    if getattr(config, "alibi", False) is True:
+        raise LookaheadError(
+            f"{name} has ALiBi biases that are counted in cache slots, not in positions. Drop use_lookahead."
         )
     if not _takes_positions(type(model).forward):
         raise LookaheadError(
@@ -94,7 +100,7 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
 
     Raises:
         LookaheadError: an empty prompt, ids outside the vocabulary, right padding, more tokens than positions, or
-            model inputs that would have to grow with the text in a way only their model knows.
+            position_ids that are not ``[batch, token]``.
     """
     embeds = model_kwargs.get("inputs_embeds")
     length = input_ids.shape[1] if embeds is None else embeds.shape[1]
@@ -118,6 +124,11 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
                 "Was the prompt made by another model's tokenizer?"
             )
     mask = model_kwargs.get("attention_mask")
+    if mask is not None and mask.shape[-1] < length:
+        raise LookaheadError(
+            f"attention_mask of shape {tuple(mask.shape)} does not cover the {length} tokens of the prompt: expected "
+            "one column for each token."
+        )
     if mask is not None and mask.ndim == 2 and bool((mask[:, -1] == 0).any()):
         row = int((mask[:, -1] == 0).nonzero()[0])
         raise LookaheadError(
@@ -133,8 +144,8 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
         )
 
 
-def check_caches(model: PreTrainedModel, cache: Any, batch: int) -> None:
-    """Refuse a cache that is another model's or cannot keep chosen slots."""
+def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> None:
+    """Refuse a cache that is another model's, cannot keep chosen slots, or has fewer than ``slots`` of them."""
     if cache is None:
         return
     config = model.config.get_text_config()
@@ -144,7 +155,16 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int) -> None:
         channels = config.hidden_size // config.num_attention_heads
     if getattr(config, "kv_lora_rank", None) or not isinstance(heads, int) or not isinstance(channels, int):
         heads = channels = None  # latent attention: the cached shape follows other fields
-    check_cache(cache, n_layers=config.num_hidden_layers, batch=batch, heads=heads, channels=channels)
+    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    check_cache(
+        cache,
+        n_layers=config.num_hidden_layers,
+        n_shared=shared,
+        batch=batch,
+        heads=heads,
+        channels=channels,
+        slots=slots,
+    )
 
 
 def depth_limit(model: PreTrainedModel, last_position: int, batch: int) -> int | None:
@@ -233,7 +253,7 @@ def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
         with grouped_attention():
             both = score(TokenTree.from_paths(word[4], [left, right]))
             alone = [score(TokenTree.chain(word[4], branch)) for branch in (left, right)]
-    except LookaheadError:
+    except (LookaheadError, torch.OutOfMemoryError):
         raise
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError) as error:
         message = f"{name} did not run a pass with a tree mask ({type(error).__name__}: {error})."

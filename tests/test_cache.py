@@ -144,7 +144,7 @@ def test_a_prompt_in_pieces() -> None:
 
 def test_no_key_value_cache() -> None:
     """A model that fills no layer cannot be followed."""
-    with pytest.raises(LookaheadError, match="filled no key/value cache"):
+    with pytest.raises(LookaheadError, match="fills no key/value cache"):
         TreeCache(2).consolidate(10)
 
 
