@@ -401,6 +401,10 @@ def test_caches_that_cannot_keep_slots(full: bool, passes: Passes) -> None:
     refused(passes, rolling, "is a StaticSlidingWindowLayer", cache_implementation="static")
 
 
+@pytest.mark.skipif(
+    not hasattr(transformers.cache_utils, "Fp8QuantizedLayer"),
+    reason="this transformers has no quantized cache that runs without further packages",
+)
 @pytest.mark.usefixtures("works_afterwards")
 def test_quantized_caches(passes: Passes) -> None:
     """Asked for by name and given."""

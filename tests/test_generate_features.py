@@ -927,3 +927,16 @@ def test_trajectories() -> None:
             assert before[: fixed - 1] == text[14 - len(before) :][: fixed - 1]
     plain = same_as_plain(tiny_model("llama"), prompts(2), Jacobi(), max_new_tokens=15)
     assert plain.trajectories is None
+
+
+@pytest.mark.usefixtures("augmented")
+def test_ended_rows_are_fed_no_more_than_they_need() -> None:
+    """Rows that have ended neither widen the passes of the others nor draft where nobody reads them."""
+    model, rows = counting_model(), prompts(3)
+    for processors in ([], [lambda ids, scores: scores]):
+        settings = {"eos_token_id": 6, "pad_token_id": 7, "max_new_tokens": 60, "logits_processor": processors}
+        strategy = Lookahead(window_size=1, ngram_size=1, verification_set_size=0, stats="detailed")
+        output = model.generate(**rows, **settings, lookahead_strategy=strategy, return_dict_in_generate=True)
+        nodes = [count for record in output.stats.passes for count in record["nodes"]]
+        live = [record for record in output.stats.passes if any(record["tokens"])]
+        assert max(count for record in live for count in record["nodes"]) == 1, nodes
