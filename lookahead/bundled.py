@@ -51,6 +51,6 @@ def load_model(
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(source)
+        return model.to(device).eval(), tokenizer
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise LookaheadError(f"{folder} could not be loaded as a causal model: {error}") from error
-    return model.to(device).eval(), tokenizer

@@ -131,13 +131,14 @@ class FusedModel:
         """Move each row's visited nodes to the end of its history."""
         starts = list(self._cache.lengths)
         self._cache.keep([path.nodes for path in paths])
-        missing = self._cache.base - (self._cache.base if self._visible is None else self._visible.shape[1])
-        if self._visible is not None and missing > 0:
+        self._positions = [at + len(path.nodes) for at, path in zip(self._positions, paths, strict=True)]
+        if self._visible is None:
+            return
+        missing = self._cache.base - self._visible.shape[1]
+        if missing > 0:
             self._visible = torch.nn.functional.pad(self._visible, (0, max(256, missing)))
         for row, (path, start) in enumerate(zip(paths, starts, strict=True)):
-            self._positions[row] += len(path.nodes)
-            if self._visible is not None:
-                self._visible[row, start : start + len(path.nodes)] = True
+            self._visible[row, start : start + len(path.nodes)] = True
 
     def store(self, cache: Cache) -> None:
         """Leave the history in ``cache`` as plain decoding would have."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
 from jacobi import LookaheadError, Path, TokenTree
 from lookahead.attention import grouped_attention
@@ -276,8 +275,8 @@ def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
 
 
 def empty_cache(model: PreTrainedModel, given: Any) -> TreeCache:
-    """A cache for fused passes, started from ``given`` where that already holds a history."""
+    """A cache for fused passes, started from the history that ``given`` holds, if any."""
     cache = TreeCache(model.config.get_text_config().num_hidden_layers)
-    if isinstance(given, DynamicCache) or (given is not None and given.get_seq_length() > 0):
+    if given is not None:
         cache.load(given)
     return cache

@@ -14,7 +14,6 @@ import transformers
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -120,13 +119,10 @@ def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedM
     if folder is not None and not Path(folder).exists() and folder.count("/") != 1:
         # One slash may be a name on the hub; anything else would only be searched for there, slowly.
         raise LookaheadError(f"--model {folder} does not exist: expected a folder with config.json and weights.")
-    try:
-        with _no_bars(), Console(stderr=True).status("Loading the model"):
-            model, tokenizer = bundled.load_model(
-                bundled.BUNDLED if folder is None else folder, dtype=getattr(torch, dtype), device=name
-            )
-    except (RuntimeError, SafetensorError) as error:  # weights of other shapes, cut short, or too large for the device
-        raise LookaheadError(f"{folder or 'The bundled model'} could not be loaded: {error}") from error
+    with _no_bars(), Console(stderr=True).status("Loading the model"):
+        model, tokenizer = bundled.load_model(
+            bundled.BUNDLED if folder is None else folder, dtype=getattr(torch, dtype), device=name
+        )
     if model.generation_config.pad_token_id is None:  # transformers would choose the same, and warn at every call
         ends = model.generation_config.eos_token_id
         end = ends[0] if isinstance(ends, list) else ends
