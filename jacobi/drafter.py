@@ -8,6 +8,7 @@ iterate beyond it, shifted by one, is the next draft.
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from jacobi.errors import LookaheadError
@@ -15,6 +16,24 @@ from jacobi.tree import TokenTree
 from jacobi.verify import Path
 
 JacobiMode = Literal["jacobi", "gauss-seidel", "hybrid", "sliding"]
+
+
+@dataclass(slots=True)
+class Successors:
+    """The model's best next tokens at the nodes of one row's tree.
+
+    Attributes:
+        tokens: ``[node][rank]`` token ids, best first.
+        levels: ``[node][rank]``, a small integer that grows with the distance in logits, from 0 to ``LEVELS - 1``: how
+            far a token lies below the best one; for the best one, how far the second lies below it.
+    """
+
+    tokens: list[list[int]]
+    levels: list[list[int]]
+
+
+LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
+LEVELS = len(LEVEL_STEPS) + 1
 
 
 class Drafter(Protocol):
@@ -27,8 +46,10 @@ class Drafter(Protocol):
     def draft(self, room: int) -> TokenTree:
         """Return the next tree. Its root is the last decided token, and no node is deeper than ``room``."""
 
-    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path) -> None:
-        """Take in a pass: the model's argmax at every node, and the path that was kept."""
+    def learn(
+        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
+    ) -> None:
+        """Take in a pass: the model's argmax at every node, the path that was kept, the best next tokens if gathered."""
 
 
 class PlainDrafter:
@@ -41,7 +62,9 @@ class PlainDrafter:
         """The root alone."""
         return TokenTree(self._root)
 
-    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path) -> None:
+    def learn(
+        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
+    ) -> None:
         """Remember the last decided token."""
         self._root = path.tokens[-1]
 
@@ -107,7 +130,9 @@ class JacobiDrafter:
             self.trajectory.append(list(fed))
         return TokenTree.chain(self._root, fed)
 
-    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path) -> None:
+    def learn(
+        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
+    ) -> None:
         """One Jacobi iteration: places become the argmax of the places before them, fixed ones leave the block."""
         fixed = len(path.tokens)
         places = len(self._block)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from jacobi.drafter import Drafter
+from jacobi.drafter import Drafter, Successors
 from jacobi.errors import LookaheadError
 from jacobi.tree import TokenTree
 from jacobi.verify import Path, walk
@@ -25,11 +25,14 @@ class Scores:
         logits: ``[batch, node, vocab]``; rows with fewer nodes are padded at the end.
         greedy: argmax of the raw logits, as lists ``[batch][node]``: the pass's one transfer to the host.
         broken: (row, node) pairs whose logits hold NaN.
+        successors: the model's best next tokens for each row, if the model was asked to gather them. In the prompt's
+            pass they may cover more than its last token: then they are those of the prompt's last tokens, in order.
     """
 
     logits: Tensor
     greedy: list[list[int]]
     broken: frozenset[tuple[int, int]] = frozenset()
+    successors: list[Successors] | None = None
 
 
 @dataclass(slots=True)
@@ -84,9 +87,10 @@ def solve(model: Model, drafters: Sequence[Drafter], verifier: Verifier) -> Iter
         paths = verifier.decide(trees, scores)
         decided = perf_counter()
         model.keep(paths)
-        for drafter, tree, greedy, path in zip(drafters, trees, scores.greedy, paths, strict=True):
+        successors = scores.successors or [None] * len(trees)
+        for drafter, tree, greedy, path, best in zip(drafters, trees, scores.greedy, paths, successors, strict=True):
             if path.tokens:
-                drafter.learn(tree, greedy, path)
+                drafter.learn(tree, greedy, path, best)
         kept = perf_counter()
         yield Step(
             trees,

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, TokenTree, solve
+from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successors, TokenTree, solve
 from lookahead import support
 from lookahead.attention import grouped_attention
 from lookahead.emission import Emission
@@ -54,9 +54,11 @@ class _RowDrafter:
         self._depths[self._row] = max(tree.depths)
         return tree
 
-    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path) -> None:
+    def learn(
+        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
+    ) -> None:
         if not self._emission.finished[self._row]:
-            self.drafter.learn(tree, greedy, path)
+            self.drafter.learn(tree, greedy, path, successors)
 
 
 class _Streaming:

@@ -13,6 +13,7 @@ from jacobi import Path, Scores, TokenTree
 from lookahead.attention import fused_pass
 from lookahead.cache import TreeCache
 from lookahead.masks import fused_masks
+from lookahead.scoring import score
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
 _PROMPT_ONLY = (
@@ -39,6 +40,8 @@ class FusedModel:
         new_tokens: most tokens this call can write, for the first size of the buffers.
         depth_limit: positions at or past this one are never drafted; None = no limit.
         idle: whether a row is only fed along with the others; its scores are thrown away.
+        harvest: how many of the model's best next tokens to gather at every node; 0 gathers none.
+        prompt_harvest: for how many of the prompt's last tokens.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class FusedModel:
         new_tokens: int,
         depth_limit: int | None,
         idle: Callable[[int], bool],
+        harvest: int = 0,
+        prompt_harvest: int = 1,
     ) -> None:
         self._model = model
         self._rules = rules
@@ -64,6 +69,9 @@ class FusedModel:
         self._new_tokens = new_tokens
         self._depth_limit = depth_limit
         self._idle = idle
+        self._harvest = harvest
+        if harvest and "logits_to_keep" in self._prompt_kwargs:
+            self._prompt_kwargs["logits_to_keep"] = prompt_harvest
         self._device = model.device
         self._dtype = model.dtype
         self._token_types: Tensor | None = model_kwargs.get("token_type_ids")
@@ -87,7 +95,7 @@ class FusedModel:
             self._visible = mask.to(self._device, torch.bool)
         elif batch > 1:
             self._visible = torch.ones((batch, past), dtype=torch.bool, device=self._device)
-        return self._scores(outputs.logits[:, -1:])
+        return score(outputs.logits if self._harvest else outputs.logits[:, -1:], self._harvest)
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
         """Score every node of every tree in one pass."""
@@ -105,13 +113,13 @@ class FusedModel:
         if self._token_types is not None:
             inputs["token_type_ids"] = self._token_types[:, -1:].expand(-1, width)
         if width == 1 and self._visible is None:
-            return self._scores(self._model(**inputs, **self._pass_kwargs).logits)
+            return score(self._model(**inputs, **self._pass_kwargs).logits, self._harvest)
         base = self._cache.base
         history = None if self._visible is None else self._visible[:, :base]
         masks = fused_masks(self._rules, trees, base, history, self._coordinates, self._dtype, self._device)
         with fused_pass():
             outputs = self._model(**inputs, attention_mask=masks, **self._pass_kwargs)
-        return self._scores(outputs.logits)
+        return score(outputs.logits, self._harvest)
 
     def _coordinates(self, trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
         """The places of nodes ``[batch, node]`` and slots ``[batch, slot]`` in their rows, as transformers counts them.
@@ -149,17 +157,3 @@ class FusedModel:
         if self._depth_limit is None:
             return None
         return [max(0, self._depth_limit - position - 2) for position in self._positions]
-
-    def _scores(self, logits: Tensor) -> Scores:
-        """Argmax of every node, NaN marked, in one transfer."""
-        vocab = logits.shape[-1]
-        if logits.dtype == torch.float64:
-            logits = logits.float()  # plain decoding compares in float32, where near ties go to the lower id
-        highest, best = logits.max(-1)  # NaN counts as the highest
-        greedy = torch.where(highest.isnan(), best + vocab, best).tolist()
-        broken = set()
-        for row, ids in enumerate(greedy):
-            if max(ids) >= vocab:
-                broken |= {(row, node) for node, token in enumerate(ids) if token >= vocab}
-                greedy[row] = [token % vocab for token in ids]
-        return Scores(logits, greedy, frozenset(broken))

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from itertools import islice
 
+from jacobi.drafter import Successors
 from jacobi.tree import TokenTree
 from jacobi.verify import Path
 from lookahead.pool import NgramPool
@@ -154,7 +155,9 @@ class LookaheadDrafter:
                 break
             node = tree.extend(node, newest[: room - tree.depths[node]])
 
-    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path) -> None:
+    def learn(
+        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
+    ) -> None:
         """Harvest and shift the window, then add the output's newest n-grams to the pool."""
         if self._window is not None and self._newest:  # nothing was drafted in the prompt's own pass
             for key, tail in self._window.advance(tree.tokens[0], [greedy[node] for node in self._newest]):
