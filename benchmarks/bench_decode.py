@@ -7,17 +7,16 @@ of per-prompt ratios against plain ``generate`` (above 1 is faster), their quart
 end-of-text token is switched off, so that every text has full length. The last line on stdout is one JSON document.
 """
 
-import json
 import statistics
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import racing
 import torch
 import typer
-from machine import describe
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -28,9 +27,9 @@ from lookahead import Jacobi, Lookahead
 
 HERE = Path(__file__).parent
 MODES: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "repetition penalty 1.1": {"do_sample": False, "repetition_penalty": 1.1},
-    "temperature 0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
+    "greedy": racing.MODES["greedy"],
+    "repetition penalty 1.1": racing.MODES["penalty"],
+    "temperature 0.8": racing.MODES["t0.8"],
 }
 
 
@@ -39,10 +38,8 @@ def methods(model: Any, plain_loop: bool) -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {
         "generate": {},
         "prompt lookup 10": {"prompt_lookup_num_tokens": 10},
-        "lookahead 7/5/7": {"lookahead_strategy": Lookahead(seed=0)},
-        "lookahead 15/5/15": {
-            "lookahead_strategy": Lookahead(window_size=15, ngram_size=5, verification_set_size=15, seed=0)
-        },
+        "lookahead 7/5/7": {"lookahead_strategy": racing.fixed(7, 5, 7)},
+        "lookahead 15/5/15": {"lookahead_strategy": racing.fixed(15, 5, 15)},
         "jacobi sliding 16": {"lookahead_strategy": Jacobi(seed=0)},
     }
     if plain_loop:
@@ -50,21 +47,6 @@ def methods(model: Any, plain_loop: bool) -> dict[str, dict[str, Any]]:
             "lookahead_strategy": Lookahead(window_size=1, ngram_size=1, verification_set_size=0)
         }
     return table
-
-
-def counted(model: Any, call: Callable[[], Any]) -> tuple[Any, int]:
-    """Run ``call`` and count the model's forward passes."""
-    passes = 0
-
-    def hook(*_: Any) -> None:
-        nonlocal passes
-        passes += 1
-
-    handle = model.register_forward_hook(hook)
-    try:
-        return call(), passes
-    finally:
-        handle.remove()
 
 
 def race(model: Any, tokenizer: Any, prompts: list[str], mode: dict[str, Any], new_tokens: int) -> dict[str, Any]:
@@ -87,7 +69,7 @@ def race(model: Any, tokenizer: Any, prompts: list[str], mode: dict[str, Any], n
         for name in table:
             torch.manual_seed(index)
             call = partial(model.generate, **inputs, max_new_tokens=new_tokens, **mode, **table[name])
-            ids, count = counted(model, call)
+            ids, count = racing.counted(model, call)
             assert ids.shape[1] - length == new_tokens
             per_token[name].append(best[name] / new_tokens)
             passes[name] += count
@@ -134,7 +116,7 @@ def step_cost(model: Any, tokenizer: Any, prompts: list[str]) -> dict[str, float
                 **inputs,
                 max_new_tokens=64,
                 do_sample=False,
-                lookahead_strategy=Lookahead(seed=0, stats="detailed"),
+                lookahead_strategy=replace(racing.fixed(7, 5, 7), stats="detailed"),
                 return_dict_in_generate=True,
             )
         finally:
@@ -157,17 +139,11 @@ def main(
 ) -> None:
     """Run all modes and dtypes."""
     console = Console(stderr=True)
-    lines = prompts_file.read_text().splitlines()[:prompts]
-    texts = [json.loads(line)["prompt"] for line in lines]
+    texts = racing.texts_of(prompts_file)[:prompts]
     lookahead.augment_all()
     results: dict[str, Any] = {}
     for dtype in dtypes.split(","):
-        kind = getattr(torch, dtype)
-        if model_dir is None:
-            model, tokenizer = lookahead.load_bundled(dtype=kind, device=device)
-        else:
-            model, tokenizer = lookahead.load_model(model_dir, dtype=kind, device=device)
-        model.generation_config.eos_token_id = None
+        model, tokenizer = racing.load(model_dir, dtype, device)
         warm = tokenizer(texts[0], return_tensors="pt", return_token_type_ids=False).to(device)
         for extra in methods(model, plain_loop=True).values():
             model.generate(**warm, max_new_tokens=32, do_sample=False, **extra)
@@ -187,11 +163,7 @@ def main(
                 )
             console.print(table)
     settings = {"model": str(model_dir or "bundled"), "prompts": len(texts), "new_tokens": new_tokens}
-    document = json.dumps({"benchmark": "decode", **settings, "results": results, **describe()})
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(document + "\n")
-    print(document)
+    print(racing.save({"benchmark": "decode", **settings, "results": results}, out))
 
 
 if __name__ == "__main__":

@@ -46,10 +46,8 @@ class Drafter(Protocol):
     def draft(self, room: int) -> TokenTree:
         """Return the next tree. Its root is the last decided token, and no node is deeper than ``room``."""
 
-    def learn(
-        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
-    ) -> None:
-        """Take in a pass: the model's argmax at every node, the path that was kept, the best next tokens if gathered."""
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
+        """Take in a pass: the model's argmax at every node, the path kept, the best next tokens if gathered."""
 
 
 class PlainDrafter:
@@ -62,9 +60,7 @@ class PlainDrafter:
         """The root alone."""
         return TokenTree(self._root)
 
-    def learn(
-        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
-    ) -> None:
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """Remember the last decided token."""
         self._root = path.tokens[-1]
 
@@ -130,9 +126,7 @@ class JacobiDrafter:
             self.trajectory.append(list(fed))
         return TokenTree.chain(self._root, fed)
 
-    def learn(
-        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
-    ) -> None:
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """One Jacobi iteration: places become the argmax of the places before them, fixed ones leave the block."""
         fixed = len(path.tokens)
         places = len(self._block)

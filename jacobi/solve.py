@@ -87,7 +87,7 @@ def solve(model: Model, drafters: Sequence[Drafter], verifier: Verifier) -> Iter
         paths = verifier.decide(trees, scores)
         decided = perf_counter()
         model.keep(paths)
-        successors = scores.successors or [None] * len(trees)
+        successors: Sequence[Successors | None] = scores.successors or [None] * len(trees)
         for drafter, tree, greedy, path, best in zip(drafters, trees, scores.greedy, paths, successors, strict=True):
             if path.tokens:
                 drafter.learn(tree, greedy, path, best)

@@ -67,6 +67,12 @@ class TokenTree:
             node = self.add(node, token)
         return node
 
+    def truncate(self, count: int) -> None:
+        """Take away all nodes but the first ``count``, of which there is at least one."""
+        for node in range(len(self.tokens) - 1, count - 1, -1):
+            del self.children[self.parents[node]][self.tokens[node]]
+        del self.tokens[count:], self.parents[count:], self.depths[count:], self.children[count:]
+
     def grow_comb(self, levels: Sequence[Sequence[int]]) -> list[list[int]]:
         """Grow the lookahead window below the root and return the node of every cell, level by level.
 

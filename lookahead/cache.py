@@ -7,9 +7,12 @@ the mask's business.
 
 A pass writes its nodes at slots ``base .. base+T-1`` of every row, ``base`` being the longest row's history; what a
 shorter row has between its own history and ``base`` is masked out and later overwritten.
+
+With static shapes (:mod:`lookahead.static`) a pass writes by index, at slots that a tensor holds, and reads a fixed
+number of slots whatever the history's length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +49,13 @@ class TreeLayer(DynamicLayer):
         """Append a pass's keys and values ``[batch, head, node, channel]``; return history and pass together."""
         if self.key_entry is None or self.value_entry is None:
             return super().update(key_states, value_states)
+        slots = self._store.slots
+        if slots is not None:
+            (group, entry), (value_group, value_entry) = self.key_entry, self.value_entry
+            keys, values = group.history[entry], value_group.history[value_entry]
+            keys.index_copy_(2, slots, key_states)
+            values.index_copy_(2, slots, value_states)
+            return keys, values
         start = self._store.base
         stop = start + key_states.shape[-2]
         group, entry = self.key_entry
@@ -70,15 +80,16 @@ class _Group:
     Attributes:
         buffer: ``[entry, batch, head, slot, channel]``.
         span: first and last-plus-one slot of the pass that the views below are for.
-        fresh: for each entry, the slots of the pass.
-        history: for each entry, all slots up to the pass's last.
+        fresh: for each entry, the slots of the pass; unused with static shapes.
+        history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
     """
 
-    def __init__(self, entries: list[Tensor], capacity: int) -> None:
+    def __init__(self, entries: list[Tensor], capacity: int, allocate: "Allocate | None" = None) -> None:
         first = entries[0]
         batch, heads, length, channels = first.shape
         capacity = -(-max(capacity, length) // _GRANULE) * _GRANULE
-        self.buffer = first.new_empty((len(entries), batch, heads, capacity, channels))
+        shape = (len(entries), batch, heads, capacity, channels)
+        self.buffer = first.new_empty(shape) if allocate is None else allocate(shape, first)
         for slot, entry in enumerate(entries):
             self.buffer[slot, :, :, :length] = entry
         self.span = (0, 0)
@@ -97,6 +108,20 @@ class _Group:
         self.fresh = self.buffer[:, :, :, start:stop].unbind(0)
         self.history = self.buffer[:, :, :, :stop].unbind(0)
 
+    def open_static(self, span: int) -> None:
+        """Make the views for passes that read ``span`` slots, wherever they write."""
+        if self.span != (-1, span):
+            self.span = (-1, span)
+            self.fresh = ()
+            self.history = self.buffer[:, :, :, :span].unbind(0)
+
+    def replace(self, buffer: Tensor) -> None:
+        """Go on in another buffer, which holds the history already."""
+        self.buffer, self.span = buffer, (0, 0)
+
+
+Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # (shape, a tensor of the dtype and device) -> buffer
+
 
 class TreeCache(Cache):
     """The cache that fused passes run on.
@@ -104,12 +129,14 @@ class TreeCache(Cache):
     Attributes:
         base: first slot of the pass's nodes; every row's history lies below it.
         lengths: slots of history in each row.
+        slots: with static shapes, where the pass writes, ``[node]``; None = at ``base`` and the slots after it.
     """
 
     def __init__(self, n_layers: int) -> None:
         super().__init__(layers=[TreeLayer(self) for _ in range(n_layers)])
         self.base = 0
         self.lengths: list[int] = []
+        self.slots: Tensor | None = None
         self._groups: list[_Group] = []
 
     def load(self, cache: Cache) -> None:
@@ -130,10 +157,14 @@ class TreeCache(Cache):
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
 
-    def consolidate(self, capacity: int) -> None:
+    def consolidate(self, capacity: int, allocate: Allocate | None = None) -> None:
         """Move what the prompt left into shared buffers with about ``capacity`` slots.
 
         The prompt's last token then counts as the one node of the prompt's own pass, so that it is kept like any other.
+
+        Args:
+            capacity: slots; rounded up to a multiple of 64.
+            allocate: makes the buffers; None = fresh ones.
         """
         by_kind: dict[tuple[Any, ...], list[tuple[TreeLayer, str, Tensor]]] = {}
         for layer in self.layers:
@@ -146,7 +177,7 @@ class TreeCache(Cache):
         length = 0
         for members in by_kind.values():
             length = members[0][2].shape[-2]
-            group = _Group([states for _, _, states in members], capacity)
+            group = _Group([states for _, _, states in members], capacity, allocate)
             self._groups.append(group)
             for entry, (layer, name, _) in enumerate(members):
                 setattr(layer, f"{name}_entry", (group, entry))
@@ -172,6 +203,64 @@ class TreeCache(Cache):
                     states[:, :, start : start + count] = states.index_select(2, slots)
             self.lengths[row] = start + count
         self.base = max(self.lengths)
+
+    def advance(self, chosen: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+        """Count nodes as history without moving them yet: :meth:`keep` for passes that move by index tensors.
+
+        Args:
+            chosen: as for :meth:`keep`.
+
+        Returns:
+            For each row the moves (from slot, to slot) that :meth:`move` still has to make, in rising order.
+        """
+        moves = []
+        for row, nodes in enumerate(chosen):
+            start = self.lengths[row]
+            pairs = [(self.base + node, start + place) for place, node in enumerate(nodes)]
+            moves.append([pair for pair in pairs if pair[0] != pair[1]])
+            self.lengths[row] = start + len(nodes)
+        self.base = max(self.lengths)
+        return moves
+
+    def move(self, sources: Tensor, targets: Tensor, rows: Tensor) -> None:
+        """Copy slots within each row, without reading an index on the host.
+
+        Args:
+            sources: ``[batch, move]``.
+            targets: ``[batch, move]``; of equal ones in a row the sources are equal too.
+            rows: ``[batch, 1]``, counting up from 0.
+        """
+        for group in self._groups:
+            states = group.buffer.permute(1, 3, 0, 2, 4)
+            states[rows, targets] = states[rows, sources]
+
+    def open_static(self, slots: Tensor, span: int) -> None:
+        """Let the next pass write at ``slots`` and read the first ``span`` slots.
+
+        Args:
+            slots: ``[node]``.
+            span: at least every slot's number plus one, at most the capacity.
+        """
+        self.slots = slots
+        for group in self._groups:
+            group.open_static(span)
+
+    def close_static(self) -> None:
+        """Let the next pass write at ``base``, with shapes that follow the history."""
+        self.slots = None
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The buffers ``[entry, batch, head, slot, channel]``, one for each shape of keys or values."""
+        return [group.buffer for group in self._groups]
+
+    def grow(self, capacity: int) -> None:
+        """Move the history into buffers of ``capacity`` slots, zero where there is no history."""
+        for group in self._groups:
+            old = group.buffer
+            buffer = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
+            buffer[:, :, :, : old.shape[3]] = old
+            group.replace(buffer)
 
     def store(self, cache: Cache) -> None:
         """Leave the history in ``cache`` as plain decoding would have: its layers, its lengths, its windows.

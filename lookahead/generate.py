@@ -15,11 +15,15 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successors, TokenTree, solve
 from lookahead import support
 from lookahead.attention import grouped_attention
+from lookahead.automatic import Planner
 from lookahead.emission import Emission
 from lookahead.masks import mask_rules
+from lookahead.memory import borrowed
 from lookahead.model import FusedModel
+from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
-from lookahead.strategies import RowContext, Strategy
+from lookahead.strategies import CallContext, RowContext, Strategy
+from lookahead.tuning import step_times
 
 
 @dataclass
@@ -54,11 +58,48 @@ class _RowDrafter:
         self._depths[self._row] = max(tree.depths)
         return tree
 
-    def learn(
-        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
-    ) -> None:
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         if not self._emission.finished[self._row]:
             self.drafter.learn(tree, greedy, path, successors)
+
+
+class _Readers:
+    """What looks at every pass: statistics, the planner of sizes, the streamer."""
+
+    def __init__(
+        self,
+        emission: Emission,
+        fused: FusedModel,
+        stats: DecodingStats | None,
+        planner: Planner | None,
+        streamer: BaseStreamer | None,
+        *,
+        detailed: bool,
+    ) -> None:
+        self._emission = emission
+        self._fused = fused
+        self._stats = stats
+        self._planner = planner
+        self._streaming = None if streamer is None else _Streaming(streamer, emission)
+        self._detailed = detailed
+        self._first = True
+        self._before = [0] * emission.batch
+
+    def read(self, step: Step) -> None:
+        """Take in one pass."""
+        if self._stats is not None:
+            after = self._emission.lengths()
+            written = [now - then for now, then in zip(after, self._before, strict=True)]
+            self._stats.count(step, written, first=self._first, detailed=self._detailed)
+            self._before = after
+        if self._planner is not None:
+            if not self._first:
+                self._planner.observe(step)
+            self._planner.open(self._fused.context)
+            self._fused.harvest = self._planner.harvest
+        if self._streaming is not None:
+            self._streaming.flush()
+        self._first = False
 
 
 class _Streaming:
@@ -143,47 +184,62 @@ def generate(
     )
     new_tokens = emission.most_new
     support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
+    if strategy.automatic and new_tokens <= 1 and not returned:
+        # The prompt's pass writes all there is: whatever would be prepared here for drafts could only cost time.
+        plain = getattr(type(model)._sample, "lookahead_original", type(model)._sample)
+        kwargs = model_kwargs if given_cache is None else model_kwargs | {"past_key_values": given_cache}
+        return plain(
+            model,
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            streamer=streamer,
+            **kwargs,
+        )
     past = model_kwargs.get("position_ids")
     last_position = (int(past[:, -1].max()) if past is not None else input_ids.shape[1] - 1) + new_tokens
     limit = support.depth_limit(model, last_position, batch)
-    support.self_test(model)
-    drafters = _drafters(strategy, model, input_ids, model_kwargs, generation_config, emission)
-
-    fused = FusedModel(
-        model,
-        mask_rules(model),
-        support.empty_cache(model, given_cache),
-        input_ids,
-        generation_config,
-        model_kwargs,
-        new_tokens,
-        limit,
-        emission.idle,
-    )
+    rows = _rows(strategy, input_ids, model_kwargs, model.get_input_embeddings().weight.shape[0], emission)
     stats = None if strategy.stats == "none" else DecodingStats()
-    streaming = None if streamer is None else _Streaming(streamer, emission)
-    before = [0] * batch
-
-    def read(step: Step) -> None:
-        nonlocal before
-        if stats is not None:
-            after = emission.lengths()
-            written = [now - then for now, then in zip(after, before, strict=True)]
-            stats.count(step, written, first=stats.steps == 0, detailed=strategy.stats == "detailed")
-            before = after
-        if streaming is not None:
-            streaming.flush()
-
-    steps = solve(fused, drafters, emission)
-    with grouped_attention():
-        read(next(steps))  # the prompt's pass, for which transformers keeps its own choice of kernels
-        with _optimized(model):
-            for step in steps:
-                read(step)
-    if streamer is not None:
-        streamer.end()
-    if export:
-        fused.store(given_cache)
+    with borrowed(model, strategy.remembers) as memory:
+        times = step_times(model, batch, memory.times, strategy.step_times())
+        choice = _choice(generation_config, logits_processor)
+        drafts = strategy.drafts(CallContext(rows, memory, times, choice, _trust(generation_config)))
+        support.self_test(model)
+        planner = drafts.planner
+        drafters = [_RowDrafter(drafter, row, emission, [0] * batch) for row, drafter in enumerate(drafts.drafters)]
+        fused = fused_model(
+            strategy.static,
+            model,
+            mask_rules(model),
+            support.empty_cache(model, given_cache),
+            input_ids,
+            generation_config,
+            model_kwargs,
+            new_tokens,
+            limit,
+            emission.idle,
+            drafts.harvest,
+        )
+        if planner is not None:
+            planner.bucket = fused.bucket
+        readers = _Readers(emission, fused, stats, planner, streamer, detailed=strategy.stats == "detailed")
+        try:
+            steps = solve(fused, drafters, emission)
+            with grouped_attention():
+                readers.read(next(steps))  # the prompt's pass, for which transformers keeps its own choice of kernels
+                with _optimized(model):
+                    for step in steps:
+                        readers.read(step)
+            if streamer is not None:
+                streamer.end()
+            if export:
+                fused.store(given_cache)
+        finally:
+            fused.close()
+    if stats is not None and planner is not None:
+        stats.add_plan(planner.credited, planner.single_ms, planner.timed_ms)
     if not returned:
         return emission.sequences()
     trajectories = [d.drafter.trajectory for d in drafters if isinstance(d.drafter, JacobiDrafter)]
@@ -197,30 +253,37 @@ def generate(
     )
 
 
-def _drafters(
-    strategy: Strategy,
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    model_kwargs: dict[str, Any],
-    generation_config: GenerationConfig,
-    emission: Emission,
-) -> list[_RowDrafter]:
+def _rows(
+    strategy: Strategy, input_ids: Tensor, model_kwargs: dict[str, Any], vocab: int, emission: Emission
+) -> list[RowContext]:
     mask = model_kwargs.get("attention_mask")
-    rows = input_ids.tolist()
+    prompts = input_ids.tolist()
     if mask is not None and mask.shape == input_ids.shape:
-        rows = [
+        prompts = [
             [t for t, real in zip(row, flags, strict=True) if real]
-            for row, flags in zip(rows, mask.tolist(), strict=True)
+            for row, flags in zip(prompts, mask.tolist(), strict=True)
         ]
-    vocab = model.get_input_embeddings().weight.shape[0]
     pad = emission.pad if 0 <= emission.pad < vocab else 0  # a draft must be tokens that the model can be fed
-    depths = [0] * len(rows)
-    drafters = []
-    for index, prompt in enumerate(rows):
-        seed = None if strategy.seed is None else strategy.seed + index
-        context = RowContext(prompt, vocab, pad, emission.end_tokens, random.Random(seed))
-        drafters.append(_RowDrafter(strategy.drafter(context), index, emission, depths))
-    return drafters
+    rows = []
+    for index, prompt in enumerate(prompts):
+        rng = random.Random(None if strategy.seed is None else strategy.seed + index)
+        rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng))
+    return rows
+
+
+def _choice(config: GenerationConfig, processors: LogitsProcessorList) -> tuple[Any, ...]:
+    """Stands for how tokens are chosen: what is accepted under one choice says little about another."""
+    warmers = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
+    values = [getattr(config, name, None) for name in (*warmers, "repetition_penalty")]
+    return (bool(config.do_sample), *values, *(type(processor).__name__ for processor in processors))
+
+
+def _trust(config: GenerationConfig) -> float:
+    """How far estimates made on greedy text can be believed at first: the hotter the sampling, the less."""
+    if not config.do_sample:
+        return 1.0
+    temperature = 1.0 if config.temperature is None else float(config.temperature)
+    return 1.0 / (1.0 + temperature**2)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -12,7 +13,7 @@ from transformers.generation import utils as generation_utils
 from jacobi import Path, Scores, TokenTree
 from lookahead.attention import fused_pass
 from lookahead.cache import TreeCache
-from lookahead.masks import fused_masks
+from lookahead.masks import MaskBuffer, fused_masks
 from lookahead.scoring import score
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
@@ -25,6 +26,8 @@ _PROMPT_ONLY = (
     "token_type_ids",
     *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()),
 )
+
+_WIDEST_BUFFERED = 256  # nodes; masks of wider passes are too large to be kept
 
 
 class FusedModel:
@@ -42,6 +45,10 @@ class FusedModel:
         idle: whether a row is only fed along with the others; its scores are thrown away.
         harvest: how many of the model's best next tokens to gather at every node; 0 gathers none.
         prompt_harvest: for how many of the prompt's last tokens.
+
+    Attributes:
+        route: how passes are run: ``"dynamic"``, or as :mod:`lookahead.static` says ``"static"`` or ``"cuda graphs"``.
+        route_reason: why it is not a faster one.
     """
 
     def __init__(
@@ -69,7 +76,7 @@ class FusedModel:
         self._new_tokens = new_tokens
         self._depth_limit = depth_limit
         self._idle = idle
-        self._harvest = harvest
+        self.harvest = harvest
         if harvest and "logits_to_keep" in self._prompt_kwargs:
             self._prompt_kwargs["logits_to_keep"] = prompt_harvest
         self._device = model.device
@@ -78,13 +85,21 @@ class FusedModel:
         self._positions: list[int] = []  # of each row's last kept token
         self._padding: list[int] = []  # slots before each row's first token
         self._visible: Tensor | None = None  # bool [batch, slot]; None = every slot below base, in every row
+        self._masks: MaskBuffer | None = None
+        self.route = "dynamic"
+        self.route_reason: str | None = None
+
+    @property
+    def context(self) -> int:
+        """Tokens of history of the longest row."""
+        return self._cache.base
 
     def prefill(self) -> Scores:
         """Run the prompt exactly as plain decoding does; scores for its last token."""
         outputs = self._model._prefill(self._input_ids, self._generation_config, self._prompt_kwargs)
         past = self._cache.get_seq_length()
         batch = self._input_ids.shape[0]
-        self._cache.consolidate(past + min(self._new_tokens, max(1024, past)) + 64)
+        self._consolidate(past + min(self._new_tokens, max(1024, past)) + 64)
         mask = self._prompt_kwargs.get("attention_mask")
         position_ids = self._prompt_kwargs.get("position_ids")
         last = [past - 1] * batch if position_ids is None else position_ids[:, -1].expand(batch).tolist()
@@ -95,31 +110,56 @@ class FusedModel:
             self._visible = mask.to(self._device, torch.bool)
         elif batch > 1:
             self._visible = torch.ones((batch, past), dtype=torch.bool, device=self._device)
-        return score(outputs.logits if self._harvest else outputs.logits[:, -1:], self._harvest)
+        return score(outputs.logits if self.harvest else outputs.logits[:, -1:], self.harvest)
+
+    def _consolidate(self, slots: int) -> None:
+        """Move the prompt's keys and values into buffers with about ``slots`` slots."""
+        self._cache.consolidate(slots)
+
+    def _roots(self) -> list[int]:
+        """The position of each row's next root."""
+        roots = [position + 1 for position in self._positions]
+        if self._depth_limit is None:
+            return roots
+        # Past the table, where a row is only fed along, any position will do.
+        return [0 if at >= self._depth_limit and self._idle(row) else at for row, at in enumerate(roots)]
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
         """Score every node of every tree in one pass."""
         width = max(map(len, trees))
         tokens, positions = [], []
-        for row, (tree, position) in enumerate(zip(trees, self._positions, strict=True)):
+        for tree, root in zip(trees, self._roots(), strict=True):
             spare = width - len(tree)
-            root = position + 1
-            if self._depth_limit is not None and root >= self._depth_limit and self._idle(row):
-                root = 0  # past the table; any position will do
             tokens.append(tree.tokens + tree.tokens[:1] * spare)
             positions.append([root + depth for depth in tree.depths] + [root] * spare)
-        input_ids, position_ids = torch.tensor([tokens, positions], device=self._device)
+        # By way of NumPy, which reads nested lists several times faster.
+        input_ids, position_ids = torch.from_numpy(np.array([tokens, positions])).to(self._device)
         inputs = {"input_ids": input_ids, "position_ids": position_ids}
         if self._token_types is not None:
             inputs["token_type_ids"] = self._token_types[:, -1:].expand(-1, width)
         if width == 1 and self._visible is None:
-            return score(self._model(**inputs, **self._pass_kwargs).logits, self._harvest)
+            return score(self._model(**inputs, **self._pass_kwargs).logits, self.harvest)
         base = self._cache.base
         history = None if self._visible is None else self._visible[:, :base]
-        masks = fused_masks(self._rules, trees, base, history, self._coordinates, self._dtype, self._device)
+        buffer = None
+        if width <= _WIDEST_BUFFERED:
+            if self._masks is None:
+                self._masks = MaskBuffer(len(trees), self._dtype, self._device)
+            buffer = self._masks
+        masks = fused_masks(
+            self._rules,
+            trees,
+            base,
+            history,
+            self._coordinates,
+            self._dtype,
+            self._device,
+            buffer,
+            min(self._cache.lengths),
+        )
         with fused_pass():
             outputs = self._model(**inputs, attention_mask=masks, **self._pass_kwargs)
-        return score(outputs.logits, self._harvest)
+        return score(outputs.logits, self.harvest)
 
     def _coordinates(self, trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
         """The places of nodes ``[batch, node]`` and slots ``[batch, slot]`` in their rows, as transformers counts them.
@@ -151,6 +191,13 @@ class FusedModel:
     def store(self, cache: Cache) -> None:
         """Leave the history in ``cache`` as plain decoding would have."""
         self._cache.store(cache)
+
+    def bucket(self, nodes: int) -> int:
+        """The number of nodes that a pass over ``nodes`` nodes computes."""
+        return nodes
+
+    def close(self) -> None:
+        """The call is over: give back what the model's next call can use."""
 
     def room(self) -> list[int] | None:
         """How deep each row's tree may be before it passes the depth limit; None = no limit."""

@@ -108,6 +108,7 @@ def augment_all() -> None:
             )
         for name, dispatcher in _DISPATCHERS.items():
             _originals[name] = getattr(GenerationMixin, name)
+            dispatcher.lookahead_original = _originals[name]  # type: ignore[attr-defined]
             setattr(GenerationMixin, name, dispatcher)
         for field in _FIELDS:
             setattr(GenerationConfig, field, None)

@@ -17,7 +17,7 @@ def score(logits: Tensor, best: int = 0) -> Scores:
         logits: ``[batch, node, vocab]``.
         best: how many next tokens to gather for each node; 0 gathers none.
     """
-    batch, nodes, vocab = logits.shape
+    _, nodes, vocab = logits.shape
     lines = logits.reshape(-1, vocab)
     if lines.dtype == torch.float64:
         lines = lines.float()  # plain decoding compares in float32, where near ties go to the lower id

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -26,6 +26,9 @@ class DecodingStats:
         prefill_ms: the prompt's pass.
         draft_ms, forward_ms, verify_ms, keep_ms: growing trees; later forward passes with the transfer to the host;
             processors, sampling and stopping rules; moving keys and values, and learning from the pass.
+        sources: accepted tokens by the source that proposed them (automatic mode).
+        single_ms: what the passes after the prompt's would have taken with one node each, as far as that is known, and
+            ``timed_ms``, what those passes took (automatic mode): growing, scoring and keeping the tree.
         passes: with ``stats="detailed"``, one record a pass: nodes, tokens (a list over rows) and milliseconds.
     """
 
@@ -40,6 +43,9 @@ class DecodingStats:
     forward_ms: float = 0.0
     verify_ms: float = 0.0
     keep_ms: float = 0.0
+    sources: dict[str, int] = field(default_factory=dict)
+    single_ms: float = 0.0
+    timed_ms: float = 0.0
     passes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -55,10 +61,13 @@ class DecodingStats:
     def __add__(self, other: "DecodingStats") -> "DecodingStats":
         if not isinstance(other, DecodingStats):
             return NotImplemented
-        merged = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "histogram"}
-        counts = Counter(self.histogram)
-        counts.update(other.histogram)
-        return DecodingStats(**merged, histogram=dict(sorted(counts.items())))
+        merged: dict[str, Any] = {}
+        for f in fields(self):
+            mine, others = getattr(self, f.name), getattr(other, f.name)
+            merged[f.name] = (
+                dict(sorted((Counter(mine) + Counter(others)).items())) if isinstance(mine, dict) else mine + others
+            )
+        return DecodingStats(**merged)
 
     def __radd__(self, other: Any) -> "DecodingStats":
         """So that ``sum(list_of_stats)`` works."""
@@ -93,6 +102,40 @@ class DecodingStats:
             record = {"nodes": [len(tree) for tree in step.trees], "tokens": list(written)}
             times = ("draft_ms", "forward_ms", "verify_ms", "keep_ms")
             self.passes.append(record | {name: getattr(step, name) for name in times})
+
+    def add_plan(self, credited: Mapping[str, int], single_ms: float, timed_ms: float) -> None:
+        """Take in what the automatic mode knows of a call: accepted tokens by source, and what its passes cost."""
+        self.sources = dict(sorted((Counter(self.sources) + Counter(credited)).items()))
+        self.single_ms += single_ms
+        self.timed_ms += timed_ms
+
+    def explain(self) -> str:
+        """One sentence: what was gained or lost against plain decoding, and why.
+
+        S is ``mean_acceptance_length``; t(T)/t(1) is the cost of a pass against that of a pass over one node. Their
+        ratio is the speedup of all but the prompt's pass; processors, sampling and stopping rules cost the same for
+        each token in both, and are left out.
+        """
+        if not self.steps:
+            return "Nothing was decoded."
+        later = self.steps - 1
+        what = f"{self.emitted} tokens in {self.steps} passes (S = {self.mean_acceptance_length:.2f})"
+        if not later:
+            return f"{what}: the prompt's pass wrote everything, so there was nothing to draft."
+        if not self.drafted:
+            return f"{what}: decoded plainly, because no draft was expected to pay."
+        nodes = self.drafted / max(1, self.row_steps)
+        what += f" with {nodes:.1f} drafted nodes a pass, of which {self.acceptance_rate:.0%} were kept"
+        accepted = sum(self.sources.values())
+        if accepted:
+            shares = sorted(self.sources.items(), key=lambda item: -item[1])
+            what += " (" + ", ".join(f"{name} {count / accepted:.0%}" for name, count in shares) + ")"
+        if not self.single_ms:
+            return f"{what}; what a pass over one node costs here is not known, so neither is the gain."
+        cost = self.timed_ms / self.single_ms
+        speed = self.mean_acceptance_length / cost
+        verdict = f"about {speed:.2f}x plain decoding" if speed >= 1.0 else f"a loss, about {speed:.2f}x plain decoding"
+        return f"{what}; a pass cost t(T)/t(1) = {cost:.2f}, which makes {verdict}."
 
     def to_dict(self) -> dict[str, Any]:
         """All counts and the two ratios, as plain data."""

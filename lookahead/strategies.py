@@ -2,13 +2,19 @@
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from jacobi import Drafter, JacobiDrafter, LookaheadError, PlainDrafter, guesser
 from jacobi.drafter import JacobiMode
+from lookahead.automatic import AutomaticDrafter, Planner
+from lookahead.memory import Memory
 from lookahead.pool import NgramPool
+from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
+from lookahead.sources.recycling import BEST
+from lookahead.tuning import StepTimes
 from lookahead.window import LookaheadDrafter
 
 Stats = Literal["none", "summary", "detailed"]
@@ -25,6 +31,40 @@ class RowContext:
     rng: random.Random
 
 
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a strategy may know of a call: its rows, what drafts learnt on the model before, and how tokens are chosen.
+
+    Attributes:
+        rows: one context a row.
+        memory: what was learnt; may be empty.
+        times: the step-time curve for this model and batch, as far as it is known.
+        choice: stands for processors and sampling: acceptance is learnt separately for each.
+        trust: how far estimates are believed for this choice before anything is learnt, from 0 to 1.
+    """
+
+    rows: Sequence[RowContext]
+    memory: Memory
+    times: StepTimes
+    choice: Hashable
+    trust: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a strategy brings to a call.
+
+    Attributes:
+        drafters: one a row.
+        harvest: how many of the model's best next tokens the drafters want to know at every node.
+        planner: decides sizes, and has to be told about every pass; None = sizes are fixed.
+    """
+
+    drafters: Sequence[Drafter]
+    harvest: int = 0
+    planner: Planner | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """What all strategies have in common.
@@ -34,6 +74,8 @@ class Strategy:
             ``generate``'s text; ``"rejection"`` is the papers' scheme, with the same distribution but other draws.
         seed: seeds the tokens that drafts are started from, so that step counts repeat. It never touches the text.
         stats: how much is counted; see :class:`lookahead.stats.DecodingStats`.
+        static: run passes with static shapes, on CUDA as captured graphs: None where it is possible and on CUDA, True
+            always (an error where it is not possible), False never.
     """
 
     name: ClassVar[str]
@@ -41,12 +83,15 @@ class Strategy:
     verification: Literal["exact", "rejection"] = "exact"
     seed: int | None = None
     stats: Stats = "summary"
+    static: bool | None = None
 
     def __post_init__(self) -> None:
         self._one_of("verification", ("exact", "rejection"))
         self._one_of("stats", ("none", "summary", "detailed"))
         if self.seed is not None:
             self._whole("seed")
+        if self.static is not None:
+            self._flag("static")
 
     def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, field)
@@ -93,9 +138,27 @@ class Strategy:
             )
         return cls(**settings)
 
+    @property
+    def automatic(self) -> bool:
+        """Whether sizes are chosen while decoding."""
+        return False
+
+    @property
+    def remembers(self) -> bool:
+        """Whether drafts start from what they learnt in earlier calls on the model."""
+        return False
+
+    def step_times(self) -> StepTimes | None:
+        """The step-time curve that the caller wants to be used."""
+        return None
+
     def drafter(self, row: RowContext) -> Drafter:
         """Make the drafter of one row."""
         raise TypeError(f"{type(self).__name__} has no drafter; use Lookahead or Jacobi.")
+
+    def drafts(self, call: CallContext) -> Drafts:
+        """Make what one call needs."""
+        return Drafts([self.drafter(row) for row in call.rows])
 
     def __call__(
         self,
@@ -128,46 +191,125 @@ class Strategy:
         )
 
 
+SourceFactory = Callable[[RowContext], Source]
+
+_SOURCES: dict[str, Callable[[RowContext, Memory], Source]] = {
+    "recycling": lambda row, memory: RecyclingSource(memory.table),
+    "suffix": lambda row, memory: SuffixSource(),
+    "pool": lambda row, memory: PoolSource(),
+    "window": lambda row, memory: WindowSource(row.rng, row.vocab_size),
+}
+_DEFAULT_SOURCES = ("recycling", "suffix", "window")
+_MOST_NODES = 512
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lookahead(Strategy):
-    """Lookahead decoding (Fu et al., arXiv 2402.02057).
+    """Exact decoding from drafts that cost no training: automatic, or lookahead decoding with given W, N and G.
+
+    ``Lookahead()`` is the automatic mode. Every pass scores one tree, filled best first from all ``sources`` by how
+    likely their candidates are to be accepted, which is learnt while decoding, and as large as the step-time curve of
+    this model on this machine makes worthwhile: down to plain decoding where nothing pays. With any of
+    ``window_size``, ``ngram_size`` and ``verification_set_size`` given, it is lookahead decoding as published (Fu et
+    al., arXiv 2402.02057) with just these numbers; those not given are 7, 5 and 7.
 
     Attributes:
         window_size: W, columns of the Jacobi window, at least 1.
         ngram_size: N, length of an n-gram; the window has N-1 levels. 2 is Jacobi decoding; 1 is plain decoding and
             needs ``window_size=1`` and ``verification_set_size=0``.
         verification_set_size: G, most guesses verified in a pass; 0 verifies the window's own paths only.
-        pool_from_prompt: the n-gram pool starts with the prompt's n-grams.
-        pool_from_output: every n-gram of the output goes into the pool.
-        always_forward_one: the window moves by one column a pass; otherwise by the number of tokens written.
-        verification, seed, stats: see :class:`Strategy`.
+        pool_from_prompt: (given W, N, G) the n-gram pool starts with the prompt's n-grams.
+        pool_from_output: (given W, N, G) every n-gram of the output goes into the pool.
+        always_forward_one: (given W, N, G) the window moves by one column a pass; otherwise by the number of tokens
+            written.
+        sources: (automatic) where candidates come from, in the order in which they are credited: ``"recycling"``,
+            ``"suffix"``, ``"pool"``, ``"window"``, or functions that make a :class:`lookahead.sources.Source` from a
+            :class:`RowContext`. None is recycling, suffix and window.
+        nodes: (automatic) draft so many nodes a pass whatever they cost, to compare drafts; None = as many as pay.
+        max_nodes: (automatic) the most drafted nodes of a row.
+        tuning: (automatic) a step-time curve, or the file of a saved one. It is taken as it is: with a ``seed``, the
+            same call then always runs the same passes. None = the curve measured for this machine if there is one,
+            corrected by the passes themselves.
+        remember: (automatic) start from what drafts learnt in earlier calls on this model (successors, acceptance, step
+            times; see :mod:`lookahead.memory`). Calls with a ``seed`` never do.
+        verification, seed, stats, static: see :class:`Strategy`.
 
-    Once the window is filled, a pass feeds at most (W+G)(N-1) tokens. For example::
+    With given W, N and G, a pass feeds at most (W+G)(N-1) tokens once the window is filled. For example::
 
+        model.generate(**inputs, use_lookahead=True)
         model.generate(**inputs, use_lookahead=True, lookahead_strategy=Lookahead(window_size=10, ngram_size=4))
     """
 
     name: ClassVar[str] = "lookahead"
 
-    window_size: int = 7
-    ngram_size: int = 5
-    verification_set_size: int = 7
+    window_size: int | None = None
+    ngram_size: int | None = None
+    verification_set_size: int | None = None
     pool_from_prompt: bool = True
     pool_from_output: bool = True
     always_forward_one: bool = True
+    sources: tuple[str | SourceFactory, ...] | None = None
+    nodes: int | None = None
+    max_nodes: int = 128
+    tuning: StepTimes | str | Path | None = None
+    remember: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._whole("window_size", 1)
-        self._whole("ngram_size", 1)
-        self._whole("verification_set_size", 0)
-        for field in ("pool_from_prompt", "pool_from_output", "always_forward_one"):
-            self._flag(field)
+        for flag in ("pool_from_prompt", "pool_from_output", "always_forward_one", "remember"):
+            self._flag(flag)
+        if self.automatic:
+            self._check_automatic()
+            return
+        for name, default, least in (("window_size", 7, 1), ("ngram_size", 5, 1), ("verification_set_size", 7, 0)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+            self._whole(name, least)
         if self.ngram_size == 1 and (self.window_size, self.verification_set_size) != (1, 0):
             raise LookaheadError(
                 "Lookahead(ngram_size=1) is plain decoding and needs window_size=1 and verification_set_size=0: got "
                 f"window_size={self.window_size}, verification_set_size={self.verification_set_size}."
             )
+        for name in ("sources", "nodes", "tuning"):
+            if getattr(self, name) is not None:
+                raise LookaheadError(
+                    f"Lookahead({name}=) belongs to the automatic mode: got window_size, ngram_size or "
+                    "verification_set_size as well. Leave those out, or drop it."
+                )
+
+    def _check_automatic(self) -> None:
+        self._whole("max_nodes", 1)
+        if self.nodes is not None:
+            self._whole("nodes", 1)
+        for name in ("nodes", "max_nodes"):
+            if (getattr(self, name) or 0) > _MOST_NODES:
+                raise LookaheadError(f"Lookahead({name}=) must be at most {_MOST_NODES}: got {getattr(self, name)}.")
+        if self.tuning is not None and not isinstance(self.tuning, StepTimes):
+            if not isinstance(self.tuning, str | Path):
+                raise LookaheadError(
+                    f"Lookahead(tuning=) must be a StepTimes or the file of a saved one: got {self.tuning!r}."
+                )
+            StepTimes.load(self.tuning)  # what cannot be read is told now
+        given = self.sources
+        if given is None:
+            return
+        known = ", ".join(map(repr, _SOURCES))
+        if not isinstance(given, tuple | list) or not given:
+            raise LookaheadError(
+                f"Lookahead(sources=) must be a tuple of one or more of {known}, or functions that make a Source: "
+                f"got {given!r}."
+            )
+        for source in given:
+            if not callable(source) and not (isinstance(source, str) and source in _SOURCES):
+                raise LookaheadError(f"Unknown source {source!r}: expected {known}, or a function that makes a Source.")
+        if len(set(given)) < len(given):
+            raise LookaheadError(f"Lookahead(sources=) names a source twice: got {given!r}.")
+        object.__setattr__(self, "sources", tuple(given))
+
+    @property
+    def automatic(self) -> bool:
+        """No W, N or G is given: sizes are chosen while decoding."""
+        return self.window_size is None and self.ngram_size is None and self.verification_set_size is None
 
     @classmethod
     def from_lade(
@@ -183,8 +325,61 @@ class Lookahead(Strategy):
             pool_from_output=False,
         )
 
+    @property
+    def remembers(self) -> bool:
+        """In the automatic mode without a seed, unless it is switched off."""
+        return self.automatic and self.remember and self.seed is None
+
+    def step_times(self) -> StepTimes | None:
+        """The curve given as ``tuning``, which then stays as it is."""
+        if self.tuning is None or isinstance(self.tuning, StepTimes):
+            return self.tuning if self.tuning is None else self.tuning.as_frozen()
+        return StepTimes.load(self.tuning)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain data, for JSON; ``from_dict`` reads it back.
+
+        Raises:
+            LookaheadError: sources or a curve of the caller's own, which are not plain data.
+        """
+        if isinstance(self.tuning, StepTimes) or not all(isinstance(source, str) for source in self.sources or ()):
+            raise LookaheadError(
+                "A Lookahead with sources of your own, or with a StepTimes object, is not plain data: name the "
+                "sources, and save the curve to a file."
+            )
+        settings = super().to_dict()
+        return settings | {"tuning": None if self.tuning is None else str(self.tuning)}
+
+    def drafts(self, call: CallContext) -> Drafts:
+        """The automatic mode's drafters share one planner; others have nothing in common."""
+        if not self.automatic:
+            return super().drafts(call)
+        names = self.sources or _DEFAULT_SOURCES
+        rows = [
+            [_SOURCES[name](row, call.memory) if isinstance(name, str) else name(row) for name in names]
+            for row in call.rows
+        ]
+        acceptance = call.memory.acceptance((names, call.choice), rows[0], call.trust)
+        window = [isinstance(source, WindowSource) for source in rows[0]]
+        planner = Planner(
+            call.times,
+            acceptance,
+            batch=len(rows),
+            most_nodes=self.max_nodes,
+            nodes=self.nodes,
+            window=any(window),
+            window_only=all(window),
+        )
+        drafters = [
+            AutomaticDrafter(row.prompt, sources, planner, acceptance)
+            for row, sources in zip(call.rows, rows, strict=True)
+        ]
+        return Drafts(drafters, BEST, planner)
+
     def drafter(self, row: RowContext) -> Drafter:
-        """A window and a pool of the row's own."""
+        """With given W, N and G: a window and a pool of the row's own."""
+        if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:
+            raise TypeError("The automatic mode makes its drafters together: use drafts().")
         if self.ngram_size == 1:
             return PlainDrafter()
         return LookaheadDrafter(

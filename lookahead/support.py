@@ -233,32 +233,29 @@ def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
     """What is wrong with the model's handling of a tree, if anything, and whether that can be told for certain."""
     vocab = model.get_input_embeddings().weight.shape[0]
     word = [(7 + 13 * i) % vocab for i in range(8)]
-    prompt = torch.tensor([word[:4]], device=model.device)
+    prompt = torch.tensor([word[:4]] * 3, device=model.device)
     left, right = word[5:8], [(token + 1) % vocab for token in word[5:7]]
-
-    def score(tree: TokenTree) -> Tensor:
-        config = GenerationConfig()
-        cache = TreeCache(model.config.get_text_config().num_hidden_layers)
-        positions = torch.arange(prompt.shape[1], device=model.device)[None]
-        fused = FusedModel(
-            model, mask_rules(model), cache, prompt, config, {"position_ids": positions}, 16, None, lambda row: False
-        )
-        fused.prefill()
-        fused.keep([Path([0], [word[4]])])
-        return fused.forward([tree]).logits[0].float()
 
     name = type(model).__name__
     try:
+        cache = TreeCache(model.config.get_text_config().num_hidden_layers)
+        positions = torch.arange(prompt.shape[1], device=model.device)[None].expand(3, -1)
+        inputs = {"position_ids": positions, "attention_mask": torch.ones_like(prompt)}
+        fused = FusedModel(
+            model, mask_rules(model), cache, prompt, GenerationConfig(), inputs, 16, None, lambda row: False
+        )
         with grouped_attention():
-            both = score(TokenTree.from_paths(word[4], [left, right]))
-            alone = [score(TokenTree.chain(word[4], branch)) for branch in (left, right)]
+            fused.prefill()
+            fused.keep([Path([0], [word[4]])] * 3)
+            trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
+            both, *alone = fused.forward(trees).logits.float()
     except (LookaheadError, torch.OutOfMemoryError):
         raise
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError) as error:
         message = f"{name} did not run a pass with a tree mask ({type(error).__name__}: {error})."
         return f"{message} Drop use_lookahead for this model.", True
     together = torch.cat([both[:4], both[:1], both[4:]])
-    apart = torch.cat(alone)
+    apart = torch.cat([line[: len(tree)] for line, tree in zip(alone, trees[1:], strict=True)])
     finite = together.isfinite() & apart.isfinite()  # a model may rule tokens out with -inf
     if apart.isnan().any() or not finite.any():
         return None, False  # decoding will name the step

@@ -155,9 +155,7 @@ class LookaheadDrafter:
                 break
             node = tree.extend(node, newest[: room - tree.depths[node]])
 
-    def learn(
-        self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None
-    ) -> None:
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """Harvest and shift the window, then add the output's newest n-grams to the pool."""
         if self._window is not None and self._newest:  # nothing was drafted in the prompt's own pass
             for key, tail in self._window.advance(tree.tokens[0], [greedy[node] for node in self._newest]):

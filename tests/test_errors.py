@@ -111,7 +111,7 @@ def works_afterwards() -> Iterator[None]:
         ({"window_size": 2.0}, "must be a whole number: got 2.0 of type float"),
         ({"window_size": True}, "must be a whole number: got True of type bool"),
         ({"window_size": "7"}, "must be a whole number: got '7' of type str"),
-        ({"window_size": None}, "must be a whole number: got None"),
+        ({"window_size": "seven"}, "must be a whole number: got .seven."),
         ({"ngram_size": [5]}, r"must be a whole number: got \[5\]"),
         ({"pool_from_prompt": 1}, r"pool_from_prompt=\) must be True or False: got 1"),
         ({"always_forward_one": "yes"}, r"always_forward_one=\) must be True or False: got 'yes'"),
@@ -595,7 +595,7 @@ def test_nan_beside_the_path(batch: int, settings: dict[str, Any]) -> None:
             logits[fed == 40] = torch.nan
 
     with logits_changed(model, spoil):
-        same_as_plain(model, inputs, Lookahead(seed=0), max_new_tokens=20, **settings)
+        same_as_plain(model, inputs, Lookahead(window_size=7, seed=0), max_new_tokens=20, **settings)
     assert sum(drafted) > 20
 
 
@@ -711,7 +711,7 @@ def test_an_exception_in_the_middle(where: str, count: int, error: BaseException
                         **prompts(batch),
                         past_key_values=cache,
                         max_new_tokens=12,
-                        use_lookahead=True,
+                        lookahead_strategy=Lookahead(window_size=7),
                         **troublemaker(where, tick, model),
                     )
                 assert caught.value is error

@@ -121,7 +121,7 @@ def test_processors(name: str, batch: int) -> None:
     """Greedy, on a chaotic text and on one that repeats itself, where whole blocks are accepted."""
     settings = {"max_new_tokens": 30, "output_scores": True, "output_logits": True} | GREEDY[name]
     same_as_plain(tiny_model("llama"), prompts(batch), **settings)
-    same_as_plain(counting_model(), prompts(batch), Lookahead(seed=0), **settings)
+    same_as_plain(counting_model(), prompts(batch), Lookahead(window_size=7, seed=0), **settings)
 
 
 @augmented
@@ -172,7 +172,7 @@ def test_a_processor_sees_the_true_prefix(repetitive: bool, batch: int, sample: 
     output = same_as_plain(
         model,
         prompts(batch),
-        Lookahead(seed=0),
+        Lookahead(window_size=7, seed=0),
         max_new_tokens=30,
         logits_processor_new=new,
         eos_token_id=None if repetitive else int(text[0, 30]),
@@ -241,7 +241,11 @@ def test_several_end_tokens(batch: int) -> None:
     for ends in ([5], [5, 6], [6, 5, 40], [40]):
         for new_tokens in (9, 30):
             output = same_as_plain(
-                counting_model(), prompts(batch), Lookahead(seed=0), max_new_tokens=new_tokens, eos_token_id=ends
+                counting_model(),
+                prompts(batch),
+                Lookahead(window_size=7, seed=0),
+                max_new_tokens=new_tokens,
+                eos_token_id=ends,
             )
             assert output.stats.emitted == sum(
                 next((i + 1 for i, token in enumerate(row) if token in ends), new_tokens)
@@ -254,10 +258,16 @@ def test_several_end_tokens(batch: int) -> None:
 @pytest.mark.parametrize("new_tokens", range(1, 25))
 def test_length_inside_a_block(new_tokens: int, batch: int) -> None:
     """Every length is met exactly, though blocks of five tokens are accepted."""
-    output = same_as_plain(counting_model(), prompts(batch), Lookahead(seed=0), max_new_tokens=new_tokens)
+    output = same_as_plain(
+        counting_model(), prompts(batch), Lookahead(window_size=7, seed=0), max_new_tokens=new_tokens
+    )
     assert output.sequences.shape[1] == 12 + new_tokens
     output = same_as_plain(
-        counting_model(), prompts(batch), Lookahead(seed=0), max_length=12 + new_tokens, output_scores=True
+        counting_model(),
+        prompts(batch),
+        Lookahead(window_size=7, seed=0),
+        max_length=12 + new_tokens,
+        output_scores=True,
     )
     assert output.sequences.shape[1] == 12 + new_tokens
 
@@ -299,7 +309,7 @@ def test_a_criterion_inside_a_block(length: int, batch: int, eos: int | None) ->
     output = same_as_plain(
         counting_model(),
         prompts(batch),
-        Lookahead(seed=0),
+        Lookahead(window_size=7, seed=0),
         max_new_tokens=40,
         stopping_criteria_new=new,
         eos_token_id=eos,
@@ -320,7 +330,7 @@ def test_a_criterion_for_each_row(lengths: list[int], sample: bool, eos: int | N
         same_as_plain(
             model,
             prompts(3),
-            Lookahead(seed=0),
+            Lookahead(window_size=7, seed=0),
             max_new_tokens=40,
             stopping_criteria_new=lambda: StoppingCriteriaList([RowEnds(lengths)]),
             eos_token_id=eos,
@@ -393,7 +403,7 @@ def test_a_criterion_sees_the_scores(batch: int) -> None:
 def test_stop_strings(strings: Any, batch: int, eos: int | None, tokenizer: PreTrainedTokenizerFast) -> None:
     """Strings that are a token, are a part of one, span several, or never come."""
     settings = {"stop_strings": strings, "tokenizer": tokenizer, "max_new_tokens": 24, "eos_token_id": eos}
-    same_as_plain(counting_model(), prompts(batch), Lookahead(seed=0), **settings)
+    same_as_plain(counting_model(), prompts(batch), Lookahead(window_size=7, seed=0), **settings)
     same_as_plain(tiny_model("llama"), prompts(batch), output_scores=True, **settings)
 
 
@@ -482,7 +492,10 @@ def test_streaming_is_not_late() -> None:
     model, streamer = counting_model(), Puts()
     put_before_pass: list[int] = []
     handle = model.register_forward_pre_hook(lambda *_: put_before_pass.append(len(streamer.puts)))
-    settings = {"lookahead_strategy": Lookahead(seed=0, stats="detailed"), "return_dict_in_generate": True}
+    settings = {
+        "lookahead_strategy": Lookahead(window_size=7, seed=0, stats="detailed"),
+        "return_dict_in_generate": True,
+    }
     output = model.generate(**prompts(1), max_new_tokens=40, do_sample=False, streamer=streamer, **settings)
     handle.remove()
     written = [sum(step["tokens"]) for step in output.stats.passes]
@@ -583,7 +596,7 @@ def test_many_random_calls(block: int) -> None:
 def test_custom_generate_needs_no_patch() -> None:
     """A strategy is a ``custom_generate`` callable: nothing of transformers is replaced, the text is the same."""
     sample, validate = GenerationMixin._sample, GenerationMixin._validate_generation_mode
-    for strategy in (Lookahead(seed=0), Jacobi()):
+    for strategy in (Lookahead(window_size=7, seed=0), Jacobi()):
         for batch in (1, 3):
             for do_sample in (False, True):
                 settings = {"max_new_tokens": 25, "do_sample": do_sample, "eos_token_id": [5, 30]}
@@ -834,7 +847,7 @@ def test_stats_add_up(sample: bool, batch: int, eos: Any, together: bool) -> Non
             output = same_as_plain(
                 model,
                 prompts(batch),
-                Lookahead(seed=0, stats="detailed"),
+                Lookahead(window_size=7, seed=0, stats="detailed"),
                 output_scores=recorded,
                 **settings,
             )
@@ -861,7 +874,7 @@ def test_a_draft_of_pads_does_not_count(together: bool, recorded: bool) -> None:
     output = same_as_plain(
         counting_model(),
         inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])},
-        Lookahead(seed=0),
+        Lookahead(window_size=7, seed=0),
         max_new_tokens=30,
         eos_token_id=6,
         pad_token_id=7,
@@ -879,7 +892,7 @@ def test_how_much_is_counted(passes: Callable[[Any], list[int]]) -> None:
     """``none`` counts nothing, ``summary`` sums up, ``detailed`` keeps every pass; the text is the same."""
     model = tiny_model("llama")
     outputs = {
-        kind: same_as_plain(model, prompts(1), Lookahead(seed=0, stats=kind), max_new_tokens=20)
+        kind: same_as_plain(model, prompts(1), Lookahead(window_size=7, seed=0, stats=kind), max_new_tokens=20)
         for kind in ("none", "summary", "detailed")
     }
     assert outputs["none"].stats is None
@@ -890,7 +903,7 @@ def test_how_much_is_counted(passes: Callable[[Any], list[int]]) -> None:
     again, _ = run(
         model,
         prompts(1),
-        lookahead_strategy=Lookahead(seed=0, stats="detailed"),
+        lookahead_strategy=Lookahead(window_size=7, seed=0, stats="detailed"),
         max_new_tokens=20,
         return_dict_in_generate=True,
     )
@@ -903,7 +916,10 @@ def test_how_much_is_counted(passes: Callable[[Any], list[int]]) -> None:
 def test_stats_add_over_calls_and_go_through_json() -> None:
     """Sums of sums."""
     model = counting_model()
-    calls = [same_as_plain(model, prompts(batch), Lookahead(seed=0), max_new_tokens=20).stats for batch in (1, 2, 3)]
+    calls = [
+        same_as_plain(model, prompts(batch), Lookahead(window_size=7, seed=0), max_new_tokens=20).stats
+        for batch in (1, 2, 3)
+    ]
     total = sum(calls, DecodingStats())
     assert total.emitted == 20 * 6
     assert total.steps == sum(stats.steps for stats in calls)

@@ -46,10 +46,20 @@ def row(prompt: list[int], **changes: Any) -> RowContext:
 
 
 def test_lookahead_defaults() -> None:
-    assert dataclasses.asdict(Lookahead()) == {
+    """No numbers are the automatic mode; with any of the three, the others are the paper's usual ones."""
+    given = Lookahead(window_size=7)
+    assert given == Lookahead(ngram_size=5) == Lookahead(verification_set_size=7)
+    assert not given.automatic and Lookahead().automatic
+    assert dataclasses.asdict(given) == {
         "window_size": 7,
         "ngram_size": 5,
         "verification_set_size": 7,
+        "sources": None,
+        "nodes": None,
+        "max_nodes": 128,
+        "tuning": None,
+        "remember": True,
+        "static": None,
         "pool_from_prompt": True,
         "pool_from_output": True,
         "always_forward_one": True,
@@ -68,6 +78,7 @@ def test_jacobi_defaults() -> None:
         "verification": "exact",
         "seed": None,
         "stats": "summary",
+        "static": None,
     }
 
 
@@ -96,7 +107,7 @@ def test_settings_are_keyword_only_and_frozen(strategy: type[Strategy]) -> None:
         ({"window_size": "7"}, r"window_size=\) must be a whole number: got '7' of type str"),
         ({"window_size": 7.0}, r"window_size=\) must be a whole number: got 7.0 of type float"),
         ({"window_size": True}, r"window_size=\) must be a whole number: got True of type bool"),
-        ({"ngram_size": None}, r"ngram_size=\) must be a whole number: got None of type NoneType"),
+        ({"ngram_size": "5"}, r"ngram_size=\) must be a whole number: got '5' of type str"),
         ({"verification_set_size": False}, r"verification_set_size=\) must be a whole number: got False of type bool"),
         ({"pool_from_prompt": 1}, r"pool_from_prompt=\) must be True or False: got 1"),
         ({"pool_from_output": "yes"}, r"pool_from_output=\) must be True or False: got 'yes'"),

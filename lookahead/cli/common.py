@@ -46,9 +46,13 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is
 NewTokensOption = Annotated[
     int, typer.Option("--max-new-tokens", "--new-tokens", min=1, help="Tokens to write at most, per prompt.")
 ]
-WindowOption = Annotated[int | None, typer.Option("--window-size", help="W, columns of the lookahead window.")]
-NgramOption = Annotated[int | None, typer.Option("--ngram-size", help="N, length of an n-gram.")]
-GuessesOption = Annotated[int | None, typer.Option("--verification-set-size", help="G, most guesses in a pass.")]
+WindowOption = Annotated[
+    int | None, typer.Option("--window-size", help="W, columns of the window. Default: automatic.")
+]
+NgramOption = Annotated[int | None, typer.Option("--ngram-size", help="N, length of an n-gram. Default: automatic.")]
+GuessesOption = Annotated[
+    int | None, typer.Option("--verification-set-size", help="G, most guesses in a pass. Default: automatic.")
+]
 
 
 class Commands(TyperGroup):
@@ -93,13 +97,18 @@ def lookahead_from(
     seed: int | None = None,
     stats: Stats = "summary",
 ) -> Lookahead:
-    """The strategy that the options mean; what is not given keeps the library's default."""
-    given: dict[str, Any] = {
-        "window_size": window_size,
-        "ngram_size": ngram_size,
-        "verification_set_size": verification_set_size,
-    }
-    return Lookahead(seed=seed, stats=stats, **{name: value for name, value in given.items() if value is not None})
+    """The strategy that the options mean: the automatic mode if none of W, N and G is given.
+
+    Drafts start afresh in every call, so that a text that is written twice is not twice as easy.
+    """
+    return Lookahead(
+        window_size=window_size,
+        ngram_size=ngram_size,
+        verification_set_size=verification_set_size,
+        seed=seed,
+        stats=stats,
+        remember=False,
+    )
 
 
 def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedModel, Any]:

@@ -166,8 +166,6 @@ def _conclude(console: Console, stories: list[_Story], tokenizer: Any) -> None:
         f"{max(ratios):.2f}).",
         style="bold",
     )
-    if speedup < 0.98:
-        console.print(
-            f"A lookahead pass takes {ours_ms / plain_ms:.1f} times a plain one here, and brings {tokens / steps:.1f} "
-            "tokens: a smaller --window-size and --verification-set-size make it cheaper."
-        )
+    everything = sum(run.stats for story in stories for run in story.ours if run.stats is not None)
+    if everything:
+        console.print(everything.explain())

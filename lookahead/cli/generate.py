@@ -125,5 +125,6 @@ def _summary(decoded: common.Decoded) -> str:
             f"{count} tokens in {stats.steps} passes ({stats.mean_acceptance_length:.2f} a pass), {rate}",
             f"drafted {stats.drafted} tokens, accepted {stats.accepted} ({stats.acceptance_rate:.1%})",
             "milliseconds: " + ", ".join(f"{name} {ms:.1f}" for name, ms in times.items()),
+            stats.explain(),
         ]
     )

@@ -1,0 +1,91 @@
+"""What a machine allows: bytes a pass must read, how fast it can, what a pass takes, and the ceiling for a speedup.
+
+import theory  # from benchmarks/race.py; nothing to run by itself
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from racing import wait
+from step_time import WIDTHS, curve
+
+_LARGE_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
+
+
+def weights(model: Any) -> tuple[int, int]:
+    """The number of parameters, and the bytes of them that a pass over one token reads.
+
+    Of an embedding table that is not the output layer as well, that is one row.
+    """
+    head = model.get_output_embeddings()
+    tables = {
+        id(module.weight): module.weight
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding) and (head is None or module.weight is not head.weight)
+    }
+    parameters = {id(parameter): parameter for parameter in model.parameters()}.values()
+    read = sum((p.shape[1] if id(p) in tables else p.numel()) * p.element_size() for p in parameters if not p.is_meta)
+    return sum(p.numel() for p in parameters), read
+
+
+def cache_bytes(model: Any) -> int:
+    """Bytes of keys and values that one token of history takes in all layers."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * channels * model.dtype.itemsize)
+
+
+def bandwidth(device: Any, size: int, rounds: int = 7) -> dict[str, float]:
+    """GB/s of summing and of copying ``size`` bytes, the fastest of a few rounds; a copy reads and writes."""
+    source = torch.ones(max(1, size // 4), device=device)
+    target = torch.empty_like(source)
+    best = {"sum": 0.0, "copy": 0.0}
+    for turn in range(rounds + 1):
+        for name, factor in (("sum", 1), ("copy", 2)):
+            wait(device)
+            start = time.perf_counter()
+            if name == "sum":
+                source.sum()
+            else:
+                target.copy_(source)
+            wait(device)
+            rate = factor * source.numel() * 4 / (time.perf_counter() - start) / 1e9
+            best[name] = max(best[name], rate) if turn else 0.0
+    return best
+
+
+def card(
+    model: Any, batches: Sequence[int], context: int = 256, widths: Sequence[int] = WIDTHS, rounds: int = 9
+) -> dict[str, Any]:
+    """The theory card of a model on this machine.
+
+    The floor of a pass takes the better of two bandwidths: from memory, and over as many bytes as the weights are,
+    which the processor's cache may hold.
+    """
+    count, read = weights(model)
+    kv = cache_bytes(model)
+    large = bandwidth(model.device, _LARGE_BYTES["cuda" if model.device.type == "cuda" else "cpu"])
+    own = bandwidth(model.device, read)
+    best = max(*large.values(), *own.values())
+    passes = {batch: curve(model, context, widths, batch, rounds) for batch in batches}
+    return {
+        "parameters": count,
+        "weight_bytes_per_pass": read,
+        "kv_bytes_per_token": kv,
+        "bandwidth_gb_per_s": {"memory": large, "as many bytes as the weights": own},
+        "context": context,
+        "floor_ms": {batch: 1e3 * (read + batch * context * kv) / (best * 1e9) for batch in batches},
+        "pass_ms": passes,
+    }
+
+
+def ceiling(card: dict[str, Any], batch: int, tokens_per_pass: float, nodes: float) -> float:
+    """The speedup if nothing but passes took time: S t(1)/t(T) with T = nodes + 1, between measured sizes a line."""
+    taken = card["pass_ms"][batch]
+    sizes = sorted(taken)
+    pass_ms = np.interp(nodes + 1, sizes, [taken[size] for size in sizes])
+    return float(tokens_per_pass * taken[1] / pass_ms)

@@ -1,0 +1,294 @@
+"""The automatic mode: every pass is as large as pays, and filled with the candidates most likely to be accepted."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from jacobi import Path, Step, Successors, TokenTree
+from lookahead.budget import Acceptance, BudgetedTree
+from lookahead.sources import Source
+from lookahead.sources.ngrams import COLUMN_NODES, WindowSource
+from lookahead.sources.recycling import BEST
+from lookahead.tuning import StepTimes
+
+_REFRESH = 8  # passes that a computed curve serves
+_SINGLE_AFTER = (2, 8, 16)  # passes after which t(1) is measured, while it rests on none, one or two passes
+_SINGLE_EVERY = 256  # and once it is known
+_PROBE_FIRST, _PROBE_LAST = 32, 512  # plain passes between two trials of a small draft, while none seems to pay
+_PROBE_NODES = 4
+_LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
+_RESTS_AFTER = 4  # plain passes after which only every so many-th still feeds the successor table
+_FADE = 0.9  # of what a batch's trees were worth, from pass to pass
+_COLUMN_GAIN = 0.004  # tokens a pass that a window column is taken to bring, before it has shown what it brings
+_COLUMN_PASSES = 256.0  # column-passes that this guess is worth
+_COLUMN_CHOICES = (2, 4, 8, 16)
+_COLUMN_HOLD = 64  # passes for which a choice of columns stands, because a window pays late
+
+
+class Planner:
+    """How large the trees of a pass may be: expected tokens against the step-time curve, for all rows of a call.
+
+    Args:
+        times: the step-time curve; learns from the passes unless it is frozen.
+        acceptance: the estimates that the rows share.
+        batch: number of rows.
+        most_nodes: the most drafted nodes of a row.
+        nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
+        window: some of the sources is a window.
+        window_only: there is no other source.
+
+    Attributes:
+        bucket: number of nodes that a pass over so many really computes; to be set by who knows the model.
+        columns: window columns to add to each row's tree.
+        credited: accepted tokens by source.
+        single_ms: what the passes observed so far would have taken with one node each, as far as is known.
+        timed_ms: what they took.
+        plain_passes: passes that drafted nothing.
+    """
+
+    def __init__(
+        self,
+        times: StepTimes,
+        acceptance: Acceptance,
+        *,
+        batch: int,
+        most_nodes: int,
+        nodes: int | None = None,
+        window: bool = False,
+        window_only: bool = False,
+    ) -> None:
+        self.bucket: Callable[[int], int] = lambda count: count
+        self.columns = 0
+        self.credited: Counter[str] = Counter()
+        self.single_ms = 0.0
+        self.timed_ms = 0.0
+        self.plain_passes = 0
+        self._times = times
+        self._acceptance = acceptance
+        self._batch = batch
+        self._nodes = nodes
+        self._most = 1 + (most_nodes if nodes is None else nodes)
+        self._window = window
+        self._window_only = window_only
+        self._context = 0
+        self._passes = 0
+        self._since_single = 0
+        self._quiet = 0  # plain passes in a row because no draft seemed to pay
+        self._probe_after = _PROBE_FIRST
+        self._probing = False
+        self._curve: list[float] = []  # cost of a pass over 1, 2, ... nodes
+        self._least: list[float] = []  # least extra cost of a node, from each size on
+        self._read_at = 0
+        self._worth: list[float] = []  # batch: value of the n-th drafted node of a row, smoothed
+        self._column_tokens = _COLUMN_GAIN * _COLUMN_PASSES
+        self._column_passes = _COLUMN_PASSES
+        self._columns_until = 0
+        self.sizes: tuple[Sequence[float], Sequence[float]] = ([1.0], [0.0])
+        self.floor = _LEAST_VALUE
+
+    @property
+    def harvest(self) -> int:
+        """How many best next tokens to gather in the next pass: none in most passes while no draft pays."""
+        resting = self._quiet >= _RESTS_AFTER and self._quiet % _RESTS_AFTER
+        return 0 if resting and not self._probing else BEST
+
+    def open(self, context: int) -> None:
+        """Prepare the next pass; to be called once before the rows draft.
+
+        Args:
+            context: tokens of history of the longest row.
+        """
+        self._passes += 1
+        self._since_single += 1
+        self._context = context
+        if self._nodes is not None:
+            self._open_fixed(self._nodes)
+            return
+        if not self._curve or self._passes - self._read_at >= _REFRESH:
+            self._read_curve()
+        self._probing = self._quiet >= self._probe_after
+        most = self._most
+        if self._probing:
+            most = 1 + _PROBE_NODES
+            self.sizes = [1.0] * most, [0.0] * most
+            return
+        if self._measure_single():
+            most = 1
+        elif self._batch > 1:
+            most = self._common_size()
+            self.sizes = [1.0] * most, [0.0] * most
+            return
+        self.sizes = self._curve[:most], self._least[:most]
+
+    def _open_fixed(self, nodes: int) -> None:
+        gain = self._column_tokens / self._column_passes
+        if self._window_only:
+            self.columns = max(1, nodes // (2 * COLUMN_NODES))
+            self._most = 1 + max(0, nodes - self.columns * COLUMN_NODES)
+        elif self._window:
+            self.floor = max(_LEAST_VALUE, gain / COLUMN_NODES)
+        self.sizes = [1.0] * self._most, [0.0] * self._most
+
+    def _read_curve(self) -> None:
+        self._read_at = self._passes
+        extra = _COLUMN_CHOICES[-1] * COLUMN_NODES if self._window else 0
+        sizes = [self.bucket(count) for count in range(1, self._most + extra + 1)]
+        knots = self._times.curve(self._context, max(sizes))
+        curve = [knots[size - 1] for size in sizes]
+        self._curve, self._least = curve, least_slopes(curve[: self._most])
+        if self._window and self._passes >= self._columns_until:
+            self._choose_columns(curve)
+
+    def _choose_columns(self, curve: Sequence[float]) -> None:
+        """As many columns as pay beside the trees of late; a choice stands for a while, because a window pays late."""
+        count = min(self._most, 1 + len(self._worth))
+        expected = 1.0 + sum(self._worth) * self._acceptance.calibration
+        gain = self._column_tokens / self._column_passes
+        best, chosen = expected / curve[count - 1], 0
+        for columns in _COLUMN_CHOICES:
+            speed = (expected + gain * columns) / curve[count + columns * COLUMN_NODES - 1]
+            if speed > best:
+                best, chosen = speed, columns
+        self.columns = chosen
+        if chosen:
+            self._columns_until = self._passes + _COLUMN_HOLD
+
+    def _measure_single(self) -> bool:
+        if self._times.frozen:
+            return False
+        known = int(self._times.weight(1, self._context))
+        return self._since_single > (_SINGLE_AFTER[known] if known < len(_SINGLE_AFTER) else _SINGLE_EVERY)
+
+    def _common_size(self) -> int:
+        """The size that pays best for all rows together, by what their trees were worth of late."""
+        if not self._worth:
+            return 1 + _PROBE_NODES
+        best, size, expected = 1.0 / self._curve[0], 1, 1.0
+        worth, calibration = self._worth, self._acceptance.calibration
+        last = worth[-1] * len(worth)
+        for count in range(1, self._most):
+            value = worth[count - 1] if count <= len(worth) else last / count
+            expected += value * calibration
+            if expected / self._curve[count] > best:
+                best, size = expected / self._curve[count], count + 1
+        return size
+
+    def spare_columns(self, drafted: int) -> int:
+        """Window columns for a row whose tree has so many drafted nodes."""
+        if self._nodes is None or self._window_only or not self._window:
+            return self.columns
+        return min(_COLUMN_CHOICES[-1], (self._nodes - drafted) // COLUMN_NODES)
+
+    def learnt(self, values: Sequence[float], credited: Sequence[str], columns: int) -> None:
+        """Take in what became of one row's tree."""
+        self.credited.update(credited)
+        if columns:
+            self._column_passes += columns
+            self._column_tokens += sum(name == WindowSource.name for name in credited)
+        if self._batch == 1 and not self._window:
+            return
+        worth = self._worth
+        for place, value in enumerate(values):
+            if place < len(worth):
+                worth[place] += (1.0 - _FADE) * (value - worth[place])
+            else:
+                worth.append(value)
+        for place in range(len(values), min(len(worth), len(self.sizes[0]) - 1)):
+            worth[place] *= _FADE  # there was room, and no candidate
+
+    def observe(self, step: Step) -> None:
+        """Take in a pass (not the prompt's): what it cost."""
+        width = max(map(len, step.trees))
+        taken = step.draft_ms + step.forward_ms + step.keep_ms
+        self._times.add(self.bucket(width), self._context, taken)
+        if self._times.knows_single:
+            self.timed_ms += taken
+            self.single_ms += self._times.ms(1, self._context)
+        if width > 1:
+            if self._quiet and not self._probing:
+                self._probe_after = _PROBE_FIRST
+            elif self._probing:
+                self._probe_after = min(2 * self._probe_after, _PROBE_LAST)
+            self._quiet = 0
+            return
+        self.plain_passes += 1
+        if len(self.sizes[0]) > 1 or self._batch > 1:
+            self._quiet += 1
+        self._since_single = 0
+
+
+def least_slopes(curve: Sequence[float]) -> list[float]:
+    """For each size, the least extra cost per node with which any larger size can be reached.
+
+    It is the slope of the lower convex hull to the right of that size.
+
+    Args:
+        curve: cost of a pass over 1, 2, ... nodes.
+
+    Returns:
+        As many numbers; the last is infinite, because nothing lies beyond it.
+    """
+    slopes = [float("inf")] * len(curve)
+    hull = [len(curve) - 1]  # of the sizes to the right, nearest last
+    for size in range(len(curve) - 2, -1, -1):
+        while len(hull) > 1:
+            near, next_one = hull[-1], hull[-2]
+            if (curve[near] - curve[size]) * (next_one - size) < (curve[next_one] - curve[size]) * (near - size):
+                break
+            hull.pop()
+        slopes[size] = (curve[hull[-1]] - curve[size]) / (hull[-1] - size)
+        hull.append(size)
+    return slopes
+
+
+class AutomaticDrafter:
+    """One row's drafter in the automatic mode.
+
+    Args:
+        prompt: the row's tokens.
+        sources: its sources, in the order in which they are credited.
+        planner: shared by the call's rows.
+    """
+
+    def __init__(
+        self, prompt: Sequence[int], sources: Sequence[Source], planner: Planner, acceptance: Acceptance
+    ) -> None:
+        self._prompt = prompt
+        self._sources = list(sources)
+        self._planner = planner
+        self._budgeted = BudgetedTree(sources, acceptance)
+        self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
+        if self._window is not None:
+            self._budgeted.use([source for source in sources if source is not self._window])
+        self._values: list[float] = []
+        self._columns = 0
+        self._root = -1
+        self._started = False
+
+    def draft(self, room: int) -> TokenTree:
+        """The tree that pays best, and the window's columns if they do."""
+        planner = self._planner
+        times, least = planner.sizes
+        tree, self._values = self._budgeted.grow(self._root, room, times, least, planner.floor)
+        if self._window is not None:
+            columns = planner.spare_columns(len(tree) - 1)
+            if columns and not self._columns:
+                self._budgeted.use(self._sources)  # from now on there may be n-grams
+            self._columns = columns
+            self._window.grow(tree, columns, room)
+        return tree
+
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
+        """Count what was right, and let every source take the pass in."""
+        if self._started:
+            credited = self._budgeted.learn(path, self._values)
+            if self._columns:  # what the trees' own candidates do not explain, the window's columns held
+                credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
+            self._planner.learnt(self._values, credited, self._columns)
+        else:  # the prompt's pass: its tree stands for the prompt's last token
+            self._started = True
+            for source in self._sources:
+                source.start(self._prompt, successors)
+            successors = None
+        for source in self._sources:
+            source.learn(tree, path, successors)
+        self._root = path.tokens[-1]

@@ -1,0 +1,134 @@
+"""Token recycling: what the model last said after a token is drafted again (Luo et al., arXiv 2408.08696)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jacobi import LEVELS, LookaheadError, Path, Successors, TokenTree
+
+BEST = 4  # successors kept of each scored node; S with 6 was no higher
+_ORDERS = 3  # tokens in the longest context
+_BEFORE = -1  # stands for the tokens before the text's first
+
+Row = tuple[list[int], list[int]]  # tokens and their levels, best first
+Context = tuple[int, int, int]
+
+
+class SuccessorTable:
+    """The model's last best successors after each context of one, two and three tokens, in bounded memory.
+
+    The published table has one row a token of the vocabulary. Here longer contexts have rows beside it, because the
+    same token is followed by different ones in different places; a node is served from its longest known context.
+
+    Rows live in two generations: when the young one is full it becomes the old one, whose rows go unless they are
+    written again. A row therefore outlives at least ``capacity`` newer ones.
+
+    Args:
+        capacity: rows of a generation, for each length of context.
+    """
+
+    def __init__(self, capacity: int = 1 << 14) -> None:
+        if capacity < 1:
+            raise LookaheadError(f"A successor table holds at least one row: got capacity={capacity}.")
+        self.capacity = capacity
+        self._young: tuple[dict[Any, Row], ...] = ({}, {}, {})  # by length of context
+        self._old: tuple[dict[Any, Row], ...] = ({}, {}, {})
+
+    def __len__(self) -> int:
+        """Rows in all."""
+        return sum(map(len, self._young)) + sum(map(len, self._old))
+
+    def put(self, context: Context, tokens: list[int], levels: list[int]) -> None:
+        """Write down what the model said after ``context``, its last token last. The lists are kept, not copied."""
+        ones, twos, threes = self._young
+        row = (tokens, levels)
+        threes[context] = row
+        twos[context[1:]] = row
+        ones[context[2]] = row
+        if len(threes) >= self.capacity:  # the longest contexts are the most
+            self._old, self._young = self._young, ({}, {}, {})
+
+    def get(self, context: Context) -> tuple[int, Row] | None:
+        """How many tokens the longest known suffix of ``context`` has, and its row; None where none is known."""
+        ones, twos, threes = self._young
+        row = threes.get(context) or self._old[2].get(context)
+        if row is not None:
+            return 3, row
+        pair = context[1:]
+        row = twos.get(pair) or self._old[1].get(pair)
+        if row is not None:
+            return 2, row
+        row = ones.get(context[2]) or self._old[0].get(context[2])
+        return None if row is None else (1, row)
+
+
+def _prior(order: int, rank: int, level: int) -> float:
+    if rank == 0:
+        return (0.3, 0.35, 0.4, 0.5, 0.55, 0.65, 0.75, 0.85)[level] * (0.8, 0.95, 1.05)[order]
+    return (0.3, 0.25, 0.2, 0.15, 0.12, 0.08, 0.05, 0.02)[level] * (0.0, 0.8, 0.6, 0.5)[rank]
+
+
+class RecyclingSource:
+    """Candidates from what the model said at scored nodes, in this text and before: also off the path that was kept.
+
+    A candidate's kind is the length of its context, its rank, and its distance in logits from its rivals.
+
+    Args:
+        table: may be shared by rows and calls on the same model.
+    """
+
+    name = "recycling"
+    priors = tuple(
+        _prior(order, rank, level) for order in range(_ORDERS) for rank in range(BEST) for level in range(LEVELS)
+    )
+
+    def __init__(self, table: SuccessorTable) -> None:
+        self._table = table
+        self._root = (_BEFORE, _BEFORE, _BEFORE)
+
+    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
+        """Read the prompt's end, and what the model said there."""
+        text = [_BEFORE, _BEFORE, _BEFORE, *prompt]
+        if successors is not None:
+            first = len(text) - len(successors.tokens)
+            for place, tokens, levels in zip(
+                range(first, len(text)), successors.tokens, successors.levels, strict=True
+            ):
+                if place >= _ORDERS:
+                    self._table.put((text[place - 2], text[place - 1], text[place]), tokens, levels)
+        self._root = (text[-3], text[-2], text[-1])
+
+    def root(self) -> Context:
+        """The last three tokens."""
+        return self._root
+
+    def step(self, state: Context, token: int) -> Context:
+        """The last three tokens one token on."""
+        return (state[1], state[2], token)
+
+    def propose(self, state: Context) -> list[tuple[int, int]]:
+        """The row of the longest known context."""
+        found = self._table.get(state)
+        if found is None:
+            return []
+        order, (tokens, levels) = found
+        kind = (order - 1) * BEST * LEVELS
+        candidates = []
+        for token, level in zip(tokens, levels, strict=False):
+            candidates.append((token, kind + level))
+            kind += LEVELS
+        return candidates
+
+    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
+        """Write down what the model said at every node."""
+        if successors is not None:
+            put, contexts = self._table.put, [self._root]
+            put(self._root, successors.tokens[0], successors.levels[0])
+            for parent, token, tokens, levels in zip(
+                tree.parents[1:], tree.tokens[1:], successors.tokens[1:], successors.levels[1:], strict=False
+            ):
+                above = contexts[parent]
+                context = (above[1], above[2], token)
+                contexts.append(context)
+                put(context, tokens, levels)
+        for token in path.tokens:
+            self._root = (self._root[1], self._root[2], token)
