@@ -18,7 +18,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=["jacobi", "lookahead", "lookahead.cli"],
+    packages=["jacobi", "lookahead", "lookahead.cli", "lookahead.sources"],
     package_data={
         "jacobi": ["py.typed"],
         "lookahead": ["py.typed", "assets/tiny-coder/*"],

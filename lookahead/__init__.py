@@ -9,5 +9,6 @@ from lookahead.patch import restore_all as restore_all
 from lookahead.stats import DecodingStats as DecodingStats
 from lookahead.strategies import Jacobi as Jacobi
 from lookahead.strategies import Lookahead as Lookahead
+from lookahead.tuning import StepTimes as StepTimes
 
 __version__ = "0.1.0"

@@ -17,6 +17,7 @@ from lookahead.sources.base import Source
 _VOTES = 3  # one source, two, or more say so
 _DEPTHS = 2  # below the root, or deeper
 _SLOTS = _VOTES * _DEPTHS
+_AGREEMENT = (1.0, 2.2, 3.0)  # how many times likelier a candidate is not to be wrong, by votes (as a power)
 _PRIOR_TRIALS = 6.0  # how many trials a prior is worth
 _HORIZON = 400.0  # trials after which old ones fade
 _GAIN_TRIALS = 8.0  # accepted tokens that the calibration's prior is worth
@@ -52,7 +53,7 @@ class Acceptance:
                         f"Source {source.name!r} has the prior {prior}: expected a share above 0 and below 1."
                     )
                 for slot in range(_SLOTS):
-                    self.rates.append(1.0 - (1.0 - min(0.97, prior)) ** (1.0, 1.3, 1.7)[slot % _VOTES])
+                    self.rates.append(1.0 - (1.0 - min(0.97, prior)) ** _AGREEMENT[slot % _VOTES])
         self._right = [_PRIOR_TRIALS * rate for rate in self.rates]
         self._tried = [_PRIOR_TRIALS] * len(self.rates)
         self._expected = _GAIN_TRIALS
@@ -126,7 +127,7 @@ class BudgetedTree:
             times: cost of a pass over 1, 2, ... nodes; the tree has no more nodes than it has entries. All equal: the
                 tree is as large as that.
             least: for each size, the least extra cost of a node with which any larger one can be reached (see
-                :func:`lookahead.automatic.least_slopes`); candidates that cannot pay are left out.
+                :func:`least_slopes`).
             floor: candidates of less value than this are left out.
 
         Returns:
@@ -140,12 +141,13 @@ class BudgetedTree:
         offered: list[Sequence[tuple[int, int]]] = []
         values: list[float] = []
         states: list[Any] = [start() for start in self._roots]
+        cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value, node, order = 1.0, 0, 0
         expected = 1.0
         best, best_count = expected / times[0], 1
         while True:
             candidates: Sequence[tuple[int, int]] = ()
-            worth = max(floor, best * least[node] / calibration)
+            worth = max(floor, best * cheapest / calibration)
             if depths[node] < room and (value > worth or not node):
                 votes: dict[int, int] = {}
                 for (propose, _, offset), state in zip(parts, states, strict=True):
@@ -182,7 +184,7 @@ class BudgetedTree:
         if best_count < len(tree):
             tree.truncate(best_count)
             del values[best_count - 1 :]
-        self._offered = offered
+        self._offered = offered[:best_count]
         return tree, values
 
     def learn(self, path: Path, values: Sequence[float]) -> list[str]:

@@ -205,7 +205,7 @@ def generate(
     with borrowed(model, strategy.remembers) as memory:
         times = step_times(model, batch, memory.times, strategy.step_times())
         choice = _choice(generation_config, logits_processor)
-        drafts = strategy.drafts(CallContext(rows, memory, times, choice, _trust(generation_config)))
+        drafts = strategy.drafts(CallContext(rows, memory, times, choice, new_tokens, _trust(generation_config)))
         support.self_test(model)
         planner = drafts.planner
         drafters = [_RowDrafter(drafter, row, emission, [0] * batch) for row, drafter in enumerate(drafts.drafters)]
@@ -221,6 +221,7 @@ def generate(
             limit,
             emission.idle,
             drafts.harvest,
+            drafts.prompt_harvest,
         )
         if planner is not None:
             planner.bucket = fused.bucket

@@ -110,7 +110,12 @@ class FusedModel:
             self._visible = mask.to(self._device, torch.bool)
         elif batch > 1:
             self._visible = torch.ones((batch, past), dtype=torch.bool, device=self._device)
-        return score(outputs.logits if self.harvest else outputs.logits[:, -1:], self.harvest)
+        scores = score(outputs.logits[:, -1:], self.harvest)
+        if scores.successors is not None and outputs.logits.shape[1] > 1:  # what the rest of the prompt said
+            earlier = score(outputs.logits[:, :-1], self.harvest).successors or []
+            for row, before in zip(scores.successors, earlier, strict=True):
+                row.tokens[:0], row.levels[:0] = before.tokens, before.levels
+        return scores
 
     def _consolidate(self, slots: int) -> None:
         """Move the prompt's keys and values into buffers with about ``slots`` slots."""

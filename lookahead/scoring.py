@@ -26,10 +26,15 @@ def score(logits: Tensor, best: int = 0) -> Scores:
         return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes))
     large = lines.device.type == "cpu" and lines.numel() >= _SMALL and vocab > 2 * _CHUNK
     values, tokens = (_highest_by_chunks if large else _highest)(lines, min(best, vocab))
-    gaps = values[:, :1] - values
+    with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
+        gaps = values[:, :1] - values
     gaps[:, 0] = gaps[:, 1] if values.shape[1] > 1 else 0.0
     levels = np.searchsorted(LEVEL_STEPS, gaps, side="right").tolist()
     ids = tokens.tolist()
+    if np.isneginf(values[:, -1]).any():  # excluded tokens are no successors
+        counts = np.maximum(1, (values != -np.inf).sum(1)).tolist()
+        ids = [line[:count] for line, count in zip(ids, counts, strict=True)]
+        levels = [line[:count] for line, count in zip(levels, counts, strict=True)]
     successors = [
         Successors(ids[start : start + nodes], levels[start : start + nodes]) for start in range(0, len(ids), nodes)
     ]
@@ -64,7 +69,7 @@ def _highest(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     values, ids = lines.float().topk(count, dim=-1)
     if lines.device.type == "cpu":
         numbers, order = values.numpy(), ids.numpy()
-        if not (count > 1 and (numbers[:, 0] == numbers[:, 1]).any()):
+        if count > 1 and not (numbers[:, 0] == numbers[:, 1]).any():
             return numbers, order
         argmax = lines.max(-1).indices.numpy()
     else:  # integers and floats of 32 bits travel in one tensor

@@ -40,6 +40,7 @@ class CallContext:
         memory: what was learnt; may be empty.
         times: the step-time curve for this model and batch, as far as it is known.
         choice: stands for processors and sampling: acceptance is learnt separately for each.
+        new_tokens: most tokens that the call writes.
         trust: how far estimates are believed for this choice before anything is learnt, from 0 to 1.
     """
 
@@ -47,6 +48,7 @@ class CallContext:
     memory: Memory
     times: StepTimes
     choice: Hashable
+    new_tokens: int
     trust: float = 1.0
 
 
@@ -57,11 +59,13 @@ class Drafts:
     Attributes:
         drafters: one a row.
         harvest: how many of the model's best next tokens the drafters want to know at every node.
+        prompt_harvest: at how many of the prompt's last tokens they want to know them.
         planner: decides sizes, and has to be told about every pass; None = sizes are fixed.
     """
 
     drafters: Sequence[Drafter]
     harvest: int = 0
+    prompt_harvest: int = 1
     planner: Planner | None = None
 
 
@@ -201,6 +205,9 @@ _SOURCES: dict[str, Callable[[RowContext, Memory], Source]] = {
 }
 _DEFAULT_SOURCES = ("recycling", "suffix", "window")
 _MOST_NODES = 512
+_SHORT_CALL = 32  # new tokens; below, the prompt's successors are not gathered
+_PROMPT_TOKENS = 128  # of the prompt, from its end, at which successors are gathered at most
+_PROMPT_LOGITS = 1 << 23  # numbers that this may take: 32 MB in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,7 +381,7 @@ class Lookahead(Strategy):
             AutomaticDrafter(row.prompt, sources, planner, acceptance)
             for row, sources in zip(call.rows, rows, strict=True)
         ]
-        return Drafts(drafters, BEST, planner)
+        return Drafts(drafters, BEST, _prompt_harvest(call), planner)
 
     def drafter(self, row: RowContext) -> Drafter:
         """With given W, N and G: a window and a pool of the row's own."""
@@ -394,6 +401,17 @@ class Lookahead(Strategy):
             pool_from_output=self.pool_from_output,
             always_forward_one=self.always_forward_one,
         )
+
+
+def _prompt_harvest(call: CallContext) -> int:
+    """At how many of the prompt's tokens successors are gathered: none but the last where the call is short.
+
+    Their logits cost a part of the prompt's pass, and memory, which is bounded here.
+    """
+    if call.new_tokens < _SHORT_CALL:
+        return 1
+    fit = _PROMPT_LOGITS // (len(call.rows) * max(row.vocab_size for row in call.rows))
+    return max(1, min(_PROMPT_TOKENS, fit))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ _CONTEXT_BASE = 256  # tokens of history at which the second context begins; eac
 _FORMAT = 1
 _MEMORY = 12.0  # passes after which old ones fade
 _OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as at most this slow (or fast)
-_TRUSTED = 2.0  # passes after which an estimate is good enough to tell outliers by
+_TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers by; twice as many, drift
 _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
 _GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
 
@@ -86,13 +86,15 @@ class StepTimes:
         weight = self._weight.get(cell, 0.0)
         if nodes != NODES[at]:
             ms *= self._shape(cell[0], NODES[at]) / self._shape(cell[0], nodes)
-        if weight >= _TRUSTED:
+        if weight < _TRUSTED:  # first passes of a size may be slow, so the fastest of them is what is known
+            self._mean[cell] = min(self._mean.get(cell, math.inf), ms / self._drift)
+        else:
             expected = self._mean[cell] * self._drift
             ms = min(max(ms, expected / _OUTLIER), expected * _OUTLIER)
-            self._drift *= (ms / expected) ** _DRIFT
-        ms /= self._drift
-        weight = min(weight, _MEMORY)
-        self._mean[cell] = (self._mean.get(cell, 0.0) * weight + ms) / (weight + 1.0)
+            if weight >= 2 * _TRUSTED:
+                self._drift *= (ms / expected) ** _DRIFT
+            weight = min(weight, _MEMORY)
+            self._mean[cell] = (self._mean[cell] * weight + ms / self._drift) / (weight + 1.0)
         self._weight[cell] = weight + 1.0
 
     def ms(self, nodes: int, context: int) -> float:
@@ -167,7 +169,7 @@ class StepTimes:
                     )
                 times._mean[int(context), int(at)] = float(mean)
                 times._weight[int(context), int(at)] = float(weight)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, LookaheadError):
                 raise
             raise LookaheadError(f"This is not a saved step-time curve ({type(error).__name__}: {error}).") from error
@@ -195,7 +197,7 @@ class StepTimes:
         """
         try:
             data = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise LookaheadError(
                 f"{path} holds no step-time curve ({error}). Make one with `lookahead tune`."
             ) from error
@@ -246,7 +248,8 @@ def describe(model: PreTrainedModel, batch: int = 1) -> dict[str, Any]:
     shape = {
         name: value
         for name, value in config.to_dict().items()
-        if isinstance(value, int | float | bool | list) and not name.endswith("token_id") and name != "vocab"
+        if (isinstance(value, int | float) or (isinstance(value, list) and name != "architectures"))
+        and not name.endswith("token_id")
     }
     dtypes: dict[str, int] = {}
     for parameter in model.parameters():

@@ -226,6 +226,12 @@ def registries() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step-time curves of the user's own are neither read nor written."""
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path_factory.getbasetemp() / "no-curves"))
+
+
+@pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """Whatever a test does, the next one starts with an untouched transformers."""
     lookahead.restore_all()

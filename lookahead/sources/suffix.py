@@ -81,6 +81,7 @@ class SuffixAutomaton:
 
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24)  # match lengths at which the next estimate begins
+_PRIORS = (0.30, 0.45, 0.50, 0.55, 0.70, 0.75, 0.80, 0.88, 0.90, 0.93, 0.95)  # by match length
 _OF_LENGTH = tuple(sum(length >= first for first in _LENGTHS) - 1 for length in range(_LENGTHS[-1] + 1))
 _RANKS = 3  # ranks with estimates of their own; the last stands for all later ones
 _MOST = 4  # candidates below one node
@@ -96,7 +97,7 @@ class SuffixSource:
 
     name = "suffix"
     priors = tuple(
-        (0.35 + 0.055 * bucket) * (0.9, 0.25, 0.12)[rank] * (1.0, 0.75)[mixed]
+        _PRIORS[bucket] * (1.0, 0.25, 0.12)[rank] * (1.0, 0.75)[mixed]
         for bucket in range(len(_LENGTHS))
         for rank in range(_RANKS)
         for mixed in (0, 1)
