@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from jacobi import Path, Step, Successors, TokenTree
 from lookahead.budget import Acceptance, BudgetedTree
 from lookahead.sources import Source
-from lookahead.sources.ngrams import COLUMN_NODES, WindowSource
+from lookahead.sources.ngrams import WindowSource, columns_for, window_nodes
 from lookahead.sources.recycling import BEST
 from lookahead.tuning import StepTimes
 
@@ -22,6 +22,7 @@ _COLUMN_GAIN = 0.004  # tokens a pass that a window column is taken to bring, be
 _COLUMN_PASSES = 256.0  # column-passes that this guess is worth
 _COLUMN_CHOICES = (2, 4, 8, 16)
 _COLUMN_HOLD = 64  # passes for which a choice of columns stands, because a window pays late
+_COLUMN_FIRST = 16  # passes before the first choice, with a fixed number of nodes
 
 
 class Planner:
@@ -38,7 +39,10 @@ class Planner:
 
     Attributes:
         bucket: number of nodes that a pass over so many really computes; to be set by who knows the model.
-        columns: window columns to add to each row's tree.
+        columns: window columns to add to each row's tree, but in a ``single`` pass.
+        single: this pass measures what one node costs, so nothing is to be drafted.
+        sizes: for this pass, cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on.
+        floor: least value of a candidate.
         credited: accepted tokens by source.
         single_ms: what the passes observed so far would have taken with one node each, as far as is known.
         timed_ms: what they took.
@@ -76,12 +80,15 @@ class Planner:
         self._probe_after = _PROBE_FIRST
         self._probing = False
         self._curve: list[float] = []  # cost of a pass over 1, 2, ... nodes
-        self._least: list[float] = []  # least extra cost of a node, from each size on
+        self._grown: list[float] = []  # cost of a pass over a tree of 1, 2, ... nodes and the window
+        self._least: list[float] = []  # least extra cost of a node of a tree, from each size on
         self._read_at = 0
         self._worth: list[float] = []  # batch: value of the n-th drafted node of a row, smoothed
         self._column_tokens = _COLUMN_GAIN * _COLUMN_PASSES
         self._column_passes = _COLUMN_PASSES
         self._columns_until = 0
+        self._drafted = 0.0  # nodes of the sources' trees, smoothed
+        self.single = False
         self.sizes: tuple[Sequence[float], Sequence[float]] = ([1.0], [0.0])
         self.floor = _LEAST_VALUE
 
@@ -106,37 +113,36 @@ class Planner:
         if not self._curve or self._passes - self._read_at >= _REFRESH:
             self._read_curve()
         self._probing = self._quiet >= self._probe_after
-        most = self._most
-        if self._probing:
-            most = 1 + _PROBE_NODES
+        self.single = not self._probing and self._measure_single()
+        if self._probing or (self._batch > 1 and not self.single):
+            most = min(len(self._grown), 1 + _PROBE_NODES if self._probing else self._common_size())
             self.sizes = [1.0] * most, [0.0] * most
-            return
-        if self._measure_single():
-            most = 1
-        elif self._batch > 1:
-            most = self._common_size()
-            self.sizes = [1.0] * most, [0.0] * most
-            return
-        self.sizes = self._curve[:most], self._least[:most]
+        elif self.single:
+            self.sizes = self._curve[:1], [0.0]
+        else:
+            self.sizes = self._grown, self._least
 
     def _open_fixed(self, nodes: int) -> None:
-        gain = self._column_tokens / self._column_passes
-        if self._window_only:
-            self.columns = max(1, nodes // (2 * COLUMN_NODES))
-            self._most = 1 + max(0, nodes - self.columns * COLUMN_NODES)
-        elif self._window:
-            self.floor = max(_LEAST_VALUE, gain / COLUMN_NODES)
-        self.sizes = [1.0] * self._most, [0.0] * self._most
+        """The sources take what they can fill; what they leave over of late goes to the window."""
+        if self._window and self._passes >= self._columns_until:
+            self._columns_until = self._passes + (_COLUMN_HOLD if self._passes > 1 else _COLUMN_FIRST)
+            if self._window_only:
+                self.columns = columns_for(max(nodes // 2, min(nodes, window_nodes(1))))
+            elif self._passes > 1:
+                self.columns = min(_COLUMN_CHOICES[-1], columns_for(nodes - round(self._drafted)))
+        most = 1 + nodes - window_nodes(self.columns)
+        self.sizes = [1.0] * most, [0.0] * most
 
     def _read_curve(self) -> None:
         self._read_at = self._passes
-        extra = _COLUMN_CHOICES[-1] * COLUMN_NODES if self._window else 0
-        sizes = [self.bucket(count) for count in range(1, self._most + extra + 1)]
+        sizes = [self.bucket(count) for count in range(1, self._most + 1)]
         knots = self._times.curve(self._context, max(sizes))
-        curve = [knots[size - 1] for size in sizes]
-        self._curve, self._least = curve, least_slopes(curve[: self._most])
+        self._curve = [knots[size - 1] for size in sizes]
         if self._window and self._passes >= self._columns_until:
-            self._choose_columns(curve)
+            self._choose_columns(self._curve)
+        spent = window_nodes(self.columns)
+        self._grown = self._curve[spent:]  # cost of a tree of 1, 2, ... nodes beside the window's
+        self._least = least_slopes(self._grown)
 
     def _choose_columns(self, curve: Sequence[float]) -> None:
         """As many columns as pay beside the trees of late; a choice stands for a while, because a window pays late."""
@@ -145,7 +151,10 @@ class Planner:
         gain = self._column_tokens / self._column_passes
         best, chosen = expected / curve[count - 1], 0
         for columns in _COLUMN_CHOICES:
-            speed = (expected + gain * columns) / curve[count + columns * COLUMN_NODES - 1]
+            total = count + window_nodes(columns)
+            if total > len(curve):
+                break
+            speed = (expected + gain * columns) / curve[total - 1]
             if speed > best:
                 best, chosen = speed, columns
         self.columns = chosen
@@ -162,21 +171,16 @@ class Planner:
         """The size that pays best for all rows together, by what their trees were worth of late."""
         if not self._worth:
             return 1 + _PROBE_NODES
-        best, size, expected = 1.0 / self._curve[0], 1, 1.0
+        curve = self._grown
+        best, size, expected = 1.0 / curve[0], 1, 1.0
         worth, calibration = self._worth, self._acceptance.calibration
         last = worth[-1] * len(worth)
-        for count in range(1, self._most):
+        for count in range(1, len(curve)):
             value = worth[count - 1] if count <= len(worth) else last / count
             expected += value * calibration
-            if expected / self._curve[count] > best:
-                best, size = expected / self._curve[count], count + 1
+            if expected / curve[count] > best:
+                best, size = expected / curve[count], count + 1
         return size
-
-    def spare_columns(self, drafted: int) -> int:
-        """Window columns for a row whose tree has so many drafted nodes."""
-        if self._nodes is None or self._window_only or not self._window:
-            return self.columns
-        return min(_COLUMN_CHOICES[-1], (self._nodes - drafted) // COLUMN_NODES)
 
     def learnt(self, values: Sequence[float], credited: Sequence[str], columns: int) -> None:
         """Take in what became of one row's tree."""
@@ -184,6 +188,7 @@ class Planner:
         if columns:
             self._column_passes += columns
             self._column_tokens += sum(name == WindowSource.name for name in credited)
+        self._drafted += (1.0 - _FADE) * (len(values) - self._drafted)
         if self._batch == 1 and not self._window:
             return
         worth = self._worth
@@ -199,6 +204,8 @@ class Planner:
         """Take in a pass (not the prompt's): what it cost."""
         width = max(map(len, step.trees))
         taken = step.draft_ms + step.forward_ms + step.keep_ms
+        if self._batch > 1:  # rows choose tokens together depth by depth, so here a longer path costs more
+            taken += step.verify_ms
         self._times.add(self.bucket(width), self._context, taken)
         if self._times.knows_single:
             self.timed_ms += taken
@@ -211,7 +218,7 @@ class Planner:
             self._quiet = 0
             return
         self.plain_passes += 1
-        if len(self.sizes[0]) > 1 or self._batch > 1:
+        if not self.single:
             self._quiet += 1
         self._since_single = 0
 
@@ -261,6 +268,7 @@ class AutomaticDrafter:
             self._budgeted.use([source for source in sources if source is not self._window])
         self._values: list[float] = []
         self._columns = 0
+        self._asks_window = False
         self._root = -1
         self._started = False
 
@@ -269,12 +277,12 @@ class AutomaticDrafter:
         planner = self._planner
         times, least = planner.sizes
         tree, self._values = self._budgeted.grow(self._root, room, times, least, planner.floor)
-        if self._window is not None:
-            columns = planner.spare_columns(len(tree) - 1)
-            if columns and not self._columns:
+        self._columns = 0 if planner.single else planner.columns
+        if self._window is not None and not planner.single:
+            if self._columns and not self._asks_window:
+                self._asks_window = True
                 self._budgeted.use(self._sources)  # from now on there may be n-grams
-            self._columns = columns
-            self._window.grow(tree, columns, room)
+            self._window.grow(tree, self._columns, room)
         return tree
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:

@@ -53,6 +53,23 @@ _ROW_PROCESSORS = frozenset(
     )
     if hasattr(processors_module, name)
 )
+_PREFIX_FREE = frozenset(  # those of them that look at nothing but the scores
+    processor
+    for processor in _ROW_PROCESSORS
+    if processor.__name__
+    in (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    )
+)
 _ROW_RULES = frozenset(
     getattr(criteria_module, name)
     for name in ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")
@@ -138,7 +155,10 @@ class Emission:
         # Without an end token finished rows write real tokens until the last one is done, which only index order shows.
         uniform = self.pads or kinds <= {criteria_module.MaxLengthCriteria}
         self.together = self.batch > 1 and not (row_wise and uniform)
+        in_step = self.batch > 1 and not self.together and not self._rejection
+        self._in_step = in_step and {type(p) for p in processors} <= _PREFIX_FREE
         self._direct = not (self._sample or processors or self.scores is not None or self.logits is not None)
+        self._in_step = self._in_step and not self._direct
         self._nan_is_fine = any(type(p) is processors_module.InfNanRemoveLogitsProcessor for p in processors)
 
     @property
@@ -179,11 +199,15 @@ class Emission:
         if self.together:
             return self._decide_together(trees, scores)
         paths = [Path() for _ in trees]
-        for row in sorted(range(self.batch), key=self.finished.__getitem__):  # finished rows last: they follow
-            if not self.finished[row]:
-                if not self._held(row):
-                    paths[row] = self._walk(row, trees[row], scores)
-            elif self._keep_up and len(self.written[row]) < self._text.longest:
+        following = [row for row in range(self.batch) if self.finished[row]]
+        going = [row for row in range(self.batch) if not self.finished[row] and not self._held(row)]
+        if self._in_step:
+            self._walk_in_step(going, trees, scores, paths)
+        else:
+            for row in going:
+                paths[row] = self._walk(row, trees[row], scores)
+        for row in following:
+            if self._keep_up and len(self.written[row]) < self._text.longest:
                 paths[row] = self._walk_finished(row, trees[row], scores)
         if self._noise:
             waiting = [len(row) for row, done in zip(self.written, self.finished, strict=True) if not done]
@@ -210,6 +234,51 @@ class Emission:
 
             return walk(tree, choose, stop)
         return walk(tree, lambda node: self._choose(row, tree, node, scores), stop)
+
+    def _walk_in_step(
+        self, rows: Sequence[int], trees: Sequence[TokenTree], scores: Scores, paths: Sequence[Path]
+    ) -> None:
+        """Walk several rows' trees depth by depth, so that each depth is one call of processors and one draw for all.
+
+        Every row gets what it would get on its own: the processors look at no prefix, and noise is read by line.
+        """
+        nodes = dict.fromkeys(rows, 0)
+        device = scores.logits.device
+        while nodes:
+            at = list(nodes)
+            for row in at:
+                self._checked(scores, row, nodes[row])
+            picked = scores.logits[torch.tensor(at, device=device), torch.tensor(list(nodes.values()), device=device)]
+            raw = picked.to(copy=True, dtype=torch.float32, device=self._text.device)
+            processed = self._processors(torch.zeros((len(at), 1), dtype=torch.long, device=raw.device), raw)
+            chosen = processed
+            if self._sample:
+                chosen = torch.nn.functional.softmax(processed, dim=-1)
+                self._check_probabilities(chosen, at)
+                chosen = chosen / torch.stack([self._noise_line(row, chosen) for row in at])
+            for place, (row, token) in enumerate(zip(at, chosen.argmax(-1).tolist(), strict=True)):
+                if self.scores is not None:
+                    self.scores[row][len(self.written[row])] = processed[place]
+                if self.logits is not None:
+                    self.logits[row][len(self.written[row])] = raw[place]
+                node = nodes.pop(row)
+                paths[row].nodes.append(node)
+                paths[row].tokens.append(token)
+                self.written[row].append(token)
+                if self._ends(row, token):
+                    self._finish(row)
+                child = trees[row].children[node].get(token)
+                if child is not None and not self.finished[row] and not self._held(row):
+                    nodes[row] = child
+
+    def _check_probabilities(self, probabilities: Tensor, rows: Sequence[int]) -> None:
+        finite = probabilities.sum(-1).isfinite()
+        if not finite.all():
+            row = rows[int((~finite).nonzero()[0])]
+            raise LookaheadError(
+                f"The processed scores of row {row}, token {len(self.written[row]) + 1}, give no probabilities: "
+                "expected at least one finite score and none that is +inf. Check the logits processors."
+            )
 
     def _walk_finished(self, row: int, tree: TokenTree, scores: Scores) -> Path:
         written, longest = self.written[row], self._text.longest
@@ -253,11 +322,7 @@ class Emission:
             return reject(probabilities[0], list(tree.children[node]))
         if self.batch == 1:
             return int(torch.multinomial(probabilities, 1))
-        if not probabilities.sum().isfinite():
-            raise LookaheadError(
-                f"The processed scores of row {row}, token {len(self.written[row]) + 1}, give no probabilities: "
-                "expected at least one finite score and none that is +inf. Check the logits processors."
-            )
+        self._check_probabilities(probabilities, [row])
         return int((probabilities[0] / self._noise_line(row, probabilities)).argmax(-1))
 
     def _noise_line(self, row: int, like: Tensor) -> Tensor:

@@ -47,10 +47,12 @@ class _RowDrafter:
         self._row = row
         self._emission = emission
         self._depths = depths
+        self._writes = True
 
     def draft(self, room: int) -> TokenTree:
         emission = self._emission
-        if emission.finished[self._row]:
+        self._writes = not emission.finished[self._row]
+        if not self._writes:
             self._depths[self._row] = 0
             depth = room if all(emission.finished) else min(room, max(self._depths))
             return TokenTree.chain(emission.written[self._row][-1], [emission.pad] * depth)
@@ -59,7 +61,7 @@ class _RowDrafter:
         return tree
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        if not self._emission.finished[self._row]:
+        if self._writes:  # or did when the tree was drafted
             self.drafter.learn(tree, greedy, path, successors)
 
 
@@ -208,7 +210,8 @@ def generate(
         drafts = strategy.drafts(CallContext(rows, memory, times, choice, new_tokens, _trust(generation_config)))
         support.self_test(model)
         planner = drafts.planner
-        drafters = [_RowDrafter(drafter, row, emission, [0] * batch) for row, drafter in enumerate(drafts.drafters)]
+        depths = [0] * batch
+        drafters = [_RowDrafter(drafter, row, emission, depths) for row, drafter in enumerate(drafts.drafters)]
         fused = fused_model(
             strategy.static,
             model,

@@ -96,12 +96,13 @@ def _highest_by_chunks(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarra
     maxima = chunks.amax(-1)
     if tail.shape[1]:
         maxima = torch.cat([maxima, tail.amax(-1, keepdim=True)], dim=1)
-    _, best = _take_highest(maxima.float().numpy().copy(), min(count, maxima.shape[1]))
+    found, best = _take_highest(maxima.float().numpy().copy(), min(count, maxima.shape[1]))
     near = chunks[torch.arange(total)[:, None], torch.from_numpy(np.minimum(best, whole - 1))].float().numpy()
     if tail.shape[1]:
         line, place = np.nonzero(best == whole)
         near[line, place] = -np.inf
         near[line, place, : tail.shape[1]] = tail.float().numpy()[line]
+    near[np.isneginf(found)] = -np.inf  # where fewer chunks have a finite score, one was found several times
     values, at = _take_highest(near.reshape(total, -1), count)
     ids = np.take_along_axis(best, at // _CHUNK, axis=1) * _CHUNK + at % _CHUNK
     return values, np.minimum(ids, vocab - 1)  # only a line with too few finite entries points past the tail

@@ -258,7 +258,7 @@ class Lookahead(Strategy):
     sources: tuple[str | SourceFactory, ...] | None = None
     nodes: int | None = None
     max_nodes: int = 128
-    tuning: StepTimes | str | Path | None = None
+    tuning: StepTimes | dict[str, Any] | str | Path | None = None
     remember: bool = True
 
     def __post_init__(self) -> None:
@@ -291,6 +291,8 @@ class Lookahead(Strategy):
         for name in ("nodes", "max_nodes"):
             if (getattr(self, name) or 0) > _MOST_NODES:
                 raise LookaheadError(f"Lookahead({name}=) must be at most {_MOST_NODES}: got {getattr(self, name)}.")
+        if isinstance(self.tuning, dict):  # as to_dict wrote it
+            object.__setattr__(self, "tuning", StepTimes.from_dict(self.tuning, frozen=True))
         if self.tuning is not None and not isinstance(self.tuning, StepTimes):
             if not isinstance(self.tuning, str | Path):
                 raise LookaheadError(
@@ -339,23 +341,26 @@ class Lookahead(Strategy):
 
     def step_times(self) -> StepTimes | None:
         """The curve given as ``tuning``, which then stays as it is."""
-        if self.tuning is None or isinstance(self.tuning, StepTimes):
-            return self.tuning if self.tuning is None else self.tuning.as_frozen()
-        return StepTimes.load(self.tuning)
+        if isinstance(self.tuning, str | Path):
+            return StepTimes.load(self.tuning)
+        return self.tuning.as_frozen() if isinstance(self.tuning, StepTimes) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data, for JSON; ``from_dict`` reads it back.
+        """The settings as plain data, for JSON; ``from_dict`` reads it back, but for sources of the caller's own.
 
-        Raises:
-            LookaheadError: sources or a curve of the caller's own, which are not plain data.
+        Those stand there by their names, which ``from_dict`` does not know.
         """
-        if isinstance(self.tuning, StepTimes) or not all(isinstance(source, str) for source in self.sources or ()):
-            raise LookaheadError(
-                "A Lookahead with sources of your own, or with a StepTimes object, is not plain data: name the "
-                "sources, and save the curve to a file."
-            )
         settings = super().to_dict()
-        return settings | {"tuning": None if self.tuning is None else str(self.tuning)}
+        if self.sources is not None:
+            settings["sources"] = [
+                source if isinstance(source, str) else getattr(source, "__qualname__", repr(source))
+                for source in self.sources
+            ]
+        if isinstance(self.tuning, StepTimes):
+            settings["tuning"] = self.tuning.to_dict()
+        elif self.tuning is not None:
+            settings["tuning"] = str(self.tuning)
+        return settings
 
     def drafts(self, call: CallContext) -> Drafts:
         """The automatic mode's drafters share one planner; others have nothing in common."""
@@ -366,7 +371,8 @@ class Lookahead(Strategy):
             [_SOURCES[name](row, call.memory) if isinstance(name, str) else name(row) for name in names]
             for row in call.rows
         ]
-        acceptance = call.memory.acceptance((names, call.choice), rows[0], call.trust)
+        kinds = tuple((source.name, len(source.priors)) for source in rows[0])
+        acceptance = call.memory.acceptance((kinds, call.choice), rows[0], call.trust)
         window = [isinstance(source, WindowSource) for source in rows[0]]
         planner = Planner(
             call.times,

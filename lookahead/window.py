@@ -39,6 +39,13 @@ class JacobiWindow:
         """Whether all N-1 levels are filled."""
         return len(self.levels) == self.ngram_size - 1
 
+    def shrink(self, window_size: int) -> None:
+        """Drop columns from the right until there are ``window_size``, and what a window that is being filled needs."""
+        self.window_size = min(self.window_size, window_size)
+        width = self.window_size + self.ngram_size - 1 - len(self.levels)
+        for depth, level in enumerate(self.levels):
+            del level[width - (depth == 0) :]
+
     def narrow(self, room: int) -> None:
         """Drop columns from the right until no token is deeper than ``room``; needs ``room >= len(levels) - 1``."""
         for depth, level in enumerate(self.levels):

@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import json
 import threading
 import weakref
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from conftest import VOCAB, counting_model, fresh_model, prompts, run, same_as_p
 from hypothesis import given
 from hypothesis import strategies as st
 from toy import examples
+from transformers import GenerationConfig
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
 from lookahead import DecodingStats, Lookahead, LookaheadOutput, memory
@@ -81,7 +83,7 @@ def nodes_of(stats: DecodingStats) -> list[list[int]]:
 
 def drafted(model: Any, strategy: Lookahead, batch: int = 1, **settings: Any) -> DecodingStats:
     """What a call does, its text checked."""
-    output = same_as_plain(model, prompts(batch), strategy, **{"max_new_tokens": 60} | settings)
+    output = same_as_plain(model, prompts(batch), strategy, **{"max_new_tokens": 36} | settings)
     assert isinstance(output, LookaheadOutput)
     assert output.stats is not None
     return output.stats
@@ -96,24 +98,23 @@ def drafted(model: Any, strategy: Lookahead, batch: int = 1, **settings: Any) ->
 def test_plain_decodings_text(batch: int, sampled: dict[str, Any], strategy: Lookahead) -> None:
     """Chaotic and repetitive, batched with padding."""
     for model in (tiny_model("llama"), counting_model(sharpness=6.0)):
-        drafted(model, strategy, batch, **sampled)
+        drafted(model, strategy, batch, max_new_tokens=24, **sampled)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("sources", EACH, ids=str)
-@pytest.mark.parametrize("nodes", [1, 5, 40, None])
+@pytest.mark.parametrize(("nodes", "batch"), [(1, 1), (5, 3), (40, 1), (None, 1), (None, 3)])
 def test_each_source_alone(sources: tuple[str, ...], nodes: int | None, batch: int) -> None:
     strategy = Lookahead(sources=sources, nodes=nodes, tuning=None if nodes else FLAT, seed=1)
     stats = drafted(counting_model(), strategy, batch)
     assert set(stats.sources) <= set(sources)
-    drafted(tiny_model("llama"), strategy, batch, do_sample=True, max_new_tokens=40)
+    if batch == 1:
+        drafted(tiny_model("llama"), strategy, do_sample=True, max_new_tokens=24)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen2_mixed", "gemma3", "llama4"])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_other_models(name: str, batch: int) -> None:
-    drafted(tiny_model(name), Lookahead(nodes=20), batch, max_new_tokens=30)
-    drafted(tiny_model(name), Lookahead(tuning=FLAT, sources=NAMES), batch, max_new_tokens=30)
+def test_other_models(name: str) -> None:
+    drafted(tiny_model(name), Lookahead(nodes=20), 3, max_new_tokens=20)
+    drafted(tiny_model(name), Lookahead(tuning=FLAT, sources=NAMES), 1, max_new_tokens=20)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -122,7 +123,7 @@ def test_rows_that_end(batch: int) -> None:
         drafted(tiny_model("llama"), strategy, batch, eos_token_id=list(range(1, 8)))
 
 
-@examples(12)
+@examples(8)
 @given(
     st.lists(st.floats(0.05, 20.0), min_size=len(NODES), max_size=len(NODES)),
     st.sampled_from([1, 2, 3]),
@@ -147,7 +148,7 @@ def test_a_source_of_the_users_own(batch: int, nodes: int | None) -> None:
         return made[-1]
 
     strategy = Lookahead(sources=(oracle, "suffix"), nodes=nodes, tuning=FLAT if nodes is None else None)
-    stats = drafted(counting_model(), strategy, batch, max_new_tokens=50)
+    stats = drafted(counting_model(), strategy, batch, max_new_tokens=200 if nodes is None else 40)
     assert len(made) == batch and all(source.passes for source in made)
     assert set(stats.sources) == {"oracle"}
     assert stats.mean_acceptance_length > 4
@@ -164,7 +165,7 @@ def test_a_source_that_is_always_wrong_is_soon_left_alone() -> None:
         def propose(self, state: int) -> list[tuple[int, int]]:
             return [(VOCAB - 1 - rank, rank) for rank in range(8)]
 
-    stats = drafted(counting_model(), Lookahead(sources=(Wrong,), tuning=USUAL, stats="detailed"), max_new_tokens=200)
+    stats = drafted(counting_model(), Lookahead(sources=(Wrong,), tuning=USUAL, stats="detailed"), max_new_tokens=120)
     assert stats.accepted == 0
     tail = nodes_of(stats)[-30:]
     assert sum(map(sum, tail)) <= 8
@@ -179,15 +180,10 @@ def test_a_source_that_is_always_wrong_is_soon_left_alone() -> None:
     [None, ("suffix",), ("recycling", "pool"), NAMES, ("window",)],
     ids=["default", "suffix", "two", "all", "window"],
 )
-@pytest.mark.parametrize("batch", [1, 3])
-def test_nodes_bounds_the_tree(
-    sources: tuple[str, ...] | None, nodes: int, batch: int, request: pytest.FixtureRequest
-) -> None:
-    if sources == ("window",) and nodes == 1:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="one column of a window has more than one node"))
-    for model in (counting_model(), tiny_model("llama")):
-        stats = drafted(model, Lookahead(nodes=nodes, sources=sources, seed=0, stats="detailed"), batch)
-        assert max(map(max, nodes_of(stats))) <= nodes
+def test_nodes_bounds_the_tree(sources: tuple[str, ...] | None, nodes: int) -> None:
+    for model, batch in ((counting_model(), 1), (tiny_model("llama"), 1), (tiny_model("llama"), 3)):
+        strategy = Lookahead(nodes=nodes, sources=sources, seed=0, stats="detailed")
+        assert max(map(max, nodes_of(drafted(model, strategy, batch, max_new_tokens=24)))) <= nodes
 
 
 @pytest.mark.parametrize("most", [1, 7, 30])
@@ -197,7 +193,6 @@ def test_max_nodes_bounds_the_tree_without_a_window(most: int) -> None:
     assert max(map(max, counts)) == most
 
 
-@pytest.mark.xfail(strict=True, reason="a window's columns come on top of max_nodes")
 @pytest.mark.parametrize("most", [4, 64])
 def test_max_nodes_bounds_the_tree(most: int) -> None:
     strategy = Lookahead(max_nodes=most, tuning=FLAT, stats="detailed", seed=0)
@@ -225,9 +220,9 @@ def test_a_flat_curve_means_many_nodes(batch: int) -> None:
 
 def test_what_is_certain_is_drafted_at_any_usual_price() -> None:
     """On a curve of 3% a node, a text that repeats itself is written several tokens a pass; a chaotic one is not."""
-    sure = drafted(counting_model(), Lookahead(tuning=USUAL, seed=0), max_new_tokens=150)
+    sure = drafted(counting_model(), Lookahead(tuning=USUAL, seed=0), max_new_tokens=100)
     assert sure.mean_acceptance_length > 3
-    chaotic = drafted(tiny_model("llama"), Lookahead(tuning=USUAL, seed=0, remember=False), max_new_tokens=150)
+    chaotic = drafted(tiny_model("llama"), Lookahead(tuning=USUAL, seed=0, remember=False), max_new_tokens=60)
     assert chaotic.drafted / chaotic.row_steps < sure.drafted / sure.row_steps
 
 
@@ -240,10 +235,10 @@ def test_window_columns_come_with_a_flat_curve_only() -> None:
 
 
 def test_the_window_is_part_of_the_default_where_it_costs_nothing() -> None:
-    both = Lookahead(sources=("suffix", "window"), tuning=FLAT, seed=0, max_nodes=4, stats="detailed")
-    assert max(map(max, nodes_of(drafted(tiny_model("llama"), both)))) > 4
-    without = Lookahead(sources=("suffix",), tuning=FLAT, seed=0, max_nodes=4, stats="detailed")
-    assert max(map(max, nodes_of(drafted(tiny_model("llama"), without)))) <= 4
+    both = Lookahead(sources=("suffix", "window"), tuning=FLAT, seed=0, max_nodes=64, stats="detailed")
+    without = Lookahead(sources=("suffix",), tuning=FLAT, seed=0, max_nodes=64, stats="detailed")
+    most = [max(map(max, nodes_of(drafted(tiny_model("llama"), strategy)))) for strategy in (both, without)]
+    assert most[0] >= 16 * 3 and most[0] > most[1]
 
 
 def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree: int = 6) -> list[tuple[int, int]]:
@@ -253,8 +248,9 @@ def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree:
     for _ in range(passes):
         planner.open(64)
         nodes = min(len(planner.sizes[0]) - 1, tree)
-        planner.learnt([0.5] * nodes, [], planner.columns)
-        width = 1 + nodes + 4 * planner.columns
+        columns = 0 if planner.single else planner.columns
+        planner.learnt([0.5] * nodes, [], columns)
+        width = 1 + nodes + 4 * columns
         times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "keep_ms": 0.0}
         step: Any = SimpleNamespace(trees=[range(width)], **times_taken)
         planner.observe(step)
@@ -262,7 +258,6 @@ def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree:
     return seen
 
 
-@pytest.mark.xfail(strict=True, reason="a pass with window columns is never one of a single node, so it waits for ever")
 def test_measuring_one_node_does_not_stop_the_drafts() -> None:
     """t(1) is measured now and then; with a window too, that is one pass and not all that follow."""
     seen = plan(curve(0.0), 800, lambda width: 1.0)
@@ -289,7 +284,6 @@ def test_an_unknown_curve_is_learnt() -> None:
 # --- what is told ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="the pass in which a row ends is not learnt, nor credited to sources")
 @pytest.mark.parametrize("batch", [1, 3])
 def test_sources_add_up_to_accepted_tokens(batch: int) -> None:
     for strategy in (Lookahead(seed=0), Lookahead(tuning=FLAT, sources=NAMES), Lookahead(nodes=9)):
@@ -337,7 +331,7 @@ def test_explain_says_what_happened() -> None:
     assert told(single_ms=0.0, timed_ms=0.0).endswith(
         "what a pass over one node costs here is not known, so neither is the gain."
     )
-    assert told(sources={}).count("(") == 2
+    assert "were kept; a pass cost" in told(sources={})
     assert told(drafted=0, accepted=0).endswith(": decoded plainly, because no draft was expected to pay.")
     assert told(steps=1, row_steps=1).endswith("the prompt's pass wrote everything, so there was nothing to draft.")
 
@@ -400,8 +394,7 @@ def test_one_token_into_the_users_cache() -> None:
 # --- repeatable, remembered, forgotten ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize(("batch", "sample"), [(1, True), (3, False)])
 @pytest.mark.parametrize("tuning", [FLAT, USUAL, STEEP], ids=["flat", "usual", "steep"])
 def test_a_seed_and_a_curve_repeat_the_passes(batch: int, sample: bool, tuning: StepTimes) -> None:
     """In a process that has decoded other things in between."""
@@ -468,7 +461,6 @@ def test_memory_goes_with_its_model() -> None:
     assert len(memory._memories) < known
 
 
-@pytest.mark.xfail(strict=True, reason="estimates are kept under the user's functions, which may hold the model")
 def test_memory_goes_with_its_model_whatever_a_source_holds() -> None:
     model = fresh_model("llama")
 
@@ -561,7 +553,7 @@ def test_a_saved_curve_is_used(tmp_path: FilePath, monkeypatch: pytest.MonkeyPat
     FLAT.save(file)
     for tuned in (file, str(file)):
         strategy = Lookahead(tuning=tuned, sources=("recycling",), seed=0)
-        assert drafted(model, strategy, max_new_tokens=30).drafted > 100
+        assert drafted(model, strategy, max_new_tokens=30).drafted > 20
 
 
 # --- settings ----------------------------------------------------------------------------------------------------
@@ -611,7 +603,7 @@ def test_a_users_source_is_checked() -> None:
         priors = (1.0,)
 
     with pytest.raises(LookaheadError, match=r"Source 'oracle' has the prior 1.0"):
-        run(tiny_model("llama"), prompts(1), use_lookahead=True, lookahead_strategy=Lookahead(sources=(Sure,)))
+        drafted(tiny_model("llama"), Lookahead(sources=(Sure,)))
 
 
 def test_there_and_back(tmp_path: FilePath) -> None:
@@ -631,9 +623,10 @@ def test_there_and_back(tmp_path: FilePath) -> None:
         hash(strategy)
     assert Lookahead(tuning=file).to_dict()["tuning"] == str(file)
     assert Lookahead(sources=["suffix"]).sources == ("suffix",)
-    for own in (Lookahead(sources=(Oracle,)), Lookahead(tuning=FLAT)):
-        with pytest.raises(LookaheadError, match="not plain data"):
-            own.to_dict()
+    again = Lookahead.from_dict(json.loads(json.dumps(Lookahead(tuning=FLAT).to_dict())))
+    assert isinstance(again.tuning, StepTimes) and again.tuning.to_dict() == FLAT.to_dict()
+    with pytest.raises(LookaheadError, match="Unknown source 'Oracle'"):
+        Lookahead.from_dict(Lookahead(sources=(Oracle,)).to_dict())
 
 
 def test_as_a_dict_in_the_call() -> None:
@@ -641,3 +634,10 @@ def test_as_a_dict_in_the_call() -> None:
     output = same_as_plain(counting_model(), prompts(1), given, max_new_tokens=30)
     assert max(itertools.chain(*nodes_of(output.stats))) == 4
     assert set(output.stats.sources) == {"suffix"}
+
+
+@pytest.mark.parametrize("strategy", [Lookahead(tuning=FLAT), Lookahead(sources=(Oracle,))], ids=["curve", "source"])
+def test_a_config_that_holds_it_can_be_shown(strategy: Lookahead) -> None:
+    config = GenerationConfig(max_new_tokens=3)
+    config.lookahead_strategy = strategy
+    assert "max_new_tokens" in repr(config)

@@ -66,17 +66,18 @@ def check(logits: Tensor, best: int) -> None:
         for node, (tokens, levels) in enumerate(zip(found.tokens, found.levels, strict=True)):
             if nan[row, node]:
                 continue
-            assert len(tokens) == len(levels) == count
+            known = max(1, min(count, int((plain[row, node] > -torch.inf).sum())))
+            assert len(tokens) == len(levels) == known, "excluded tokens are no successors"
             assert tokens[0] == scores.greedy[row][node]
             assert all(0 <= token < vocab for token in tokens)
-            assert len(set(tokens)) == count, "each token at most once"
+            assert len(set(tokens)) == known, "each token at most once"
             values = plain[row, node, tokens]
-            assert torch.equal(values, highest[row, node]), "the highest, best first"
+            assert torch.equal(values, highest[row, node, :known]), "the highest, best first"
             assert all(0 <= level < LEVELS for level in levels)
-            if not values.isfinite().all():
+            if known < count or not values.isfinite().all():
                 continue
             gaps = (values[0] - values).tolist()
-            gaps[0] = gaps[1] if count > 1 else 0.0
+            gaps[0] = gaps[1] if known > 1 else 0.0
             assert levels == [sum(gap >= step for step in LEVEL_STEPS) for gap in gaps]
 
 
@@ -101,7 +102,6 @@ def test_the_best_one_alone(shape: tuple[int, int, int]) -> None:
     check(logits_of(shape, F32, "random"), 1)
 
 
-@pytest.mark.xfail(strict=True, reason="topk(1) gives any of equal tokens, and its answer is taken for the argmax")
 def test_the_best_one_alone_of_equal_ones() -> None:
     for shape in SHAPES:
         check(logits_of(shape, F32, "constant"), 1)
@@ -154,9 +154,7 @@ def test_excluded_tokens(shape: tuple[int, int, int], best: int) -> None:
     "shape",
     [
         (1, 3, 300),
-        pytest.param(
-            (1, 70, LARGE), marks=pytest.mark.xfail(strict=True, reason="by chunks, token 0 is named again and again")
-        ),
+        (1, 70, LARGE),
     ],
     ids=str,
 )
@@ -172,10 +170,7 @@ def test_fewer_tokens_than_asked_for(shape: tuple[int, int, int], finite: int) -
 
 @pytest.mark.parametrize("shape", [(1, 3, 300), (1, 70, LARGE)], ids=str)
 @pytest.mark.parametrize("fill", [-torch.inf, torch.inf])
-@pytest.mark.parametrize(
-    "best",
-    [0, pytest.param(4, marks=pytest.mark.xfail(strict=True, reason="NumPy warns of infinity minus infinity"))],
-)
+@pytest.mark.parametrize("best", [0, 4])
 def test_lines_of_infinities(shape: tuple[int, int, int], fill: float, best: int) -> None:
     """The argmax is the first token, and nothing warns."""
     logits = logits_of(shape, F32, "random")

@@ -9,10 +9,23 @@ from lookahead.pool import NgramPool
 from lookahead.window import JacobiWindow
 
 NGRAM_SIZE = 5
-COLUMN_NODES = NGRAM_SIZE - 1  # what a window column costs in a pass
 _PER_KEY = 7  # guesses kept under one token
 _RANKS = 3
 State = tuple[int, int, tuple[tuple[int, ...], ...]]  # last token, tokens into the n-gram, its possible rests
+
+
+def window_nodes(columns: int) -> int:
+    """The most nodes that a window of so many columns adds to a tree, while it is being filled or later."""
+    levels = range(1, NGRAM_SIZE)
+    return max(count * (columns + NGRAM_SIZE - 1 - count) - 1 for count in levels) if columns else 0
+
+
+def columns_for(nodes: int) -> int:
+    """How many window columns fit into so many nodes."""
+    columns = max(0, (nodes + 1) // (NGRAM_SIZE - 1))
+    while columns and window_nodes(columns) > nodes:
+        columns -= 1
+    return columns
 
 
 class PoolSource:
@@ -70,7 +83,7 @@ class WindowSource(PoolSource):
     """The lookahead window (same paper, section 3.1) with a pool of its own, fed from its trajectories alone.
 
     Its columns are not candidates but an investment: each costs N-1 nodes a pass and brings n-grams for later passes.
-    Who grows the tree decides how many columns that is worth (:meth:`grow`).
+    Who grows the tree decides how many columns that is worth (:meth:`grow`, :func:`window_nodes`).
 
     Args:
         rng: source of the window's first tokens.
@@ -105,8 +118,7 @@ class WindowSource(PoolSource):
             )
             window = self._window = JacobiWindow(columns, NGRAM_SIZE, fill)
         elif window.window_size > columns:
-            window.narrow(columns + len(window.levels) - 2)
-            window.window_size = columns
+            window.shrink(columns)
         if len(window.levels[0]) + len(window.levels) - 1 > room:
             window.narrow(room)
         self._newest = tree.grow_comb(window.levels)[-1]

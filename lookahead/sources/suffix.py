@@ -138,7 +138,7 @@ class SuffixSource:
         if matched:
             kind = 1 + (_KIND_OF_LENGTH[matched] if matched < len(_KIND_OF_LENGTH) else _KIND_OF_LENGTH[-1])
             for token in islice(reversed(automaton.continuations(at)), _MOST):
-                if token not in tokens:
+                if token not in tokens and len(found) < _MOST:
                     found.append((token, kind + 2 * min(len(found), _RANKS - 1)))
         return found
 
