@@ -16,7 +16,7 @@ _SINGLE_EVERY = 256  # and once it is known
 _PROBE_FIRST, _PROBE_LAST = 32, 512  # plain passes between two trials of a small draft, while none seems to pay
 _PROBE_NODES = 4
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
-_RESTS_AFTER = 4  # plain passes after which only every so many-th still feeds the successor table
+_RESTS_AFTER = 4  # plain passes after which only every so many-th still asks and feeds the sources' candidates
 _FADE = 0.9  # of what a batch's trees were worth, from pass to pass
 _COLUMN_GAIN = 0.004  # tokens a pass that a window column is taken to bring, before it has shown what it brings
 _COLUMN_PASSES = 256.0  # column-passes that this guess is worth
@@ -93,10 +93,14 @@ class Planner:
         self.floor = _LEAST_VALUE
 
     @property
+    def resting(self) -> bool:
+        """Whether the pass is to cost nothing beside the model: most of them, while no draft pays."""
+        return self._quiet >= _RESTS_AFTER and self._quiet % _RESTS_AFTER > 0 and not self._probing
+
+    @property
     def harvest(self) -> int:
-        """How many best next tokens to gather in the next pass: none in most passes while no draft pays."""
-        resting = self._quiet >= _RESTS_AFTER and self._quiet % _RESTS_AFTER
-        return 0 if resting and not self._probing else BEST
+        """How many best next tokens to gather in the next pass."""
+        return 0 if self.resting else BEST
 
     def open(self, context: int) -> None:
         """Prepare the next pass; to be called once before the rows draft.
@@ -271,10 +275,14 @@ class AutomaticDrafter:
         self._asks_window = False
         self._root = -1
         self._started = False
+        self._rested = False
 
     def draft(self, room: int) -> TokenTree:
         """The tree that pays best, and the window's columns if they do."""
         planner = self._planner
+        self._rested = planner.resting
+        if self._rested:
+            return TokenTree(self._root)
         times, least = planner.sizes
         tree, self._values = self._budgeted.grow(self._root, room, times, least, planner.floor)
         self._columns = 0 if planner.single else planner.columns
@@ -287,7 +295,9 @@ class AutomaticDrafter:
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """Count what was right, and let every source take the pass in."""
-        if self._started:
+        if self._rested:
+            pass
+        elif self._started:
             credited = self._budgeted.learn(path, self._values)
             if self._columns:  # what the trees' own candidates do not explain, the window's columns held
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))

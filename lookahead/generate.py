@@ -26,6 +26,9 @@ from lookahead.strategies import CallContext, RowContext, Strategy
 from lookahead.tuning import step_times
 
 
+_TRUST = 0.7  # of estimates that were made on other texts
+
+
 @dataclass
 class LookaheadOutput(GenerateDecoderOnlyOutput):
     """What ``generate(..., return_dict_in_generate=True)`` returns.
@@ -285,9 +288,9 @@ def _choice(config: GenerationConfig, processors: LogitsProcessorList) -> tuple[
 def _trust(config: GenerationConfig) -> float:
     """How far estimates made on greedy text can be believed at first: the hotter the sampling, the less."""
     if not config.do_sample:
-        return 1.0
+        return _TRUST
     temperature = 1.0 if config.temperature is None else float(config.temperature)
-    return 1.0 / (1.0 + temperature**2)
+    return _TRUST / (1.0 + temperature**2)
 
 
 @contextmanager
