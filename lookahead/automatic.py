@@ -77,6 +77,7 @@ class Planner:
         self._passes = 0
         self._since_single = 0
         self._quiet = 0  # plain passes in a row because no draft seemed to pay
+        self._refused = False  # there were candidates, and none was worth a node
         self._probe_after = _PROBE_FIRST
         self._probing = False
         self._curve: list[float] = []  # cost of a pass over 1, 2, ... nodes
@@ -95,7 +96,8 @@ class Planner:
     @property
     def resting(self) -> bool:
         """Whether the pass is to cost nothing beside the model: most of them, while no draft pays."""
-        return self._quiet >= _RESTS_AFTER and self._quiet % _RESTS_AFTER > 0 and not self._probing
+        rests = self._quiet >= _RESTS_AFTER and self._quiet % _RESTS_AFTER > 0 and not self._probing
+        return rests and self._nodes is None
 
     @property
     def harvest(self) -> int:
@@ -110,6 +112,7 @@ class Planner:
         """
         self._passes += 1
         self._since_single += 1
+        self._refused = False
         self._context = context
         if self._nodes is not None:
             self._open_fixed(self._nodes)
@@ -186,8 +189,16 @@ class Planner:
                 best, size = expected / curve[count], count + 1
         return size
 
-    def learnt(self, values: Sequence[float], credited: Sequence[str], columns: int) -> None:
-        """Take in what became of one row's tree."""
+    def learnt(self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool) -> None:
+        """Take in what became of one row's tree.
+
+        Args:
+            values: of its nodes.
+            credited: the source of each accepted token.
+            columns: of the window in it.
+            refused: there were candidates, and none was worth a node.
+        """
+        self._refused |= refused and not self.single
         self.credited.update(credited)
         if columns:
             self._column_passes += columns
@@ -222,7 +233,7 @@ class Planner:
             self._quiet = 0
             return
         self.plain_passes += 1
-        if not self.single:
+        if self._refused or self.resting:
             self._quiet += 1
         self._since_single = 0
 
@@ -301,7 +312,8 @@ class AutomaticDrafter:
             credited = self._budgeted.learn(path, self._values)
             if self._columns:  # what the trees' own candidates do not explain, the window's columns held
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
-            self._planner.learnt(self._values, credited, self._columns)
+            refused = self._budgeted.asked and not self._values
+            self._planner.learnt(self._values, credited, self._columns, refused)
         else:  # the prompt's pass: its tree stands for the prompt's last token
             self._started = True
             for source in self._sources:

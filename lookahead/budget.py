@@ -116,6 +116,11 @@ class BudgetedTree:
         ]
         self._roots = [source.root for source in self._all if source in sources]
 
+    @property
+    def asked(self) -> bool:
+        """Whether there was any candidate for the root of the tree grown last."""
+        return bool(self._offered and self._offered[0])
+
     def grow(
         self, root: int, room: int, times: Sequence[float], least: Sequence[float], floor: float = 0.0
     ) -> tuple[TokenTree, list[float]]:

@@ -25,7 +25,6 @@ from lookahead.stats import DecodingStats
 from lookahead.strategies import CallContext, RowContext, Strategy
 from lookahead.tuning import step_times
 
-
 _TRUST = 0.7  # of estimates that were made on other texts
 
 

@@ -249,7 +249,7 @@ def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree:
         planner.open(64)
         nodes = min(len(planner.sizes[0]) - 1, tree)
         columns = 0 if planner.single else planner.columns
-        planner.learnt([0.5] * nodes, [], columns)
+        planner.learnt([0.5] * nodes, [], columns, False)
         width = 1 + nodes + 4 * columns
         times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "keep_ms": 0.0}
         step: Any = SimpleNamespace(trees=[range(width)], **times_taken)
