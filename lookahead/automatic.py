@@ -46,7 +46,6 @@ class Planner:
         credited: accepted tokens by source.
         single_ms: what the passes observed so far would have taken with one node each, as far as is known.
         timed_ms: what they took.
-        plain_passes: passes that drafted nothing.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Planner:
         self.credited: Counter[str] = Counter()
         self.single_ms = 0.0
         self.timed_ms = 0.0
-        self.plain_passes = 0
         self._times = times
         self._acceptance = acceptance
         self._batch = batch
@@ -153,8 +151,8 @@ class Planner:
 
     def _choose_columns(self, curve: Sequence[float]) -> None:
         """As many columns as pay beside the trees of late; a choice stands for a while, because a window pays late."""
-        count = min(self._most, 1 + len(self._worth))
-        expected = 1.0 + sum(self._worth) * self._acceptance.calibration
+        count = min(self._most, 1 + round(self._drafted))
+        expected = 1.0 + sum(self._worth[: count - 1]) * self._acceptance.calibration
         gain = self._column_tokens / self._column_passes
         best, chosen = expected / curve[count - 1], 0
         for columns in _COLUMN_CHOICES:
@@ -232,7 +230,6 @@ class Planner:
                 self._probe_after = min(2 * self._probe_after, _PROBE_LAST)
             self._quiet = 0
             return
-        self.plain_passes += 1
         if self._refused or self.resting:
             self._quiet += 1
         self._since_single = 0

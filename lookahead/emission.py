@@ -12,7 +12,6 @@ written index. Rows that advance at different speeds each read their own line of
 generator's final state are plain decoding's.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -23,74 +22,13 @@ from transformers.generation import logits_process as processors_module
 from transformers.generation import stopping_criteria as criteria_module
 
 from jacobi import LookaheadError, Path, Scores, TokenTree, reject, walk
+from lookahead.rowwise import PREFIX_FREE, ROW_PROCESSORS, ROW_RULES, SIMPLE_RULES, for_row
 from lookahead.text import Text
 
-# Processors and rules of transformers that treat each row on its own, whatever its number in the batch.
-_ROW_PROCESSORS = frozenset(
-    getattr(processors_module, name)
-    for name in (
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "ExponentialDecayLengthPenalty",
-        "ForcedBOSTokenLogitsProcessor",
-        "ForcedEOSTokenLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "MinLengthLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "MinPLogitsWarper",
-        "NoBadWordsLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "RepetitionPenaltyLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "SuppressTokensAtBeginLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-    )
-    if hasattr(processors_module, name)
-)
-_PREFIX_FREE = frozenset(  # those of them that look at nothing but the scores
-    processor
-    for processor in _ROW_PROCESSORS
-    if processor.__name__
-    in (
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "LogitNormalization",
-        "MinPLogitsWarper",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-    )
-)
-_ROW_RULES = frozenset(
-    getattr(criteria_module, name)
-    for name in ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")
-)
-_SIMPLE_RULES = frozenset((criteria_module.EosTokenCriteria, criteria_module.MaxLengthCriteria))
 _MOST_ROOM = 1 << 16  # deepest tree where nothing else sets a limit
 # Indices a sampled row may lead the slowest one: each keeps a [batch, vocab] noise alive, so bytes are bounded too.
 _MOST_LEAD = 32
 _MOST_NOISE_BYTES = 64 << 20
-
-
-def _for_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
-    """The processors as they treat one row: what they hold for every row of the batch is cut down to it."""
-    mine = LogitsProcessorList()
-    for processor in processors:
-        ignored = getattr(processor, "prompt_ignore_length", None)
-        if batch > 1 and isinstance(ignored, Tensor):
-            processor = copy.copy(processor)
-            processor.prompt_ignore_length = ignored[row : row + 1]
-        mine.append(processor)
-    return mine
 
 
 class Emission:
@@ -131,7 +69,7 @@ class Emission:
         if config.return_dict_in_generate and config.output_logits:
             self.logits = [{} for _ in range(self.batch)]
         self._processors = processors
-        self._row_processors = [_for_row(processors, row, self.batch) for row in range(self.batch)]
+        self._row_processors = [for_row(processors, row, self.batch) for row in range(self.batch)]
         self._criteria = criteria
         self._sample = bool(config.do_sample)
         self._rejection = verification == "rejection" and self._sample
@@ -150,13 +88,13 @@ class Emission:
             if isinstance(rule, criteria_module.EosTokenCriteria)
             for token in rule.eos_token_id.flatten().tolist()
         )
-        self._simple = kinds <= _SIMPLE_RULES
-        row_wise = {type(p) for p in processors} <= _ROW_PROCESSORS and kinds <= _ROW_RULES
+        self._simple = kinds <= SIMPLE_RULES
+        row_wise = {type(p) for p in processors} <= ROW_PROCESSORS and kinds <= ROW_RULES
         # Without an end token finished rows write real tokens until the last one is done, which only index order shows.
         uniform = self.pads or kinds <= {criteria_module.MaxLengthCriteria}
         self.together = self.batch > 1 and not (row_wise and uniform)
         in_step = self.batch > 1 and not self.together and not self._rejection
-        self._in_step = in_step and {type(p) for p in processors} <= _PREFIX_FREE
+        self._in_step = in_step and {type(p) for p in processors} <= PREFIX_FREE
         self._direct = not (self._sample or processors or self.scores is not None or self.logits is not None)
         self._in_step = self._in_step and not self._direct
         self._nan_is_fine = any(type(p) is processors_module.InfNanRemoveLogitsProcessor for p in processors)

@@ -7,54 +7,41 @@ one. So a pass is one transfer and one replay, and all that comes back is what :
 
 The same operations run without a graph as well, on any device: that is the path when a capture fails, and the one that
 tests on a CPU follow.
-
-Key/value buffers and graphs outlive a call: they wait for the model's next one, in a weak dictionary of a few entries a
-model. A call takes what it uses out of the dictionary, so two calls at once never share a buffer.
+Buffers and graphs are those of :mod:`lookahead.arena`.
 """
 
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from jacobi import LookaheadError, Path, Scores, TokenTree
+from lookahead.arena import (
+    KEPT,
+    MOVES,
+    Arena,
+    Graph,
+    Inputs,
+    bucket_of,
+    capturing,
+    fingerprint,
+    padded_moves,
+    span_of,
+    sparing,
+    waiting_arenas,
+    waiting_lock,
+)
 from lookahead.attention import fused_pass
-from lookahead.masks import StaticPlaces, ancestor_words, static_masks
+from lookahead.masks import StaticPlaces, static_masks
 from lookahead.model import FusedModel
 from lookahead.scoring import score
 
-_BUCKETS = (1, 8, 16, 32, 64, 128)
-_LEAST_SPAN = 256  # slots
-_MOVES = 32  # accepted nodes a row that the pass itself moves; longer paths are moved before it
-_MOST_GRAPHS = 32  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
-_KEPT = 2  # sets of buffers that wait for a model's next call
-
 # What a model that cannot run a static pass may raise in its first one.
 _REJECTIONS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
-
-
-_T = TypeVar("_T")
-
-
-def bucket_of(nodes: int) -> int:
-    """The number of nodes that a static pass over ``nodes`` nodes computes."""
-    return next((size for size in _BUCKETS if size >= nodes), -(-nodes // 64) * 64)
-
-
-def span_of(slots: int) -> int:
-    """Slots rounded up to a power of two or one and a half of one, at least 256."""
-    span = _LEAST_SPAN
-    while span < slots:
-        span *= 2
-    middle = span // 4 * 3
-    return middle if middle >= max(slots, _LEAST_SPAN) else span
 
 
 def static_reason(model: PreTrainedModel) -> str | None:
@@ -78,270 +65,16 @@ def static_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-class _Graph:
-    """A captured pass.
-
-    Attributes:
-        replay: runs it.
-        logits: ``[batch, node, vocab]``, overwritten by every replay.
-        base: of the pass it was captured in.
-        checked: a replay at another base gave what the same pass gives without the graph.
-        held: what the graph reads and does not own.
-    """
-
-    __slots__ = ("base", "checked", "held", "logits", "replay")
-
-    def __init__(self, replay: Callable[[], None], logits: Tensor, base: int, held: Any) -> None:
-        self.replay = replay
-        self.logits = logits
-        self.base = base
-        self.held = held
-        self.checked = False
-
-
-class _Inputs:
-    """All that a pass of one bucket is told, packed into one vector on the host and one on the device.
-
-    Attributes:
-        tokens, depths: ``[batch, node]``.
-        ancestors: ``[batch, node, words]``, see :func:`lookahead.masks.ancestor_words`.
-        roots: ``[batch]``, position of each row's root.
-        lengths: ``[batch]``, slots of each row's history.
-        base: ``[1]``, slot of node 0.
-        sources, targets: ``[batch, move]``, what the pass before left to be moved.
-    """
-
-    def __init__(self, batch: int, nodes: int, device: torch.device) -> None:
-        words = -(-nodes // 64)
-        shapes: dict[str, tuple[int, ...]] = {
-            "tokens": (batch, nodes),
-            "depths": (batch, nodes),
-            "ancestors": (batch, nodes, words),
-            "roots": (batch,),
-            "lengths": (batch,),
-            "base": (1,),
-            "sources": (batch, _MOVES),
-            "targets": (batch, _MOVES),
-        }
-        sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        self._host = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=device.type == "cuda")
-        self._device = torch.zeros(sum(sizes), dtype=torch.long, device=device)
-        self.host: dict[str, np.ndarray] = {
-            name: part.view(shape).numpy()
-            for (name, shape), part in zip(shapes.items(), self._host.split(sizes), strict=True)
-        }
-        parts = {
-            name: part.view(shape)
-            for (name, shape), part in zip(shapes.items(), self._device.split(sizes), strict=True)
-        }
-        self.tokens, self.depths, self.ancestors = parts["tokens"], parts["depths"], parts["ancestors"]
-        self.roots, self.lengths, self.base = parts["roots"], parts["lengths"], parts["base"]
-        self.sources, self.targets = parts["sources"], parts["targets"]
-        self.counting = torch.arange(nodes, device=device)
-        self._words = words
-        # A node that only fills up the bucket sees itself alone.
-        self._alone = ancestor_words([-1] * nodes, words)
-
-    def send(
-        self,
-        trees: Sequence[TokenTree],
-        roots: list[int],
-        lengths: list[int],
-        base: int,
-        moves: list[list[tuple[int, int]]],
-    ) -> None:
-        """Pack a pass and put it on its way; returns before it is there."""
-        host = self.host
-        for row, tree in enumerate(trees):
-            count = len(tree)
-            host["tokens"][row, :count] = tree.tokens
-            host["tokens"][row, count:] = tree.tokens[0]
-            host["depths"][row, :count] = tree.depths
-            host["depths"][row, count:] = 0
-            host["ancestors"][row, :count] = ancestor_words(tree.parents, self._words)
-            host["ancestors"][row, count:] = self._alone[count:]
-        host["roots"][:], host["lengths"][:], host["base"][0] = roots, lengths, base
-        host["sources"][:], host["targets"][:] = padded_moves(moves, _MOVES)
-        self._device.copy_(self._host, non_blocking=True)
-
-    def settle(self) -> None:
-        """The moves are made: running the pass again makes them no second time."""
-        self.sources.zero_()
-        self.targets.zero_()
-
-
-def padded_moves(moves: list[list[tuple[int, int]]], width: int) -> np.ndarray:
-    """Each row's moves as int64 ``[2, batch, width]``: from-slots and to-slots, the last pair repeated.
-
-    A row with nothing to move moves slot 0 to itself.
-    """
-    filled = [(pairs + pairs[-1:] * (width - len(pairs))) for pairs in (row or [(0, 0)] for row in moves)]
-    return np.array(filled, dtype=np.int64).transpose(2, 0, 1)
-
-
-class _Arena:
-    """Buffers and graphs of one batch size, used by one call at a time. Holds nothing that holds the model.
-
-    Attributes:
-        capacity: slots of every buffer.
-        shown: bool ``[batch, capacity]``; False where the prompt has padding or holes.
-        padding: ``[batch]``, slots before each row's first token.
-        types: ``[batch, 1]``, the token type that is carried on.
-        graphs: by (nodes, span); the most recently replayed last.
-        warm: (nodes, span) that have run once without a graph.
-        failure: why passes are not captured any more.
-        proven: a pass has run to its end.
-        pool: memory that all graphs share, since only one of them runs at a time.
-        stream: where passes are captured.
-    """
-
-    def __init__(self, batch: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.batch, self.dtype, self.device = batch, dtype, device
-        self.capacity = 0
-        self.padding = torch.zeros(batch, dtype=torch.long, device=device)
-        self.types = torch.zeros((batch, 1), dtype=torch.long, device=device)
-        self.rows = torch.arange(batch, device=device)[:, None]
-        self.bits = torch.arange(64, device=device)
-        self.inputs: dict[int, _Inputs] = {}
-        self.graphs: dict[tuple[int, int], _Graph] = {}
-        self.warm: set[tuple[int, int]] = set()
-        self.failure: str | None = None
-        self.proven = False
-        self.pool: Any = None
-        self.stream: Any = None
-        self._masks: dict[tuple[int, int], Tensor] = {}
-        self._stock: dict[tuple[Any, ...], Tensor] = {}
-        self._resize(0)
-
-    def _resize(self, capacity: int) -> None:
-        """Start over with other buffers; graphs of the old ones are worth nothing."""
-        self.capacity = capacity
-        self.graphs.clear()
-        self.warm.clear()
-        self._masks.clear()
-        self._stock.clear()
-        self.pool = None
-        self.shown = torch.ones((self.batch, capacity), dtype=torch.bool, device=self.device)
-        self.columns = torch.arange(capacity, device=self.device)
-
-    def reserve(self, slots: int) -> None:
-        """Have room for at least ``slots``."""
-        if slots > self.capacity:
-            self._resize(span_of(slots))
-        else:
-            self.shown.fill_(True)
-
-    def allocate(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A buffer of zeros: an earlier call's where there is one of this shape."""
-        shape = (*shape[:3], self.capacity, shape[4])
-        known = self._stock.pop((shape, like.dtype), None)
-        if known is not None:
-            return known.zero_()  # what an earlier call left there may not even be finite
-        self.graphs.clear()
-        return _sparing(lambda: like.new_zeros(shape))
-
-    def take_back(self, buffers: Sequence[Tensor]) -> None:
-        """Keep a call's buffers for the next one."""
-        self._stock = {(tuple(buffer.shape), buffer.dtype): buffer for buffer in buffers}
-
-    def grow(self, slots: int) -> int:
-        """Double the capacity until it covers ``slots``, keeping what is known of the prompt; returns it."""
-        capacity, shown = self.capacity, self.shown
-        while capacity < slots:
-            capacity *= 2
-        self._resize(capacity)
-        self.shown[:, : shown.shape[1]] = shown
-        return capacity
-
-    def inputs_of(self, nodes: int) -> _Inputs:
-        """The packed inputs of a bucket."""
-        if nodes not in self.inputs:
-            self.inputs[nodes] = _Inputs(self.batch, nodes, self.device)
-        return self.inputs[nodes]
-
-    def mask_of(self, nodes: int, span: int) -> Tensor:
-        """The mask buffer ``[batch, 1, nodes, span]`` of a bucket."""
-        if (nodes, span) not in self._masks:
-            shape = (self.batch, 1, nodes, span)
-            self._masks[nodes, span] = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return self._masks[nodes, span]
-
-    def add(self, key: tuple[int, int], graph: _Graph) -> None:
-        """Remember a graph, and forget the one that was replayed longest ago if there are too many."""
-        while len(self.graphs) >= _MOST_GRAPHS:
-            oldest = next(iter(self.graphs))
-            del self.graphs[oldest], self._masks[oldest]
-        self.graphs[key] = graph
-
-
-# Waiting arenas, the most recently used last. They are taken out for a call and put back after it.
-_waiting: "weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Any, _Arena]]]" = weakref.WeakKeyDictionary()
-_waiting_lock = threading.Lock()
-_capturing = threading.Lock()  # a capture must not meet another thread's, or its waiting for the whole device
-
-
-def release(model: PreTrainedModel | None = None) -> None:
-    """Free the buffers and graphs that wait for a model's next call; None = of every model."""
-    with _waiting_lock:
-        if model is None:
-            _waiting.clear()
-        else:
-            _waiting.pop(model, None)
-
-
-def _sparing(allocate: Callable[[], _T]) -> _T:
-    """Allocate, if need be after freeing what only waits."""
-    try:
-        return allocate()
-    except torch.OutOfMemoryError:
-        release()
-        return allocate()
-
-
-def _fingerprint(model: PreTrainedModel) -> int:
-    """A number that changes when the model would run other operations, or on other memory, than it did.
-
-    A graph replays memory addresses and takes no branch again: so weights, hooks and every plain setting count, among
-    them the ones by which adapters are switched.
-    """
-    parts: list[Any] = [sorted(_plain(vars(model.config.get_text_config())))]
-    for module in model.modules():
-        parts.append(_plain(vars(module)))
-        parts.append((id(type(module).forward), id(vars(module).get("forward"))))
-        parts.append((len(module._forward_hooks), len(module._forward_pre_hooks)))
-        parts.extend(_address(tensor) for tensor in module._parameters.values())
-        parts.extend(_address(tensor) for tensor in module._buffers.values())
-    return hash(repr(parts))
-
-
-def _address(tensor: Tensor | None) -> int:
-    if tensor is None:
-        return 0
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # some quantized weights have no memory of their own
-        return id(tensor)
-
-
-def _plain(settings: dict[str, Any]) -> list[tuple[str, Any]]:
-    plain = (bool, int, float, str, type(None))
-    return [
-        (name, value)
-        for name, value in settings.items()
-        if isinstance(value, plain) or (isinstance(value, list) and all(isinstance(item, plain) for item in value))
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """One pass as it can be run, captured or run again: its inputs are on the device."""
 
     run: Callable[[], Tensor]
-    inputs: _Inputs
+    inputs: Inputs
     key: tuple[int, int]
 
 
-def _on_side_stream(run: Callable[[], Tensor], arena: _Arena) -> Tensor:
+def _on_side_stream(run: Callable[[], Tensor], arena: Arena) -> Tensor:
     """Run a pass as it has to be before it is captured: on the stream that will capture it, for libraries to set up."""
     if arena.stream is None:
         arena.stream = torch.cuda.Stream(arena.device)
@@ -354,14 +87,14 @@ def _on_side_stream(run: Callable[[], Tensor], arena: _Arena) -> Tensor:
     return logits
 
 
-def _capture(run: Callable[[], Tensor], arena: _Arena) -> tuple[Callable[[], None], Tensor]:
+def _capture(run: Callable[[], Tensor], arena: Arena) -> tuple[Callable[[], None], Tensor]:
     """Capture a pass without executing it; returns what replays it and the logits it will write."""
     if arena.pool is None:
         arena.pool = torch.cuda.graph_pool_handle()
     device, graph = arena.device, torch.cuda.CUDAGraph()
     # Other threads may use the device while this one captures.
     with (
-        _capturing,
+        capturing,
         torch.cuda.device(device),
         torch.cuda.graph(graph, pool=arena.pool, stream=arena.stream, capture_error_mode="thread_local"),
     ):
@@ -387,33 +120,33 @@ class StaticModel(FusedModel):
         self._required = required
         self._captures = self._device.type == "cuda" if graphs is None else graphs
         self.route = "cuda graphs" if self._captures else "static"
-        self._arena: _Arena | None = None
+        self._arena: Arena | None = None
         self._key: Any = None
         self._moves: list[list[tuple[int, int]]] = []
         self._sound = False  # no pass was broken off, so the arena may serve another call
 
     # --- the arena ---------------------------------------------------------------------------------------------------
 
-    def _lease(self) -> _Arena:
+    def _lease(self) -> Arena:
         """An arena that no other call uses: one that waits for this kind of call, or a new one."""
         kept = {k: v for k, v in self._pass_kwargs.items() if k != "past_key_values"}
         batch = self._input_ids.shape[0]
         if any(not isinstance(value, bool | int | float | str) for value in kept.values()):
             self._key = None  # a tensor of the caller's is read where it lies: nothing of it can be used again
-            return _Arena(batch, self._dtype, self._device)
+            return Arena(batch, self._dtype, self._device)
         # Tensors made in inference mode cannot be written outside of it.
         modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self._captures)
         call = (batch, self._dtype, self._device, self._token_types is None, modes)
-        self._key = (_fingerprint(self._model), call, tuple(sorted(kept.items())))
-        with _waiting_lock:
-            waiting = _waiting.setdefault(self._model, [])
+        self._key = (fingerprint(self._model), call, tuple(sorted(kept.items())))
+        with waiting_lock:
+            waiting = waiting_arenas.setdefault(self._model, [])
             waiting[:] = [entry for entry in waiting if entry[0][0] == self._key[0]]
             known = next((index for index, (key, _) in enumerate(waiting) if key == self._key), None)
             arena = None if known is None else waiting.pop(known)[1]
         if arena is None:
-            return _Arena(batch, self._dtype, self._device)
+            return Arena(batch, self._dtype, self._device)
         if self._device.type == "cuda":  # an earlier call's work may still read what this one writes
-            with _capturing:
+            with capturing:
                 torch.cuda.synchronize(self._device)
         return arena
 
@@ -423,10 +156,10 @@ class StaticModel(FusedModel):
         if arena is None or self._key is None or not self._sound:
             return
         arena.take_back(self._cache.buffers)
-        with _waiting_lock:
-            waiting = _waiting.setdefault(self._model, [])
+        with waiting_lock:
+            waiting = waiting_arenas.setdefault(self._model, [])
             waiting.append((self._key, arena))
-            del waiting[:-_KEPT]
+            del waiting[:-KEPT]
 
     # --- the loop's side ---------------------------------------------------------------------------------------------
 
@@ -491,15 +224,15 @@ class StaticModel(FusedModel):
 
     # --- a pass ------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, arena: _Arena, trees: Sequence[TokenTree], nodes: int) -> _Pass:
+    def _prepare(self, arena: Arena, trees: Sequence[TokenTree], nodes: int) -> _Pass:
         """Send the pass's inputs to the device, and say how it is run on them."""
         cache = self._cache
         reach = cache.base + nodes
         if reach > arena.capacity:
             capacity = arena.grow(reach)
-            _sparing(lambda: cache.grow(capacity))
+            sparing(lambda: cache.grow(capacity))
         span = min(span_of(reach), arena.capacity)
-        if max(map(len, self._moves), default=0) > _MOVES:
+        if max(map(len, self._moves), default=0) > MOVES:
             self._flush(arena)
         inputs = arena.inputs_of(nodes)
         moves = self._moves or [[] for _ in trees]
@@ -538,7 +271,7 @@ class StaticModel(FusedModel):
 
         return _Pass(run, inputs, (nodes, span))
 
-    def _run(self, arena: _Arena, step: _Pass) -> Tensor:
+    def _run(self, arena: Arena, step: _Pass) -> Tensor:
         """Replay the pass; or run it, and capture it if it has been run before."""
         if not self._captures or arena.failure is not None:
             self._note(arena)
@@ -558,12 +291,12 @@ class StaticModel(FusedModel):
             arena.graphs.clear()
             self._note(arena)
             return step.run()
-        graph = _Graph(replay, logits, self._cache.base, self._rules)
+        graph = Graph(replay, logits, self._cache.base, self._rules)
         arena.add(step.key, graph)
         graph.replay()
         return logits
 
-    def _check(self, arena: _Arena, step: _Pass, graph: _Graph) -> Tensor:
+    def _check(self, arena: Arena, step: _Pass, graph: Graph) -> Tensor:
         """Compare a graph's first replay at another place with the pass itself: nothing of the history may be frozen.
 
         Costs one pass and one answer from the device for each graph.
@@ -584,11 +317,11 @@ class StaticModel(FusedModel):
             self._note(arena)
         return logits
 
-    def _note(self, arena: _Arena) -> None:
+    def _note(self, arena: Arena) -> None:
         if arena.failure is not None:
             self.route, self.route_reason = "static", arena.failure
 
-    def _flush(self, arena: _Arena) -> None:
+    def _flush(self, arena: Arena) -> None:
         """Make the moves that are still waiting for a pass."""
         width = max(map(len, self._moves), default=0)
         if width:
@@ -599,7 +332,7 @@ class StaticModel(FusedModel):
             self._cache.move(sources, targets, arena.rows)
         self._moves = []
 
-    def _leave(self, arena: _Arena, reason: str) -> None:
+    def _leave(self, arena: Arena, reason: str) -> None:
         """Go on with the dynamic path, from the history as it is."""
         self._flush(arena)
         self._cache.close_static()

@@ -9,7 +9,8 @@ import torch
 from conftest import fresh_model
 from torch import Tensor
 
-from lookahead import Jacobi, Lookahead, generate, static
+from lookahead import Jacobi, Lookahead, generate
+from lookahead import arena as arenas
 from lookahead.static import StaticModel, fused_model
 
 pytestmark = [
@@ -55,28 +56,28 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return views[-1]
 
     monkeypatch.setattr(generate, "fused_model", noting)
-    static.release()
+    arenas.release()
     yield views
-    static.release()
+    arenas.release()
 
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Grows by (nodes, span) with every pass that is captured."""
     sizes: list[tuple[int, int]] = []
-    add = static._Arena.add
+    add = arenas.Arena.add
 
     def noting(arena: Any, key: tuple[int, int], graph: Any) -> None:
         sizes.append(key)
         add(arena, key, graph)
 
-    monkeypatch.setattr(static._Arena, "add", noting)
+    monkeypatch.setattr(arenas.Arena, "add", noting)
     return sizes
 
 
-def arenas(model: Any) -> list[Any]:
+def waiting(model: Any) -> list[Any]:
     """What waits for the model's next call."""
-    return [arena for _, arena in static._waiting.get(model, [])]
+    return [arena for _, arena in arenas.waiting_arenas.get(model, [])]
 
 
 @pytest.mark.parametrize("strategy", [Lookahead(seed=0), Jacobi(seed=0, block_size=40)], ids=lambda s: s.name)
@@ -96,7 +97,7 @@ def test_graphs_write_the_same_text(
         assert torch.equal(plain, ours)
     assert (made[-1].route, made[-1].route_reason) == ("cuda graphs", None)
     assert captures
-    assert any(graph.checked for arena in arenas(model) for graph in arena.graphs.values())
+    assert any(graph.checked for arena in waiting(model) for graph in arena.graphs.values())
 
 
 def test_graphs_are_used_again(made: list[Any], captures: list[tuple[int, int]]) -> None:
@@ -114,7 +115,7 @@ def test_graphs_and_growing_buffers(made: list[Any], monkeypatch: pytest.MonkeyP
     """Graphs of the smaller buffers are dropped, and new ones captured."""
     consolidate = StaticModel._consolidate
     monkeypatch.setattr(StaticModel, "_consolidate", lambda self, slots: consolidate(self, 20))
-    monkeypatch.setattr(static, "_LEAST_SPAN", 64)
+    monkeypatch.setattr(arenas, "_LEAST_SPAN", 64)
     model = fresh_model("llama").cuda()
     settings = {"max_new_tokens": 300, "do_sample": False}
     plain = model.generate(**rows(2), **settings)
@@ -153,7 +154,7 @@ def test_a_replayed_pass_asks_the_device_nothing(made: list[Any], monkeypatch: p
 
         def strict(self: Any, arena: Any, *args: Any) -> Any:
             nonlocal watched
-            graphs = arena.graphs.values() if isinstance(arena, static._Arena) else self._arena.graphs.values()
+            graphs = arena.graphs.values() if isinstance(arena, arenas.Arena) else self._arena.graphs.values()
             if not graphs or not all(graph.checked for graph in graphs):
                 return original(self, arena, *args)
             if name == "_run" and args[0].key not in self._arena.graphs:
@@ -181,4 +182,4 @@ def test_the_dynamic_path_on_the_gpu(made: list[Any]) -> None:
     ours = model.generate(**rows(2), **settings, lookahead_strategy=Lookahead(seed=0, static=False))
     assert torch.equal(plain, ours)
     assert made[-1].route == "dynamic"
-    assert arenas(model) == []
+    assert waiting(model) == []

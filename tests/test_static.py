@@ -24,6 +24,7 @@ from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, Stat
 
 from jacobi import Path, TokenTree
 from lookahead import Jacobi, Lookahead, LookaheadError, generate, static
+from lookahead import arena as arenas
 from lookahead.cache import TreeCache
 from lookahead.masks import MaskBuffer, StaticPlaces, ancestor_words, fused_masks, mask_rules, static_masks
 from lookahead.model import FusedModel
@@ -44,14 +45,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FusedModel]]:
         return views[-1]
 
     monkeypatch.setattr(generate, "fused_model", noting)
-    static.release()
+    arenas.release()
     yield views
-    static.release()
+    arenas.release()
 
 
 def waiting(model: Any) -> list[Any]:
     """The arenas that wait for the model's next call."""
-    return [arena for _, arena in static._waiting.get(model, [])]
+    return [arena for _, arena in arenas.waiting_arenas.get(model, [])]
 
 
 # --- sizes and masks -------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ def test_token_types(made: list[FusedModel]) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2_mixed"])
 def test_buffers_grow(name: str, batch: int, made: list[FusedModel], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that doubles its buffers and passes through several spans."""
-    monkeypatch.setattr(static, "_LEAST_SPAN", 16)
+    monkeypatch.setattr(arenas, "_LEAST_SPAN", 16)
     consolidate = StaticModel._consolidate
     monkeypatch.setattr(StaticModel, "_consolidate", lambda self, slots: consolidate(self, 20))
     model = fresh_model(name)
@@ -361,7 +362,7 @@ def test_buffers_wait_for_the_next_call(made: list[FusedModel]) -> None:
         run(model, prompts(batch), **settings)
     assert len(waiting(model)) == 2
     assert [arena.batch for arena in waiting(model)] == [3, 4]
-    static.release(model)
+    arenas.release(model)
     assert waiting(model) == []
 
 
@@ -387,17 +388,17 @@ def test_leftovers_do_no_harm(made: list[FusedModel]) -> None:
 def test_a_changed_model_starts_anew(made: list[FusedModel]) -> None:
     """Graphs hold addresses and branches: other weights, settings or hooks are another model."""
     model = fresh_model("llama")
-    before = static._fingerprint(model)
-    assert static._fingerprint(model) == before
+    before = arenas.fingerprint(model)
+    assert arenas.fingerprint(model) == before
     model.model.layers[0].mlp._active_adapter = ["one"]
-    adapted = static._fingerprint(model)
+    adapted = arenas.fingerprint(model)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    replaced = static._fingerprint(model)
+    replaced = arenas.fingerprint(model)
     handle = model.model.norm.register_forward_hook(lambda *_: None)
-    hooked = static._fingerprint(model)
+    hooked = arenas.fingerprint(model)
     handle.remove()
     model.config.sliding_window = 3
-    assert len({before, adapted, replaced, hooked, static._fingerprint(model)}) == 5
+    assert len({before, adapted, replaced, hooked, arenas.fingerprint(model)}) == 5
 
 
 def test_a_model_is_let_go(made: list[FusedModel]) -> None:
@@ -409,7 +410,7 @@ def test_a_model_is_let_go(made: list[FusedModel]) -> None:
     del model
     gc.collect()
     assert gone() is None
-    assert len(static._waiting) == 0
+    assert len(arenas.waiting_arenas) == 0
 
 
 def test_two_calls_at_once(made: list[FusedModel]) -> None:
@@ -502,7 +503,7 @@ def grown(fused: StaticModel, passes: int) -> list[Any]:
 def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass is run once, captured the second time, checked at the third and replayed ever after."""
     model = fresh_model("llama")
-    static.release()
+    arenas.release()
     expected = grown(view(model), 8)
     stand_in = StandIn(monkeypatch)
     fused = view(model)
@@ -516,7 +517,7 @@ def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_frozen_graph_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something of the history was taken for a constant: the pass is run without a graph, and says why."""
     model = fresh_model("llama")
-    static.release()
+    arenas.release()
     expected = grown(view(model), 8)
     stand_in = StandIn(monkeypatch, frozen=True)
     fused = view(model)
@@ -530,7 +531,7 @@ def test_a_frozen_graph_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failed_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass is run without a graph, also in later calls."""
     model = fresh_model("llama")
-    static.release()
+    arenas.release()
     expected = grown(view(model), 5)
     StandIn(monkeypatch, broken=True)
     for _ in range(2):
@@ -544,8 +545,8 @@ def test_a_failed_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.no_grad()
 def test_only_so_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was replayed longest ago is forgotten first, with its mask."""
-    monkeypatch.setattr(static, "_MOST_GRAPHS", 2)
-    static.release()
+    monkeypatch.setattr(arenas, "_MOST_GRAPHS", 2)
+    arenas.release()
     StandIn(monkeypatch)
     fused = view(fresh_model("llama"))
     fused.prefill()

@@ -1,0 +1,71 @@
+"""Which of transformers' logits processors and stopping rules may be run row by row, or on scores alone."""
+
+import copy
+
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process as processors_module
+from transformers.generation import stopping_criteria as criteria_module
+
+# Processors and rules of transformers that treat each row on its own, whatever its number in the batch.
+ROW_PROCESSORS = frozenset(
+    getattr(processors_module, name)
+    for name in (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "ExponentialDecayLengthPenalty",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "MinPLogitsWarper",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    )
+    if hasattr(processors_module, name)
+)
+PREFIX_FREE = frozenset(  # those of them that look at nothing but the scores
+    processor
+    for processor in ROW_PROCESSORS
+    if processor.__name__
+    in (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    )
+)
+ROW_RULES = frozenset(
+    getattr(criteria_module, name)
+    for name in ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")
+)
+SIMPLE_RULES = frozenset((criteria_module.EosTokenCriteria, criteria_module.MaxLengthCriteria))
+
+
+def for_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
+    """The processors as they treat one row: what they hold for every row of the batch is cut down to it."""
+    mine = LogitsProcessorList()
+    for processor in processors:
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if batch > 1 and isinstance(ignored, Tensor):
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = ignored[row : row + 1]
+        mine.append(processor)
+    return mine
