@@ -125,9 +125,9 @@ def test_jacobi(name: str, strategy: Jacobi, batch: int) -> None:
 
 def test_drafts_are_accepted() -> None:
     """On a text that repeats itself, lookahead needs a fraction of the passes; so the tests here test something."""
-    output = same_as_plain(counting_model(), prompts(1), Lookahead(seed=0), max_new_tokens=60)
+    output = same_as_plain(counting_model(), prompts(1), Lookahead(window_size=7, seed=0), max_new_tokens=60)
     assert output.stats.mean_acceptance_length > 3
-    output = same_as_plain(counting_model(), prompts(3), Lookahead(seed=0), max_new_tokens=60)
+    output = same_as_plain(counting_model(), prompts(3), Lookahead(window_size=7, seed=0), max_new_tokens=60)
     assert output.stats.mean_acceptance_length > 3
 
 
@@ -142,7 +142,7 @@ def test_greedy_leaves_all_random_generators_alone() -> None:
 
 def test_a_seed_repeats_the_passes() -> None:
     """Two runs with one seed make the same steps; the text never depends on it."""
-    strategy = Lookahead(seed=5, stats="detailed")
+    strategy = Lookahead(window_size=7, seed=5, stats="detailed")
     settings = {"return_dict_in_generate": True, "lookahead_strategy": strategy, "max_new_tokens": 30}
     first, second = (run(tiny_model("llama"), prompts(3), **settings)[0].stats for _ in range(2))
     assert [step["tokens"] for step in first.passes] == [step["tokens"] for step in second.passes]
@@ -258,12 +258,20 @@ def test_a_sampled_row_runs_far_ahead() -> None:
     """One row is as good as certain, the others are noise: the first has to wait for them, and for their draws."""
     model = successor_model({token: token % 7 + 1 for token in range(8)}, sharpness=20.0, free=8)
     ids = torch.tensor([[1, 2, 3, 4, 5, 6], [20, 21, 22, 23, 24, 25], [30, 31, 32, 33, 34, 35]])
-    output = same_as_plain(model, {"input_ids": ids}, Lookahead(seed=0), max_new_tokens=150, do_sample=True)
+    output = same_as_plain(
+        model, {"input_ids": ids}, Lookahead(window_size=7, seed=0), max_new_tokens=150, do_sample=True
+    )
     assert output.sequences[0, 6:].max() <= 7
     assert output.sequences[1:].min() >= 8
     assert output.stats.mean_acceptance_length > 1.1
     same_as_plain(
-        model, {"input_ids": ids}, Lookahead(seed=0), max_new_tokens=150, do_sample=True, eos_token_id=40, seed=1
+        model,
+        {"input_ids": ids},
+        Lookahead(window_size=7, seed=0),
+        max_new_tokens=150,
+        do_sample=True,
+        eos_token_id=40,
+        seed=1,
     )
 
 
@@ -731,5 +739,5 @@ def test_inference_mode() -> None:
 def test_a_long_text() -> None:
     """Buffers grow on the way: a text far longer than the prompt, one long prompt, and both windows sliding."""
     for name in ("llama", "mistral"):
-        same_as_plain(tiny_model(name), prompts(2, 5), Lookahead(seed=0), max_new_tokens=230)
-    same_as_plain(tiny_model("mistral"), prompts(2, 200), Lookahead(seed=0), max_new_tokens=20)
+        same_as_plain(tiny_model(name), prompts(2, 5), Lookahead(window_size=7, seed=0), max_new_tokens=230)
+    same_as_plain(tiny_model("mistral"), prompts(2, 200), Lookahead(window_size=7, seed=0), max_new_tokens=20)
