@@ -7,8 +7,8 @@ from lookahead.generate import LookaheadOutput as LookaheadOutput
 from lookahead.patch import augment_all as augment_all
 from lookahead.patch import restore_all as restore_all
 from lookahead.stats import DecodingStats as DecodingStats
+from lookahead.step_times import StepTimes as StepTimes
 from lookahead.strategies import Jacobi as Jacobi
 from lookahead.strategies import Lookahead as Lookahead
-from lookahead.tuning import StepTimes as StepTimes
 
 __version__ = "0.1.0"

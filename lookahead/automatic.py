@@ -8,7 +8,7 @@ from lookahead.budget import Acceptance, BudgetedTree
 from lookahead.sources import Source
 from lookahead.sources.ngrams import WindowSource, columns_for, window_nodes
 from lookahead.sources.recycling import BEST
-from lookahead.tuning import StepTimes
+from lookahead.step_times import StepTimes
 
 _REFRESH = 8  # passes that a computed curve serves
 _SINGLE_AFTER = (2, 8, 16)  # passes after which t(1) is measured, while it rests on none, one or two passes

@@ -22,8 +22,7 @@ from lookahead.memory import borrowed
 from lookahead.model import FusedModel
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
-from lookahead.strategies import CallContext, RowContext, Strategy
-from lookahead.tuning import step_times
+from lookahead.strategy import CallContext, RowContext, Strategy
 
 _TRUST = 0.7  # of estimates that were made on other texts
 
@@ -207,9 +206,8 @@ def generate(
     rows = _rows(strategy, input_ids, model_kwargs, model.get_input_embeddings().weight.shape[0], emission)
     stats = None if strategy.stats == "none" else DecodingStats()
     with borrowed(model, strategy.remembers) as memory:
-        times = step_times(model, batch, memory.times, strategy.step_times())
         choice = _choice(generation_config, logits_processor)
-        drafts = strategy.drafts(CallContext(rows, memory, times, choice, new_tokens, _trust(generation_config)))
+        drafts = strategy.drafts(CallContext(model, rows, memory, choice, new_tokens, _trust(generation_config)))
         support.self_test(model)
         planner = drafts.planner
         depths = [0] * batch
@@ -279,8 +277,8 @@ def _rows(
 
 def _choice(config: GenerationConfig, processors: LogitsProcessorList) -> tuple[Any, ...]:
     """Stands for how tokens are chosen: what is accepted under one choice says little about another."""
-    warmers = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
-    values = [getattr(config, name, None) for name in (*warmers, "repetition_penalty")]
+    warpers = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
+    values = [getattr(config, name, None) for name in (*warpers, "repetition_penalty")]
     return (bool(config.do_sample), *values, *(type(processor).__name__ for processor in processors))
 
 

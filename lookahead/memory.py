@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from lookahead.budget import Acceptance
 from lookahead.sources import Source, SuccessorTable
-from lookahead.tuning import StepTimes
+from lookahead.step_times import StepTimes
 
 _MOST_MODES = 16
 

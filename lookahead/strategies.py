@@ -1,11 +1,9 @@
-"""Strategies: frozen settings that say how a draft is grown, and are themselves callable as ``custom_generate``."""
+"""The strategies: lookahead decoding, automatic or with given numbers, and Jacobi decoding."""
 
-import dataclasses
-import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 
 from jacobi import Drafter, JacobiDrafter, LookaheadError, PlainDrafter, guesser
 from jacobi.drafter import JacobiMode
@@ -14,186 +12,10 @@ from lookahead.memory import Memory
 from lookahead.pool import NgramPool
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
 from lookahead.sources.recycling import BEST
-from lookahead.tuning import StepTimes
+from lookahead.step_times import StepTimes
+from lookahead.strategy import CallContext, Drafts, RowContext, Strategy
+from lookahead.tuning import step_times
 from lookahead.window import LookaheadDrafter
-
-Stats = Literal["none", "summary", "detailed"]
-
-
-@dataclass(frozen=True, slots=True)
-class RowContext:
-    """What a drafter may know of its row: the prompt's tokens, the vocabulary, pad and end tokens, and a generator."""
-
-    prompt: Sequence[int]
-    vocab_size: int
-    pad: int
-    end_tokens: frozenset[int]
-    rng: random.Random
-
-
-@dataclass(frozen=True, slots=True)
-class CallContext:
-    """What a strategy may know of a call: its rows, what drafts learnt on the model before, and how tokens are chosen.
-
-    Attributes:
-        rows: one context a row.
-        memory: what was learnt; may be empty.
-        times: the step-time curve for this model and batch, as far as it is known.
-        choice: stands for processors and sampling: acceptance is learnt separately for each.
-        new_tokens: most tokens that the call writes.
-        trust: how far estimates are believed for this choice before anything is learnt, from 0 to 1.
-    """
-
-    rows: Sequence[RowContext]
-    memory: Memory
-    times: StepTimes
-    choice: Hashable
-    new_tokens: int
-    trust: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """What a strategy brings to a call.
-
-    Attributes:
-        drafters: one a row.
-        harvest: how many of the model's best next tokens the drafters want to know at every node.
-        prompt_harvest: at how many of the prompt's last tokens they want to know them.
-        planner: decides sizes, and has to be told about every pass; None = sizes are fixed.
-    """
-
-    drafters: Sequence[Drafter]
-    harvest: int = 0
-    prompt_harvest: int = 1
-    planner: Planner | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Strategy:
-    """What all strategies have in common.
-
-    Attributes:
-        verification: ``"exact"`` takes one draw (or the argmax) at each visited node, so that a seed gives plain
-            ``generate``'s text; ``"rejection"`` is the papers' scheme, with the same distribution but other draws.
-        seed: seeds the tokens that drafts are started from, so that step counts repeat. It never touches the text.
-        stats: how much is counted; see :class:`lookahead.stats.DecodingStats`.
-        static: run passes with static shapes, on CUDA as captured graphs: None where it is possible and on CUDA, True
-            always (an error where it is not possible), False never.
-    """
-
-    name: ClassVar[str]
-
-    verification: Literal["exact", "rejection"] = "exact"
-    seed: int | None = None
-    stats: Stats = "summary"
-    static: bool | None = None
-
-    def __post_init__(self) -> None:
-        self._one_of("verification", ("exact", "rejection"))
-        self._one_of("stats", ("none", "summary", "detailed"))
-        if self.seed is not None:
-            self._whole("seed")
-        if self.static is not None:
-            self._flag("static")
-
-    def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
-        value = getattr(self, field)
-        if not isinstance(value, str) or value not in allowed:
-            raise LookaheadError(
-                f"{type(self).__name__}({field}=) must be one of {', '.join(map(repr, allowed))}: got {value!r}."
-            )
-
-    def _whole(self, field: str, least: int | None = None) -> None:
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise LookaheadError(
-                f"{type(self).__name__}({field}=) must be a whole number: got {value!r} of type {type(value).__name__}."
-            )
-        if least is not None and value < least:
-            raise LookaheadError(f"{type(self).__name__}({field}=) must be at least {least}: got {value}.")
-
-    def _flag(self, field: str) -> None:
-        value = getattr(self, field)
-        if not isinstance(value, bool):
-            raise LookaheadError(f"{type(self).__name__}({field}=) must be True or False: got {value!r}.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data, for JSON; ``from_dict`` reads it back."""
-        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {"strategy": self.name} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
-
-    @classmethod
-    def from_dict(cls, settings: dict[str, Any]) -> Self:
-        """Make the strategy from plain data.
-
-        Raises:
-            LookaheadError: an unknown field (all of them are named), another strategy's data, or a value out of range.
-        """
-        settings = dict(settings)
-        named = settings.pop("strategy", cls.name)
-        if named != cls.name:
-            raise LookaheadError(f"These are settings of strategy {named!r}: expected {cls.name!r}.")
-        known = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(map(str, set(settings) - set(known)))
-        if unknown:
-            raise LookaheadError(
-                f"Unknown field {', '.join(map(repr, unknown))} for {cls.__name__}: it knows {', '.join(known)}."
-            )
-        return cls(**settings)
-
-    @property
-    def automatic(self) -> bool:
-        """Whether sizes are chosen while decoding."""
-        return False
-
-    @property
-    def remembers(self) -> bool:
-        """Whether drafts start from what they learnt in earlier calls on the model."""
-        return False
-
-    def step_times(self) -> StepTimes | None:
-        """The step-time curve that the caller wants to be used."""
-        return None
-
-    def drafter(self, row: RowContext) -> Drafter:
-        """Make the drafter of one row."""
-        raise TypeError(f"{type(self).__name__} has no drafter; use Lookahead or Jacobi.")
-
-    def drafts(self, call: CallContext) -> Drafts:
-        """Make what one call needs."""
-        return Drafts([self.drafter(row) for row in call.rows])
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: Any,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        lookahead_streamer: Any = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        """Decode with this strategy: ``model.generate(**inputs, custom_generate=strategy)``, with nothing patched.
-
-        transformers hands no ``streamer`` to a ``custom_generate`` function, so on this path pass it as
-        ``lookahead_streamer=`` (the prompt is put first, as usual). ``stop_strings`` needs :func:`augment_all`.
-        """
-        from lookahead.generate import generate  # not at the top: generate reads this module's settings
-
-        if lookahead_streamer is not None:
-            lookahead_streamer.put(input_ids.cpu())
-        return generate(
-            self,
-            model,
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            streamer=lookahead_streamer,
-            model_kwargs=model_kwargs,
-        )
-
 
 SourceFactory = Callable[[RowContext], Source]
 
@@ -237,8 +59,9 @@ class Lookahead(Strategy):
         tuning: (automatic) a step-time curve, or the file of a saved one. It is taken as it is: with a ``seed``, the
             same call then always runs the same passes. None = the curve measured for this machine if there is one,
             corrected by the passes themselves.
-        remember: (automatic) start from what drafts learnt in earlier calls on this model (successors, acceptance, step
-            times; see :mod:`lookahead.memory`). Calls with a ``seed`` never do.
+        remember: (automatic) start from what drafts learnt in earlier calls on this model (successors and acceptance;
+            see :mod:`lookahead.memory`). Calls with a ``seed`` never do. Step times, which are the machine's, are
+            kept in any case.
         verification, seed, stats, static: see :class:`Strategy`.
 
     With given W, N and G, a pass feeds at most (W+G)(N-1) tokens once the window is filled. For example::
@@ -375,7 +198,7 @@ class Lookahead(Strategy):
         acceptance = call.memory.acceptance((kinds, call.choice), rows[0], call.trust)
         window = [isinstance(source, WindowSource) for source in rows[0]]
         planner = Planner(
-            call.times,
+            step_times(call.model, len(rows), call.memory.times, self.step_times()),
             acceptance,
             batch=len(rows),
             most_nodes=self.max_nodes,

@@ -1,24 +1,15 @@
-"""What a pass costs on this machine: the step-time curve t(nodes, context), measured, learnt, saved.
+"""What a pass costs on this machine: which curve belongs to a model, where curves are kept, and the sweep."""
 
-The curve decides how large a draft may be. It is not monotone and differs by model, device, dtype and attention, so it
-is never assumed: either a short sweep measures it (:func:`sweep`, ``lookahead tune``), or it is learnt from the passes
-of a decode themselves, starting from an optimistic guess.
-"""
-
-import copy
 import hashlib
 import json
-import math
 import os
 import platform
 import statistics
-import tempfile
-from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import torch
 import transformers
@@ -30,204 +21,7 @@ from lookahead.attention import grouped_attention
 from lookahead.cache import TreeCache
 from lookahead.masks import mask_rules
 from lookahead.model import FusedModel
-
-NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes a row at which the curve is kept; linear in between
-_CONTEXT_BASE = 256  # tokens of history at which the second context begins; each next one is twice as long
-_FORMAT = 1
-_MEMORY = 12.0  # passes after which old ones fade
-_OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as at most this slow (or fast)
-_TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers by; twice as many, drift
-_DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
-_GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
-
-
-def _context_index(context: int) -> int:
-    return max(0, (max(1, context) // _CONTEXT_BASE).bit_length())
-
-
-class StepTimes:
-    """The step-time curve of one model, device, dtype, attention and batch size.
-
-    Args:
-        frozen: never learn, so that choices made by it repeat.
-
-    Attributes:
-        about: what it was measured on, as plain data.
-    """
-
-    def __init__(self, *, frozen: bool = False, about: dict[str, Any] | None = None) -> None:
-        self.frozen = frozen
-        self.about = about or {}
-        self._mean: dict[tuple[int, int], float] = {}  # by context index and index into NODES, milliseconds
-        self._weight: dict[tuple[int, int], float] = {}
-        self._drift = 1.0  # how much slower than ``_mean`` says the machine has become
-
-    def weight(self, nodes: int, context: int) -> float:
-        """How many passes the estimate near this point rests on."""
-        return self._weight.get((_context_index(context), _nearest(nodes)), 0.0)
-
-    @property
-    def knows_single(self) -> bool:
-        """Whether the cost of a pass over one node rests on any measurement."""
-        return any(at == 0 for _, at in self._mean)
-
-    def add(self, nodes: int, context: int, ms: float) -> None:
-        """Take in one pass.
-
-        Args:
-            nodes: that it computed, for each row.
-            context: tokens of history.
-            ms: what it took.
-        """
-        if self.frozen or not ms > 0.0:
-            return
-        at = _nearest(nodes)
-        cell = (_context_index(context), at)
-        weight = self._weight.get(cell, 0.0)
-        if nodes != NODES[at]:
-            ms *= self._shape(cell[0], NODES[at]) / self._shape(cell[0], nodes)
-        if weight < _TRUSTED:  # first passes of a size may be slow, so the fastest of them is what is known
-            self._mean[cell] = min(self._mean.get(cell, math.inf), ms / self._drift)
-        else:
-            expected = self._mean[cell] * self._drift
-            ms = min(max(ms, expected / _OUTLIER), expected * _OUTLIER)
-            if weight >= 2 * _TRUSTED:
-                self._drift *= (ms / expected) ** _DRIFT
-            weight = min(weight, _MEMORY)
-            self._mean[cell] = (self._mean[cell] * weight + ms / self._drift) / (weight + 1.0)
-        self._weight[cell] = weight + 1.0
-
-    def ms(self, nodes: int, context: int) -> float:
-        """Estimated milliseconds of a pass over ``nodes`` nodes a row; 0 while nothing is known."""
-        if not self._mean:
-            return 0.0
-        return self._shape(_context_index(context), nodes)
-
-    def curve(self, context: int, most: int) -> list[float]:
-        """Estimated milliseconds of passes over 1, 2, ... ``most`` nodes; multiples of t(1) while nothing is known."""
-        index = _context_index(context)
-        knots = self._knots(index)
-        times: list[float] = []
-        for low, high, start, stop in zip(NODES, NODES[1:], knots, knots[1:], strict=False):
-            step = (stop - start) / (high - low)
-            times += [start + step * offset for offset in range(high - low)]
-        times.append(knots[-1])
-        slope = max(0.0, (knots[-1] - knots[-2]) / (NODES[-1] - NODES[-2]))
-        while len(times) < most:
-            times.append(times[-1] + slope)
-        return times[:most]
-
-    def _shape(self, index: int, nodes: int) -> float:
-        knots = self._knots(index)
-        at = bisect_left(NODES, nodes)
-        if at >= len(NODES):
-            slope = max(0.0, (knots[-1] - knots[-2]) / (NODES[-1] - NODES[-2]))
-            return knots[-1] + slope * (nodes - NODES[-1])
-        if NODES[at] == nodes or at == 0:
-            return knots[at]
-        low, high = NODES[at - 1], NODES[at]
-        return knots[at - 1] + (knots[at] - knots[at - 1]) * (nodes - low) / (high - low)
-
-    def _knots(self, index: int) -> list[float]:
-        """The curve at NODES for one context: measured where it was, else scaled from the nearest that was."""
-        base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES]
-        others = sorted({context for context, _ in self._mean} - {index}, key=lambda other: abs(other - index))
-        for other in [*others[::-1], index]:  # the context itself comes last and so counts most
-            measured = {at: mean for (context, at), mean in self._mean.items() if context == other}
-            if measured:
-                base = _through(base, measured)
-        return [value * self._drift for value in base] if self._mean else base
-
-    def as_frozen(self) -> Self:
-        """The same curve, that learns nothing more."""
-        other = copy.copy(self)
-        other.frozen, other._mean, other._weight = True, dict(self._mean), dict(self._weight)
-        return other
-
-    def to_dict(self) -> dict[str, Any]:
-        """The curve as plain data."""
-        cells = [[*cell, self._mean[cell] * self._drift, self._weight[cell]] for cell in sorted(self._mean)]
-        return {"format": _FORMAT, "nodes": list(NODES), "cells": cells, "about": self.about}
-
-    @classmethod
-    def from_dict(cls, data: Any, *, frozen: bool = False) -> Self:
-        """Read :meth:`to_dict`'s data back.
-
-        Raises:
-            LookaheadError: it is something else, or of another version.
-        """
-        try:
-            if data["format"] != _FORMAT or tuple(data["nodes"]) != NODES:
-                raise LookaheadError(
-                    f"This step-time curve has format {data['format']!r}: expected {_FORMAT}. Measure it again."
-                )
-            times = cls(frozen=frozen, about=dict(data["about"]))
-            for context, at, mean, weight in data["cells"]:
-                if not (0 <= at < len(NODES) and context >= 0 and 0.0 < mean < math.inf and weight > 0.0):
-                    raise LookaheadError(
-                        f"This step-time curve holds an impossible entry: {[context, at, mean, weight]}."
-                    )
-                times._mean[int(context), int(at)] = float(mean)
-                times._weight[int(context), int(at)] = float(weight)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, LookaheadError):
-                raise
-            raise LookaheadError(f"This is not a saved step-time curve ({type(error).__name__}: {error}).") from error
-        return times
-
-    def save(self, path: str | Path) -> None:
-        """Write the curve to a file: all of it or nothing, whatever other processes write there."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(self.to_dict(), file)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-
-    @classmethod
-    def load(cls, path: str | Path, *, frozen: bool = True) -> Self:
-        """Read a saved curve.
-
-        Raises:
-            LookaheadError: there is no readable curve in that file.
-        """
-        try:
-            data = json.loads(Path(path).read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise LookaheadError(
-                f"{path} holds no step-time curve ({error}). Make one with `lookahead tune`."
-            ) from error
-        return cls.from_dict(data, frozen=frozen)
-
-
-def _nearest(nodes: int) -> int:
-    at = bisect_left(NODES, nodes)
-    if at >= len(NODES):
-        return len(NODES) - 1
-    return at - 1 if at and nodes - NODES[at - 1] < NODES[at] - nodes else at
-
-
-def _through(base: Sequence[float], measured: dict[int, float]) -> list[float]:
-    """Bend ``base`` so that it goes through the measured places, and keeps its form in between and beyond."""
-    places = sorted(measured)
-    ratios = [measured[place] / base[place] for place in places]
-    bent = []
-    for place, value in enumerate(base):
-        right = bisect_left(places, place)
-        if right == 0:
-            ratio = ratios[0]
-        elif right == len(places):
-            ratio = ratios[-1]
-        else:
-            low, high = places[right - 1], places[right]
-            share = (place - low) / (high - low)
-            ratio = ratios[right - 1] * (1 - share) + ratios[right] * share
-        bent.append(value * ratio)
-    return bent
+from lookahead.step_times import FORMAT, NODES, StepTimes
 
 
 @lru_cache
@@ -279,7 +73,7 @@ def cache_folder() -> Path:
 
 def cache_file(about: dict[str, Any]) -> Path:
     """The file of a curve in the cache folder; another one when anything in ``about`` differs."""
-    text = json.dumps([_FORMAT, about], sort_keys=True, default=str)
+    text = json.dumps([FORMAT, about], sort_keys=True, default=str)
     return cache_folder() / f"step-times-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
@@ -355,9 +149,7 @@ def sweep(
         samples = _measure(model, batch, list(nodes), context, seconds / len(usable), report, done, 1 / len(usable))
         done += 1 / len(usable)
         for count, taken in samples.items():
-            cell = (_context_index(context), _nearest(count))
-            times._mean[cell] = statistics.median(taken)
-            times._weight[cell] = _MEMORY
+            times.put(count, context, statistics.median(taken))
     if report is not None:
         report(1.0)
     if save:

@@ -24,8 +24,10 @@ from lookahead import DecodingStats, Lookahead, LookaheadOutput, memory
 from lookahead.automatic import Planner
 from lookahead.budget import Acceptance
 from lookahead.sources import SuffixSource
-from lookahead.strategies import RowContext, strategy_from
-from lookahead.tuning import NODES, StepTimes, describe
+from lookahead.step_times import NODES, StepTimes
+from lookahead.strategies import strategy_from
+from lookahead.strategy import RowContext
+from lookahead.tuning import describe
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

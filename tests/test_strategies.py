@@ -11,7 +11,8 @@ from toy import decode, examples, hashed, plain, seeded
 
 from jacobi import JacobiDrafter, LookaheadError, PlainDrafter
 from lookahead import Jacobi, Lookahead
-from lookahead.strategies import RowContext, Strategy, strategy_from
+from lookahead.strategies import strategy_from
+from lookahead.strategy import RowContext, Strategy
 from lookahead.window import LookaheadDrafter
 
 COMMON = {

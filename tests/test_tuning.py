@@ -18,7 +18,7 @@ from toy import examples
 
 from jacobi import LookaheadError
 from lookahead import tuning
-from lookahead.tuning import NODES, StepTimes
+from lookahead.step_times import NODES, StepTimes
 
 CURVES = st.lists(st.floats(0.1, 50.0), min_size=len(NODES), max_size=len(NODES))
 

@@ -23,7 +23,8 @@ import lookahead
 from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead.stats import DecodingStats
-from lookahead.strategies import Lookahead, Stats, Strategy
+from lookahead.strategies import Lookahead
+from lookahead.strategy import Stats, Strategy
 
 # The bundled model writes Python. A prompt does not end with a line break, because its tokenizer keeps a line break
 # and the indentation that follows it in one token.

@@ -9,7 +9,8 @@ from transformers import TextStreamer
 
 from jacobi import LookaheadError
 from lookahead.cli import common
-from lookahead.strategies import Jacobi, Strategy
+from lookahead.strategies import Jacobi
+from lookahead.strategy import Strategy
 
 StrategyName = Literal["lookahead", "jacobi", "plain"]
 

@@ -12,6 +12,7 @@ from jacobi import LookaheadError
 from lookahead import tuning
 from lookahead.cli import common
 from lookahead.stats import DecodingStats
+from lookahead.step_times import NODES, StepTimes
 from lookahead.strategies import Lookahead
 
 _BUDGETS = (4, 8, 16, 24, 32, 48, 64, 96, 128)  # drafted nodes
@@ -152,14 +153,14 @@ def _acceptance(
     return stats.mean_acceptance_length, stats.drafted / max(1, stats.row_steps)
 
 
-def _curve_table(times: tuning.StepTimes, context: int) -> Table:
+def _curve_table(times: StepTimes, context: int) -> Table:
     single = times.ms(1, context)
-    most = max(times.ms(nodes, context) for nodes in tuning.NODES)
+    most = max(times.ms(nodes, context) for nodes in NODES)
     table = Table(title=f"Step time at about {context} tokens of context", box=None, header_style="bold")
     for header in ("nodes", "ms", "t(T)/t(1)"):
         table.add_column(header, justify="right")
     table.add_column("")
-    for nodes in tuning.NODES:
+    for nodes in NODES:
         ms = times.ms(nodes, context)
         table.add_row(str(nodes), f"{ms:.2f}", f"{ms / single:.2f}", "█" * max(1, round(_BAR * ms / most)))
     return table
