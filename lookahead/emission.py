@@ -89,15 +89,15 @@ class Emission:
             for token in rule.eos_token_id.flatten().tolist()
         )
         self._simple = kinds <= SIMPLE_RULES
-        row_wise = {type(p) for p in processors} <= ROW_PROCESSORS and kinds <= ROW_RULES
+        processor_kinds = {type(p) for p in processors}
+        row_wise = processor_kinds <= ROW_PROCESSORS and kinds <= ROW_RULES
         # Without an end token finished rows write real tokens until the last one is done, which only index order shows.
         uniform = self.pads or kinds <= {criteria_module.MaxLengthCriteria}
         self.together = self.batch > 1 and not (row_wise and uniform)
-        in_step = self.batch > 1 and not self.together and not self._rejection
-        self._in_step = in_step and {type(p) for p in processors} <= PREFIX_FREE
         self._direct = not (self._sample or processors or self.scores is not None or self.logits is not None)
-        self._in_step = self._in_step and not self._direct
-        self._nan_is_fine = any(type(p) is processors_module.InfNanRemoveLogitsProcessor for p in processors)
+        in_step = self.batch > 1 and not (self.together or self._rejection or self._direct)
+        self._in_step = in_step and processor_kinds <= PREFIX_FREE
+        self._nan_is_fine = processors_module.InfNanRemoveLogitsProcessor in processor_kinds
 
     @property
     def done(self) -> bool:
