@@ -7,51 +7,42 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process as processors_module
 from transformers.generation import stopping_criteria as criteria_module
 
+# Processors that look at nothing but the scores.
+_PREFIX_FREE = (
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "LogitNormalization",
+    "MinPLogitsWarper",
+    "SuppressTokensLogitsProcessor",
+    "TemperatureLogitsWarper",
+    "TopHLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TypicalLogitsWarper",
+)
+# Processors that are given the row's prefix as well.
+_WITH_PREFIX = (
+    "ExponentialDecayLengthPenalty",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "InfNanRemoveLogitsProcessor",
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor",
+)
+
+
+def _processors(names: tuple[str, ...]) -> frozenset[type]:
+    return frozenset(getattr(processors_module, name) for name in names if hasattr(processors_module, name))
+
+
+PREFIX_FREE = _processors(_PREFIX_FREE)
 # Processors and rules of transformers that treat each row on its own, whatever its number in the batch.
-ROW_PROCESSORS = frozenset(
-    getattr(processors_module, name)
-    for name in (
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "ExponentialDecayLengthPenalty",
-        "ForcedBOSTokenLogitsProcessor",
-        "ForcedEOSTokenLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "MinLengthLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "MinPLogitsWarper",
-        "NoBadWordsLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "RepetitionPenaltyLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "SuppressTokensAtBeginLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-    )
-    if hasattr(processors_module, name)
-)
-PREFIX_FREE = frozenset(  # those of them that look at nothing but the scores
-    processor
-    for processor in ROW_PROCESSORS
-    if processor.__name__
-    in (
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "LogitNormalization",
-        "MinPLogitsWarper",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-    )
-)
+ROW_PROCESSORS = PREFIX_FREE | _processors(_WITH_PREFIX)
 ROW_RULES = frozenset(
     getattr(criteria_module, name)
     for name in ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")
