@@ -36,6 +36,10 @@ _EMPTY_LAYERS: tuple[type, ...] = tuple(
 _GRANULE = 64  # slots; capacities are rounded up to it
 
 
+def _rounded(slots: int) -> int:
+    return -(-slots // _GRANULE) * _GRANULE
+
+
 class TreeLayer(DynamicLayer):
     """One layer's keys and values: concatenated while the prompt runs, views into a shared buffer afterwards."""
 
@@ -87,8 +91,7 @@ class _Group:
     def __init__(self, entries: list[Tensor], capacity: int, allocate: "Allocate | None" = None) -> None:
         first = entries[0]
         batch, heads, length, channels = first.shape
-        capacity = -(-max(capacity, length) // _GRANULE) * _GRANULE
-        shape = (len(entries), batch, heads, capacity, channels)
+        shape = (len(entries), batch, heads, _rounded(max(capacity, length)), channels)
         self.buffer = first.new_empty(shape) if allocate is None else allocate(shape, first)
         for slot, entry in enumerate(entries):
             self.buffer[slot, :, :, :length] = entry
@@ -100,10 +103,7 @@ class _Group:
         """Make the views for a pass over slots ``start`` to ``stop``: once for all layers, growing where needed."""
         capacity = self.buffer.shape[3]
         if stop > capacity:
-            old = self.buffer
-            shape = (*old.shape[:3], -(-max(stop, 2 * capacity) // _GRANULE) * _GRANULE, old.shape[4])
-            self.buffer = old.new_empty(shape)
-            self.buffer[:, :, :, :capacity] = old
+            self.grow(_rounded(max(stop, 2 * capacity)))
         self.span = (start, stop)
         self.fresh = self.buffer[:, :, :, start:stop].unbind(0)
         self.history = self.buffer[:, :, :, :stop].unbind(0)
@@ -115,8 +115,11 @@ class _Group:
             self.fresh = ()
             self.history = self.buffer[:, :, :, :span].unbind(0)
 
-    def replace(self, buffer: Tensor) -> None:
-        """Go on in another buffer, which holds the history already."""
+    def grow(self, capacity: int) -> None:
+        """Go on in a buffer of ``capacity`` slots, zero past those of the old one."""
+        old = self.buffer
+        buffer = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
+        buffer[:, :, :, : old.shape[3]] = old
         self.buffer, self.span = buffer, (0, 0)
 
 
@@ -257,10 +260,7 @@ class TreeCache(Cache):
     def grow(self, capacity: int) -> None:
         """Move the history into buffers of ``capacity`` slots, zero where there is no history."""
         for group in self._groups:
-            old = group.buffer
-            buffer = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
-            buffer[:, :, :, : old.shape[3]] = old
-            group.replace(buffer)
+            group.grow(capacity)
 
     def store(self, cache: Cache) -> None:
         """Leave the history in ``cache`` as plain decoding would have: its layers, its lengths, its windows.
