@@ -1,5 +1,7 @@
 """From the logits of a pass to what the host needs of them: the argmax of every node, and its best next tokens."""
 
+from typing import TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -8,6 +10,8 @@ from jacobi import LEVEL_STEPS, Scores, Successors
 
 _CHUNK = 128  # vocabulary entries whose maximum is taken first
 _SMALL = 1 << 18  # passes with fewer scores than this are searched in one go
+
+_T = TypeVar("_T")
 
 
 def score(logits: Tensor, best: int = 0) -> Scores:
@@ -24,8 +28,7 @@ def score(logits: Tensor, best: int = 0) -> Scores:
     if best <= 0 or vocab == 1:
         greedy, broken = _argmax(lines)
         return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes))
-    large = lines.device.type == "cpu" and lines.numel() >= _SMALL and vocab > 2 * _CHUNK
-    values, tokens = (_highest_by_chunks if large else _highest)(lines, min(best, vocab))
+    values, tokens = (_highest_by_chunks if _large(lines) else _highest)(lines, min(best, vocab))
     with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
         gaps = values[:, :1] - values
     gaps[:, 0] = gaps[:, 1] if values.shape[1] > 1 else 0.0
@@ -35,15 +38,18 @@ def score(logits: Tensor, best: int = 0) -> Scores:
         counts = np.maximum(1, (values != -np.inf).sum(1)).tolist()
         ids = [line[:count] for line, count in zip(ids, counts, strict=True)]
         levels = [line[:count] for line, count in zip(levels, counts, strict=True)]
-    successors = [
-        Successors(ids[start : start + nodes], levels[start : start + nodes]) for start in range(0, len(ids), nodes)
-    ]
+    successors = list(map(Successors, _by_row(ids, nodes), _by_row(levels, nodes)))
     greedy = [line[0] for line in ids]
     broken = np.nonzero(np.isnan(values[:, 0]))[0].tolist()
     return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes), successors)
 
 
-def _by_row(flat: list[int], nodes: int) -> list[list[int]]:
+def _large(lines: Tensor) -> bool:
+    """Whether searching by chunks pays."""
+    return lines.device.type == "cpu" and lines.numel() >= _SMALL and lines.shape[-1] > 2 * _CHUNK
+
+
+def _by_row(flat: list[_T], nodes: int) -> list[list[_T]]:
     return [flat[start : start + nodes] for start in range(0, len(flat), nodes)]
 
 
@@ -53,10 +59,10 @@ def _pairs(lines: list[int], nodes: int) -> frozenset[tuple[int, int]]:
 
 def _argmax(lines: Tensor) -> tuple[list[int], list[int]]:
     """Argmax of each line, the lower id of equal ones, and the lines that hold NaN."""
-    vocab = lines.shape[-1]
-    if lines.device.type == "cpu" and lines.numel() >= _SMALL and vocab > 2 * _CHUNK:
+    if _large(lines):
         values, tokens = _highest_by_chunks(lines, 1)
         return tokens[:, 0].tolist(), np.nonzero(np.isnan(values[:, 0]))[0].tolist()
+    vocab = lines.shape[-1]
     highest, first = lines.max(-1)  # NaN counts as the highest
     marked = torch.where(highest.isnan(), first + vocab, first).tolist()
     if max(marked) < vocab:
