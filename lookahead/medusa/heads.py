@@ -1,0 +1,381 @@
+"""The extra heads of Medusa: each guesses one token further ahead from the model's last hidden state.
+
+Cai et al., arXiv 2401.10774, section 2.1.1. Head k (from 0) reads the hidden state of a token and predicts the token
+k + 2 places after it; the model's own output layer predicts the next one. A head is a few residual blocks and an output
+layer, its own or the model's.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from jacobi import LookaheadError
+
+Output = Callable[[Tensor], Tensor]
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # others only store, they do not compute
+
+_CARD = """---
+{{ card_data }}
+---
+
+# Medusa heads{% if base_model %} for {{ base_model }}{% endif %}
+
+{{ num_heads }} Medusa heads of {{ num_layers }} residual block{{ "" if num_layers == 1 else "s" }} each, with
+{{ "output layers of their own" if own_output else "the output layer of the model they belong to" }}
+(hidden size {{ hidden_size }}, vocabulary {{ vocab_size }}). They are of use only beside the model that they were
+trained for, whose text they do not change when acceptance is exact.
+
+```python
+from lookahead.medusa import Medusa, MedusaHeads
+
+heads = MedusaHeads.from_pretrained("folder or name of this repository")
+model.generate(**inputs, custom_generate=Medusa(heads))
+```
+
+Method: [Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads]({{ paper_url }}).
+"""
+
+
+class ResBlock(nn.Module):
+    """``x + silu(W x + b)``. W and b start as zeros, so a fresh block changes nothing.
+
+    Args:
+        hidden_size: channels in and out.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states in and out, ``[..., hidden]``."""
+        return hidden + silu(self.linear(hidden))
+
+
+class MedusaHeads(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="lookahead",
+    tags=["medusa", "speculative-decoding"],
+    paper_url="https://arxiv.org/abs/2401.10774",
+    model_card_template=_CARD,
+):
+    """Medusa's heads, kept apart from the model that they run beside.
+
+    Use :meth:`for_model` for fresh heads and :meth:`from_pretrained` for trained ones.
+
+    Args:
+        hidden_size: channels of what the model's output layer reads.
+        vocab_size: tokens that it scores.
+        num_heads: K; head k (from 0) predicts the token k + 2 places after the one it reads.
+        num_layers: residual blocks of a head.
+        own_output: whether each head has an output layer of its own, without a bias. Otherwise the heads use the
+            model's output layer, and do not store it.
+        base_model: name or folder of the model that the heads belong to.
+
+    Attributes:
+        blocks: the residual blocks ``[head][layer]``.
+        outputs: the heads' own output layers; empty if they use the model's.
+
+    Raises:
+        LookaheadError: a size that is not a natural number, or heads without anything to learn.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        num_heads: int = 4,
+        num_layers: int = 1,
+        own_output: bool = False,
+        base_model: str | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {"hidden_size": hidden_size, "vocab_size": vocab_size, "num_heads": num_heads}
+        for name, size in sizes.items() | {"num_layers": num_layers + own_output}.items():
+            if size < 1:
+                least = "at least 1" if name != "num_layers" else "at least 1, or 0 with own_output=True"
+                raise LookaheadError(f"MedusaHeads cannot have {name}={size}: expected {least}.")
+        self.hidden_size = hidden_size
+        self.vocab_size = vocab_size
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.own_output = own_output
+        self.base_model = base_model
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(ResBlock(hidden_size) for _ in range(num_layers)) for _ in range(num_heads)
+        )
+        self.outputs = nn.ModuleList(
+            nn.Linear(hidden_size, vocab_size, bias=False) for _ in range(num_heads if own_output else 0)
+        )
+
+    @classmethod
+    def for_model(cls, model: Any, num_heads: int = 4, num_layers: int = 1, own_output: bool = False) -> Self:
+        """Fresh heads for ``model``, each of which starts as the model's own output layer.
+
+        They are made on the device of the output layer and in the dtype that the model computes in. Nothing of the
+        model is changed, so it may be quantised.
+
+        Args:
+            model: a causal model.
+            num_heads: K.
+            num_layers: residual blocks of a head.
+            own_output: whether each head gets a copy of the output layer, to be trained apart from it; a bias of the
+                layer is left out, as in the published heads.
+
+        Raises:
+            LookaheadError: the output layer cannot be reached, or ``own_output`` asks for copies of one that is
+                quantised or offloaded.
+        """
+        layer = output_layer(model)
+        hidden_size, vocab_size = _sizes(layer)
+        device, weight = _device(layer), _weight(layer)
+        plain = weight.dtype in _FLOATS and weight.shape == (vocab_size, hidden_size)
+        if own_output and (weight.is_meta or not plain):
+            what = "offloaded" if plain else f"quantised ({weight.dtype})"
+            raise LookaheadError(
+                f"The output layer of {type(model).__name__}, a {type(layer).__name__}, is {what} and cannot be copied "
+                "into the heads: expected a floating weight in memory. Use own_output=False, or load the output layer "
+                "without that."
+            )
+        base_model = getattr(getattr(model, "config", None), "_name_or_path", None) or None
+        with torch.device("meta"):
+            heads = cls(hidden_size, vocab_size, num_heads, num_layers, own_output, base_model)
+        heads.to(_compute_dtype(model, layer)).to_empty(device=device)
+        with torch.no_grad():
+            for parameter in heads.blocks.parameters():
+                parameter.zero_()
+            for copy in heads.outputs.parameters():
+                copy.copy_(weight)
+        return heads
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        force_download: bool = False,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        revision: str | None = None,
+    ) -> "MedusaHeads":
+        """Read heads from a folder, a file or a repository of the hub, in any of the published formats.
+
+        Their number, layers and sizes are taken from the tensors, because config.json may be wrong. The heads are left
+        on the CPU, in the dtype they are stored in and in evaluation mode. See :mod:`lookahead.medusa.checkpoints`.
+
+        Args:
+            pretrained_model_name_or_path: the folder, file or repository.
+            force_download: do not use what was downloaded before.
+            token: for the hub.
+            cache_dir: where downloads are kept.
+            local_files_only: download nothing.
+            revision: branch, tag or commit of the repository.
+
+        Raises:
+            LookaheadError: there are no heads, or they are not complete.
+        """
+        from lookahead.medusa import checkpoints  # not at the top: that module makes heads
+
+        return checkpoints.read_heads(
+            pretrained_model_name_or_path,
+            force_download=force_download,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            revision=revision,
+        )
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        from lookahead.medusa import checkpoints
+
+        checkpoints.write_files(self, save_directory)
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The card that :meth:`save_pretrained` writes as README.md: what the heads are, and which model they need."""
+        info = self._hub_mixin_info
+        data = type(info.model_card_data)(**info.model_card_data.to_dict())
+        if self.base_model and not Path(self.base_model).is_absolute():
+            data.base_model = self.base_model
+        facts = {
+            name: getattr(self, name) for name in ("num_heads", "num_layers", "own_output", "hidden_size", "vocab_size")
+        }
+        return ModelCard.from_template(
+            data,
+            template_str=info.model_card_template,
+            paper_url=info.paper_url,
+            **facts | {"base_model": data.base_model} | kwargs,
+        )
+
+    def check(self, model: Any) -> None:
+        """Refuse to run beside a model that the heads do not fit.
+
+        Raises:
+            LookaheadError: the model's output layer cannot be reached or has other sizes, or the heads hold numbers
+                that are not finite.
+        """
+        hidden_size, vocab_size = _sizes(output_layer(model))
+        for what, ours, theirs in (
+            ("vocabulary", self.vocab_size, vocab_size),
+            ("hidden size", self.hidden_size, hidden_size),
+        ):
+            if ours != theirs:
+                belongs = f", and belong to {self.base_model}" if self.base_model else ""
+                raise LookaheadError(
+                    f"The heads are those of another model: they have a {what} of {ours}{belongs}; "
+                    f"{type(model).__name__} has {theirs}. Use heads that were trained for it."
+                )
+        self.check_finite()
+
+    def check_finite(self) -> None:
+        """Refuse weights that are not finite.
+
+        Raises:
+            LookaheadError: with the name of the first such parameter.
+        """
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                # A sum takes no memory; where one overflows, a closer look decides.
+                if weight.sum(dtype=_wide(weight)).isfinite():
+                    continue
+                if bad := int((~weight.isfinite()).sum()):
+                    raise LookaheadError(
+                        f"The heads are broken: {bad} of {weight.numel()} numbers of {name} are NaN or infinite. Train "
+                        "them again with a lower learning rate, or read another checkpoint."
+                    )
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """What the output layers read.
+
+        Args:
+            hidden: what the model's output layer reads, ``[..., hidden]``, on any device and in any floating dtype.
+
+        Returns:
+            ``[head, ..., hidden]``, on the device and in the dtype of ``hidden``.
+        """
+        first = next(self.parameters())
+        inner = hidden.to(first.device, first.dtype)
+        states = []
+        for layers in self.blocks:
+            state = inner
+            for layer in layers.children():
+                state = layer(state)
+            states.append(state)
+        return torch.stack(states).to(hidden.device, hidden.dtype)
+
+    def forward(self, hidden: Tensor, output: Output | None = None) -> Tensor:
+        """The logits of all heads.
+
+        Args:
+            hidden: what the model's output layer reads, ``[..., hidden]``.
+            output: the model's output layer, see :func:`output_layer`; needed by heads without their own.
+
+        Returns:
+            ``[head, ..., vocab]``.
+
+        Raises:
+            LookaheadError: the heads have no output layer, and none is given.
+        """
+        states = self.states(hidden)
+        if self.own_output:
+            first = next(self.outputs.parameters())
+            states = states.to(first.device, first.dtype)
+            return torch.stack([layer(state) for layer, state in zip(self.outputs, states, strict=True)])
+        if output is None:
+            raise LookaheadError(
+                "These heads use the model's output layer: expected it as the second argument, got none. Pass "
+                "output_layer(model)."
+            )
+        return output(states)  # one product for all heads
+
+    def top(self, hidden: Tensor, output: Output | None, count: int) -> tuple[Tensor, Tensor]:
+        """The best candidates of every head, the best first.
+
+        Args:
+            hidden: what the model's output layer reads, ``[..., hidden]``.
+            output: the model's output layer; needed by heads without their own.
+            count: candidates of a head.
+
+        Returns:
+            Their log-probabilities, float32, and their token ids, int64, both ``[head, ..., count]``.
+
+        Raises:
+            LookaheadError: ``count`` is not between 1 and the vocabulary.
+        """
+        if not 1 <= count <= self.vocab_size:
+            raise LookaheadError(
+                f"{count} candidates are asked of each head: expected 1 to {self.vocab_size}, all of the vocabulary."
+            )
+        logits = self(hidden, output).float()
+        best, ids = logits.topk(count, dim=-1)
+        return best - logits.logsumexp(-1, keepdim=True), ids
+
+
+def output_layer(model: Any) -> nn.Module:
+    """The layer of ``model`` that turns its last hidden states into logits.
+
+    Raises:
+        LookaheadError: the model does not tell, or the layer's sizes cannot be seen.
+    """
+    get = getattr(model, "get_output_embeddings", None)
+    try:
+        layer = get() if callable(get) else None
+    except (NotImplementedError, AttributeError):
+        layer = None
+    name = type(model).__name__
+    if not isinstance(layer, nn.Module):
+        raise LookaheadError(
+            f"The output layer of {name} cannot be reached: expected get_output_embeddings() to return a module, got "
+            f"{type(layer).__name__}. Medusa's heads need a causal language model."
+        )
+    if not isinstance(getattr(layer, "weight", None), Tensor):
+        raise LookaheadError(f"The output layer of {name}, a {type(layer).__name__}, has no weight to read sizes from.")
+    _sizes(layer)
+    return layer
+
+
+def _sizes(layer: Any) -> tuple[int, int]:
+    """Hidden size and vocabulary of an output layer, also of one whose weight is packed."""
+    sizes = getattr(layer, "in_features", None), getattr(layer, "out_features", None)
+    if all(isinstance(size, int) for size in sizes):
+        return sizes  # type: ignore[return-value]
+    weight = _weight(layer)
+    if weight.ndim == 2 and weight.is_floating_point():
+        return weight.shape[1], weight.shape[0]
+    raise LookaheadError(
+        f"The sizes of the output layer, a {type(layer).__name__}, cannot be seen: expected in_features and "
+        f"out_features, or a floating weight [vocab, hidden]; got {weight.dtype} {list(weight.shape)}."
+    )
+
+
+def _compute_dtype(model: Any, layer: nn.Module) -> torch.dtype:
+    """The dtype that a model computes in, whatever its weights are stored in."""
+    stored = [_weight(layer).dtype, getattr(model, "dtype", None), *(weight.dtype for weight in model.parameters())]
+    return next((dtype for dtype in stored if dtype in _FLOATS), torch.float32)
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)  # output_layer has looked
+    return weight
+
+
+def _device(layer: nn.Module) -> torch.device:
+    """Where a layer runs, also one whose weight is fetched for each run."""
+    device = _weight(layer).device
+    if device.type == "meta":
+        device = torch.device(getattr(getattr(layer, "_hf_hook", None), "execution_device", None) or "cpu")
+    return device
+
+
+def _wide(weight: Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype is torch.float64 else torch.float32
