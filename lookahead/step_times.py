@@ -7,8 +7,6 @@ is never assumed: it starts from an optimistic guess and follows what passes tak
 import copy
 import json
 import math
-import os
-import tempfile
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from jacobi import LookaheadError
+from lookahead.files import write_text
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes a row at which the curve is kept; linear in between
 _CONTEXT_BASE = 256  # tokens of history at which the second context begins; each next one is twice as long
@@ -149,16 +148,8 @@ class StepTimes:
 
     def save(self, path: str | Path) -> None:
         """Write the curve to a file: all of it or nothing, whatever other processes write there."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(self.to_dict(), file)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(self.to_dict()))
 
     @classmethod
     def load(cls, path: str | Path, *, frozen: bool = True) -> Self:
