@@ -4,9 +4,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from jacobi import LookaheadError, Step
+
+_Key = TypeVar("_Key", int, str)
+
+
+def _summed(mine: Mapping[_Key, int], others: Mapping[_Key, int]) -> dict[_Key, int]:
+    """Both counts together, by rising key; what is counted zero times is left out."""
+    return dict(sorted((Counter(mine) + Counter(others)).items()))
 
 
 @dataclass
@@ -64,9 +71,7 @@ class DecodingStats:
         merged: dict[str, Any] = {}
         for f in fields(self):
             mine, others = getattr(self, f.name), getattr(other, f.name)
-            merged[f.name] = (
-                dict(sorted((Counter(mine) + Counter(others)).items())) if isinstance(mine, dict) else mine + others
-            )
+            merged[f.name] = _summed(mine, others) if isinstance(mine, dict) else mine + others
         return DecodingStats(**merged)
 
     def __radd__(self, other: Any) -> "DecodingStats":
@@ -105,7 +110,7 @@ class DecodingStats:
 
     def add_plan(self, credited: Mapping[str, int], single_ms: float, timed_ms: float) -> None:
         """Take in what the automatic mode knows of a call: accepted tokens by source, and what its passes cost."""
-        self.sources = dict(sorted((Counter(self.sources) + Counter(credited)).items()))
+        self.sources = _summed(self.sources, credited)
         self.single_ms += single_ms
         self.timed_ms += timed_ms
 
