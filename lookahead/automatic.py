@@ -144,13 +144,14 @@ class Planner:
         knots = self._times.curve(self._context, max(sizes))
         self._curve = [knots[size - 1] for size in sizes]
         if self._window and self._passes >= self._columns_until:
-            self._choose_columns(self._curve)
+            self._choose_columns()
         spent = window_nodes(self.columns)
         self._grown = self._curve[spent:]  # cost of a tree of 1, 2, ... nodes beside the window's
         self._least = least_slopes(self._grown)
 
-    def _choose_columns(self, curve: Sequence[float]) -> None:
+    def _choose_columns(self) -> None:
         """As many columns as pay beside the trees of late; a choice stands for a while, because a window pays late."""
+        curve = self._curve
         count = min(self._most, 1 + round(self._drafted))
         expected = 1.0 + sum(self._worth[: count - 1]) * self._acceptance.calibration
         gain = self._column_tokens / self._column_passes
@@ -303,19 +304,17 @@ class AutomaticDrafter:
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """Count what was right, and let every source take the pass in."""
-        if self._rested:
-            pass
-        elif self._started:
+        if not self._started:  # the prompt's pass: its tree stands for the prompt's last token
+            self._started = True
+            for source in self._sources:
+                source.start(self._prompt, successors)
+            successors = None
+        elif not self._rested:
             credited = self._budgeted.learn(path, self._values)
             if self._columns:  # what the trees' own candidates do not explain, the window's columns held
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
             refused = self._budgeted.asked and not self._values
             self._planner.learnt(self._values, credited, self._columns, refused)
-        else:  # the prompt's pass: its tree stands for the prompt's last token
-            self._started = True
-            for source in self._sources:
-                source.start(self._prompt, successors)
-            successors = None
         for source in self._sources:
             source.learn(tree, path, successors)
         self._root = path.tokens[-1]
