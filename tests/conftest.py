@@ -19,6 +19,9 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import lookahead
+from lookahead import arena, generate
+from lookahead.model import FusedModel
+from lookahead.static import fused_model
 
 # The models are so small that a second thread only waits, for milliseconds on a busy machine.
 torch.set_num_threads(1)
@@ -220,6 +223,11 @@ def same_caches(ours: Any, plain: Any, tolerance: float) -> None:
             torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
 
 
+def waiting(model: Any) -> list[arena.Arena]:
+    """The arenas that wait for the model's next call."""
+    return [entry for _, entry in arena.waiting_arenas.get(model, [])]
+
+
 def registries() -> list[dict[str, Any]]:
     """transformers' global tables of attention and mask functions."""
     return [dict(table._global_mapping) for table in (AttentionMaskInterface, ALL_ATTENTION_FUNCTIONS)]
@@ -243,6 +251,21 @@ def restored() -> Iterator[None]:
 def augmented() -> None:
     """``generate`` knows ``use_lookahead`` during the test."""
     lookahead.augment_all()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FusedModel]]:
+    """The view of the model that every call of ``generate`` made; nothing waits for another test's call."""
+    views: list[FusedModel] = []
+
+    def noting(*args: Any, **kwargs: Any) -> FusedModel:
+        views.append(fused_model(*args, **kwargs))
+        return views[-1]
+
+    monkeypatch.setattr(generate, "fused_model", noting)
+    arena.release()
+    yield views
+    arena.release()
 
 
 @pytest.fixture

@@ -1,17 +1,16 @@
 """What only a CUDA device can show; skipped where there is none."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from conftest import fresh_model
+from conftest import fresh_model, waiting
 from torch import Tensor
 
-from lookahead import Jacobi, Lookahead, generate
+from lookahead import Jacobi, Lookahead
 from lookahead import arena as arenas
-from lookahead.static import StaticModel, fused_model
+from lookahead.static import StaticModel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,21 +46,6 @@ def rows(batch: int, length: int = 12, seed: int = 0) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The view of the model that every call of ``generate`` made; nothing waits for another test's call."""
-    views: list[Any] = []
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        views.append(fused_model(*args, **kwargs))
-        return views[-1]
-
-    monkeypatch.setattr(generate, "fused_model", noting)
-    arenas.release()
-    yield views
-    arenas.release()
-
-
-@pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Grows by (nodes, span) with every pass that is captured."""
     sizes: list[tuple[int, int]] = []
@@ -73,11 +57,6 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(arenas.Arena, "add", noting)
     return sizes
-
-
-def waiting(model: Any) -> list[Any]:
-    """What waits for the model's next call."""
-    return [arena for _, arena in arenas.waiting_arenas.get(model, [])]
 
 
 @pytest.mark.parametrize("strategy", [Lookahead(seed=0), Jacobi(seed=0, block_size=40)], ids=lambda s: s.name)

@@ -4,7 +4,7 @@ import gc
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from conftest import (
     run,
     same_as_plain,
     tiny_model,
+    waiting,
 )
 from torch import Tensor
 from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, StaticCache
@@ -33,26 +34,6 @@ from lookahead.static import StaticModel, bucket_of, fused_model, span_of, stati
 pytestmark = pytest.mark.usefixtures("augmented")
 
 SMALL = Lookahead(window_size=4, ngram_size=3, verification_set_size=3, seed=1, static=True)
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FusedModel]]:
-    """The view of the model that every call of ``generate`` made; nothing waits for another test's call."""
-    views: list[FusedModel] = []
-
-    def noting(*args: Any, **kwargs: Any) -> FusedModel:
-        views.append(fused_model(*args, **kwargs))
-        return views[-1]
-
-    monkeypatch.setattr(generate, "fused_model", noting)
-    arenas.release()
-    yield views
-    arenas.release()
-
-
-def waiting(model: Any) -> list[Any]:
-    """The arenas that wait for the model's next call."""
-    return [arena for _, arena in arenas.waiting_arenas.get(model, [])]
 
 
 # --- sizes and masks -------------------------------------------------------------------------------------------------
