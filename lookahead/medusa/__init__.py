@@ -5,3 +5,4 @@ from lookahead.medusa.choices import buffers as buffers
 from lookahead.medusa.choices import choices_from as choices_from
 from lookahead.medusa.heads import MedusaHeads as MedusaHeads
 from lookahead.medusa.heads import output_layer as output_layer
+from lookahead.medusa.heads import output_sizes as output_sizes

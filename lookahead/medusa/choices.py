@@ -263,8 +263,8 @@ def _dense(counts: Sequence[Any]) -> ChoiceTree:
         nodes += width
         if nodes > MAX_NODES:
             raise LookaheadError(
-                f"The choices {list(counts)} have {nodes} nodes down to depth {len(sizes)}: expected at most {MAX_NODES} "
-                "in all. Take fewer candidates, or name the paths."
+                f"The choices {list(counts)} have {nodes} nodes down to depth {len(sizes)}: expected at most "
+                f"{MAX_NODES} in all. Take fewer candidates, or name the paths."
             )
     return ChoiceTree(tuple(product(*map(range, sizes))))
 

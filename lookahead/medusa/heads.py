@@ -6,11 +6,13 @@ layer, its own or the model's.
 """
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
@@ -28,8 +30,8 @@ _CARD = """---
 
 {{ num_heads }} Medusa heads of {{ num_layers }} residual block{{ "" if num_layers == 1 else "s" }} each, with
 {{ "output layers of their own" if own_output else "the output layer of the model they belong to" }}
-(hidden size {{ hidden_size }}, vocabulary {{ vocab_size }}). They are of use only beside the model that they were
-trained for, whose text they do not change when acceptance is exact.
+(hidden size {{ hidden_size }}{% if vocab_size %}, vocabulary {{ vocab_size }}{% endif %}).
+They are of use only beside the model that they were trained for, whose text they do not change when acceptance is exact.
 
 ```python
 from lookahead.medusa import Medusa, MedusaHeads
@@ -74,7 +76,7 @@ class MedusaHeads(
 
     Args:
         hidden_size: channels of what the model's output layer reads.
-        vocab_size: tokens that it scores.
+        vocab_size: tokens that it scores; None where heads without an output layer do not say, then any will do.
         num_heads: K; head k (from 0) predicts the token k + 2 places after the one it reads.
         num_layers: residual blocks of a head.
         own_output: whether each head has an output layer of its own, without a bias. Otherwise the heads use the
@@ -92,18 +94,21 @@ class MedusaHeads(
     def __init__(
         self,
         hidden_size: int,
-        vocab_size: int,
+        vocab_size: int | None,
         num_heads: int = 4,
         num_layers: int = 1,
         own_output: bool = False,
         base_model: str | None = None,
     ) -> None:
         super().__init__()
-        sizes = {"hidden_size": hidden_size, "vocab_size": vocab_size, "num_heads": num_heads}
-        for name, size in sizes.items() | {"num_layers": num_layers + own_output}.items():
-            if size < 1:
-                least = "at least 1" if name != "num_layers" else "at least 1, or 0 with own_output=True"
-                raise LookaheadError(f"MedusaHeads cannot have {name}={size}: expected {least}.")
+        for name, size, least in (
+            ("hidden_size", hidden_size, 1),
+            ("vocab_size", 1 if vocab_size is None and not own_output else vocab_size, 1),
+            ("num_heads", num_heads, 1),
+            ("num_layers", num_layers, 0 if own_output else 1),
+        ):
+            if not isinstance(size, int) or size < least:
+                raise LookaheadError(f"MedusaHeads cannot have {name}={size!r}: expected an integer from {least} on.")
         self.hidden_size = hidden_size
         self.vocab_size = vocab_size
         self.num_heads = num_heads
@@ -114,7 +119,7 @@ class MedusaHeads(
             nn.ModuleList(ResBlock(hidden_size) for _ in range(num_layers)) for _ in range(num_heads)
         )
         self.outputs = nn.ModuleList(
-            nn.Linear(hidden_size, vocab_size, bias=False) for _ in range(num_heads if own_output else 0)
+            nn.Linear(hidden_size, vocab_size or 0, bias=False) for _ in range(num_heads if own_output else 0)
         )
 
     @classmethod
@@ -133,28 +138,28 @@ class MedusaHeads(
 
         Raises:
             LookaheadError: the output layer cannot be reached, or ``own_output`` asks for copies of one that is
-                quantised or offloaded.
+                quantised, sharded or offloaded.
         """
         layer = output_layer(model)
-        hidden_size, vocab_size = _sizes(layer)
-        device, weight = _device(layer), _weight(layer)
-        plain = weight.dtype in _FLOATS and weight.shape == (vocab_size, hidden_size)
-        if own_output and (weight.is_meta or not plain):
-            what = "offloaded" if plain else f"quantised ({weight.dtype})"
+        hidden_size, vocab_size = output_sizes(model)
+        weight = _weight(layer)
+        if own_output and not _can_be_copied(weight):
+            what = "offloaded" if weight is not None and weight.is_meta else "quantised or sharded"
             raise LookaheadError(
                 f"The output layer of {type(model).__name__}, a {type(layer).__name__}, is {what} and cannot be copied "
-                "into the heads: expected a floating weight in memory. Use own_output=False, or load the output layer "
-                "without that."
+                "into the heads: expected a plain floating weight. Use own_output=False, or load the output layer "
+                "unquantised and in one piece."
             )
         base_model = getattr(getattr(model, "config", None), "_name_or_path", None) or None
         with torch.device("meta"):
             heads = cls(hidden_size, vocab_size, num_heads, num_layers, own_output, base_model)
-        heads.to(_compute_dtype(model, layer)).to_empty(device=device)
+        device, dtype = placement(model)
+        heads.to(dtype).to_empty(device=device)
         with torch.no_grad():
             for parameter in heads.blocks.parameters():
                 parameter.zero_()
             for copy in heads.outputs.parameters():
-                copy.copy_(weight)
+                copy.copy_(weight)  # type: ignore[arg-type]  # _can_be_copied has looked
         return heads
 
     @classmethod
@@ -162,6 +167,7 @@ class MedusaHeads(
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
+        model: Any = None,
         force_download: bool = False,
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
@@ -170,11 +176,13 @@ class MedusaHeads(
     ) -> "MedusaHeads":
         """Read heads from a folder, a file or a repository of the hub, in any of the published formats.
 
-        Their number, layers and sizes are taken from the tensors, because config.json may be wrong. The heads are left
-        on the CPU, in the dtype they are stored in and in evaluation mode. See :mod:`lookahead.medusa.checkpoints`.
+        Their number, layers and sizes are taken from the tensors, because config.json may be wrong. The heads are in
+        evaluation mode. See :mod:`lookahead.medusa.checkpoints`.
 
         Args:
             pretrained_model_name_or_path: the folder, file or repository.
+            model: the model that they are for: they are checked against it, and moved to its device and dtype. Without,
+                they stay on the CPU, in the dtype that they are stored in.
             force_download: do not use what was downloaded before.
             token: for the hub.
             cache_dir: where downloads are kept.
@@ -182,12 +190,13 @@ class MedusaHeads(
             revision: branch, tag or commit of the repository.
 
         Raises:
-            LookaheadError: there are no heads, or they are not complete.
+            LookaheadError: there are no heads, they are not complete, or they do not fit the model.
         """
         from lookahead.medusa import checkpoints  # not at the top: that module makes heads
 
         return checkpoints.read_heads(
             pretrained_model_name_or_path,
+            model,
             force_download=force_download,
             token=token,
             cache_dir=cache_dir,
@@ -204,7 +213,7 @@ class MedusaHeads(
         """The card that :meth:`save_pretrained` writes as README.md: what the heads are, and which model they need."""
         info = self._hub_mixin_info
         data = type(info.model_card_data)(**info.model_card_data.to_dict())
-        if self.base_model and not Path(self.base_model).is_absolute():
+        if self.base_model and _is_repository(self.base_model):
             data.base_model = self.base_model
         facts = {
             name: getattr(self, name) for name in ("num_heads", "num_layers", "own_output", "hidden_size", "vocab_size")
@@ -223,16 +232,16 @@ class MedusaHeads(
             LookaheadError: the model's output layer cannot be reached or has other sizes, or the heads hold numbers
                 that are not finite.
         """
-        hidden_size, vocab_size = _sizes(output_layer(model))
+        hidden_size, vocab_size = output_sizes(model)
         for what, ours, theirs in (
-            ("vocabulary", self.vocab_size, vocab_size),
+            ("vocabulary", self.vocab_size or vocab_size, vocab_size),
             ("hidden size", self.hidden_size, hidden_size),
         ):
             if ours != theirs:
-                belongs = f", and belong to {self.base_model}" if self.base_model else ""
+                belongs = f" and belong to {self.base_model}" if self.base_model else ""
                 raise LookaheadError(
-                    f"The heads are those of another model: they have a {what} of {ours}{belongs}; "
-                    f"{type(model).__name__} has {theirs}. Use heads that were trained for it."
+                    f"The heads are those of another model: they have a {what} of {ours}{belongs}, and "
+                    f"{type(model).__name__} has one of {theirs}. Use heads that were trained for it."
                 )
         self.check_finite()
 
@@ -311,11 +320,11 @@ class MedusaHeads(
         Raises:
             LookaheadError: ``count`` is not between 1 and the vocabulary.
         """
-        if not 1 <= count <= self.vocab_size:
-            raise LookaheadError(
-                f"{count} candidates are asked of each head: expected 1 to {self.vocab_size}, all of the vocabulary."
-            )
         logits = self(hidden, output).float()
+        if not 1 <= count <= logits.shape[-1]:
+            raise LookaheadError(
+                f"{count} candidates are asked of each head: expected 1 to {logits.shape[-1]}, all of the vocabulary."
+            )
         best, ids = logits.topk(count, dim=-1)
         return best - logits.logsumexp(-1, keepdim=True), ids
 
@@ -324,7 +333,7 @@ def output_layer(model: Any) -> nn.Module:
     """The layer of ``model`` that turns its last hidden states into logits.
 
     Raises:
-        LookaheadError: the model does not tell, or the layer's sizes cannot be seen.
+        LookaheadError: the model does not tell.
     """
     get = getattr(model, "get_output_embeddings", None)
     try:
@@ -337,45 +346,73 @@ def output_layer(model: Any) -> nn.Module:
             f"The output layer of {name} cannot be reached: expected get_output_embeddings() to return a module, got "
             f"{type(layer).__name__}. Medusa's heads need a causal language model."
         )
-    if not isinstance(getattr(layer, "weight", None), Tensor):
-        raise LookaheadError(f"The output layer of {name}, a {type(layer).__name__}, has no weight to read sizes from.")
-    _sizes(layer)
     return layer
 
 
-def _sizes(layer: Any) -> tuple[int, int]:
-    """Hidden size and vocabulary of an output layer, also of one whose weight is packed."""
-    sizes = getattr(layer, "in_features", None), getattr(layer, "out_features", None)
-    if all(isinstance(size, int) for size in sizes):
-        return sizes  # type: ignore[return-value]
+def output_sizes(model: Any) -> tuple[int, int]:
+    """What the output layer of ``model`` reads and writes: the hidden size and the vocabulary.
+
+    They are the layer's own: the config's may differ, where embeddings were resized or are projected.
+
+    Raises:
+        LookaheadError: the layer cannot be reached, or its sizes cannot be seen.
+    """
+    layer = output_layer(model)
     weight = _weight(layer)
-    if weight.ndim == 2 and weight.is_floating_point():
-        return weight.shape[1], weight.shape[0]
+    config = getattr(model, "config", None)
+    candidates = [(getattr(layer, "in_features", None), getattr(layer, "out_features", None))]
+    if weight is not None and weight.ndim == 2 and weight.is_floating_point():
+        candidates.append((weight.shape[1], weight.shape[0]))
+    if hasattr(config, "get_text_config"):
+        text = config.get_text_config()
+        candidates.append((getattr(text, "hidden_size", None), getattr(text, "vocab_size", None)))
+    for hidden_size, vocab_size in candidates:
+        if isinstance(hidden_size, int) and isinstance(vocab_size, int):
+            return hidden_size, vocab_size
     raise LookaheadError(
-        f"The sizes of the output layer, a {type(layer).__name__}, cannot be seen: expected in_features and "
-        f"out_features, or a floating weight [vocab, hidden]; got {weight.dtype} {list(weight.shape)}."
+        f"The sizes of the output layer of {type(model).__name__}, a {type(layer).__name__}, cannot be seen: expected "
+        "in_features and out_features, a weight [vocab, hidden], or hidden_size and vocab_size in the config."
     )
 
 
-def _compute_dtype(model: Any, layer: nn.Module) -> torch.dtype:
-    """The dtype that a model computes in, whatever its weights are stored in."""
-    stored = [_weight(layer).dtype, getattr(model, "dtype", None), *(weight.dtype for weight in model.parameters())]
-    return next((dtype for dtype in stored if dtype in _FLOATS), torch.float32)
+def placement(model: Any) -> tuple[torch.device, torch.dtype]:
+    """Where heads beside ``model`` have the shortest way: the device of its output layer, the dtype it computes in.
+
+    Heads elsewhere work as well; hidden states then travel to them and back.
+
+    Raises:
+        LookaheadError: the output layer cannot be reached.
+    """
+    layer = output_layer(model)
+    tensors = list(chain(layer.parameters(), layer.buffers()))
+    hook = getattr(layer, "_hf_hook", None)  # of a layer whose weight is fetched for each run
+    device = getattr(hook, "execution_device", None)
+    if device is None:
+        device = tensors[0].device if tensors else getattr(model, "device", "cpu")
+    weight = _weight(layer)
+    stored = [weight.dtype if weight is not None else None, getattr(model, "dtype", None)]
+    computes = next((dtype for dtype in stored + [tensor.dtype for tensor in tensors] if dtype in _FLOATS), None)
+    return torch.device(device), computes or torch.float32
 
 
-def _weight(layer: nn.Module) -> Tensor:
-    weight = layer.weight
-    assert isinstance(weight, Tensor)  # output_layer has looked
-    return weight
+def _weight(layer: nn.Module) -> Tensor | None:
+    """The weight of a layer; None where a quantised one keeps it under another name, or packed."""
+    weight = getattr(layer, "weight", None)
+    return weight if isinstance(weight, Tensor) else None
 
 
-def _device(layer: nn.Module) -> torch.device:
-    """Where a layer runs, also one whose weight is fetched for each run."""
-    device = _weight(layer).device
-    if device.type == "meta":
-        device = torch.device(getattr(getattr(layer, "_hf_hook", None), "execution_device", None) or "cpu")
-    return device
+def _can_be_copied(weight: Tensor | None) -> bool:
+    return weight is not None and not weight.is_meta and weight.dtype in _FLOATS and type(weight.detach()) is Tensor
 
 
 def _wide(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype is torch.float64 else torch.float32
+
+
+def _is_repository(name: str) -> bool:
+    """Whether ``name`` can be one of the hub, and is not a folder here."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not Path(name).exists()
