@@ -9,6 +9,7 @@ those of a few tokens. Sizes are interleaved; reported are medians. The last lin
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
@@ -17,14 +18,11 @@ import typer
 from racing import chosen, save, wait, whole_numbers
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
-from jacobi import Path, TokenTree
-from lookahead import support
-from lookahead.attention import grouped_attention
-from lookahead.masks import mask_rules
+from lookahead.bare import bare_model
 from lookahead.model import FusedModel
-from lookahead.static import fused_model
+from lookahead.tuning import bushy_tree
 
 WIDTHS = (1, 8, 16, 32, 64, 96, 128)
 
@@ -71,16 +69,10 @@ def random_model(config: LlamaConfig, dtype: torch.dtype, device: str) -> Any:
     return model.eval()
 
 
-def spread(width: int, vocab: int) -> TokenTree:
-    """A binary tree of ``width`` nodes, as drafts are: many branches, and not deep."""
-    tree = TokenTree(0)
-    for node in range(1, width):
-        tree.add((node - 1) // 2, node % vocab)
-    return tree
-
-
 @torch.no_grad()
-def after(context: int, model: Any, batch: int, room: int, static: bool | None = None) -> FusedModel:
+def after(
+    context: int, model: Any, batch: int, room: int, static: bool | None = None
+) -> AbstractContextManager[FusedModel]:
     """The library's view of a model after ``context`` tokens; all but a few of the keys and values are copies."""
     vocab = model.get_input_embeddings().weight.shape[0]
     seen = torch.arange(min(32, context - 1), device=model.device).repeat(batch, 1) % vocab
@@ -92,21 +84,7 @@ def after(context: int, model: Any, batch: int, room: int, static: bool | None =
             states.repeat(1, 1, copies, 1)[:, :, : context - 1] for states in (layer.keys, layer.values)
         )
     last = torch.full((batch, 1), context - 1, device=model.device)
-    fused = fused_model(
-        static,
-        model,
-        mask_rules(model),
-        support.empty_cache(model, history),
-        last % vocab,
-        GenerationConfig(),
-        {"position_ids": last},
-        room,
-        None,
-        lambda row: False,
-    )
-    fused.prefill()
-    fused.keep([Path([0], [1])] * batch)
-    return fused
+    return bare_model(model, last % vocab, room, static=static, past=history)
 
 
 @torch.no_grad()
@@ -121,9 +99,8 @@ def curve(
     """Median milliseconds of a pass by its nodes a row."""
     vocab = model.get_input_embeddings().weight.shape[0]
     times: dict[int, list[float]] = {width: [] for width in widths}
-    trees = {width: [spread(width, vocab)] * batch for width in widths}
-    with grouped_attention():
-        fused = after(context, model, batch, max(widths), static)
+    trees = {width: [bushy_tree(width, vocab)] * batch for width in widths}
+    with after(context, model, batch, max(widths), static) as fused:
         for _ in range(3):  # a CUDA graph is captured in the first of them
             for width in widths:
                 fused.forward(trees[width])
@@ -134,7 +111,6 @@ def curve(
                 fused.forward(trees[width])
                 wait(model.device)
                 times[width].append(1e3 * (time.perf_counter() - start))
-        fused.close()
     return {width: statistics.median(taken) for width, taken in times.items()}
 
 

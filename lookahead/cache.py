@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import cache_utils
+from transformers import PreTrainedModel, cache_utils
 from transformers.cache_utils import (
     Cache,
     DynamicCache,
@@ -287,6 +287,14 @@ class TreeCache(Cache):
                 window = layer.sliding_window - 1
                 keys, values = keys[:, :, max(0, length - window) :], values[:, :, max(0, length - window) :]
             layer.keys, layer.values = keys.clone(), values.clone()
+
+
+def empty_cache(model: PreTrainedModel, given: Cache | None) -> TreeCache:
+    """A cache for fused passes, started from the history that ``given`` holds, if any."""
+    cache = TreeCache(model.config.get_text_config().num_hidden_layers)
+    if given is not None:
+        cache.load(given)
+    return cache
 
 
 def check_cache(

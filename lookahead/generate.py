@@ -16,6 +16,7 @@ from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successor
 from lookahead import support
 from lookahead.attention import grouped_attention
 from lookahead.automatic import Planner
+from lookahead.cache import empty_cache
 from lookahead.emission import Emission
 from lookahead.masks import mask_rules
 from lookahead.memory import borrowed
@@ -216,7 +217,7 @@ def generate(
             strategy.static,
             model,
             mask_rules(model),
-            support.empty_cache(model, given_cache),
+            empty_cache(model, given_cache),
             input_ids,
             generation_config,
             model_kwargs,

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from jacobi import LookaheadError, Path, TokenTree
-from lookahead.attention import grouped_attention
-from lookahead.cache import TreeCache, check_cache
-from lookahead.masks import mask_rules
-from lookahead.model import FusedModel
+from jacobi import LookaheadError, TokenTree
+from lookahead.bare import bare_model
+from lookahead.cache import check_cache
 
 _ATTENTION = ("sdpa", "eager", "flex_attention")
 
@@ -238,15 +236,7 @@ def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
 
     name = type(model).__name__
     try:
-        cache = TreeCache(model.config.get_text_config().num_hidden_layers)
-        positions = torch.arange(prompt.shape[1], device=model.device)[None].expand(3, -1)
-        inputs = {"position_ids": positions, "attention_mask": torch.ones_like(prompt)}
-        fused = FusedModel(
-            model, mask_rules(model), cache, prompt, GenerationConfig(), inputs, 16, None, lambda row: False
-        )
-        with grouped_attention():
-            fused.prefill()
-            fused.keep([Path([0], [word[4]])] * 3)
+        with bare_model(model, prompt, 16, attention_mask=torch.ones_like(prompt)) as fused:
             trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
             both, *alone = fused.forward(trees).logits.float()
     except (LookaheadError, torch.OutOfMemoryError):
@@ -269,11 +259,3 @@ def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
         f"allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
         "Drop use_lookahead for this model."
     ), True
-
-
-def empty_cache(model: PreTrainedModel, given: Any) -> TreeCache:
-    """A cache for fused passes, started from the history that ``given`` holds, if any."""
-    cache = TreeCache(model.config.get_text_config().num_hidden_layers)
-    if given is not None:
-        cache.load(given)
-    return cache

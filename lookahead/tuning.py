@@ -13,14 +13,11 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
-from jacobi import Path as KeptPath
-from lookahead.attention import grouped_attention
-from lookahead.cache import TreeCache
-from lookahead.masks import mask_rules
-from lookahead.model import FusedModel
+from lookahead import support
+from lookahead.bare import bare_model
 from lookahead.step_times import FORMAT, NODES, StepTimes
 
 
@@ -136,8 +133,6 @@ def sweep(
     Raises:
         LookaheadError: the model cannot follow a tree.
     """
-    from lookahead import support  # not at the top: support runs passes too
-
     support.check_model(model)
     support.self_test(model)
     about = describe(model, batch)
@@ -169,17 +164,9 @@ def _measure(
 ) -> dict[int, list[float]]:
     vocab = model.get_input_embeddings().weight.shape[0]
     prompt = torch.tensor([[(17 + 13 * place) % vocab for place in range(context)]] * batch, device=model.device)
-    cache = TreeCache(model.config.get_text_config().num_hidden_layers)
-    positions = torch.arange(context, device=model.device)[None].expand(batch, -1)
-    inputs = {"position_ids": positions, "logits_to_keep": 1}
-    fused = FusedModel(
-        model, mask_rules(model), cache, prompt, GenerationConfig(), inputs, max(nodes) + 1, None, lambda row: False
-    )
     samples: dict[int, list[float]] = {count: [] for count in nodes}
-    with grouped_attention():
-        fused.prefill()
-        fused.keep([KeptPath([0], [0])] * batch)
-        trees = {count: [_bushy(count, vocab)] * batch for count in nodes}
+    with bare_model(model, prompt, max(nodes) + 1, logits_to_keep=1) as fused:
+        trees = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
         for count in nodes:  # kernels for a new shape are made at its first pass
             fused.forward(trees[count])
         start = perf_counter()
@@ -197,7 +184,7 @@ def _measure(
     return samples
 
 
-def _bushy(count: int, vocab: int) -> TokenTree:
+def bushy_tree(count: int, vocab: int) -> TokenTree:
     """A tree of ``count`` nodes in which every node has up to two children, which is about what is drafted."""
     return TokenTree.from_parents(
         [node % vocab for node in range(count)], [-1] + [(node - 1) // 2 for node in range(1, count)]

@@ -1,0 +1,62 @@
+"""Passes outside of ``generate``: a model that has read a prompt and waits for trees, to be measured or tested."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from jacobi import Path
+from lookahead.attention import grouped_attention
+from lookahead.cache import empty_cache
+from lookahead.masks import mask_rules
+from lookahead.model import FusedModel
+from lookahead.static import fused_model
+
+
+@contextmanager
+def bare_model(
+    model: PreTrainedModel,
+    prompt: Tensor,
+    new_tokens: int,
+    *,
+    static: bool | None = False,
+    past: Cache | None = None,
+    **inputs: Any,
+) -> Iterator[FusedModel]:
+    """A view of ``model`` with all of ``prompt`` in its history: the trees of a pass start with the token after it.
+
+    Args:
+        model: a causal model that lookahead supports.
+        prompt: ``[batch, token]``, at least one token.
+        new_tokens: slots to make room for, beside the prompt's.
+        static: as for :func:`lookahead.static.fused_model`.
+        past: what comes before the prompt; only read.
+        inputs: what else the model is given, as :class:`lookahead.model.FusedModel` takes it.
+    """
+    cache = empty_cache(model, past)
+    batch, count = prompt.shape
+    before = cache.get_seq_length()
+    positions = torch.arange(before, before + count, device=model.device)[None].expand(batch, -1)
+    fused = fused_model(
+        static,
+        model,
+        mask_rules(model),
+        cache,
+        prompt,
+        GenerationConfig(),
+        {"position_ids": positions} | inputs,
+        new_tokens,
+        None,
+        lambda row: False,
+    )
+    with grouped_attention():
+        fused.prefill()
+        fused.keep([Path([0], [0])] * batch)
+        try:
+            yield fused
+        finally:
+            fused.close()
