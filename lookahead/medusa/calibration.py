@@ -1,10 +1,10 @@
 """How often each head's candidates are right, and the trees that follow from it.
 
 ``a_k(i)`` is the chance that the candidate of rank i of head k is the token that comes (Cai et al., arXiv 2401.10774,
-section 2.3.3). Taking the heads as independent, a node is accepted with the product of the a along its path, and the sum
-over all nodes is the number of drafted tokens that a pass is expected to keep. A value never rises from a node to its
-children, so growing from the most valuable candidate down gives the best tree of every size, and smaller trees are part of
-larger ones.
+section 2.3.3). Taking the heads as independent, a node is accepted with the product of the a along its path, and the
+sum over all nodes is the number of drafted tokens that a pass is expected to keep. A value never rises from a node to
+its children, so growing from the most valuable candidate down gives the best tree of every size, and smaller trees are
+part of larger ones.
 """
 
 import json
@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.files import write_text
+from lookahead.hidden import HiddenStates
 from lookahead.medusa.choices import MAX_NODES, TREE_FORMAT, TREE_KIND, ChoiceTree, read_tree
-from lookahead.medusa.heads import MedusaHeads, output_layer
-from lookahead.strategies import Lookahead
+from lookahead.medusa.heads import MedusaHeads, output_layer, output_sizes, placement
 
 _LOGITS = 1 << 24  # numbers that the heads may make at once: 64 MB in float32
 _TIMED = 20  # runs of the heads
@@ -54,8 +54,8 @@ class HeadAccuracies:
         widths = {len(row) for row in self.accuracies}
         if len(widths) != 1 or 0 in widths:
             raise LookaheadError(
-                f"The accuracies have {sorted(widths)} ranks a head: expected at least one head, and the same number of "
-                "ranks, at least 1, for every head."
+                f"The accuracies have {sorted(widths)} ranks a head: expected at least one head, and the same number "
+                "of ranks, at least 1, for every head."
             )
         if len(self.samples) != len(self.accuracies):
             raise LookaheadError(
@@ -68,8 +68,8 @@ class HeadAccuracies:
                     raise LookaheadError(f"The accuracy of rank {rank} of head {head} is {share}: expected 0 to 1.")
             if sum(row) > 1.0 + 1e-6:
                 raise LookaheadError(
-                    f"The accuracies of head {head} sum to {sum(row):.4g}: expected at most 1, as one candidate at most is "
-                    "right. Give each rank's own share, not the share up to it."
+                    f"The accuracies of head {head} sum to {sum(row):.4g}: expected at most 1, as one candidate at "
+                    "most is right. Give each rank's own share, not the share up to it."
                 )
 
     def top(self, count: int) -> tuple[float, ...]:
@@ -179,8 +179,8 @@ def expected_length(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
 def grow_tree(accuracies: HeadAccuracies, nodes: int) -> ChoiceTree:
     """The tree of at most ``nodes`` nodes with the greatest expected length, for any table.
 
-    The ranks of a head need not be used in their order: what counts is how often each was right. Candidates that were never
-    right are left out, so the tree may be smaller than asked for.
+    The ranks of a head need not be used in their order: what counts is how often each was right. Candidates that were
+    never right are left out, so the tree may be smaller than asked for.
 
     Args:
         accuracies: the table.
@@ -208,21 +208,21 @@ def best_size(accuracies: HeadAccuracies, curve: Sequence[float]) -> int:
 
     Args:
         accuracies: the table.
-        curve: cost of a pass over 1, 2, ... nodes, the root included, in any unit: :meth:`lookahead.StepTimes.curve`, best
-            with the time of the heads (:func:`heads_ms`) added to each.
+        curve: cost of a pass over 1, 2, ... nodes, the root included, in any unit: :meth:`lookahead.StepTimes.curve`,
+            best with the time of the heads (:func:`heads_ms`) added to each.
 
     Returns:
         At least 1, and less than the curve has entries. Whether the tree pays at all is for the caller to see: it does
         where ``(expected length + 1) / cost`` is above that of plain decoding.
 
     Raises:
-        LookaheadError: the curve has less than two entries, or one that is no time; or no candidate of the first head was
-            ever right.
+        LookaheadError: the curve has less than two entries, or one that is no time; or no candidate of the first head
+            was ever right.
     """
     if len(curve) < 2 or not all(0.0 < cost < math.inf for cost in curve):
         raise LookaheadError(
-            f"The step-time curve has {len(curve)} entries: expected at least 2, for passes over 1 and 2 nodes, all of them "
-            "positive and finite."
+            f"The step-time curve has {len(curve)} entries: expected at least 2, for passes over 1 and 2 nodes, all of "
+            "them positive and finite."
         )
     lengths = expected_lengths(accuracies, len(curve) - 1)
     return max(range(1, len(lengths)), key=lambda nodes: (lengths[nodes] + 1.0) / curve[nodes])
@@ -247,7 +247,7 @@ def _best_first(accuracies: HeadAccuracies) -> Iterator[tuple[tuple[int, ...], f
 
     offer((), 0, 1.0)
     while heap:
-        negative, depth, path, place, above = heappop(heap)
+        negative, _, path, place, above = heappop(heap)
         yield path, -negative
         offer(path[:-1], place + 1, above)
         offer(path, 0, -negative)
@@ -267,9 +267,9 @@ def calibrate(
 ) -> HeadAccuracies:
     """Measure how often each candidate of each head is right in texts that the model writes itself.
 
-    The model continues every prompt; one more pass over prompt and text gives all hidden states. At the prompt's last token
-    and at every written one, each head's best candidates are compared with the token that really came. A head is only asked
-    where its token was written, so later heads have fewer samples, and each is divided by its own.
+    The model continues every prompt; one more pass over prompt and text gives all hidden states. At the prompt's last
+    token and at every written one, each head's best candidates are compared with the token that really came. A head is
+    only asked where its token was written, so later heads have fewer samples, and each is divided by its own.
 
     Args:
         model: a causal model that lookahead supports, in evaluation mode.
@@ -277,16 +277,19 @@ def calibrate(
         prompts: token ids, each a sequence or ``[token]``.
         new_tokens: tokens to write at most, for each prompt.
         ranks: how many candidates of each head to look at.
-        temperature: write sampled texts, as this temperature gives them, for trees to be used when sampling; None = greedy.
+        temperature: write sampled texts, as this temperature gives them, for trees to be used when sampling; None =
+            greedy texts.
         seed: of the sampled texts; torch's own generators are left as they are.
         report: told the share that is done, from 0 to 1.
 
     Raises:
-        LookaheadError: before any pass: the heads do not fit the model, a number is out of range, or a prompt is empty or
-            holds what is no token; afterwards: the texts ended too early for a head to have any sample.
+        LookaheadError: before any pass: the heads do not fit the model, a number is out of range, or a prompt is empty
+            or holds what is no token; afterwards: the texts ended too early for a head to have any sample.
     """
+    from lookahead.strategies import Lookahead  # not at the top: the strategies read this package
+
     heads.check(model)
-    _check_numbers(heads, new_tokens, ranks, temperature)
+    _check_numbers(heads, output_sizes(model)[1], new_tokens, ranks, temperature)
     vocab = model.get_input_embeddings().weight.shape[0]
     ids = [_ids(prompt, number, vocab).to(model.device) for number, prompt in enumerate(prompts)]
     if not ids:
@@ -315,20 +318,20 @@ def calibrate(
     if not samples[-1]:
         empty = samples.index(0)
         raise LookaheadError(
-            f"Head {empty} has no sample: every text ended within {empty + 1} tokens, and the token it predicts is number "
-            f"{empty + 2}. Give prompts with longer answers."
+            f"Head {empty} has no sample: every text ended within {empty + 1} tokens, and the first token it predicts "
+            f"is number {empty + 2}. Give prompts with longer answers."
         )
     shares = (hits.double() / torch.tensor(samples)[:, None]).tolist()
     return HeadAccuracies(tuple(map(tuple, shares)), tuple(samples))
 
 
-def _check_numbers(heads: MedusaHeads, new_tokens: int, ranks: int, temperature: float | None) -> None:
-    if not 1 <= ranks <= heads.vocab_size:
-        raise LookaheadError(f"ranks={ranks}: expected 1 to {heads.vocab_size}, the size of the vocabulary.")
+def _check_numbers(heads: MedusaHeads, vocab: int, new_tokens: int, ranks: int, temperature: float | None) -> None:
+    if not 1 <= ranks <= vocab:
+        raise LookaheadError(f"ranks={ranks}: expected 1 to {vocab}, the size of the vocabulary.")
     if new_tokens <= heads.num_heads:
         raise LookaheadError(
-            f"new_tokens={new_tokens}: expected more than {heads.num_heads}, so that the last of {heads.num_heads} heads "
-            "has a token to predict."
+            f"new_tokens={new_tokens}: expected more than {heads.num_heads}, so that the last of {heads.num_heads} "
+            "heads has a token to predict."
         )
     if temperature is not None and not 0.0 < temperature < math.inf:
         raise LookaheadError(f"temperature={temperature}: expected above 0, or None for greedy texts.")
@@ -367,7 +370,7 @@ def _count(
         return
     output, ranks = output_layer(model), hits.shape[1]
     hidden = _hidden(model, text[:, :-2], places)
-    size = max(1, _LOGITS // (heads.num_heads * heads.vocab_size))
+    size = max(1, _LOGITS // (heads.num_heads * output_sizes(model)[1]))
     guessed = torch.cat([heads.top(part, output, ranks)[1].cpu() for part in hidden.split(size)], dim=1)
     for head in range(heads.num_heads):
         came = written[head + 1 :]
@@ -377,19 +380,16 @@ def _count(
 
 def _hidden(model: PreTrainedModel, ids: Tensor, places: int) -> Tensor:
     """What the output layer reads at the last ``places`` tokens of ``ids`` ``[1, token]``, as ``[place, hidden]``."""
-    seen: list[Tensor] = []
-    handle = output_layer(model).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     few = {"logits_to_keep": places} if model._supports_logits_to_keep() else {}
-    try:
-        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **few)
-    finally:
-        handle.remove()
-    return seen[0].reshape(-1, seen[0].shape[-1])[-places:]
+    with HiddenStates(output_layer(model)) as states:
+        states.expect()
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **few).logits
+        return states.take(logits)[0, -places:]
 
 
 @torch.no_grad()
 def heads_ms(model: PreTrainedModel, heads: MedusaHeads, ranks: int = 10) -> float:
-    """What it takes to run the heads on one token, in milliseconds: the part of a pass that no step-time curve contains.
+    """What it takes to run the heads on one token, in milliseconds, which is not part of any step-time curve.
 
     Args:
         model: the model.
@@ -397,7 +397,8 @@ def heads_ms(model: PreTrainedModel, heads: MedusaHeads, ranks: int = 10) -> flo
         ranks: candidates of each head.
     """
     output = output_layer(model)
-    hidden = torch.zeros(1, heads.hidden_size, device=output.weight.device, dtype=model.dtype)
+    device, dtype = placement(model)
+    hidden = torch.zeros(1, heads.hidden_size, device=device, dtype=dtype)
     times = []
     for _ in range(_TIMED):
         begin = time.perf_counter()
