@@ -2,7 +2,12 @@
 
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from jacobi import LookaheadError
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -20,3 +25,43 @@ def write_text(path: str | Path, text: str) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def whole_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
+    """A folder to fill, which takes the place of ``path`` when the block ends, and leaves nothing if the block fails.
+
+    Args:
+        path: must be free, or an empty folder.
+        replace: whether it may also be a folder of files, which are gone afterwards.
+
+    Raises:
+        LookaheadError: it is something else.
+        OSError: it cannot be written.
+    """
+    path = Path(path).expanduser().resolve()
+    if path.exists() and not path.is_dir():
+        raise LookaheadError(f"{path} is a file: expected a folder, or a name that is free.")
+    inside = list(path.iterdir()) if path.exists() else []
+    if inside and not replace:
+        raise LookaheadError(f"{path} is not empty: expected a new folder. Name another one, or ask for replacement.")
+    if any(child.is_dir() for child in inside):
+        raise LookaheadError(f"{path} holds folders, so it is not replaced. Empty it first, or name another one.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mark = secrets.token_hex(8)
+    part, old = (path.with_name(f".{path.name}.{mark}.{what}") for what in ("part", "old"))
+    part.mkdir()
+    try:
+        yield part
+        if path.exists():
+            os.replace(path, old)
+        try:
+            os.replace(part, path)
+        except BaseException:
+            if old.exists():
+                os.replace(old, path)
+            raise
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

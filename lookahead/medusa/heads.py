@@ -5,22 +5,25 @@ k + 2 places after it; the model's own output layer predicts the next one. A hea
 layer, its own or the model's.
 """
 
+import re
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from jacobi import LookaheadError
+from lookahead.medusa.backbone import copyable_weight
+from lookahead.medusa.backbone import output_layer as output_layer
+from lookahead.medusa.backbone import output_sizes as output_sizes
+from lookahead.medusa.backbone import placement as placement
 
 Output = Callable[[Tensor], Tensor]
 
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # others only store, they do not compute
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub
 
 _CARD = """---
 {{ card_data }}
@@ -31,7 +34,8 @@ _CARD = """---
 {{ num_heads }} Medusa heads of {{ num_layers }} residual block{{ "" if num_layers == 1 else "s" }} each, with
 {{ "output layers of their own" if own_output else "the output layer of the model they belong to" }}
 (hidden size {{ hidden_size }}{% if vocab_size %}, vocabulary {{ vocab_size }}{% endif %}).
-They are of use only beside the model that they were trained for, whose text they do not change when acceptance is exact.
+They are of use only beside the model that they were trained for, whose text they do not change where acceptance is
+exact.
 
 ```python
 from lookahead.medusa import Medusa, MedusaHeads
@@ -140,15 +144,14 @@ class MedusaHeads(
             LookaheadError: the output layer cannot be reached, or ``own_output`` asks for copies of one that is
                 quantised, sharded or offloaded.
         """
-        layer = output_layer(model)
         hidden_size, vocab_size = output_sizes(model)
-        weight = _weight(layer)
-        if own_output and not _can_be_copied(weight):
-            what = "offloaded" if weight is not None and weight.is_meta else "quantised or sharded"
+        layer = output_layer(model)
+        weight = copyable_weight(layer)
+        if own_output and weight is None:
             raise LookaheadError(
-                f"The output layer of {type(model).__name__}, a {type(layer).__name__}, is {what} and cannot be copied "
-                "into the heads: expected a plain floating weight. Use own_output=False, or load the output layer "
-                "unquantised and in one piece."
+                f"The output layer of {type(model).__name__}, a {type(layer).__name__}, cannot be copied into the "
+                "heads: expected a plain floating weight in memory, not a quantised, sharded or offloaded one. Use "
+                "own_output=False, or load the output layer without that."
             )
         base_model = getattr(getattr(model, "config", None), "_name_or_path", None) or None
         with torch.device("meta"):
@@ -159,7 +162,7 @@ class MedusaHeads(
             for parameter in heads.blocks.parameters():
                 parameter.zero_()
             for copy in heads.outputs.parameters():
-                copy.copy_(weight)  # type: ignore[arg-type]  # _can_be_copied has looked
+                copy.copy_(cast(Tensor, weight))
         return heads
 
     @classmethod
@@ -213,7 +216,7 @@ class MedusaHeads(
         """The card that :meth:`save_pretrained` writes as README.md: what the heads are, and which model they need."""
         info = self._hub_mixin_info
         data = type(info.model_card_data)(**info.model_card_data.to_dict())
-        if self.base_model and _is_repository(self.base_model):
+        if self.base_model and _REPOSITORY.fullmatch(self.base_model) and not Path(self.base_model).exists():
             data.base_model = self.base_model
         facts = {
             name: getattr(self, name) for name in ("num_heads", "num_layers", "own_output", "hidden_size", "vocab_size")
@@ -329,90 +332,5 @@ class MedusaHeads(
         return best - logits.logsumexp(-1, keepdim=True), ids
 
 
-def output_layer(model: Any) -> nn.Module:
-    """The layer of ``model`` that turns its last hidden states into logits.
-
-    Raises:
-        LookaheadError: the model does not tell.
-    """
-    get = getattr(model, "get_output_embeddings", None)
-    try:
-        layer = get() if callable(get) else None
-    except (NotImplementedError, AttributeError):
-        layer = None
-    name = type(model).__name__
-    if not isinstance(layer, nn.Module):
-        raise LookaheadError(
-            f"The output layer of {name} cannot be reached: expected get_output_embeddings() to return a module, got "
-            f"{type(layer).__name__}. Medusa's heads need a causal language model."
-        )
-    return layer
-
-
-def output_sizes(model: Any) -> tuple[int, int]:
-    """What the output layer of ``model`` reads and writes: the hidden size and the vocabulary.
-
-    They are the layer's own: the config's may differ, where embeddings were resized or are projected.
-
-    Raises:
-        LookaheadError: the layer cannot be reached, or its sizes cannot be seen.
-    """
-    layer = output_layer(model)
-    weight = _weight(layer)
-    config = getattr(model, "config", None)
-    candidates = [(getattr(layer, "in_features", None), getattr(layer, "out_features", None))]
-    if weight is not None and weight.ndim == 2 and weight.is_floating_point():
-        candidates.append((weight.shape[1], weight.shape[0]))
-    if hasattr(config, "get_text_config"):
-        text = config.get_text_config()
-        candidates.append((getattr(text, "hidden_size", None), getattr(text, "vocab_size", None)))
-    for hidden_size, vocab_size in candidates:
-        if isinstance(hidden_size, int) and isinstance(vocab_size, int):
-            return hidden_size, vocab_size
-    raise LookaheadError(
-        f"The sizes of the output layer of {type(model).__name__}, a {type(layer).__name__}, cannot be seen: expected "
-        "in_features and out_features, a weight [vocab, hidden], or hidden_size and vocab_size in the config."
-    )
-
-
-def placement(model: Any) -> tuple[torch.device, torch.dtype]:
-    """Where heads beside ``model`` have the shortest way: the device of its output layer, the dtype it computes in.
-
-    Heads elsewhere work as well; hidden states then travel to them and back.
-
-    Raises:
-        LookaheadError: the output layer cannot be reached.
-    """
-    layer = output_layer(model)
-    tensors = list(chain(layer.parameters(), layer.buffers()))
-    hook = getattr(layer, "_hf_hook", None)  # of a layer whose weight is fetched for each run
-    device = getattr(hook, "execution_device", None)
-    if device is None:
-        device = tensors[0].device if tensors else getattr(model, "device", "cpu")
-    weight = _weight(layer)
-    stored = [weight.dtype if weight is not None else None, getattr(model, "dtype", None)]
-    computes = next((dtype for dtype in stored + [tensor.dtype for tensor in tensors] if dtype in _FLOATS), None)
-    return torch.device(device), computes or torch.float32
-
-
-def _weight(layer: nn.Module) -> Tensor | None:
-    """The weight of a layer; None where a quantised one keeps it under another name, or packed."""
-    weight = getattr(layer, "weight", None)
-    return weight if isinstance(weight, Tensor) else None
-
-
-def _can_be_copied(weight: Tensor | None) -> bool:
-    return weight is not None and not weight.is_meta and weight.dtype in _FLOATS and type(weight.detach()) is Tensor
-
-
 def _wide(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype is torch.float64 else torch.float32
-
-
-def _is_repository(name: str) -> bool:
-    """Whether ``name`` can be one of the hub, and is not a folder here."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return not Path(name).exists()

@@ -1,0 +1,91 @@
+"""What the heads need of the model that they run beside: its output layer."""
+
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jacobi import LookaheadError
+
+COMPUTE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # others only store
+
+
+def output_layer(model: Any) -> nn.Module:
+    """The layer of ``model`` that turns its last hidden states into logits.
+
+    Raises:
+        LookaheadError: the model does not tell.
+    """
+    get = getattr(model, "get_output_embeddings", None)
+    try:
+        layer = get() if callable(get) else None
+    except (NotImplementedError, AttributeError):
+        layer = None
+    name = type(model).__name__
+    if not isinstance(layer, nn.Module):
+        raise LookaheadError(
+            f"The output layer of {name} cannot be reached: expected get_output_embeddings() to return a module, got "
+            f"{type(layer).__name__}. Medusa's heads need a causal language model."
+        )
+    return layer
+
+
+def output_sizes(model: Any) -> tuple[int, int]:
+    """What the output layer of ``model`` reads and writes: the hidden size and the vocabulary.
+
+    They are the layer's own: the config's may differ, where embeddings were resized or are projected.
+
+    Raises:
+        LookaheadError: the layer cannot be reached, or its sizes cannot be seen.
+    """
+    layer = output_layer(model)
+    weight = _weight(layer)
+    config: Any = getattr(model, "config", None)
+    candidates = [(getattr(layer, "in_features", None), getattr(layer, "out_features", None))]
+    if weight is not None and weight.ndim == 2 and weight.is_floating_point():
+        candidates.append((weight.shape[1], weight.shape[0]))
+    if hasattr(config, "get_text_config"):
+        text = config.get_text_config()
+        candidates.append((getattr(text, "hidden_size", None), getattr(text, "vocab_size", None)))
+    for hidden_size, vocab_size in candidates:
+        if isinstance(hidden_size, int) and isinstance(vocab_size, int):
+            return hidden_size, vocab_size
+    raise LookaheadError(
+        f"The sizes of the output layer of {type(model).__name__}, a {type(layer).__name__}, cannot be seen: expected "
+        "in_features and out_features, a weight [vocab, hidden], or hidden_size and vocab_size in the config."
+    )
+
+
+def placement(model: Any) -> tuple[torch.device, torch.dtype]:
+    """Where heads beside ``model`` have the shortest way: the device of its output layer, the dtype it computes in.
+
+    Heads elsewhere work as well; hidden states then travel to them and back.
+
+    Raises:
+        LookaheadError: the output layer cannot be reached.
+    """
+    layer = output_layer(model)
+    tensors = list(chain(layer.parameters(), layer.buffers()))
+    hook = getattr(layer, "_hf_hook", None)  # of a layer whose weight is fetched for each run
+    device: Any = getattr(hook, "execution_device", None)
+    if device is None:
+        device = tensors[0].device if tensors else getattr(model, "device", "cpu")
+    weight = _weight(layer)
+    stored = [weight.dtype if weight is not None else None, getattr(model, "dtype", None)]
+    computes = next((dtype for dtype in stored + [tensor.dtype for tensor in tensors] if dtype in COMPUTE_DTYPES), None)
+    return torch.device(device), computes or torch.float32
+
+
+def _weight(layer: nn.Module) -> Tensor | None:
+    """The weight of a layer; None where a quantised one keeps it under another name, or packed."""
+    weight = getattr(layer, "weight", None)
+    return weight if isinstance(weight, Tensor) else None
+
+
+def copyable_weight(layer: nn.Module) -> Tensor | None:
+    """The weight of a layer, ``[out, in]``; None where it is quantised, sharded or offloaded."""
+    weight = _weight(layer)
+    if weight is None or weight.is_meta or weight.dtype not in COMPUTE_DTYPES or weight.ndim != 2:
+        return None
+    return weight.detach() if type(weight.detach()) is Tensor else None
