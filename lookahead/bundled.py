@@ -1,5 +1,7 @@
 """The model that comes with the package, and loading any other from a folder."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,19 @@ def load_model(
     Raises:
         LookaheadError: there is no model there, or it has no weights.
     """
+    model = load_weights(folder, dtype, device)
+    with _refusals(folder):
+        return model, AutoTokenizer.from_pretrained(_source(folder))
+
+
+def load_weights(
+    folder: str | Path, dtype: torch.dtype | str = "auto", device: str | torch.device = "cpu"
+) -> PreTrainedModel:
+    """Load a causal model as :func:`load_model` does, without a tokenizer.
+
+    Raises:
+        LookaheadError: there is no model there, or it has no weights.
+    """
     path = Path(folder).expanduser()
     if path.exists() or str(folder).startswith((".", "/", "~")):
         if not path.is_dir():
@@ -47,10 +62,19 @@ def load_model(
                 f"{folder} holds no weights: expected *.safetensors or *.bin beside config.json. Copy them there, or "
                 "save the model again with save_pretrained."
             )
-    source = path if path.exists() else folder
+    with _refusals(folder):
+        return AutoModelForCausalLM.from_pretrained(_source(folder), dtype=dtype).to(device).eval()
+
+
+def _source(folder: str | Path) -> str | Path:
+    path = Path(folder).expanduser()
+    return path if path.exists() else folder
+
+
+@contextmanager
+def _refusals(folder: str | Path) -> Iterator[None]:
+    """What transformers raises, as an error of ours."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        return model.to(device).eval(), tokenizer
+        yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise LookaheadError(f"{folder} could not be loaded as a causal model: {error}") from error

@@ -27,6 +27,29 @@ def write_text(path: str | Path, text: str) -> None:
         raise
 
 
+def check_free(path: str | Path, replace: bool = False) -> Path:
+    """Refuse a place where :func:`whole_folder` would overwrite what it must not.
+
+    Returns:
+        The place without links.
+
+    Raises:
+        LookaheadError: there is a file, a folder that is not empty, or with ``replace`` a folder with folders in it.
+    """
+    path = Path(path).expanduser().resolve()
+    if path.exists() and not path.is_dir():
+        raise LookaheadError(f"{path} is a file: expected a folder, or a name that is free.")
+    inside = list(path.iterdir()) if path.exists() else []
+    if inside and not replace:
+        raise LookaheadError(
+            f"{path} is not empty: expected a new folder. Name another, or allow replacing this one (--force on the "
+            "command line)."
+        )
+    if any(child.is_dir() for child in inside):
+        raise LookaheadError(f"{path} holds folders, and only files are replaced. Empty it first, or name another.")
+    return path
+
+
 @contextmanager
 def whole_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
     """A folder to fill, which takes the place of ``path`` when the block ends, and leaves nothing if the block fails.
@@ -39,14 +62,7 @@ def whole_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
         LookaheadError: it is something else.
         OSError: it cannot be written.
     """
-    path = Path(path).expanduser().resolve()
-    if path.exists() and not path.is_dir():
-        raise LookaheadError(f"{path} is a file: expected a folder, or a name that is free.")
-    inside = list(path.iterdir()) if path.exists() else []
-    if inside and not replace:
-        raise LookaheadError(f"{path} is not empty: expected a new folder. Name another one, or ask for replacement.")
-    if any(child.is_dir() for child in inside):
-        raise LookaheadError(f"{path} holds folders, so it is not replaced. Empty it first, or name another one.")
+    path = check_free(path, replace)
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(8)
     part, old = (path.with_name(f".{path.name}.{mark}.{what}") for what in ("part", "old"))

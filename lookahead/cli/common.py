@@ -129,7 +129,7 @@ def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedM
     if folder is not None and not Path(folder).exists() and folder.count("/") != 1:
         # One slash may be a name on the hub; anything else would only be searched for there, slowly.
         raise LookaheadError(f"--model {folder} does not exist: expected a folder with config.json and weights.")
-    with _no_bars(), Console(stderr=True).status("Loading the model"):
+    with no_bars(), Console(stderr=True).status("Loading the model"):
         model, tokenizer = bundled.load_model(
             bundled.BUNDLED if folder is None else folder, dtype=getattr(torch, dtype), device=name
         )
@@ -141,7 +141,7 @@ def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedM
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def no_bars() -> Iterator[None]:
     """transformers' own bars, which would stand beside ours, are off for a while."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.files import whole_folder
-from lookahead.medusa.backbone import COMPUTE_DTYPES, copyable_weight, output_layer, placement
-from lookahead.medusa.formats import MEDUSA, VLLM, Layout, layout_of
+from lookahead.medusa.backbone import COMPUTE_DTYPES, copyable_weight, output_layer, output_sizes, placement
+from lookahead.medusa.formats import LM_HEAD, MEDUSA, TOKEN_MAP, VLLM, Layout, layout_of
 from lookahead.medusa.heads import MedusaHeads
 from lookahead.medusa.storage import HEADS_FILE, MODEL_FILE, Place, StoredTensors, place_of
 
 Format = Literal["medusa", "vllm"]
+
+_ROUNDING = 0.02  # of the largest number: what another half precision may change in a copy of the output layer
 
 _log = logging.getLogger("lookahead")
 
@@ -44,11 +46,6 @@ class Checkpoint:
     format: str
     files: tuple[str, ...]
     remarks: tuple[str, ...]
-
-
-_ROUNDING = (
-    0.02  # by which a copy of the output layer may differ, relative to its largest number: another half precision
-)
 
 
 def read_heads(
@@ -78,15 +75,16 @@ def read_heads(
     """
     hub = {"force_download": force_download, "token": token, "cache_dir": cache_dir}
     hub |= {"local_files_only": local_files_only, "revision": revision}
-    return read_checkpoint(source, model, hub=hub).heads
+    heads = read_checkpoint(source, model, hub=hub).heads
+    return heads if model is None else heads.to(*placement(model))
 
 
 def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, Any] | None = None) -> Checkpoint:
-    """As :func:`read_heads`, with what was found on the way.
+    """As :func:`read_heads`, with what was found on the way; the heads stay where and as they are stored.
 
     Args:
         source: as there.
-        model: as there.
+        model: the model that they are checked against.
         hub: how to download, as :func:`huggingface_hub.hf_hub_download` takes it.
     """
     place = place_of(source, hub or {})
@@ -97,7 +95,6 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
         _log.warning("%s: %s", place.name, remark)
     if model is not None:
         checkpoint.heads.check(model)
-        checkpoint.heads.to(*placement(model))
     return checkpoint
 
 
@@ -116,7 +113,8 @@ def write_heads(
         replace: whether the folder may hold files; they are gone afterwards.
 
     Raises:
-        LookaheadError: the folder is not empty, cannot be written to, or vLLM's format cannot hold the heads.
+        LookaheadError: the folder is not empty, cannot be written to, the heads hold NaN, or vLLM's format cannot hold
+            them.
     """
     if format not in ("medusa", "vllm"):
         raise LookaheadError(f"Heads cannot be written as {format!r}: expected 'medusa' or 'vllm'.")
@@ -210,18 +208,20 @@ def _assemble(place: Place, tensors: StoredTensors, config: dict[str, Any], mode
                 f"{place.name}: {layout.stored[names[ours]]} has shape {list(tensor.shape)}, expected {shape} after "
                 "the first head. The heads do not belong together, or are damaged."
             )
-    if "token_map" in layout.stored:
-        _check_token_map(place, get("token_map", floating=False), vocab_size)
+    if TOKEN_MAP in layout.stored:
+        _check_token_map(place, get(TOKEN_MAP, floating=False), vocab_size)
     remarks = _remarks(config, layout, hidden_size, vocab_size)
     if layout.copied:
         copy = state.pop("outputs.0.weight", None)
-        if copy is None and "lm_head.weight" in layout.stored:
-            copy = get("lm_head.weight")
+        if copy is None and LM_HEAD in layout.stored:
+            copy = get(LM_HEAD)
         if copy is not None:
             vocab_size = _size(copy, 0)
             _check_copy(place, copy, model)
     if vocab_size is None and isinstance(config.get("vocab_size"), int):
         vocab_size = config["vocab_size"]
+    if vocab_size is None and model is not None:
+        _, vocab_size = output_sizes(model)
     if not layout.biased:
         for ours in [name for name in state if name.endswith("linear.weight")]:
             state[ours.replace("weight", "bias")] = torch.zeros(hidden_size, dtype=state[ours].dtype)
@@ -242,10 +242,10 @@ def _get(place: Place, tensors: StoredTensors, layout: Layout, name: str, floati
         tensor = tensors.get(key)
     except (SafetensorError, OSError, RuntimeError) as error:
         raise LookaheadError(f"{place.name}: {key} cannot be read: {error}.") from error
-    if floating and (tensor.dtype not in COMPUTE_DTYPES or tensor.layout is not torch.strided):
+    if floating and (tensor.dtype not in COMPUTE_DTYPES or tensor.layout is not torch.strided or tensor.is_meta):
         raise LookaheadError(
-            f"{place.name}: {key} is {tensor.dtype} ({tensor.layout}): expected plain floating numbers. Quantised "
-            "heads are not supported."
+            f"{place.name}: {key} is {tensor.dtype}, {tensor.layout} on {tensor.device}: expected plain floating "
+            "numbers. Quantised heads are not supported."
         )
     return tensor
 

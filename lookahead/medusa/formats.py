@@ -53,7 +53,7 @@ VLLM = Naming(
     re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(?:weight|bias)"),
     re.compile(r"lm_heads\.(\d+)\.weight"),
 )
-_VLLM_EXTRAS = {"token_map", "lm_head.weight"}
+TOKEN_MAP, LM_HEAD = "token_map", "lm_head.weight"  # what else vLLM's files may hold
 
 
 @dataclass(frozen=True)
@@ -116,20 +116,22 @@ def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layo
     num_heads = _count(name, "heads", {int(match[1]) for match in blocks} | outputs)
     num_layers = _count(name, "layers", {int(match[2]) for match in blocks})
     vllm = naming is VLLM
-    copied = vllm and config.get("original_lm_head") is True and (outputs <= {0})
+    copied = vllm and not outputs and LM_HEAD in stored
+    copied |= vllm and outputs <= {0} and config.get("original_lm_head") is True
+    own = bool(outputs) or vllm
     layout = Layout(
         naming,
         full,
         stored,
         num_heads,
         num_layers,
-        outputs=tuple(sorted(outputs) if copied or not outputs else range(num_heads)),
+        outputs=tuple(outputs) if copied else tuple(range(num_heads if own else 0)),
         biased=not vllm or any(key.endswith(".bias") for key in stored),
         copied=copied,
     )
     wanted = set(layout.names.values())
     missing = sorted(wanted - stored.keys())
-    unknown = sorted(stored.keys() - wanted - (_VLLM_EXTRAS if vllm else set()))
+    unknown = sorted(stored.keys() - wanted - ({TOKEN_MAP} if vllm else set()) - ({LM_HEAD} if copied else set()))
     if missing or unknown:
         faults = [f"lack {some(missing)}"] * bool(missing)
         faults += [f"have {some(unknown)}, which is not part of such heads"] * bool(unknown)

@@ -171,6 +171,7 @@ class MedusaHeads(
         pretrained_model_name_or_path: str | Path,
         *,
         model: Any = None,
+        map_location: str | torch.device = "cpu",
         force_download: bool = False,
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
@@ -185,7 +186,8 @@ class MedusaHeads(
         Args:
             pretrained_model_name_or_path: the folder, file or repository.
             model: the model that they are for: they are checked against it, and moved to its device and dtype. Without,
-                they stay on the CPU, in the dtype that they are stored in.
+                they stay in the dtype that they are stored in.
+            map_location: the device they go to where no model is given.
             force_download: do not use what was downloaded before.
             token: for the hub.
             cache_dir: where downloads are kept.
@@ -197,7 +199,7 @@ class MedusaHeads(
         """
         from lookahead.medusa import checkpoints  # not at the top: that module makes heads
 
-        return checkpoints.read_heads(
+        heads = checkpoints.read_heads(
             pretrained_model_name_or_path,
             model,
             force_download=force_download,
@@ -206,6 +208,7 @@ class MedusaHeads(
             local_files_only=local_files_only,
             revision=revision,
         )
+        return heads if model is not None else heads.to(map_location)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         from lookahead.medusa import checkpoints
