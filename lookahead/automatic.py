@@ -86,7 +86,7 @@ class Planner:
         self._column_tokens = _COLUMN_GAIN * _COLUMN_PASSES
         self._column_passes = _COLUMN_PASSES
         self._columns_until = 0
-        self._drafted = 0.0  # nodes of the sources' trees, smoothed
+        self._drafted = float(nodes or 0)  # nodes that the sources had candidates for, smoothed
         self.single = False
         self.sizes: tuple[Sequence[float], Sequence[float]] = ([1.0], [0.0])
         self.floor = _LEAST_VALUE
@@ -202,7 +202,9 @@ class Planner:
         if columns:
             self._column_passes += columns
             self._column_tokens += sum(name == WindowSource.name for name in credited)
-        self._drafted += (1.0 - _FADE) * (len(values) - self._drafted)
+        full = self._nodes is not None and len(values) == len(self.sizes[0]) - 1
+        wanted = self._nodes if full and self._nodes is not None else len(values)  # beside a window they may want more
+        self._drafted += (1.0 - _FADE) * (wanted - self._drafted)
         if self._batch == 1 and not self._window:
             return
         worth = self._worth
@@ -220,7 +222,8 @@ class Planner:
         taken = step.draft_ms + step.forward_ms + step.keep_ms
         if self._batch > 1:  # rows choose tokens together depth by depth, so here a longer path costs more
             taken += step.verify_ms
-        self._times.add(self.bucket(width), self._context, taken)
+        # Drafts that were looked for in vain (which may run heads) are no part of what one node costs.
+        self._times.add(self.bucket(width), self._context, taken - step.draft_ms * (width == 1))
         if self._times.knows_single:
             self.timed_ms += taken
             self.single_ms += self._times.ms(1, self._context)

@@ -3,40 +3,45 @@
 The value of a node is the probability that the walk visits it: its own chance to be right, given that its parent is
 visited, times its parent's value. Nodes are taken in the order of their values, so that whatever their number, no other
 choice of as many candidates is expected to be accepted further (EAGLE-2, arXiv 2406.16858, and OPT-Tree,
-arXiv 2406.17276, do so with a draft model's probabilities; here they are counted).
+arXiv 2406.17276, do so with a draft model's probabilities; here they are learnt from what was right).
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
+from math import exp, log
 from typing import Any, Self
 
 from jacobi import LookaheadError, Path, TokenTree
 from lookahead.sources.base import Source
 
-_VOTES = 3  # one source, two, or more say so
-_DEPTHS = 2  # below the root, or deeper
-_SLOTS = _VOTES * _DEPTHS
-_AGREEMENT = (1.0, 2.2, 3.0)  # how many times likelier a candidate is not to be wrong, by votes (as a power)
-_PRIOR_TRIALS = 6.0  # how many trials a prior is worth
-_HORIZON = 400.0  # trials after which old ones fade
+_SLOTS = 2  # weights of a kind: where its source is the first to propose the token, and where it agrees with another
+_AGREEMENT = (0.8, 0.5)  # a supporting vote starts with so much, and this share of what it would count on its own
+_INFORMATION = 2.0  # that a prior is worth; a trial of a candidate with chance p brings p(1-p), at most a quarter
+_MOST_INFORMATION = 40.0  # so that old trials fade
+_LONGEST_STEP = 1.0  # of a weight in one trial
+_STRONGEST = 30.0
 _GAIN_TRIALS = 8.0  # accepted tokens that the calibration's prior is worth
 _GAIN_HORIZON = 60.0
 
 
-class Acceptance:
-    """How often candidates of each kind were right, learnt from every visited node; older trials fade.
+Offered = Mapping[int, Sequence[int]]  # the candidates of a node: token to the slots of those who propose it
 
-    The candidates of a node are judged in order, and one is only tried where all before it were wrong. Estimates are
-    therefore chances given that, and those of a node's candidates multiply to a proper distribution.
+
+class Acceptance:
+    """How likely candidates are to be right, learnt from every visited node.
+
+    The candidates of a node compete: with strengths s, candidate c is right with chance exp(s_c) / (1 + sum exp(s)),
+    and none is with what is left (a conditional logit model; McFadden, 1974). The strength of a candidate is the sum of
+    the weights of those who propose it. So what one source says weighs less where another contradicts it, more where it
+    agrees, and a weight means the same whatever the other sources are.
 
     Args:
-        sources: in their order; each brings its kinds and their priors.
+        sources: in their order; each brings its kinds and their priors. A lone candidate's chance is its prior.
         trust: how far the priors are believed at first: accepted tokens for each expected one.
 
     Attributes:
-        rates: the current estimate for each slot; a kind has one for each number of sources that agree, and for
-            candidates below the root and deeper ones.
+        weights: the current weight of each slot; a kind has two, as the first to propose a token and in agreement.
         offsets: the first slot of each source.
         names: of the sources.
     """
@@ -44,18 +49,17 @@ class Acceptance:
     def __init__(self, sources: Sequence[Source], trust: float = 1.0) -> None:
         self.names = [source.name for source in sources]
         self.offsets: list[int] = []
-        self.rates: list[float] = []
+        self.weights: list[float] = []
         for source in sources:
-            self.offsets.append(len(self.rates))
+            self.offsets.append(len(self.weights))
             for prior in source.priors:
                 if not 0.0 < prior < 1.0:
                     raise LookaheadError(
                         f"Source {source.name!r} has the prior {prior}: expected a share above 0 and below 1."
                     )
-                for slot in range(_SLOTS):
-                    self.rates.append(1.0 - (1.0 - min(0.97, prior)) ** _AGREEMENT[slot % _VOTES])
-        self._right = [_PRIOR_TRIALS * rate for rate in self.rates]
-        self._tried = [_PRIOR_TRIALS] * len(self.rates)
+                weight = log(prior / (1.0 - prior))
+                self.weights += [weight, max(0.0, _AGREEMENT[0] + _AGREEMENT[1] * weight)]
+        self._information = [_INFORMATION] * len(self.weights)
         self._expected = _GAIN_TRIALS
         self._accepted = _GAIN_TRIALS * trust
 
@@ -64,16 +68,26 @@ class Acceptance:
         """Tokens accepted for each one expected, of late: how far the values of whole trees can be believed."""
         return self._accepted / self._expected
 
-    def count(self, slot: int, right: bool) -> None:
-        """Take in one trial."""
-        tried = self._tried[slot] + 1.0
-        hits = self._right[slot] + right
-        if tried > _HORIZON:
-            hits *= _HORIZON / tried
-            tried = _HORIZON
-        self._tried[slot] = tried
-        self._right[slot] = hits
-        self.rates[slot] = hits / tried
+    def chances(self, offered: Offered) -> list[float]:
+        """The chance of each candidate of a node to be right, in their order; they sum to less than 1."""
+        weights = self.weights
+        odds = [exp(min(_STRONGEST, sum([weights[slot] for slot in slots]))) for slots in offered.values()]
+        every = 1.0 + sum(odds)
+        return [each / every for each in odds]
+
+    def count(self, offered: Offered, token: int) -> None:
+        """Take in which token was right at a node: a step uphill in its log-likelihood.
+
+        Each weight moves by the error over the information it has gathered (a diagonal Newton step), shared among the
+        candidate's weights.
+        """
+        weights, information = self.weights, self._information
+        for (candidate, slots), chance in zip(offered.items(), self.chances(offered), strict=True):
+            error = ((candidate == token) - chance) / len(slots)
+            gained = chance * (1.0 - chance)
+            for slot in slots:
+                known = information[slot] = min(_MOST_INFORMATION, information[slot] + gained)
+                weights[slot] += max(-_LONGEST_STEP, min(_LONGEST_STEP, error / known))
 
     def count_tree(self, expected: float, accepted: int) -> None:
         """Take in how many drafted tokens a pass was expected to keep, and how many it kept."""
@@ -88,7 +102,7 @@ class Acceptance:
         """The same estimates, to go on from separately, believed as far as ``trust``."""
         other = copy.copy(self)
         other._expected, other._accepted = _GAIN_TRIALS, _GAIN_TRIALS * trust
-        other.rates, other._right, other._tried = list(self.rates), list(self._right), list(self._tried)
+        other.weights, other._information = list(self.weights), list(self._information)
         return other
 
 
@@ -105,7 +119,7 @@ class BudgetedTree:
         self._all = list(sources)
         self.use(self._all)
         self._owners = [index for index, source in enumerate(sources) for _ in range(len(source.priors) * _SLOTS)]
-        self._offered: list[Sequence[tuple[int, int]]] = []
+        self._offered: list[Offered] = []
 
     def use(self, sources: Sequence[Source]) -> None:
         """Take candidates from these of the sources only."""
@@ -139,11 +153,11 @@ class BudgetedTree:
             The tree, and the value of each node but the root in order: chances of being visited, falling.
         """
         acceptance = self._acceptance
-        rates, calibration, parts = acceptance.rates, acceptance.calibration, self._parts
+        calibration, parts = acceptance.calibration, self._parts
         tree = TokenTree(root)
         depths, most = tree.depths, len(times)
         heap: list[Any] = []
-        offered: list[Sequence[tuple[int, int]]] = []
+        offered: list[Offered] = []
         values: list[float] = []
         states: list[Any] = [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
@@ -151,27 +165,17 @@ class BudgetedTree:
         expected = 1.0
         best, best_count = expected / times[0], 1
         while True:
-            candidates: Sequence[tuple[int, int]] = ()
+            candidates: Offered = {}
             worth = max(floor, best * cheapest / calibration)
             if depths[node] < room and (value > worth or not node):
-                votes: dict[int, int] = {}
-                for (propose, _, offset), state in zip(parts, states, strict=True):
-                    for token, kind in propose(state):
-                        slot = votes.get(token)
-                        if slot is None:
-                            votes[token] = offset + kind * _SLOTS
-                        elif slot % _VOTES < _VOTES - 1:
-                            votes[token] = slot + 1
-                deeper = _VOTES if node else 0
-                left = value
-                candidates = [(token, slot + deeper) for token, slot in votes.items()]
-                for token, slot in candidates:
-                    rate = rates[slot]
-                    chance = left * rate
+                candidates = _votes(
+                    (offset, propose(state)) for (propose, _, offset), state in zip(parts, states, strict=True)
+                )
+                for token, share in zip(candidates, acceptance.chances(candidates), strict=True):
+                    chance = value * share
                     if chance > worth:
                         heappush(heap, (-chance, order, node, token, states))
                         order += 1
-                    left -= chance
             offered.append(candidates)
             if not heap or len(depths) >= most:
                 break
@@ -205,24 +209,30 @@ class BudgetedTree:
         acceptance, offered = self._acceptance, self._offered
         expected = sum(values)
         if not values:  # nothing was drafted: what could have been says how far the estimates can be believed
-            wrong = 1.0
-            for _, slot in offered[0]:
-                wrong *= 1.0 - acceptance.rates[slot]
-            expected = 1.0 - wrong
-        count, names, owners = acceptance.count, acceptance.names, self._owners
+            expected = sum(acceptance.chances(offered[0]))
+        names, owners = acceptance.names, self._owners
         credited = []
         known = len(offered)
         accepted = len(path.tokens) - 1
         for place, (node, token) in enumerate(zip(path.nodes, path.tokens, strict=True)):
             if node >= known:
                 break
-            for candidate, slot in offered[node]:
-                if candidate == token:
-                    count(slot, True)
-                    if place < accepted:
-                        credited.append(names[owners[slot]])
-                    break
-                count(slot, False)
-        hits = len(credited) if values else any(candidate == path.tokens[0] for candidate, _ in offered[0])
+            acceptance.count(offered[node], token)
+            if place < accepted and token in offered[node]:
+                credited.append(names[owners[offered[node][token][0]]])
+        hits = len(credited) if values else path.tokens[0] in offered[0]
         acceptance.count_tree(expected, hits)
         return credited
+
+
+def _votes(proposals: Iterable[tuple[int, Sequence[tuple[int, int]]]]) -> dict[int, list[int]]:
+    """Who proposes which token: from each source's first slot and its candidates, token to slots."""
+    votes: dict[int, list[int]] = {}
+    for offset, candidates in proposals:
+        for token, kind in candidates:
+            slots = votes.get(token)
+            if slots is None:
+                votes[token] = [offset + kind * _SLOTS]
+            else:
+                slots.append(offset + kind * _SLOTS + 1)
+    return votes

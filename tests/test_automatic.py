@@ -434,10 +434,10 @@ def test_calls_that_leave_no_draft_memory(strategy: Lookahead) -> None:
     kept = memory_of(model)
     assert len(kept.table) == 0 and not kept.acceptances
     drafted(model, Lookahead())
-    rows, rates = len(memory_of(model).table), copy.deepcopy(next(iter(memory_of(model).acceptances.values())).rates)
+    rows, rates = len(memory_of(model).table), copy.deepcopy(next(iter(memory_of(model).acceptances.values())).weights)
     drafted(model, strategy, do_sample=True)
     assert memory_of(model) is kept
-    assert len(kept.table) == rows and next(iter(kept.acceptances.values())).rates == rates
+    assert len(kept.table) == rows and next(iter(kept.acceptances.values())).weights == rates
     assert not strategy.remembers and Lookahead().remembers
 
 

@@ -1,6 +1,7 @@
 """Learnt acceptance and trees of the best size, against brute force over all trees and all sizes."""
 
 import copy
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -14,7 +15,7 @@ from jacobi import LookaheadError, Path, Successors, TokenTree
 from lookahead.automatic import least_slopes
 from lookahead.budget import Acceptance, BudgetedTree
 
-SLOTS = 6  # of a kind: one, two, three sources agree; below the root, deeper
+SLOTS = 2  # of a kind: first to propose a token, or in agreement
 
 
 class TableSource:
@@ -46,10 +47,19 @@ class TableSource:
 
 
 def with_rates(sources: Sequence[Any], rates: Sequence[float]) -> Acceptance:
-    """Known rates, one for each kind of all sources in order, whatever the depth and agreement."""
+    """Known chances of lone candidates, one for each kind of all sources in order, agreeing or not."""
     acceptance = Acceptance(sources)
-    acceptance.rates = [rate for rate in rates for _ in range(SLOTS)]
+    acceptance.weights = [logit(rate) for rate in rates for _ in range(SLOTS)]
     return acceptance
+
+
+def logit(rate: float) -> float:
+    return math.log(rate / (1 - rate))
+
+
+def lone(acceptance: Acceptance, slot: int) -> float:
+    """The chance of a candidate without rivals."""
+    return acceptance.chances({1: [slot]})[0]
 
 
 def flat(count: int) -> tuple[list[float], list[float]]:
@@ -69,27 +79,41 @@ def test_priors_are_shares(prior: float) -> None:
         Acceptance([source(0.5, prior, name="odd")])
 
 
-def test_slots_start_from_priors_and_agreement_raises_them() -> None:
+def test_weights_start_from_priors() -> None:
     acceptance = Acceptance([source(0.2, 0.6), source(0.4, name="two")])
     assert acceptance.names == ["one", "two"]
     assert acceptance.offsets == [0, 2 * SLOTS]
-    assert len(acceptance.rates) == 3 * SLOTS
+    assert len(acceptance.weights) == 3 * SLOTS
     for kind, prior in enumerate((0.2, 0.6, 0.4)):
-        slots = acceptance.rates[kind * SLOTS : (kind + 1) * SLOTS]
-        for agreeing in (slots[:3], slots[3:]):
-            assert agreeing[0] == pytest.approx(prior)
-            assert agreeing[0] < agreeing[1] < agreeing[2] < 1.0
+        assert lone(acceptance, kind * SLOTS) == pytest.approx(prior)
 
 
 @examples(60)
-@given(st.floats(0.01, 0.99), st.lists(st.booleans(), max_size=60))
-def test_a_rate_is_its_prior_and_its_trials(prior: float, trials: list[bool]) -> None:
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), max_size=6))
+def test_chances_are_shares_of_the_odds(candidates: list[list[int]]) -> None:
+    acceptance = Acceptance([source(0.2, 0.6), source(0.4, name="two")])
+    odds = [math.prod(math.exp(acceptance.weights[slot]) for slot in slots) for slots in candidates]
+    chances = acceptance.chances(dict(enumerate(candidates)))
+    assert chances == pytest.approx([each / (1 + sum(odds)) for each in odds])
+
+
+def test_agreement_raises_a_chance_and_rivals_lower_it() -> None:
+    acceptance = Acceptance([source(0.3), source(0.4, name="two")])
+    alone, agreed = acceptance.chances({1: [0]}), acceptance.chances({1: [0, SLOTS + 1]})
+    contradicted = acceptance.chances({1: [0], 2: [SLOTS]})
+    assert contradicted[0] < alone[0] < agreed[0]
+
+
+@examples(60)
+@given(st.floats(0.05, 0.95), st.lists(st.booleans(), min_size=1, max_size=60))
+def test_a_trial_moves_the_estimate_towards_what_was_right(prior: float, trials: list[bool]) -> None:
     acceptance = Acceptance([source(prior, 0.5)])
-    start = acceptance.rates[0]
+    others = acceptance.weights[1:]
     for right in trials:
-        acceptance.count(0, right)
-    assert acceptance.rates[0] == pytest.approx((6 * start + sum(trials)) / (6 + len(trials)))
-    assert acceptance.rates[1:] == Acceptance([source(prior, 0.5)]).rates[1:], "of this slot only"
+        before = lone(acceptance, 0)
+        acceptance.count({1: [0]}, 1 if right else 9)
+        assert (lone(acceptance, 0) > before) == right
+    assert acceptance.weights[1:] == others, "of this slot only"
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -97,13 +121,11 @@ def test_old_trials_fade(right: bool) -> None:
     """After thousands of one kind, hundreds of the other turn the estimate round."""
     acceptance = Acceptance([source(0.5)])
     for _ in range(5000):
-        acceptance.count(0, right)
-    before = acceptance.rates[0]
-    assert abs(before - right) < 0.001
+        acceptance.count({1: [0]}, 1 if right else 9)
+    assert abs(lone(acceptance, 0) - right) < 0.02
     for _ in range(800):
-        acceptance.count(0, not right)
-    assert abs(acceptance.rates[0] - (not right)) < 0.15
-    assert 0.0 <= acceptance.rates[0] <= 1.0
+        acceptance.count({1: [0]}, 9 if right else 1)
+    assert abs(lone(acceptance, 0) - (not right)) < 0.15
 
 
 @examples(30)
@@ -111,8 +133,30 @@ def test_old_trials_fade(right: bool) -> None:
 def test_estimates_come_near_the_truth(seed: int, truth: float) -> None:
     acceptance, rng = Acceptance([source(0.5)]), seeded(seed)
     for _ in range(2000):
-        acceptance.count(0, rng.random() < truth)
-    assert abs(acceptance.rates[0] - truth) < 0.15
+        acceptance.count({1: [0]}, 1 if rng.random() < truth else 9)
+    assert abs(lone(acceptance, 0) - truth) < 0.2
+
+
+@examples(20)
+@given(st.integers(0, 10**6))
+def test_who_is_right_in_a_dispute_is_learnt(seed: int) -> None:
+    """Two sources that always disagree: whatever the priors say, the one that is right more often comes out ahead."""
+    acceptance, rng = Acceptance([source(0.8), source(0.2, name="two")]), seeded(seed)
+    for _ in range(2000):
+        draw = rng.random()
+        acceptance.count({1: [0], 2: [SLOTS]}, 1 if draw < 0.2 else 2 if draw < 0.8 else 9)
+    chances = acceptance.chances({1: [0], 2: [SLOTS]})
+    assert chances == pytest.approx([0.2, 0.6], abs=0.2)
+    assert chances[1] > chances[0]
+
+
+def test_weights_stay_finite() -> None:
+    acceptance = Acceptance([source(0.999999), source(1e-6, name="two")])
+    for _ in range(3000):
+        acceptance.count({1: [0, SLOTS + 1]}, 1)
+        acceptance.count({2: [SLOTS]}, 9)
+    assert all(map(math.isfinite, acceptance.weights))
+    assert 0.0 <= lone(acceptance, SLOTS) < lone(acceptance, 0) <= 1.0
 
 
 def test_calibration_starts_from_trust() -> None:
@@ -147,19 +191,18 @@ def test_calibration_follows_the_ratio_of_late(share: float) -> None:
 def test_a_copy_goes_on_separately() -> None:
     first = Acceptance([source(0.5), source(0.3, name="two")])
     for _ in range(10):
-        first.count(0, True)
+        first.count({1: [0]}, 1)
         first.count_tree(3.0, 1)
     second = first.copy(0.5)
-    assert second.rates == first.rates
+    assert second.weights == first.weights
     assert second.calibration == 0.5
-    rates, calibration = list(first.rates), first.calibration
+    weights, calibration = list(first.weights), first.calibration
     for _ in range(5):
-        second.count(0, False)
-        second.count(7, True)
+        second.count({1: [0], 2: [3]}, 2)
         second.count_tree(1.0, 4)
-    assert first.rates == rates
+    assert first.weights == weights
     assert first.calibration == calibration
-    assert second.rates[0] < first.rates[0]
+    assert second.weights[0] < first.weights[0]
 
 
 # --- growing the best tree ---------------------------------------------------------------------------------------
@@ -182,15 +225,15 @@ def drafts(draw: st.DrawFn, most: int = 9) -> tuple[dict[tuple[int, ...], list[t
 def chances(
     table: dict[tuple[int, ...], list[tuple[int, int]]], rates: Sequence[float]
 ) -> dict[tuple[int, ...], float]:
-    """The chance of each path to be visited: a candidate is tried where those before it were wrong."""
+    """The chance of each path to be visited, as its share of the odds among its rivals at every step."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
         path = waiting.pop()
-        left = found[path]
-        for token, kind in table.get(path, []):
-            found[(*path, token)] = left * rates[kind]
-            left -= left * rates[kind]
+        siblings = table.get(path, [])
+        every = 1.0 + sum(rates[kind] / (1 - rates[kind]) for _, kind in siblings)
+        for token, kind in siblings:
+            found[(*path, token)] = found[path] * rates[kind] / (1 - rates[kind]) / every
             waiting.append((*path, token))
     del found[()]
     return found
@@ -347,21 +390,18 @@ def test_least_slopes(curve: list[float]) -> None:
 
 
 def test_agreement_is_one_candidate_credited_to_the_first() -> None:
-    """A token that two or three sources have is one node, in the slot for so many."""
+    """A token that several sources have is one node, with a vote of each."""
     one = TableSource("one", {(): [(1, 0), (2, 0)]})
     two = TableSource("two", {(): [(2, 0), (3, 0)]})
     three = TableSource("three", {(): [(2, 0), (3, 0)]})
-    four = TableSource("four", {(): [(2, 0)]})
-    sources = [one, two, three, four]
+    sources = [one, two, three]
     acceptance = Acceptance(sources)
     trees = BudgetedTree(sources, acceptance)
     tree, values = trees.grow(7, 1, *flat(9))
     assert sorted(tree.tokens[1:]) == [1, 2, 3]
-    rates = acceptance.rates
-    first = rates[0]
-    second = (1 - first) * rates[2]
-    third = (1 - first - second) * rates[SLOTS + 1]
-    assert sorted(values) == pytest.approx(sorted([first, second, third]))
+    expected = acceptance.chances({1: [0], 2: [0, SLOTS + 1, 2 * SLOTS + 1], 3: [SLOTS, 2 * SLOTS + 1]})
+    assert [tree.tokens[1:][values.index(value)] for value in sorted(values)] == [1, 3, 2]
+    assert sorted(values) == pytest.approx(sorted(expected))
     assert trees.learn(Path([0, tree.children[0][2]], [2, 9]), values) == ["one"]
 
 
@@ -380,16 +420,16 @@ def test_only_used_sources_are_asked() -> None:
 
 
 class Counted(Acceptance):
-    """Remembers its trials."""
+    """Remembers what it was told."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         super().__init__(sources)
-        self.trials: list[tuple[int, bool]] = []
+        self.nodes: list[tuple[dict[int, list[int]], int]] = []
         self.trees: list[tuple[float, int]] = []
 
-    def count(self, slot: int, right: bool) -> None:
-        self.trials.append((slot, right))
-        super().count(slot, right)
+    def count(self, offered: Any, token: int) -> None:
+        self.nodes.append((dict(offered), token))
+        super().count(offered, token)
 
     def count_tree(self, expected: float, accepted: int) -> None:
         self.trees.append((expected, accepted))
@@ -405,20 +445,22 @@ def counted() -> tuple[BudgetedTree, Counted]:
     return BudgetedTree(sources, acceptance), acceptance
 
 
-def test_only_tried_candidates_are_counted() -> None:
-    """Below the root 1 was wrong and 2 right; 3 was never tried. Deeper slots are others."""
+def slots(*candidates: tuple[int, int]) -> dict[int, list[int]]:
+    """Candidates of a single source, as they are counted."""
+    return {token: [kind * SLOTS] for token, kind in candidates}
+
+
+def test_only_visited_nodes_are_counted() -> None:
     trees, acceptance = counted()
     tree, values = trees.grow(7, 9, *flat(20))
     two = tree.children[0][2]
     five = tree.children[two][5]
     credited = trees.learn(Path([0, two, five], [2, 5, 9]), values)
     assert credited == ["one", "one"]
-    assert acceptance.trials == [
-        (0, False),
-        (SLOTS, True),
-        (3, False),
-        (SLOTS + 3, True),
-        (3 * SLOTS + 3, False),
+    assert acceptance.nodes == [
+        (slots((1, 0), (2, 1), (3, 2)), 2),
+        (slots((4, 0), (5, 1)), 5),
+        (slots((6, 3)), 9),
     ]
     assert acceptance.trees == [(pytest.approx(sum(values)), 2)]
 
@@ -429,7 +471,7 @@ def test_a_carried_token_that_was_offered_is_right_but_not_credited() -> None:
     tree, values = trees.grow(7, 9, *flat(2))
     assert tree.tokens == [7, 1]
     assert trees.learn(Path([0], [3]), values) == []
-    assert acceptance.trials == [(0, False), (SLOTS, False), (2 * SLOTS, True)]
+    assert acceptance.nodes == [(slots((1, 0), (2, 1), (3, 2)), 3)]
     assert acceptance.trees == [(pytest.approx(sum(values)), 0)]
 
 
@@ -437,13 +479,14 @@ def test_nothing_drafted_still_tells_how_far_estimates_hold() -> None:
     trees, acceptance = counted()
     tree, values = trees.grow(7, 9, [1.0], [float("inf")])
     assert len(tree) == 1
-    wrong = 0.5 * 0.6 * 0.7
+    odds = 0.5 / 0.5 + 0.4 / 0.6 + 0.3 / 0.7
+    right = odds / (1 + odds)
     assert trees.learn(Path([0], [2]), values) == []
-    assert acceptance.trees == [(pytest.approx(1 - wrong), 1)]
+    assert acceptance.trees == [(pytest.approx(right), 1)]
     trees, acceptance = counted()
     trees.grow(7, 9, [1.0], [float("inf")])
     trees.learn(Path([0], [9]), [])
-    assert acceptance.trees == [(pytest.approx(1 - wrong), 0)]
+    assert acceptance.trees == [(pytest.approx(right), 0)]
 
 
 def test_no_candidates_teach_nothing() -> None:
@@ -451,9 +494,9 @@ def test_no_candidates_teach_nothing() -> None:
     acceptance = Counted(sources)
     trees = BudgetedTree(sources, acceptance)
     _, values = trees.grow(7, 9, *flat(5))
-    rates, calibration = list(acceptance.rates), acceptance.calibration
+    weights, calibration = list(acceptance.weights), acceptance.calibration
     assert trees.learn(Path([0], [3]), values) == []
-    assert acceptance.rates == rates
+    assert acceptance.weights == weights
     assert acceptance.calibration == calibration
 
 
@@ -467,7 +510,7 @@ def test_nodes_of_others_are_not_taken_for_its_own() -> None:
     assert tree.tokens == [7], "a node was tried, and did not pay"
     other = tree.add(0, 8)
     assert trees.learn(Path([0, other], [8, 2]), values) == []
-    assert acceptance.trials == [(0, False)]
+    assert acceptance.nodes == [(slots((1, 0)), 8)]
 
 
 @examples(60)
@@ -475,7 +518,7 @@ def test_nodes_of_others_are_not_taken_for_its_own() -> None:
 def test_learning_a_random_walk(
     draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, seed: int
 ) -> None:
-    """One credit for each accepted token; trials end with the right candidate; only visited nodes are counted."""
+    """One credit for each accepted token; every visited node is counted with all its candidates, and no other."""
     table, rates = draft
     sources = [TableSource("one", table, [0.5] * len(rates))]
     acceptance = Counted(sources)
@@ -487,10 +530,7 @@ def test_learning_a_random_walk(
         above = tuple(tree.tokens[at] for at in tree.path(node)[1:])
         token = rng.choice([*tree.children[node], 99, *(token for token, _ in table.get(above, []))])
         path.tokens.append(token)
-        for candidate, kind in table.get(above, []):
-            expected.append((kind * SLOTS + (3 if node else 0), candidate == token))
-            if candidate == token:
-                break
+        expected.append((slots(*table.get(above, [])), token))
         if token not in tree.children[node]:
             break
         node = tree.children[node][token]
@@ -498,5 +538,5 @@ def test_learning_a_random_walk(
     assert trees.learn(path, values) == ["one"] * (len(path.tokens) - 1)
     assert tree.tokens == before
     # A tree that is full is not asked for candidates below its last node.
-    assert acceptance.trials == expected[: len(acceptance.trials)]
-    assert len(expected) - len(acceptance.trials) <= len(table.get(tuple(path.tokens[:-1]), []))
+    assert acceptance.nodes[:-1] == expected[:-1]
+    assert acceptance.nodes[-1] in (expected[-1], ({}, expected[-1][1]))

@@ -312,7 +312,8 @@ def test_recycling_kinds_tell_context_rank_and_level() -> None:
     source.start([1, 2, 3], None)
     source.learn(TokenTree(3), Path([0], [4]), Successors([[4, 5, 6, 7]], [[2, 3, 7, 7]]))
     full = source.propose((1, 2, 3))
-    assert full == [(4, 64 + 2), (5, 64 + 8 + 3), (6, 64 + 16 + 7), (7, 64 + 24 + 7)]
+    longest = 2 * BEST * LEVELS
+    assert full == [(4, longest + 2), (5, longest + 8 + 3), (6, longest + 16 + 7), (7, longest + 24 + 7)]
     assert [kind for _, kind in source.propose((0, 2, 3))] == [kind - BEST * LEVELS for _, kind in full]
     assert [kind for _, kind in source.propose((0, 0, 3))] == [kind - 2 * BEST * LEVELS for _, kind in full]
 
