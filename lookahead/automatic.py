@@ -86,7 +86,7 @@ class Planner:
         self._column_tokens = _COLUMN_GAIN * _COLUMN_PASSES
         self._column_passes = _COLUMN_PASSES
         self._columns_until = 0
-        self._drafted = float(nodes or 0)  # nodes that the sources had candidates for, smoothed
+        self._drafted = 0.0  # nodes of the sources' trees, smoothed
         self.single = False
         self.sizes: tuple[Sequence[float], Sequence[float]] = ([1.0], [0.0])
         self.floor = _LEAST_VALUE
@@ -128,13 +128,16 @@ class Planner:
             self.sizes = self._grown, self._least
 
     def _open_fixed(self, nodes: int) -> None:
-        """The sources take what they can fill; what they leave over of late goes to the window."""
+        """All nodes for the sources, but those that are worth more as columns of the window."""
         if self._window and self._passes >= self._columns_until:
             self._columns_until = self._passes + (_COLUMN_HOLD if self._passes > 1 else _COLUMN_FIRST)
             if self._window_only:
                 self.columns = columns_for(max(nodes // 2, min(nodes, window_nodes(1))))
             elif self._passes > 1:
-                self.columns = min(_COLUMN_CHOICES[-1], columns_for(nodes - round(self._drafted)))
+                self.columns = max(
+                    (0, *(columns for columns in _COLUMN_CHOICES if window_nodes(columns) <= nodes)),
+                    key=lambda columns: self._expected(nodes - window_nodes(columns)) + self._column_gain * columns,
+                )
         most = 1 + nodes - window_nodes(self.columns)
         self.sizes = [1.0] * most, [0.0] * most
 
@@ -153,19 +156,27 @@ class Planner:
         """As many columns as pay beside the trees of late; a choice stands for a while, because a window pays late."""
         curve = self._curve
         count = min(self._most, 1 + round(self._drafted))
-        expected = 1.0 + sum(self._worth[: count - 1]) * self._acceptance.calibration
-        gain = self._column_tokens / self._column_passes
+        expected = 1.0 + self._expected(count - 1)
         best, chosen = expected / curve[count - 1], 0
         for columns in _COLUMN_CHOICES:
             total = count + window_nodes(columns)
             if total > len(curve):
                 break
-            speed = (expected + gain * columns) / curve[total - 1]
+            speed = (expected + self._column_gain * columns) / curve[total - 1]
             if speed > best:
                 best, chosen = speed, columns
         self.columns = chosen
         if chosen:
             self._columns_until = self._passes + _COLUMN_HOLD
+
+    @property
+    def _column_gain(self) -> float:
+        """Tokens a pass that a column has brought."""
+        return self._column_tokens / self._column_passes
+
+    def _expected(self, nodes: int) -> float:
+        """Tokens that the sources' trees of so many nodes brought of late."""
+        return sum(self._worth[:nodes]) * self._acceptance.calibration
 
     def _measure_single(self) -> bool:
         if self._times.frozen:
@@ -202,9 +213,7 @@ class Planner:
         if columns:
             self._column_passes += columns
             self._column_tokens += sum(name == WindowSource.name for name in credited)
-        full = self._nodes is not None and len(values) == len(self.sizes[0]) - 1
-        wanted = self._nodes if full and self._nodes is not None else len(values)  # beside a window they may want more
-        self._drafted += (1.0 - _FADE) * (wanted - self._drafted)
+        self._drafted += (1.0 - _FADE) * (len(values) - self._drafted)
         if self._batch == 1 and not self._window:
             return
         worth = self._worth
