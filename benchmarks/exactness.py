@@ -2,9 +2,9 @@
 
     python benchmarks/exactness.py --model DIR --prompts 100 --out benchmarks/results/exactness.json
 
-Every prompt is decoded greedily and sampled (temperature 0.8, the prompt's number as the seed), each with W, N and G
-drawn at random; a text counts as different if one token is. S is over all of them. The last line on stdout is one JSON
-document.
+Every prompt is decoded greedily and sampled (temperature 0.8, the prompt's number as the seed), each with settings drawn
+at random: W, N and G, or (--automatic) sources, nodes and memory. A text counts as different if one token is. S is over
+all of them. The last line on stdout is one JSON document.
 """
 
 import json
@@ -24,6 +24,32 @@ from lookahead import DecodingStats, Lookahead
 HERE = Path(__file__).parent
 
 
+SOURCES = ("recycling", "suffix", "pool", "window")
+
+
+def given(rng: random.Random, index: int) -> Lookahead:
+    """Random W, N, G and flags."""
+    return Lookahead(
+        window_size=rng.randint(1, 16),
+        ngram_size=rng.randint(2, 7),
+        verification_set_size=rng.randint(0, 16),
+        pool_from_prompt=rng.random() < 0.5,
+        pool_from_output=rng.random() < 0.5,
+        always_forward_one=rng.random() < 0.5,
+        seed=index,
+    )
+
+
+def automatic(rng: random.Random, index: int) -> Lookahead:
+    """Random sources, often all of them, sized by the step times or by a random number, with or without a memory."""
+    few = tuple(rng.sample(SOURCES, rng.randint(1, len(SOURCES))))
+    return Lookahead(
+        sources=SOURCES if rng.random() < 0.5 else few,
+        nodes=rng.randint(1, 64) if rng.random() < 0.5 else None,
+        seed=index if rng.random() < 0.25 else None,  # a seed means no memory
+    )
+
+
 def main(
     model_dir: Annotated[Path | None, typer.Option("--model", help="A model folder; default: the bundled one.")] = None,
     prompts_file: Annotated[Path, typer.Option(help="JSON lines with a 'prompt'.")] = HERE / "prompts" / "code.jsonl",
@@ -31,6 +57,9 @@ def main(
     new_tokens: int = 128,
     dtype: str = "float32",
     seed: int = 0,
+    choose: Annotated[
+        bool, typer.Option("--automatic/--given", help="The automatic mode, or lookahead decoding with given W, N, G.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
 ) -> None:
     """Count the differences."""
@@ -50,15 +79,7 @@ def main(
     for mode, settings in modes.items():
         differ, tokens, stats = [], 0, DecodingStats()
         for index, text in enumerate(track(texts, description=mode, console=Console(stderr=True))):
-            strategy = Lookahead(
-                window_size=rng.randint(1, 16),
-                ngram_size=rng.randint(2, 7),
-                verification_set_size=rng.randint(0, 16),
-                pool_from_prompt=rng.random() < 0.5,
-                pool_from_output=rng.random() < 0.5,
-                always_forward_one=rng.random() < 0.5,
-                seed=index,
-            )
+            strategy = (automatic if choose else given)(rng, index)
             inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
             common = {**inputs, **settings, "max_new_tokens": new_tokens, "return_dict_in_generate": True}
             torch.manual_seed(index)
@@ -70,7 +91,9 @@ def main(
             if not torch.equal(plain.sequences, ours.sequences):
                 differ.append({"prompt": index, "strategy": strategy.to_dict()})
         results[mode] = {"texts": len(texts), "tokens": tokens, "S": stats.mean_acceptance_length, "differ": differ}
-    document = json.dumps({"benchmark": "exactness", "dtype": dtype, "results": results, **describe()})
+    document = json.dumps(
+        {"benchmark": "exactness", "automatic": choose, "dtype": dtype, "results": results, **describe()}
+    )
     if out is not None:
         out.write_text(document + "\n")
     print(document)
