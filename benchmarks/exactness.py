@@ -3,8 +3,8 @@
     python benchmarks/exactness.py --model DIR --prompts 100 --out benchmarks/results/exactness.json
 
 Every prompt is decoded greedily and sampled (temperature 0.8, the number of the prompt as the seed), each with settings
-drawn at random: W, N and G, or (--automatic) sources, nodes and memory. A text counts as different if one token is. S is
-over all of them. The last line on stdout is one JSON document.
+drawn at random: W, N and G, or (--automatic) sources, nodes and memory. A text counts as different if one token is.
+S is over all of them. The last line on stdout is one JSON document.
 """
 
 import json
