@@ -18,5 +18,6 @@ from jacobi.tree import TokenTree as TokenTree
 from jacobi.tree import additive_mask as additive_mask
 from jacobi.tree import branch_mask as branch_mask
 from jacobi.verify import Path as Path
+from jacobi.verify import longest as longest
 from jacobi.verify import reject as reject
 from jacobi.verify import walk as walk

@@ -7,7 +7,7 @@ plain decoding's (a deterministic draft makes the draw-and-compare rule of Levia
 accept with exactly the probability the model gives the drafted token).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -50,6 +50,48 @@ def walk(tree: TokenTree, choose: Callable[[int], int], stop: Callable[[int], bo
             break
         node = tree.children[node].get(token)
     return path
+
+
+def longest(
+    trees: Mapping[int, TokenTree],
+    judge: Callable[[Sequence[tuple[int, int]]], Sequence[Mapping[int, float]]],
+    end_tokens: Container[int] = (),
+) -> dict[int, list[int]]:
+    """The longest path of accepted candidates in each tree, for the lossy rules of Medusa (arXiv 2401.10774).
+
+    All trees are searched together, depth by depth, and each node is judged once, whatever number of paths it is on.
+    So what is accepted at a node does not depend on which path asks.
+
+    Args:
+        trees: scored trees, by row.
+        judge: is given places (row, node) of one depth, and says for each which of its children's tokens are accepted,
+            with their log-probabilities.
+        end_tokens: nothing follows these.
+
+    Returns:
+        For each row the nodes of its path, the root first; of equally long ones the path with the largest sum of
+        log-probabilities.
+    """
+    ends = dict.fromkeys(trees, 0)
+    sums = dict.fromkeys(((row, 0) for row in trees), 0.0)
+    places = [(row, 0) for row, tree in trees.items() if tree.children[0]]
+    while places:
+        reached: list[tuple[int, int]] = []
+        for (row, node), accepted in zip(places, judge(places), strict=True):
+            for token, value in accepted.items():
+                child = trees[row].children[node][token]
+                sums[row, child] = sums[row, node] + value
+                reached.append((row, child))
+        for row, node in reached:
+            deeper = trees[row].depths[node] > trees[row].depths[ends[row]]
+            if deeper or sums[row, node] > sums[row, ends[row]]:
+                ends[row] = node
+        places = [
+            (row, node)
+            for row, node in reached
+            if trees[row].children[node] and trees[row].tokens[node] not in end_tokens
+        ]
+    return {row: tree.path(ends[row]) for row, tree in trees.items()}
 
 
 def reject(probabilities: Tensor, candidates: Sequence[int], generator: torch.Generator | None = None) -> int:

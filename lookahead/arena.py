@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import TokenTree
+from lookahead.hidden import own_hook
 from lookahead.masks import ancestor_words
 
 _BUCKETS = (1, 8, 16, 32, 64, 128)
@@ -25,6 +26,7 @@ KEPT = 2  # sets of buffers that wait for a model's next call
 
 
 _T = TypeVar("_T")
+Outputs = tuple[Tensor, Tensor | None]  # logits [batch, node, vocab]; what the output layer read, if it is wanted
 
 
 def bucket_of(nodes: int) -> int:
@@ -46,17 +48,17 @@ class Graph:
 
     Attributes:
         replay: runs it.
-        logits: ``[batch, node, vocab]``, overwritten by every replay.
+        outputs: of the pass, overwritten by every replay.
         base: of the pass it was captured in.
         checked: a replay at another base gave what the same pass gives without the graph.
         held: what the graph reads and does not own.
     """
 
-    __slots__ = ("base", "checked", "held", "logits", "replay")
+    __slots__ = ("base", "checked", "held", "outputs", "replay")
 
-    def __init__(self, replay: Callable[[], None], logits: Tensor, base: int, held: Any) -> None:
+    def __init__(self, replay: Callable[[], None], outputs: Outputs, base: int, held: Any) -> None:
         self.replay = replay
-        self.logits = logits
+        self.outputs = outputs
         self.base = base
         self.held = held
         self.checked = False
@@ -271,7 +273,8 @@ def fingerprint(model: PreTrainedModel) -> int:
     for module in model.modules():
         parts.append(_plain(vars(module)))
         parts.append((id(type(module).forward), id(vars(module).get("forward"))))
-        parts.append((len(module._forward_hooks), len(module._forward_pre_hooks)))
+        before = sum(not own_hook(hook) for hook in module._forward_pre_hooks.values())
+        parts.append((len(module._forward_hooks), before))
         parts.extend(_address(tensor) for tensor in module._parameters.values())
         parts.extend(_address(tensor) for tensor in module._buffers.values())
     return hash(repr(parts))

@@ -139,11 +139,7 @@ class Emission:
         paths = [Path() for _ in trees]
         following = [row for row in range(self.batch) if self.finished[row]]
         going = [row for row in range(self.batch) if not self.finished[row] and not self._held(row)]
-        if self._in_step:
-            self._walk_in_step(going, trees, scores, paths)
-        else:
-            for row in going:
-                paths[row] = self._walk(row, trees[row], scores)
+        self._write(going, trees, scores, paths)
         for row in following:
             if self._keep_up and len(self.written[row]) < self._text.longest:
                 paths[row] = self._walk_finished(row, trees[row], scores)
@@ -152,6 +148,14 @@ class Emission:
             for index in [index for index in self._noise if not waiting or index < min(waiting)]:
                 del self._noise[index]
         return paths
+
+    def _write(self, rows: Sequence[int], trees: Sequence[TokenTree], scores: Scores, paths: list[Path]) -> None:
+        """Let unfinished rows write, each as far as it gets; fills their ``paths``."""
+        if self._in_step:
+            self._walk_in_step(rows, trees, scores, paths)
+            return
+        for row in rows:
+            paths[row] = self._walk(row, trees[row], scores)
 
     def _walk(self, row: int, tree: TokenTree, scores: Scores) -> Path:
         greedy, written = scores.greedy[row], self.written[row]
@@ -181,24 +185,17 @@ class Emission:
         Every row gets what it would get on its own: the processors look at no prefix, and noise is read by line.
         """
         nodes = dict.fromkeys(rows, 0)
-        device = scores.logits.device
         while nodes:
             at = list(nodes)
-            for row in at:
-                self._checked(scores, row, nodes[row])
-            picked = scores.logits[torch.tensor(at, device=device), torch.tensor(list(nodes.values()), device=device)]
-            raw = picked.to(copy=True, dtype=torch.float32, device=self._text.device)
-            processed = self._processors(torch.zeros((len(at), 1), dtype=torch.long, device=raw.device), raw)
+            raw = self._picked(scores, list(nodes.items()))
+            processed = self._without_prefix(raw)
             chosen = processed
             if self._sample:
                 chosen = torch.nn.functional.softmax(processed, dim=-1)
                 self._check_probabilities(chosen, at)
                 chosen = chosen / torch.stack([self._noise_line(row, chosen) for row in at])
             for place, (row, token) in enumerate(zip(at, chosen.argmax(-1).tolist(), strict=True)):
-                if self.scores is not None:
-                    self.scores[row][len(self.written[row])] = processed[place]
-                if self.logits is not None:
-                    self.logits[row][len(self.written[row])] = raw[place]
+                self._record(row, processed[place], raw[place])
                 node = nodes.pop(row)
                 paths[row].nodes.append(node)
                 paths[row].tokens.append(token)
@@ -208,6 +205,25 @@ class Emission:
                 child = trees[row].children[node].get(token)
                 if child is not None and not self.finished[row] and not self._held(row):
                     nodes[row] = child
+
+    def _picked(self, scores: Scores, places: Sequence[tuple[int, int]]) -> Tensor:
+        """The logits ``[place, vocab]`` at (row, node) places, as processors may write into them."""
+        for row, node in places:
+            self._checked(scores, row, node)
+        rows, nodes = torch.tensor(places, device=scores.logits.device).T
+        return scores.logits[rows, nodes].to(copy=True, dtype=torch.float32, device=self._text.device)
+
+    def _without_prefix(self, raw: Tensor) -> Tensor:
+        """What processors that look at no prefix make of ``[place, vocab]``."""
+        return self._processors(torch.zeros((len(raw), 1), dtype=torch.long, device=raw.device), raw)
+
+    def _record(self, row: int, processed: Tensor, raw: Tensor) -> None:
+        """Note the scores ``[vocab]`` of the token that a row writes next, where they are asked for."""
+        index = len(self.written[row])
+        if self.scores is not None:
+            self.scores[row][index] = processed
+        if self.logits is not None:
+            self.logits[row][index] = raw
 
     def _check_probabilities(self, probabilities: Tensor, rows: Sequence[int]) -> None:
         finite = probabilities.sum(-1).isfinite()
@@ -274,11 +290,7 @@ class Emission:
     def _process(self, row: int, logits: Tensor) -> Tensor:
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self._text.device)
         processed = self._row_processors[row](self._text.prefix(row), raw)
-        index = len(self.written[row])
-        if self.scores is not None:
-            self.scores[row][index] = processed[0]
-        if self.logits is not None:
-            self.logits[row][index] = raw[0]
+        self._record(row, processed[0], raw[0])
         return processed
 
     def _ends(self, row: int, token: int) -> bool:
@@ -305,10 +317,7 @@ class Emission:
             for row, token in enumerate(tokens):
                 paths[row].nodes.append(nodes[row])
                 paths[row].tokens.append(token)
-                if self.scores is not None:
-                    self.scores[row][len(self.written[row])] = processed[row]
-                if self.logits is not None:
-                    self.logits[row][len(self.written[row])] = raw[row]
+                self._record(row, processed[row], raw[row])
                 self.written[row].append(token)
             done = self._criteria(self._text.prefixes(), self._score_tuple())
             flags = done.tolist() if isinstance(done, Tensor) else [bool(done)]

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from lookahead.attention import grouped_attention
 from lookahead.automatic import Planner
 from lookahead.cache import empty_cache
 from lookahead.emission import Emission
+from lookahead.lossy import LossyEmission
 from lookahead.masks import mask_rules
 from lookahead.memory import borrowed
 from lookahead.model import FusedModel
@@ -177,7 +179,8 @@ def generate(
     scored = returned and (generation_config.output_scores or generation_config.output_logits)
 
     fused: FusedModel
-    emission = Emission(
+    lossy = strategy.rule if generation_config.do_sample else None
+    emission = (Emission if lossy is None else partial(LossyEmission, rule=lossy))(
         input_ids,
         logits_processor,
         stopping_criteria,
@@ -226,13 +229,14 @@ def generate(
             emission.idle,
             drafts.harvest,
             drafts.prompt_harvest,
+            drafts.hidden,
         )
         if planner is not None:
             planner.bucket = fused.bucket
         readers = _Readers(emission, fused, stats, planner, streamer, detailed=strategy.stats == "detailed")
         try:
             steps = solve(fused, drafters, emission)
-            with grouped_attention():
+            with grouped_attention(), drafts.hidden or nullcontext():
                 readers.read(next(steps))  # the prompt's pass, for which transformers keeps its own choice of kernels
                 with _optimized(model):
                     for step in steps:
@@ -272,7 +276,7 @@ def _rows(
     rows = []
     for index, prompt in enumerate(prompts):
         rng = random.Random(None if strategy.seed is None else strategy.seed + index)
-        rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng))
+        rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng, index))
     return rows
 
 

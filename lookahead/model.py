@@ -13,6 +13,7 @@ from transformers.generation import utils as generation_utils
 from jacobi import Path, Scores, TokenTree
 from lookahead.attention import fused_pass
 from lookahead.cache import TreeCache
+from lookahead.hidden import HiddenStates
 from lookahead.masks import MaskBuffer, fused_masks
 from lookahead.scoring import score
 
@@ -45,6 +46,7 @@ class FusedModel:
         idle: whether a row is only fed along with the others; its scores are thrown away.
         harvest: how many of the model's best next tokens to gather at every node; 0 gathers none.
         prompt_harvest: for how many of the prompt's last tokens.
+        hidden: is given what the output layer reads in every pass; None = nobody wants it.
 
     Attributes:
         route: how passes are run: ``"dynamic"``, or as :mod:`lookahead.static` says ``"static"`` or ``"cuda graphs"``.
@@ -64,6 +66,7 @@ class FusedModel:
         idle: Callable[[int], bool],
         harvest: int = 0,
         prompt_harvest: int = 1,
+        hidden: HiddenStates | None = None,
     ) -> None:
         self._model = model
         self._rules = rules
@@ -76,6 +79,7 @@ class FusedModel:
         self._new_tokens = new_tokens
         self._depth_limit = depth_limit
         self._idle = idle
+        self._hidden = hidden
         self.harvest = harvest
         if harvest and "logits_to_keep" in self._prompt_kwargs:
             self._prompt_kwargs["logits_to_keep"] = prompt_harvest
@@ -96,7 +100,11 @@ class FusedModel:
 
     def prefill(self) -> Scores:
         """Run the prompt exactly as plain decoding does; scores for its last token."""
+        if self._hidden is not None:
+            self._hidden.expect()
         outputs = self._model._prefill(self._input_ids, self._generation_config, self._prompt_kwargs)
+        if self._hidden is not None:
+            self._hidden.put(self._hidden.take(outputs.logits)[:, -1:])
         past = self._cache.get_seq_length()
         batch = self._input_ids.shape[0]
         self._consolidate(past + min(self._new_tokens, max(1024, past)) + 64)
@@ -143,7 +151,7 @@ class FusedModel:
         if self._token_types is not None:
             inputs["token_type_ids"] = self._token_types[:, -1:].expand(-1, width)
         if width == 1 and self._visible is None:
-            return score(self._model(**inputs, **self._pass_kwargs).logits, self.harvest)
+            return self._scored(self._call(**inputs))
         base = self._cache.base
         history = None if self._visible is None else self._visible[:, :base]
         buffer = None
@@ -163,8 +171,22 @@ class FusedModel:
             min(self._cache.lengths),
         )
         with fused_pass():
-            outputs = self._model(**inputs, attention_mask=masks, **self._pass_kwargs)
-        return score(outputs.logits, self.harvest)
+            outputs = self._call(**inputs, attention_mask=masks)
+        return self._scored(outputs)
+
+    def _call(self, **inputs: Any) -> tuple[Tensor, Tensor | None]:
+        """Run the model: logits ``[batch, node, vocab]``, and what the output layer read if somebody wants it."""
+        if self._hidden is None:
+            return self._model(**inputs, **self._pass_kwargs).logits, None
+        self._hidden.expect()
+        logits: Tensor = self._model(**inputs, **self._pass_kwargs).logits
+        return logits, self._hidden.take(logits)
+
+    def _scored(self, outputs: tuple[Tensor, Tensor | None]) -> Scores:
+        logits, hidden = outputs
+        if self._hidden is not None and hidden is not None:
+            self._hidden.put(hidden)
+        return score(logits, self.harvest)
 
     def _coordinates(self, trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
         """The places of nodes ``[batch, node]`` and slots ``[batch, slot]`` in their rows, as transformers counts them.

@@ -43,6 +43,8 @@ def _processors(names: tuple[str, ...]) -> frozenset[type]:
 PREFIX_FREE = _processors(_PREFIX_FREE)
 # Processors and rules of transformers that treat each row on its own, whatever its number in the batch.
 ROW_PROCESSORS = PREFIX_FREE | _processors(_WITH_PREFIX)
+# Processors that keep something of the prefix they were given last.
+STATEFUL = _processors(("SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor"))
 ROW_RULES = frozenset(
     getattr(criteria_module, name)
     for name in ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")

@@ -26,6 +26,7 @@ from lookahead.arena import (
     Arena,
     Graph,
     Inputs,
+    Outputs,
     bucket_of,
     capturing,
     fingerprint,
@@ -38,7 +39,6 @@ from lookahead.arena import (
 from lookahead.attention import fused_pass
 from lookahead.masks import StaticPlaces, static_masks
 from lookahead.model import FusedModel
-from lookahead.scoring import score
 
 # What a model that cannot run a static pass may raise in its first one.
 _REJECTIONS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
@@ -69,26 +69,28 @@ def static_reason(model: PreTrainedModel) -> str | None:
 class _Pass:
     """One pass as it can be run, captured or run again: its inputs are on the device."""
 
-    run: Callable[[], Tensor]
+    run: Callable[[], Outputs]
     inputs: Inputs
     key: tuple[int, int]
 
 
-def _on_side_stream(run: Callable[[], Tensor], arena: Arena) -> Tensor:
+def _on_side_stream(run: Callable[[], Outputs], arena: Arena) -> Outputs:
     """Run a pass as it has to be before it is captured: on the stream that will capture it, for libraries to set up."""
     if arena.stream is None:
         arena.stream = torch.cuda.Stream(arena.device)
     current = torch.cuda.current_stream(arena.device)
     arena.stream.wait_stream(current)
     with torch.cuda.stream(arena.stream):
-        logits = run()
+        outputs = run()
     current.wait_stream(arena.stream)
-    logits.record_stream(current)
-    return logits
+    for output in outputs:
+        if output is not None:
+            output.record_stream(current)
+    return outputs
 
 
-def _capture(run: Callable[[], Tensor], arena: Arena) -> tuple[Callable[[], None], Tensor]:
-    """Capture a pass without executing it; returns what replays it and the logits it will write."""
+def _capture(run: Callable[[], Outputs], arena: Arena) -> tuple[Callable[[], None], Outputs]:
+    """Capture a pass without executing it; returns what replays it and the outputs it will write."""
     if arena.pool is None:
         arena.pool = torch.cuda.graph_pool_handle()
     device, graph = arena.device, torch.cuda.CUDAGraph()
@@ -98,13 +100,13 @@ def _capture(run: Callable[[], Tensor], arena: Arena) -> tuple[Callable[[], None
         torch.cuda.device(device),
         torch.cuda.graph(graph, pool=arena.pool, stream=arena.stream, capture_error_mode="thread_local"),
     ):
-        logits = run()
+        outputs = run()
 
     def replay() -> None:
         with torch.cuda.device(device):
             graph.replay()
 
-    return replay, logits
+    return replay, outputs
 
 
 class StaticModel(FusedModel):
@@ -135,7 +137,7 @@ class StaticModel(FusedModel):
             self._key = None  # a tensor of the caller's is read where it lies: nothing of it can be used again
             return Arena(batch, self._dtype, self._device)
         # Tensors made in inference mode cannot be written outside of it.
-        modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self._captures)
+        modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self._captures, self._hidden is not None)
         call = (batch, self._dtype, self._device, self._token_types is None, modes)
         self._key = (fingerprint(self._model), call, tuple(sorted(kept.items())))
         with waiting_lock:
@@ -196,7 +198,7 @@ class StaticModel(FusedModel):
         nodes = bucket_of(width)
         self._sound = False
         try:
-            logits = self._run(arena, self._prepare(arena, trees, nodes))
+            logits, hidden = self._run(arena, self._prepare(arena, trees, nodes))
         except _REJECTIONS as error:
             if arena.proven or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -206,7 +208,7 @@ class StaticModel(FusedModel):
             self._leave(arena, reason)
             return super().forward(trees)
         arena.proven = self._sound = True
-        return score(logits[:, :width], self.harvest)
+        return self._scored((logits[:, :width], None if hidden is None else hidden[:, :width]))
 
     def keep(self, paths: Sequence[Path]) -> None:
         """Make each row's visited nodes the end of its history; the next pass moves their keys and values."""
@@ -243,7 +245,7 @@ class StaticModel(FusedModel):
         if self._token_types is not None:
             extra["token_type_ids"] = arena.types.expand(-1, nodes)
 
-        def run() -> Tensor:
+        def run() -> Outputs:
             cache.move(inputs.sources, inputs.targets, arena.rows)
             slots = inputs.base + inputs.counting
             places = StaticPlaces(
@@ -260,18 +262,11 @@ class StaticModel(FusedModel):
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)
             with fused_pass():
-                logits: Tensor = self._model(
-                    input_ids=inputs.tokens,
-                    position_ids=positions,
-                    attention_mask=masks,
-                    **extra,
-                    **self._pass_kwargs,
-                ).logits
-            return logits
+                return self._call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
 
         return _Pass(run, inputs, (nodes, span))
 
-    def _run(self, arena: Arena, step: _Pass) -> Tensor:
+    def _run(self, arena: Arena, step: _Pass) -> Outputs:
         """Replay the pass; or run it, and capture it if it has been run before."""
         if not self._captures or arena.failure is not None:
             self._note(arena)
@@ -280,32 +275,32 @@ class StaticModel(FusedModel):
         if graph is not None:
             arena.graphs[step.key] = graph
             graph.replay()
-            return graph.logits if graph.checked else self._check(arena, step, graph)
+            return graph.outputs if graph.checked else self._check(arena, step, graph)
         if step.key not in arena.warm:
             arena.warm.add(step.key)
             return _on_side_stream(step.run, arena)
         try:
-            replay, logits = _capture(step.run, arena)
+            replay, outputs = _capture(step.run, arena)
         except Exception as error:  # whatever a driver, a kernel or a model's code objects to
             arena.failure = f"a pass could not be captured ({type(error).__name__}: {error})"
             arena.graphs.clear()
             self._note(arena)
             return step.run()
-        graph = Graph(replay, logits, self._cache.base, self._rules)
+        graph = Graph(replay, outputs, self._cache.base, self._rules)
         arena.add(step.key, graph)
         graph.replay()
-        return logits
+        return outputs
 
-    def _check(self, arena: Arena, step: _Pass, graph: Graph) -> Tensor:
+    def _check(self, arena: Arena, step: _Pass, graph: Graph) -> Outputs:
         """Compare a graph's first replay at another place with the pass itself: nothing of the history may be frozen.
 
         Costs one pass and one answer from the device for each graph.
         """
         if self._cache.base == graph.base:
-            return graph.logits
+            return graph.outputs
         step.inputs.settle()
-        logits = step.run()
-        replayed, expected = graph.logits.float(), logits.float()
+        outputs = step.run()
+        replayed, expected = graph.outputs[0].float(), outputs[0].float()
         finite = expected.isfinite()
         difference = torch.where(finite, (replayed - expected).abs(), 0.0).max()
         spread = expected[finite].std() if finite.any() else difference.new_ones(())
@@ -315,7 +310,7 @@ class StaticModel(FusedModel):
             arena.failure = "a captured pass does not follow the history"
             arena.graphs.clear()
             self._note(arena)
-        return logits
+        return outputs
 
     def _note(self, arena: Arena) -> None:
         if arena.failure is not None:

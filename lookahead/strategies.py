@@ -1,39 +1,21 @@
 """The strategies: lookahead decoding, automatic or with given numbers, and Jacobi decoding."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from jacobi import Drafter, JacobiDrafter, LookaheadError, PlainDrafter, guesser
 from jacobi.drafter import JacobiMode
-from lookahead.automatic import AutomaticDrafter, Planner
-from lookahead.memory import Memory
+from lookahead.budgeted import Budgeted
+from lookahead.medusa.decoding import Medusa
 from lookahead.pool import NgramPool
-from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
-from lookahead.sources.recycling import BEST
-from lookahead.step_times import StepTimes
 from lookahead.strategy import CallContext, Drafts, RowContext, Strategy
-from lookahead.tuning import step_times
 from lookahead.window import LookaheadDrafter
 
-SourceFactory = Callable[[RowContext], Source]
-
-_SOURCES: dict[str, Callable[[RowContext, Memory], Source]] = {
-    "recycling": lambda row, memory: RecyclingSource(memory.table),
-    "suffix": lambda row, memory: SuffixSource(),
-    "pool": lambda row, memory: PoolSource(),
-    "window": lambda row, memory: WindowSource(row.rng, row.vocab_size),
-}
 _DEFAULT_SOURCES = ("recycling", "suffix", "window")
-_MOST_NODES = 512
-_SHORT_CALL = 32  # new tokens; below, the prompt's successors are not gathered
-_PROMPT_TOKENS = 128  # of the prompt, from its end, at which successors are gathered at most
-_PROMPT_LOGITS = 1 << 23  # numbers that this may take: 32 MB in float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lookahead(Strategy):
+class Lookahead(Budgeted):
     """Exact decoding from drafts that cost no training: automatic, or lookahead decoding with given W, N and G.
 
     ``Lookahead()`` is the automatic mode. Every pass scores one tree, filled best first from all ``sources`` by how
@@ -53,7 +35,7 @@ class Lookahead(Strategy):
             written.
         sources: (automatic) where candidates come from, in the order in which they are credited: ``"recycling"``,
             ``"suffix"``, ``"pool"``, ``"window"``, or functions that make a :class:`lookahead.sources.Source` from a
-            :class:`RowContext`. None is recycling, suffix and window.
+            :class:`lookahead.strategy.RowContext`. None is recycling, suffix and window.
         nodes: (automatic) draft so many nodes a pass whatever they cost, to compare drafts; None = as many as pay.
         max_nodes: (automatic) the most drafted nodes of a row.
         tuning: (automatic) a step-time curve, or the file of a saved one. It is taken as it is: with a ``seed``, the
@@ -78,18 +60,12 @@ class Lookahead(Strategy):
     pool_from_prompt: bool = True
     pool_from_output: bool = True
     always_forward_one: bool = True
-    sources: tuple[str | SourceFactory, ...] | None = None
-    nodes: int | None = None
-    max_nodes: int = 128
-    tuning: StepTimes | dict[str, Any] | str | Path | None = None
-    remember: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag in ("pool_from_prompt", "pool_from_output", "always_forward_one", "remember"):
+        for flag in ("pool_from_prompt", "pool_from_output", "always_forward_one"):
             self._flag(flag)
         if self.automatic:
-            self._check_automatic()
             return
         for name, default, least in (("window_size", 7, 1), ("ngram_size", 5, 1), ("verification_set_size", 7, 0)):
             if getattr(self, name) is None:
@@ -100,43 +76,7 @@ class Lookahead(Strategy):
                 "Lookahead(ngram_size=1) is plain decoding and needs window_size=1 and verification_set_size=0: got "
                 f"window_size={self.window_size}, verification_set_size={self.verification_set_size}."
             )
-        for name in ("sources", "nodes", "tuning"):
-            if getattr(self, name) is not None:
-                raise LookaheadError(
-                    f"Lookahead({name}=) belongs to the automatic mode: got window_size, ngram_size or "
-                    "verification_set_size as well. Leave those out, or drop it."
-                )
-
-    def _check_automatic(self) -> None:
-        self._whole("max_nodes", 1)
-        if self.nodes is not None:
-            self._whole("nodes", 1)
-        for name in ("nodes", "max_nodes"):
-            if (getattr(self, name) or 0) > _MOST_NODES:
-                raise LookaheadError(f"Lookahead({name}=) must be at most {_MOST_NODES}: got {getattr(self, name)}.")
-        if isinstance(self.tuning, dict):  # as to_dict wrote it
-            object.__setattr__(self, "tuning", StepTimes.from_dict(self.tuning, frozen=True))
-        if self.tuning is not None and not isinstance(self.tuning, StepTimes):
-            if not isinstance(self.tuning, str | Path):
-                raise LookaheadError(
-                    f"Lookahead(tuning=) must be a StepTimes or the file of a saved one: got {self.tuning!r}."
-                )
-            StepTimes.load(self.tuning)  # what cannot be read is told now
-        given = self.sources
-        if given is None:
-            return
-        known = ", ".join(map(repr, _SOURCES))
-        if not isinstance(given, tuple | list) or not given:
-            raise LookaheadError(
-                f"Lookahead(sources=) must be a tuple of one or more of {known}, or functions that make a Source: "
-                f"got {given!r}."
-            )
-        for source in given:
-            if not callable(source) and not (isinstance(source, str) and source in _SOURCES):
-                raise LookaheadError(f"Unknown source {source!r}: expected {known}, or a function that makes a Source.")
-        if len(set(given)) < len(given):
-            raise LookaheadError(f"Lookahead(sources=) names a source twice: got {given!r}.")
-        object.__setattr__(self, "sources", tuple(given))
+        self._refuse_automatic("window_size, ngram_size or verification_set_size as well. Leave those out, or drop it.")
 
     @property
     def automatic(self) -> bool:
@@ -157,60 +97,11 @@ class Lookahead(Strategy):
             pool_from_output=False,
         )
 
-    @property
-    def remembers(self) -> bool:
-        """In the automatic mode without a seed, unless it is switched off."""
-        return self.automatic and self.remember and self.seed is None
-
-    def step_times(self) -> StepTimes | None:
-        """The curve given as ``tuning``, which then stays as it is."""
-        if isinstance(self.tuning, str | Path):
-            return StepTimes.load(self.tuning)
-        return self.tuning.as_frozen() if isinstance(self.tuning, StepTimes) else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data, for JSON; ``from_dict`` reads it back, but for sources of the caller's own.
-
-        Those stand there by their names, which ``from_dict`` does not know.
-        """
-        settings = super().to_dict()
-        if self.sources is not None:
-            settings["sources"] = [
-                source if isinstance(source, str) else getattr(source, "__qualname__", repr(source))
-                for source in self.sources
-            ]
-        if isinstance(self.tuning, StepTimes):
-            settings["tuning"] = self.tuning.to_dict()
-        elif self.tuning is not None:
-            settings["tuning"] = str(self.tuning)
-        return settings
-
     def drafts(self, call: CallContext) -> Drafts:
         """The automatic mode's drafters share one planner; others have nothing in common."""
         if not self.automatic:
             return super().drafts(call)
-        names = self.sources or _DEFAULT_SOURCES
-        rows = [
-            [_SOURCES[name](row, call.memory) if isinstance(name, str) else name(row) for name in names]
-            for row in call.rows
-        ]
-        kinds = tuple((source.name, len(source.priors)) for source in rows[0])
-        acceptance = call.memory.acceptance((kinds, call.choice), rows[0], call.trust)
-        window = [isinstance(source, WindowSource) for source in rows[0]]
-        planner = Planner(
-            step_times(call.model, len(rows), call.memory.times, self.step_times()),
-            acceptance,
-            batch=len(rows),
-            most_nodes=self.max_nodes,
-            nodes=self.nodes,
-            window=any(window),
-            window_only=all(window),
-        )
-        drafters = [
-            AutomaticDrafter(row.prompt, sources, planner, acceptance)
-            for row, sources in zip(call.rows, rows, strict=True)
-        ]
-        return Drafts(drafters, BEST, _prompt_harvest(call), planner)
+        return self.budgeted_drafts(call, self.sources or _DEFAULT_SOURCES)
 
     def drafter(self, row: RowContext) -> Drafter:
         """With given W, N and G: a window and a pool of the row's own."""
@@ -230,17 +121,6 @@ class Lookahead(Strategy):
             pool_from_output=self.pool_from_output,
             always_forward_one=self.always_forward_one,
         )
-
-
-def _prompt_harvest(call: CallContext) -> int:
-    """At how many of the prompt's tokens successors are gathered: none but the last where the call is short.
-
-    Their logits cost a part of the prompt's pass, and memory, which is bounded here.
-    """
-    if call.new_tokens < _SHORT_CALL:
-        return 1
-    fit = _PROMPT_LOGITS // (len(call.rows) * max(row.vocab_size for row in call.rows))
-    return max(1, min(_PROMPT_TOKENS, fit))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +174,7 @@ class Jacobi(Strategy):
         return JacobiDrafter(self.mode, self.block_size, guess, row.end_tokens, text, self.return_trajectory)
 
 
-_BY_NAME: dict[str, type[Strategy]] = {"lookahead": Lookahead, "jacobi": Jacobi}
+_BY_NAME: dict[str, type[Strategy]] = {"lookahead": Lookahead, "jacobi": Jacobi, "medusa": Medusa}
 
 
 def strategy_from(value: Any) -> Strategy:
@@ -309,7 +189,7 @@ def strategy_from(value: Any) -> Strategy:
         return value
     if not isinstance(value, dict):
         raise LookaheadError(
-            "lookahead_strategy must be Lookahead(...), Jacobi(...) or a dict of their settings: "
+            "lookahead_strategy must be Lookahead(...), Jacobi(...), Medusa(...) or a dict of their settings: "
             f"got {value!r} of type {type(value).__name__}."
         )
     name = value.get("strategy", "lookahead")

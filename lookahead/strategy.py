@@ -2,14 +2,16 @@
 
 import dataclasses
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import Drafter, LookaheadError
 from lookahead.automatic import Planner
+from lookahead.hidden import HiddenStates
 from lookahead.memory import Memory
 
 Stats = Literal["none", "summary", "detailed"]
@@ -17,13 +19,14 @@ Stats = Literal["none", "summary", "detailed"]
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What a drafter may know of its row: the prompt's tokens, the vocabulary, pad and end tokens, and a generator."""
+    """What a drafter may know of its row: prompt, vocabulary, pad and end tokens, a generator, the row's number."""
 
     prompt: Sequence[int]
     vocab_size: int
     pad: int
     end_tokens: frozenset[int]
     rng: random.Random
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,14 @@ class Drafts:
         harvest: how many of the model's best next tokens the drafters want to know at every node.
         prompt_harvest: at how many of the prompt's last tokens they want to know them.
         planner: decides sizes, and has to be told about every pass; None = sizes are fixed.
+        hidden: has to be given what the output layer reads in every pass; None = nobody wants it.
     """
 
     drafters: Sequence[Drafter]
     harvest: int = 0
     prompt_harvest: int = 1
     planner: Planner | None = None
+    hidden: HiddenStates | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,13 +148,18 @@ class Strategy:
         return False
 
     @property
+    def rule(self) -> Callable[[Tensor], Tensor] | None:
+        """Which tokens a lossy decode may keep: processed scores ``[..., vocab]`` to bool; None = it is exact."""
+        return None
+
+    @property
     def remembers(self) -> bool:
         """Whether drafts start from what they learnt in earlier calls on the model."""
         return False
 
     def drafter(self, row: RowContext) -> Drafter:
         """Make the drafter of one row."""
-        raise TypeError(f"{type(self).__name__} has no drafter; use Lookahead or Jacobi.")
+        raise TypeError(f"{type(self).__name__} has no drafter; use Lookahead, Jacobi or Medusa.")
 
     def drafts(self, call: CallContext) -> Drafts:
         """Make what one call needs."""

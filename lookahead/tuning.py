@@ -84,7 +84,11 @@ def cached(model: PreTrainedModel, batch: int = 1) -> StepTimes | None:
 
 
 def step_times(
-    model: PreTrainedModel, batch: int, memory: dict[Hashable, StepTimes], given: StepTimes | None
+    model: PreTrainedModel,
+    batch: int,
+    memory: dict[Hashable, StepTimes],
+    given: StepTimes | None,
+    beside: Hashable = None,
 ) -> StepTimes:
     """The curve for a call: what the caller gave, what earlier calls learnt, what was saved, or one that is empty.
 
@@ -93,11 +97,12 @@ def step_times(
         batch: rows of a pass.
         memory: curves of earlier calls on the model; a new one is put there.
         given: the caller's.
+        beside: what runs beside the model in every pass, if anything does.
     """
     if given is not None:
         return given
     config = model.config.get_text_config()
-    key = (batch, model.dtype, model.device, str(config._attn_implementation), torch.get_num_threads())
+    key = (batch, model.dtype, model.device, str(config._attn_implementation), torch.get_num_threads(), beside)
     if key not in memory:
         memory[key] = cached(model, batch) or StepTimes()
     return memory[key]

@@ -450,22 +450,25 @@ class StandIn:
         original = StaticModel.__init__
         monkeypatch.setattr(StaticModel, "__init__", lambda *a, **k: original(*a, **k | {"graphs": True}))
 
-    def capture(self, run: Callable[[], Tensor], arena: Any) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, run: Callable[[], arenas.Outputs], arena: Any) -> tuple[Callable[[], None], arenas.Outputs]:
         if self._broken:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.captured += 1
-        logits: list[Tensor] = []
+        logits = torch.full(self.shape, torch.nan, dtype=arena.dtype)
+        hidden = torch.full((*self.shape[:2], self.hidden), torch.nan, dtype=arena.dtype) if self.hidden else None
 
         def replay() -> None:
             self.replayed += 1
-            fresh = run()
+            fresh, states = run()
             if not self._frozen or self.replayed == 1:
-                logits[0].copy_(fresh)
+                logits.copy_(fresh)
+                if hidden is not None and states is not None:
+                    hidden.copy_(states)
 
-        logits.append(torch.full(self.shape, torch.nan, dtype=arena.dtype))
-        return replay, logits[0]
+        return replay, (logits, hidden)
 
     shape = (1, 8, 48)
+    hidden = 0  # channels of what the output layer reads, where a call wants it
 
 
 def grown(fused: StaticModel, passes: int) -> list[Any]:
