@@ -1,4 +1,4 @@
-"""The command line: ``lookahead demo``, ``generate``, ``tune`` and ``verify``."""
+"""The command line: ``lookahead demo``, ``generate``, ``tree``, ``tune`` and ``verify``."""
 
 from typing import Annotated
 
@@ -7,6 +7,7 @@ import typer
 from lookahead.cli.common import Commands, versions
 from lookahead.cli.demo import demo
 from lookahead.cli.generate import generate
+from lookahead.cli.tree import tree
 from lookahead.cli.tune import tune
 from lookahead.cli.verify import verify
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(generate)
+app.command()(tree)
 app.command()(tune)
 app.command()(verify)
 
