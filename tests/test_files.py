@@ -1,34 +1,89 @@
-"""Files are written as a whole or not at all."""
+"""Folders that are written wholly or not at all."""
 
 import os
-from pathlib import Path
-from typing import Any
+import pathlib
 
 import pytest
 
-from lookahead.files import write_text
+from jacobi import LookaheadError
+from lookahead.files import check_free, whole_folder
 
 
-def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
-    for text in ("one", "zwei ü"):
-        write_text(tmp_path / "a.json", text)
-        assert (tmp_path / "a.json").read_text(encoding="utf-8") == text
-    assert os.listdir(tmp_path) == ["a.json"]
+def names(folder: pathlib.Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_text(tmp_path / "a.json", "old")
-
-    def broken(*_: Any) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(os, "replace", broken)
-    with pytest.raises(OSError, match="full"):
-        write_text(tmp_path / "a.json", "new")
-    assert os.listdir(tmp_path) == ["a.json"]
-    assert (tmp_path / "a.json").read_text() == "old"
+def test_a_new_folder_appears_when_it_is_complete(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "a" / "b"
+    with whole_folder(target) as part:
+        (part / "file").write_text("x")
+        assert not target.exists()
+    assert names(tmp_path) == ["a", "a/b", "a/b/file"]
 
 
-def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        write_text(tmp_path / "none" / "a.json", "x")
+def test_an_empty_folder_is_filled(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "b").mkdir()
+    with whole_folder(tmp_path / "b") as part:
+        (part / "file").write_text("x")
+    assert names(tmp_path) == ["b", "b/file"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_failure_leaves_nothing(replace: bool, tmp_path: pathlib.Path) -> None:
+    if replace:
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "old").write_text("x")
+    before = names(tmp_path)
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "b", replace) as part:
+        (part / "file").write_text("x")
+        raise KeyboardInterrupt
+    assert names(tmp_path) == before
+
+
+def test_a_folder_of_files_is_replaced_if_allowed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "old").write_text("x")
+    with pytest.raises(LookaheadError, match="b is not empty: expected a new folder"), whole_folder(tmp_path / "b"):
+        pass
+    assert names(tmp_path) == ["b", "b/old"]
+    with whole_folder(tmp_path / "b", replace=True) as part:
+        (part / "new").write_text("x")
+        assert (tmp_path / "b" / "old").exists()
+    assert names(tmp_path) == ["b", "b/new"]
+
+
+def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "old").write_text("x")
+    real = os.replace
+
+    def replace(source: pathlib.Path, target: pathlib.Path) -> None:
+        if source.name.endswith(".part"):
+            raise OSError("no")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="no"), whole_folder(tmp_path / "b", replace=True) as part:
+        (part / "new").write_text("x")
+    assert names(tmp_path) == ["b", "b/old"]
+
+
+def test_files_and_nested_folders_are_never_replaced(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    with pytest.raises(LookaheadError, match="file is a file: expected a folder"):
+        check_free(tmp_path / "file", replace=True)
+    with pytest.raises(LookaheadError, match="outer holds folders, and only files are replaced"):
+        check_free(tmp_path / "outer", replace=True)
+    assert names(tmp_path) == ["file", "outer", "outer/inner"]
+
+
+def test_a_link_is_followed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with whole_folder(tmp_path / "link") as part:
+        (part / "file").write_text("x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "file").read_text() == "x"
