@@ -1,10 +1,11 @@
-"""The command line: ``lookahead demo``, ``generate``, ``tree``, ``tune`` and ``verify``."""
+"""The command line: ``lookahead convert-medusa``, ``demo``, ``generate``, ``tree``, ``tune`` and ``verify``."""
 
 from typing import Annotated
 
 import typer
 
 from lookahead.cli.common import Commands, versions
+from lookahead.cli.convert_medusa import convert_medusa
 from lookahead.cli.demo import demo
 from lookahead.cli.generate import generate
 from lookahead.cli.tree import tree
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     help="Exact lookahead decoding: the text of plain generate, in fewer forward passes.",
 )
+app.command()(convert_medusa)
 app.command()(demo)
 app.command()(generate)
 app.command()(tree)
