@@ -1,4 +1,4 @@
-"""Folders that are written wholly or not at all."""
+"""Files and folders are written wholly or not at all."""
 
 import os
 import pathlib
@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from jacobi import LookaheadError
-from lookahead.files import check_free, whole_folder
+from lookahead.files import check_free, whole_folder, write_text
 
 
 def names(folder: pathlib.Path) -> list[str]:
@@ -87,3 +87,28 @@ def test_a_link_is_followed(tmp_path: pathlib.Path) -> None:
         (part / "file").write_text("x")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real" / "file").read_text() == "x"
+
+
+def test_a_file_is_written_and_replaced(tmp_path: pathlib.Path) -> None:
+    for text in ("one", "zwei ü"):
+        write_text(tmp_path / "a.json", text)
+        assert (tmp_path / "a.json").read_text(encoding="utf-8") == text
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_file_that_cannot_be_replaced_stays(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "a.json", "old")
+
+    def broken(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="full"):
+        write_text(tmp_path / "a.json", "new")
+    assert names(tmp_path) == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "old"
+
+
+def test_a_file_in_a_missing_folder_is_an_error(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_text(tmp_path / "none" / "a.json", "x")

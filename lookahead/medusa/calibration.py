@@ -26,8 +26,9 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.files import write_text
 from lookahead.hidden import HiddenStates
+from lookahead.medusa.backbone import output_layer, output_sizes, placement
 from lookahead.medusa.choices import MAX_NODES, TREE_FORMAT, TREE_KIND, ChoiceTree, read_tree
-from lookahead.medusa.heads import MedusaHeads, output_layer, output_sizes, placement
+from lookahead.medusa.heads import MedusaHeads
 
 _LOGITS = 1 << 24  # numbers that the heads may make at once: 64 MB in float32
 _TIMED = 20  # runs of the heads
