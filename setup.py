@@ -18,12 +18,13 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=["jacobi", "lookahead", "lookahead.cli", "lookahead.sources"],
+    packages=["jacobi", "lookahead", "lookahead.cli", "lookahead.medusa", "lookahead.sources"],
     package_data={
         "jacobi": ["py.typed"],
         "lookahead": ["py.typed", "assets/tiny-coder/*"],
+        "lookahead.medusa": ["presets.json"],
     },
-    install_requires=["torch>=2.8", "transformers>=5.20,<6", "numpy", "typer", "rich", "safetensors"],
+    install_requires=["torch>=2.8", "transformers>=5.20,<6", "numpy", "huggingface_hub", "typer", "rich", "safetensors"],
     extras_require={
         "train": ["accelerate", "peft"],
         "bench": ["matplotlib"],

@@ -151,7 +151,7 @@ class Budgeted(Strategy):
         acceptance = call.memory.acceptance((kinds, call.choice), rows[0], call.trust)
         window = [isinstance(source, WindowSource) for source in rows[0]]
         planner = Planner(
-            step_times(call.model, len(rows), call.memory.times, self.step_times(), beside),
+            step_times(call.model, len(rows), call.memory.times, self.step_times(), beside, self.static),
             acceptance,
             batch=len(rows),
             most_nodes=self.max_nodes,

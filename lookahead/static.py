@@ -65,6 +65,15 @@ def static_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
+def dynamic_reason(static: bool | None, model: PreTrainedModel) -> str | None:
+    """Why passes asked for with ``static`` (see :func:`fused_model`) do not have static shapes; None = they have."""
+    if static is False:
+        return "static=False"
+    if static is None and model.device.type != "cuda":
+        return "static shapes are used on CUDA devices unless asked for"
+    return static_reason(model)
+
+
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """One pass as it can be run, captured or run again: its inputs are on the device."""
@@ -353,15 +362,11 @@ def fused_model(static: bool | None, model: PreTrainedModel, *args: Any, **kwarg
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
     """
-    reason = None
-    if static is None and model.device.type != "cuda":
-        reason = "static shapes are used on CUDA devices unless asked for"
-    elif static is not False:
-        reason = static_reason(model)
+    reason = dynamic_reason(static, model)
     if static is True and reason is not None:
         raise LookaheadError(_refusal(reason))
-    if static is not False and reason is None:
+    if reason is None:
         return StaticModel(model, *args, required=static is True, **kwargs)
     fused = FusedModel(model, *args, **kwargs)
-    fused.route_reason = reason if static is None else "static=False"
+    fused.route_reason = reason
     return fused

@@ -18,7 +18,11 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError, TokenTree
 from lookahead import support
 from lookahead.bare import bare_model
+from lookahead.model import FusedModel
+from lookahead.static import dynamic_reason
 from lookahead.step_times import FORMAT, NODES, StepTimes
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 
 
 @lru_cache
@@ -33,8 +37,14 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def describe(model: PreTrainedModel, batch: int = 1) -> dict[str, Any]:
-    """All that the curve depends on: shape and dtypes of the model, attention, device, threads, versions, batch."""
+def describe(model: PreTrainedModel, batch: int = 1, static: bool | None = None) -> dict[str, Any]:
+    """All that the curve depends on: shape and dtypes of the model, attention, device, threads, versions, batch.
+
+    Args:
+        model: the model.
+        batch: rows of a pass.
+        static: as for :func:`lookahead.static.fused_model`; passes with static shapes have a curve of their own.
+    """
     config = model.config.get_text_config()
     shape = {
         name: value
@@ -54,6 +64,7 @@ def describe(model: PreTrainedModel, batch: int = 1) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_processor()}",
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "batch": batch,
+        "static": dynamic_reason(static, model) is None,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
@@ -74,9 +85,9 @@ def cache_file(about: dict[str, Any]) -> Path:
     return cache_folder() / f"step-times-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
-def cached(model: PreTrainedModel, batch: int = 1) -> StepTimes | None:
+def cached(model: PreTrainedModel, batch: int = 1, static: bool | None = None) -> StepTimes | None:
     """The saved curve of this model on this machine; None where there is none that can be read."""
-    about = describe(model, batch)
+    about = describe(model, batch, static)
     try:
         return StepTimes.load(cache_file(about), frozen=False)
     except (LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
@@ -89,6 +100,7 @@ def step_times(
     memory: dict[Hashable, StepTimes],
     given: StepTimes | None,
     beside: Hashable = None,
+    static: bool | None = None,
 ) -> StepTimes:
     """The curve for a call: what the caller gave, what earlier calls learnt, what was saved, or one that is empty.
 
@@ -98,13 +110,15 @@ def step_times(
         memory: curves of earlier calls on the model; a new one is put there.
         given: the caller's.
         beside: what runs beside the model in every pass, if anything does.
+        static: as for :func:`lookahead.static.fused_model`.
     """
     if given is not None:
         return given
     config = model.config.get_text_config()
-    key = (batch, model.dtype, model.device, str(config._attn_implementation), torch.get_num_threads(), beside)
+    attention, fixed = str(config._attn_implementation), dynamic_reason(static, model) is None
+    key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads(), beside)
     if key not in memory:
-        memory[key] = cached(model, batch) or StepTimes()
+        memory[key] = cached(model, batch, static) or StepTimes()
     return memory[key]
 
 
@@ -113,6 +127,7 @@ def sweep(
     model: PreTrainedModel,
     *,
     batch: int = 1,
+    static: bool | None = None,
     nodes: Sequence[int] = NODES,
     contexts: Sequence[int] = (64, 512),
     seconds: float = 8.0,
@@ -126,6 +141,7 @@ def sweep(
     Args:
         model: a causal model that lookahead supports.
         batch: rows of a pass.
+        static: as for :func:`lookahead.static.fused_model`.
         nodes: sizes to measure, nodes a row.
         contexts: histories to measure at, in tokens; those the model has no positions for are left out.
         seconds: about how long to measure, warm-up left out; every size is run three times at least.
@@ -140,14 +156,25 @@ def sweep(
     """
     support.check_model(model)
     support.self_test(model)
-    about = describe(model, batch)
+    about = describe(model, batch, static)
     times = StepTimes(about=about)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
     usable = [context for context in contexts if context + max(nodes) < limit] or [max(1, (limit - max(nodes)) // 2)]
-    done = 0.0
-    for context in usable:
-        samples = _measure(model, batch, list(nodes), context, seconds / len(usable), report, done, 1 / len(usable))
-        done += 1 / len(usable)
+    vocab = model.get_input_embeddings().weight.shape[0]
+    for done, context in enumerate(usable):
+
+        def tell(share: float, done: int = done) -> None:
+            if report is not None:
+                report((done + share) / len(usable))
+
+        prompt = torch.tensor([[(17 + 13 * place) % vocab for place in range(context)]] * batch, device=model.device)
+        with bare_model(model, prompt, max(nodes) + 1, static=static) as fused:
+            samples = _measure(
+                fused,
+                {count: [bushy_tree(count, vocab)] * batch for count in nodes},
+                seconds / len(usable),
+                tell,
+            )
         for count, taken in samples.items():
             times.put(count, context, statistics.median(taken))
     if report is not None:
@@ -158,34 +185,24 @@ def sweep(
 
 
 def _measure(
-    model: PreTrainedModel,
-    batch: int,
-    nodes: list[int],
-    context: int,
+    fused: FusedModel,
+    trees: dict[int, list[TokenTree]],
     seconds: float,
-    report: Callable[[float], None] | None,
-    done: float,
-    share: float,
+    report: Callable[[float], None],
 ) -> dict[int, list[float]]:
-    vocab = model.get_input_embeddings().weight.shape[0]
-    prompt = torch.tensor([[(17 + 13 * place) % vocab for place in range(context)]] * batch, device=model.device)
-    samples: dict[int, list[float]] = {count: [] for count in nodes}
-    with bare_model(model, prompt, max(nodes) + 1, logits_to_keep=1) as fused:
-        trees = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
-        for count in nodes:  # kernels for a new shape are made at its first pass
+    """Milliseconds of passes over each of ``trees``."""
+    samples: dict[int, list[float]] = {count: [] for count in trees}
+    for drafts in trees.values():  # kernels for a new shape are made at its first passes
+        fused.forward(drafts)
+    start = perf_counter()
+    rounds = 0
+    while rounds < _LEAST_ROUNDS or (perf_counter() - start < seconds and rounds < _MOST_ROUNDS):
+        for count in trees if rounds % 2 else reversed(trees):
+            begin = perf_counter()
             fused.forward(trees[count])
-        start = perf_counter()
-        rounds = 0
-        while rounds < 3 or perf_counter() - start < seconds:
-            for count in nodes if rounds % 2 else nodes[::-1]:
-                begin = perf_counter()
-                fused.forward(trees[count])
-                samples[count].append(1e3 * (perf_counter() - begin))
-            rounds += 1
-            if report is not None:
-                report(done + share * min(1.0, (perf_counter() - start) / seconds))
-            if rounds >= 400:
-                break
+            samples[count].append(1e3 * (perf_counter() - begin))
+        rounds += 1
+        report(min(1.0, (perf_counter() - start) / seconds))
     return samples
 
 

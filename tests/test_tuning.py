@@ -488,3 +488,17 @@ def test_sweep_refuses_what_lookahead_refuses(folder: Path) -> None:
     with pytest.raises(LookaheadError):
         tuning.sweep(model, seconds=0.01)
     assert not folder.exists()
+
+
+def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
+    model = tiny_model("llama")
+    assert tuning.describe(model, static=True)["static"] is True
+    assert tuning.describe(model, static=False) == tuning.describe(model, static=None), "as on any CPU"
+    measured = tuning.sweep(model, static=True, nodes=(1, 4), contexts=(16,), seconds=0.01)
+    assert measured.ms(4, 16) > 0.0
+    assert tuning.cached(model) is None
+    kept = tuning.cached(model, static=True)
+    assert kept is not None and kept.ms(4, 16) == measured.ms(4, 16)
+    memory: dict[Any, StepTimes] = {}
+    tuning.step_times(model, 1, memory, None)
+    assert tuning.step_times(model, 1, memory, None, static=True) is not next(iter(memory.values()))
