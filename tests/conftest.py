@@ -8,12 +8,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicSlidingWindowLayer, StaticLayer
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -251,6 +254,22 @@ def restored() -> Iterator[None]:
 def augmented() -> None:
     """``generate`` knows ``use_lookahead`` during the test."""
     lookahead.augment_all()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Letters and some pairs of them: 0 pads, 1 is ``a`` and so on; ``counting_model`` writes ``abcdefgabc...``."""
+    letters = [*map(chr, range(ord("a"), ord("z") + 1)), "\u0120"]  # a space, as byte-level BPE writes it
+    pairs = list(pairwise(letters[7:]))
+    words = ["<pad>", *letters, *map("".join, pairs), "<end>"]
+    vocab = {word: token for token, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    assert tokenizer.get_vocab_size() == VOCAB
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", padding_side="left", clean_up_tokenization_spaces=False
+    )
 
 
 @pytest.fixture
