@@ -21,10 +21,18 @@ setup(
     packages=["jacobi", "lookahead", "lookahead.cli", "lookahead.medusa", "lookahead.sources"],
     package_data={
         "jacobi": ["py.typed"],
-        "lookahead": ["py.typed", "assets/tiny-coder/*"],
+        "lookahead": ["py.typed", "assets/tiny-coder/*", "assets/tiny-coder-medusa/*"],
         "lookahead.medusa": ["presets.json"],
     },
-    install_requires=["torch>=2.8", "transformers>=5.20,<6", "numpy", "huggingface_hub", "typer", "rich", "safetensors"],
+    install_requires=[
+        "torch>=2.8",
+        "transformers>=5.20,<6",
+        "numpy",
+        "huggingface_hub",
+        "typer",
+        "rich",
+        "safetensors",
+    ],
     extras_require={
         "train": ["accelerate", "peft"],
         "bench": ["matplotlib"],

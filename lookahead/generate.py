@@ -191,7 +191,7 @@ def generate(
     )
     new_tokens = emission.most_new
     support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
-    if strategy.automatic and new_tokens <= 1 and not returned:
+    if strategy.automatic and new_tokens <= 1 and not returned and lossy is None:
         # The prompt's pass writes all there is: whatever would be prepared here for drafts could only cost time.
         plain = getattr(type(model)._sample, "lookahead_original", type(model)._sample)
         kwargs = model_kwargs if given_cache is None else model_kwargs | {"past_key_values": given_cache}

@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from lookahead import Lookahead, bundled
+from lookahead.medusa import MedusaHeads
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -22,7 +23,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 def bench() -> Iterator[SimpleNamespace]:
     """The scripts as modules, imported from their folder as when they are run."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("racing", "race", "theory", "step_time", "specbench", "ablation", "report")
+    names = ("racing", "race", "theory", "step_time", "specbench", "ablation", "medusa", "report")
     try:
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     finally:
@@ -301,6 +302,27 @@ def test_ablation(bench: SimpleNamespace, loaded: tuple[Any, Any]) -> None:
     assert found["all"]["texts"] == 2
     assert found["all"]["S"] >= 1.0
     assert found["all"]["nodes_per_pass"] > 0
+
+
+def test_medusa(bench: SimpleNamespace, loaded: tuple[Any, Any], tmp_path: Path) -> None:
+    """Untrained heads are the model's own output layer, which is enough to be measured."""
+    MedusaHeads.for_model(loaded[0], 2).save_pretrained(tmp_path / "heads")
+    app = typer.Typer()
+    app.command()(bench.medusa.main)
+    options = "--prompts 1 --modes greedy --parts nodes,curve --nodes 9 --temperatures 0.2,1 --new-tokens 10"
+    folders = ["--heads", str(tmp_path / "heads"), "--out", str(tmp_path / "o.json")]
+    result = CliRunner().invoke(app, [*options.split(), *folders])
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "o.json").read_text())
+    assert document["benchmark"] == "medusa" and document["tree_nodes"] > 20
+    found = {row["draft"]: row for row in document["drafts"] if row["group"] == "all"}
+    assert set(found) == set(bench.medusa.drafts(tmp_path / "heads", 9))
+    assert all(row["S"] >= 1.0 and row["nodes_per_pass"] > 0 for row in found.values())
+    assert found["medusa, budgeted tree"]["nodes_per_pass"] <= 9
+    assert [(row["temperature"], row["acceptance"]) for row in document["curve"]] == [
+        (degree, name) for degree in (0.2, 1.0) for name in ("exact", "typical", "nucleus")
+    ]
+    assert list(bench.medusa.contenders(tmp_path / "heads", 9)) == ["plain", "medusa", "auto", "window", "combined"]
 
 
 # -- the report --

@@ -396,6 +396,30 @@ def test_rows_of_a_batch_are_written_as_alone(acceptance: str) -> None:
         assert together.stats.emitted == emitted
 
 
+def test_ended_rows_keep_up_where_scores_are_asked_for() -> None:
+    """They are fed padding, as in plain decoding: one line of scores for every token of the longest row."""
+    model = tiny_model("llama")
+    strategy = Medusa(random_heads(model), [4, 3, 2], acceptance="typical")
+    settings = {"temperature": 3.0, "max_new_tokens": 30, "eos_token_id": [3, 11, 30]}
+    expected = lossy(model, prompts(4), strategy, **settings).sequences
+    output = lossy(model, prompts(4), strategy, output_scores=True, **settings)
+    assert output.sequences.tolist() == expected.tolist()
+    assert [line.shape for line in output.scores] == [(4, VOCAB)] * (expected.shape[1] - 12)
+    assert output.past_key_values.get_seq_length() == expected.shape[1] - 1
+
+
+@pytest.mark.parametrize("acceptance", LOSSY)
+def test_a_first_token_is_the_most_likely_one(acceptance: str, augmented: None) -> None:
+    """Also where it is the only one, and in the automatic mode."""
+    model = tiny_model("llama")
+    plain, _ = run(model, prompts(2), max_new_tokens=1, do_sample=False)
+    for sources in (None, ("heads",)):
+        strategy = Medusa(random_heads(model), acceptance=acceptance, sources=sources)
+        for seed in range(3):
+            settings = {"do_sample": True, "max_new_tokens": 1, "temperature": 5.0, "seed": seed}
+            assert run(model, prompts(2), lookahead_strategy=strategy, **settings)[0].tolist() == plain.tolist()
+
+
 @pytest.mark.parametrize("acceptance", LOSSY)
 def test_lossy_in_the_automatic_mode(acceptance: str) -> None:
     model, heads = counting(3, sharpness=5.0)

@@ -464,6 +464,16 @@ def test_time_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monke
     assert (trained.steps, trained.seconds) == (5, 30.0)
 
 
+def test_more_time_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("lookahead.medusa.trainer.time.monotonic", lambda: float(next(now)))
+    settings = dataclasses.replace(SETTINGS, epochs=5.0, max_minutes=0.5)
+    assert train(small_model(), texts(), settings, tmp_path).steps == 4
+    assert train(small_model(), texts(), settings, tmp_path, resume=True).steps == 4
+    more = dataclasses.replace(settings, max_minutes=1.0)
+    assert train(small_model(), texts(), more, tmp_path, resume=True).steps == 8
+
+
 def test_other_weights_than_are_trained_are_refused(tmp_path: Path) -> None:
     train(small_model(), texts(), SETTINGS, tmp_path)
     (tmp_path / "heads" / "finished.safetensors").unlink()
@@ -528,6 +538,7 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
     [
         ({"block_size": 513}, "block_size=513: LlamaForCausalLM has positions for 512 tokens"),
         ({"precision": "fp16"}, "precision='fp16' does not train on a CPU"),
+        ({"report_to": "paper"}, "report_to='paper' cannot be used here: paper is not supported"),
     ],
 )
 def test_settings_that_do_not_fit_the_model_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

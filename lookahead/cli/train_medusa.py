@@ -148,7 +148,7 @@ def train_medusa(
             name=None if model is not None else "tiny-coder",
             resume=resume,
             force=force,
-            report=_Teller(progress).tell if first else None,
+            report=Teller(progress).tell if first else None,
         )
     if evaluation is None:
         return
@@ -159,7 +159,7 @@ def train_medusa(
     typer.echo(f"Saved in {output}.")
 
 
-class _Teller:
+class Teller:
     """Draws a bar for each stage; outside a terminal, a line now and then."""
 
     def __init__(self, progress: Progress) -> None:

@@ -27,6 +27,7 @@ from lookahead.strategy import CallContext, Drafts
 _DEFAULT_CHOICES = "mc_sim_7b_63"
 _TREE_FILE = "tree.json"
 _BEST = 10  # candidates of a head in the budgeted tree, as many as the published trees use
+_LEAST = 0.002  # a candidate that its head gives less is not proposed
 _RANKS = 3  # that are told apart: the first, the second, later ones
 _STEPS = tuple(0.75 * step for step in range(-6, 8))  # strengths at which the next level begins
 _LEVELS = len(_STEPS) + 1
@@ -174,7 +175,9 @@ def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, i
     rest = max(1e-3, 1.0 - sum(chances))
     offers = []
     for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
-        level = bisect_right(_STEPS, math.log(max(1e-9, chance) / rest))
+        if chance < _LEAST:
+            break
+        level = bisect_right(_STEPS, math.log(chance / rest))
         offers.append((token, (head * _RANKS + min(rank, _RANKS - 1)) * _LEVELS + level))
     return offers
 

@@ -5,7 +5,7 @@ import json
 import math
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,8 @@ from lookahead.medusa.distillation import own_answers
 from lookahead.medusa.evaluation import Measured, OwnScores, continued, expected_tokens, measure, score, spread
 from lookahead.medusa.heads import MedusaHeads
 from lookahead.medusa.settings import TrainingSettings
+from lookahead.medusa.trainer import Report
 from lookahead.medusa.training import Trained, check_training, train
-
-Report = Callable[[str, float, dict[str, float]], None]
 
 _CHECKPOINTS = "checkpoints"
 _SETTINGS = "settings.json"

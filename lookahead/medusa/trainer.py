@@ -201,17 +201,15 @@ class MedusaTrainer(Trainer):
         self.remove_callback(PrinterCallback)
 
     def run(self, resume: bool) -> Any:
-        """Train, or with ``resume`` continue; what was finished before is only read. Returns the trainer's state."""
+        """Train, or with ``resume`` continue unless steps or time are over. Returns the trainer's state."""
         folder = Path(self.args.output_dir)
-        finished = folder / _FINISHED
-        if resume and finished.exists():
-            self._read(finished)
-            checkpoint = _last_checkpoint(folder)
-            assert checkpoint is not None  # the last step is one
-            state = TrainerState.load_from_json(str(checkpoint / _STATE))
+        finished, found = folder / _FINISHED, _last_checkpoint(folder) if resume else None
+        if found is not None and finished.exists():
+            state = TrainerState.load_from_json(str(found / _STATE))
             self.clock.on_train_begin(self.args, state, self.control)
-            return state
-        found = _last_checkpoint(folder) if resume else None
+            if self.clock.done(state.global_step, state.max_steps) >= 1.0:
+                self._read(finished)
+                return state
         self.train(resume_from_checkpoint=None if found is None else str(found))
         if self.args.should_save:
             self._write(finished)
@@ -263,7 +261,7 @@ class MedusaTrainer(Trainer):
         if not torch.isfinite(loss):
             raise LookaheadError(
                 f"The loss is {loss.item()} at step {self.state.global_step + 1}, so training stops here: expected a "
-                "finite number. Use a lower learning rate, or no float16; --resume goes on from the last checkpoint."
+                "finite number. Begin anew with a lower learning rate, or without float16."
             )
         return loss
 

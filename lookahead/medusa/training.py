@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 from jacobi import LookaheadError
 from lookahead.medusa.backbone import output_layer, placement
@@ -59,6 +60,12 @@ def check_training(model: PreTrainedModel, settings: TrainingSettings) -> None:
             f"Training needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. Run "
             "`pip install lookahead-decoding[train]`."
         )
+    if settings.report_to != "none":
+        try:
+            for logger in get_reporting_integration_callbacks(settings.report_to):
+                logger()
+        except (ValueError, RuntimeError, ImportError) as error:
+            raise LookaheadError(f"report_to={settings.report_to!r} cannot be used here: {error}") from error
     name = type(model).__name__
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and settings.block_size > longest:
