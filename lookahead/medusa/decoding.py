@@ -171,7 +171,7 @@ class HeadsSource:
 
 def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
     """One head's candidates with their kinds."""
-    chances = [math.exp(log) if log <= 0.0 else 0.0 for log in logs]  # also where it is NaN
+    chances = [0.0 if math.isnan(log) else math.exp(min(0.0, log)) for log in logs]
     rest = max(1e-3, 1.0 - sum(chances))
     offers = []
     for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
