@@ -188,6 +188,7 @@ def generate(
         verification=strategy.verification,
         keep_up=bool(export or scored),
         model_room=lambda: fused.room(),
+        model_holds=lambda row: fused.holds(row),
     )
     new_tokens = emission.most_new
     support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
@@ -204,9 +205,7 @@ def generate(
             streamer=streamer,
             **kwargs,
         )
-    past = model_kwargs.get("position_ids")
-    last_position = (int(past[:, -1].max()) if past is not None else input_ids.shape[1] - 1) + new_tokens
-    limit = support.depth_limit(model, last_position, batch)
+    limit = support.depth_limit(model)
     rows = _rows(strategy, input_ids, model_kwargs, model.get_input_embeddings().weight.shape[0], emission)
     stats = None if strategy.stats == "none" else DecodingStats()
     with borrowed(model, strategy.remembers) as memory:
@@ -230,6 +229,7 @@ def generate(
             drafts.harvest,
             drafts.prompt_harvest,
             drafts.hidden,
+            emission.sequences,
         )
         if planner is not None:
             planner.bucket = fused.bucket

@@ -37,8 +37,9 @@ from lookahead.arena import (
     waiting_lock,
 )
 from lookahead.attention import fused_pass
+from lookahead.handover import index_limit, position_limit
 from lookahead.masks import StaticPlaces, static_masks
-from lookahead.model import FusedModel
+from lookahead.model import FusedModel, place_builders
 
 # What a model that cannot run a static pass may raise in its first one.
 _REJECTIONS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
@@ -58,10 +59,13 @@ def static_reason(model: PreTrainedModel) -> str | None:
     attention = config._attn_implementation
     if attention == "flex_attention":
         return "flex_attention compiles a kernel of its own for a mask"
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for kind in rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]:
-        if kind.get("rope_type") in ("dynamic", "longrope"):
-            return f"{kind['rope_type']} RoPE changes its frequencies with the text's length"
+    rope = position_limit(model)
+    if rope is not None:
+        return f"{rope[0]} RoPE changes its frequencies with the text's length"
+    if index_limit(model) is not None:
+        return "indexed attention is handed over to plain passes when the text is long"
+    if place_builders(model):
+        return "this model counts cache slots by itself, and is given places for each pass"
     return None
 
 
@@ -363,6 +367,9 @@ def fused_model(static: bool | None, model: PreTrainedModel, *args: Any, **kwarg
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
     """
     reason = dynamic_reason(static, model)
+    positions = args[4].get("position_ids") if len(args) > 4 else None
+    if reason is None and positions is not None and positions.ndim > 2:
+        reason = "positions have several axes"
     if static is True and reason is not None:
         raise LookaheadError(_refusal(reason))
     if reason is None:

@@ -1,19 +1,18 @@
 """What can be decoded with lookahead, checked before any pass: each refusal names the culprit and the way out."""
 
-import inspect
 import threading
 import weakref
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
 from lookahead.bare import bare_model
 from lookahead.cache import check_cache
+from lookahead.handover import rope_settings
+from lookahead.model import place_builders, takes_positions
 
 _ATTENTION = ("sdpa", "eager", "flex_attention")
 
@@ -66,30 +65,28 @@ def check_model(model: PreTrainedModel) -> None:
     if recurrent or (getattr(model, "_is_stateful", False) and not only_attention):
         what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
         raise LookaheadError(f"{name} has {what}, and a recurrent state cannot follow a tree. Drop use_lookahead.")
-    if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
-        raise LookaheadError(
-            f"{name} has local attention layers whose window is counted in cache slots, not in positions. "
-            "Drop use_lookahead."
-        )
-    if getattr(config, "alibi", False) is True:
-        raise LookaheadError(
-            f"{name} has ALiBi biases that are counted in cache slots, not in positions. Drop use_lookahead."
-        )
-    if not _takes_positions(type(model).forward):
-        raise LookaheadError(
-            f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position. Drop use_lookahead."
-        )
+    builders = place_builders(model)
+    if not builders:
+        if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
+            raise LookaheadError(
+                f"{name} has local attention layers whose window is counted in cache slots, not in positions. "
+                "Drop use_lookahead."
+            )
+        if getattr(config, "alibi", False) is True:
+            raise LookaheadError(
+                f"{name} has ALiBi biases that are counted in cache slots, not in positions. Drop use_lookahead."
+            )
+        if not takes_positions(type(model).forward):
+            raise LookaheadError(
+                f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position. "
+                "Drop use_lookahead."
+            )
     attention = config._attn_implementation
     if attention not in _ATTENTION:
         raise LookaheadError(
             f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
             "Call model.set_attn_implementation('sdpa') first, or drop use_lookahead."
         )
-
-
-@lru_cache
-def _takes_positions(forward: Callable[..., Any]) -> bool:
-    return "position_ids" in inspect.signature(forward).parameters
 
 
 def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
@@ -102,7 +99,10 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
     embeds = model_kwargs.get("inputs_embeds")
     length = input_ids.shape[1] if embeds is None else embeds.shape[1]
     position_ids = model_kwargs.get("position_ids")
-    if position_ids is not None and position_ids.ndim != 2:
+    own_axes = (
+        type(model)._prepare_position_ids_for_generation is not GenerationMixin._prepare_position_ids_for_generation
+    )
+    if position_ids is not None and position_ids.ndim != 2 and not (own_axes and position_ids.ndim == 3):
         raise LookaheadError(
             f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "
             "Drop use_lookahead for this model."
@@ -132,9 +132,9 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
             f"Row {row} is padded on the right: new tokens follow the last column, so a batch must be padded on the "
             "left. Set tokenizer.padding_side = 'left'."
         )
-    table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    table = depth_limit(model)
     reach = length if position_ids is None else int(position_ids.max()) + 1
-    if isinstance(table, int) and 0 < table < reach:
+    if table is not None and table < reach:
         raise LookaheadError(
             f"The prompt reaches position {reach - 1}, and the model's position table ends at {table} "
             "(config.max_position_embeddings). Shorten the prompt."
@@ -164,46 +164,13 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
     )
 
 
-def depth_limit(model: PreTrainedModel, last_position: int, batch: int) -> int | None:
-    """The first position that must not be drafted; None = no limit.
-
-    A table of learned positions simply ends. RoPE variants that choose their frequencies from the largest position of a
-    pass would change all of it when one drafted node crosses their boundary, so nothing is drafted across it.
-
-    Args:
-        model: the model.
-        last_position: the largest position this call can reach.
-        batch: number of rows.
-
-    Raises:
-        LookaheadError: ``longrope`` would be crossed while decoding, where transformers recomputes the whole text; or
-            ``dynamic`` by several rows, whose frequencies would follow whichever row is ahead.
-    """
+def depth_limit(model: PreTrainedModel) -> int | None:
+    """The first position that does not exist: where a table of learned positions ends. None = there is no table."""
     config = model.config.get_text_config()
     table = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not rope:
-        return table if isinstance(table, int) and table > 0 else None
-    kinds = rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]
-    for kind in kinds:
-        rope_type = kind.get("rope_type", "default")
-        if rope_type == "dynamic":
-            if batch > 1 and table is not None and last_position >= table:
-                raise LookaheadError(
-                    f"This model's dynamic RoPE changes at token {table}, and a batch of {batch} may write up to token "
-                    f"{last_position + 1}: lower max_new_tokens, decode one row at a time, or drop use_lookahead."
-                )
-            return table
-        if rope_type == "longrope":
-            boundary = kind.get("original_max_position_embeddings")
-            boundary = int(boundary or getattr(config, "original_max_position_embeddings", None) or table or 0)
-            if last_position >= boundary:
-                raise LookaheadError(
-                    f"This model's longrope positions change at token {boundary}, and this call may write up to token "
-                    f"{last_position + 1}: lower max_new_tokens, or drop use_lookahead."
-                )
-            return boundary
-    return None
+    if not isinstance(table, int) or table <= 0 or any(rope_settings(config)):
+        return None
+    return table
 
 
 def self_test(model: PreTrainedModel) -> None:
