@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from lookahead.cache import check_cache
 from lookahead.handover import rope_settings
 from lookahead.model import place_builders, takes_positions
 
+Route = Literal["tree", "chain", "plain"]
+
 _ATTENTION = ("sdpa", "eager", "flex_attention")
+_RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
 
 # A model's verdicts live as long as the model and are stored nowhere else.
 _verdicts: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, torch.dtype, bool], str | None]]"
@@ -46,47 +49,74 @@ def check_mode(generation_config: GenerationConfig, assistant_model: Any = None)
             refuse(f"{name}=True", f"drop {name} (scores, logits and the cache are returned as usual)")
 
 
-def check_model(model: PreTrainedModel) -> None:
+def check_model(model: PreTrainedModel, attention: str | None = None) -> None:
     """Refuse a model that cannot follow a tree, as far as its class and config tell.
+
+    Args:
+        model: the model.
+        attention: the implementation that the call will use; None = the model's own.
 
     Raises:
         LookaheadError: an encoder-decoder, recurrent layers, no position_ids, or an attention without custom masks.
     """
-    name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise LookaheadError(
-            f"{name} is an encoder-decoder model: lookahead decodes causal models. Drop use_lookahead."
+            f"{type(model).__name__} is an encoder-decoder model: lookahead decodes causal models. Drop use_lookahead."
         )
+    why = no_tree(model)
+    if why is not None:
+        raise LookaheadError(f"{why}. Drop use_lookahead.")
+    attention = attention or model.config.get_text_config()._attn_implementation
+    if attention not in _ATTENTION:
+        raise LookaheadError(
+            f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
+            "Decode with Lookahead(attention='sdpa'), which switches for the call, call "
+            "model.set_attn_implementation('sdpa') first, or drop use_lookahead."
+        )
+
+
+def no_tree(model: PreTrainedModel) -> str | None:
+    """Why a model cannot follow a tree, as far as its class and config tell; None = nothing speaks against it."""
+    name = type(model).__name__
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
-    recurrent = sorted(kind for kind in kinds if any(word in kind for word in ("linear", "mamba", "conv", "recurrent")))
+    recurrent = sorted(kind for kind in kinds if any(word in kind for word in _RECURRENT_WORDS))
     # Some hybrid classes can be configured without a recurrent layer; then the class flag says nothing.
     only_attention = bool(kinds) and all("attention" in kind for kind in kinds)
     if recurrent or (getattr(model, "_is_stateful", False) and not only_attention):
         what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
-        raise LookaheadError(f"{name} has {what}, and a recurrent state cannot follow a tree. Drop use_lookahead.")
-    builders = place_builders(model)
-    if not builders:
-        if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
-            raise LookaheadError(
-                f"{name} has local attention layers whose window is counted in cache slots, not in positions. "
-                "Drop use_lookahead."
-            )
-        if getattr(config, "alibi", False) is True:
-            raise LookaheadError(
-                f"{name} has ALiBi biases that are counted in cache slots, not in positions. Drop use_lookahead."
-            )
-        if not takes_positions(type(model).forward):
-            raise LookaheadError(
-                f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position. "
-                "Drop use_lookahead."
-            )
-    attention = config._attn_implementation
-    if attention not in _ATTENTION:
-        raise LookaheadError(
-            f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
-            "Call model.set_attn_implementation('sdpa') first, or drop use_lookahead."
-        )
+        return f"{name} has {what}, and a recurrent state cannot follow a tree"
+    if place_builders(model):
+        return None
+    if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
+        return f"{name} has local attention layers whose window is counted in cache slots, not in positions"
+    if getattr(config, "alibi", False) is True:
+        return f"{name} has ALiBi biases that are counted in cache slots, not in positions"
+    if not takes_positions(type(model).forward):
+        return f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position"
+    return None
+
+
+def route(model: PreTrainedModel) -> tuple[Route, str | None]:
+    """How a model is decoded, as far as its class and config tell.
+
+    Returns:
+        ``"tree"`` and None; or ``"plain"``, which means that lookahead cannot decode it, and why.
+    """
+    why = no_tree(model)
+    return ("tree", None) if why is None else ("plain", why)
+
+
+def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
+    """How a model is decoded, and why not better: the checks of a call, and the self-test with its weights."""
+    way, why = route(model)
+    try:
+        if way == "tree":
+            check_model(model)
+            self_test(model)
+    except LookaheadError as error:
+        return "plain", str(error)
+    return way, why
 
 
 def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
