@@ -15,7 +15,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successors, TokenTree, solve
 from lookahead import support
-from lookahead.attention import grouped_attention
+from lookahead.attention import grouped_attention, switched_attention
 from lookahead.automatic import Planner
 from lookahead.cache import empty_cache
 from lookahead.emission import Emission
@@ -161,6 +161,32 @@ def generate(
         LookaheadError: the call cannot be decoded with lookahead, raised before any pass of the text; or, in the
             middle, the logits are NaN or the processed scores give no probabilities.
     """
+    with switched_attention(model, strategy.attention):
+        return _decode(
+            strategy,
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            streamer,
+            model_kwargs,
+            synced_gpus,
+        )
+
+
+def _decode(
+    strategy: Strategy,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    streamer: BaseStreamer | None,
+    model_kwargs: dict[str, Any],
+    synced_gpus: bool,
+) -> LookaheadOutput | Tensor:
+    """The call, with the attention that it uses."""
     model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("tokenizer", "assistant_tokenizer")}
     given_cache = model_kwargs.pop("past_key_values", None)
     batch = input_ids.shape[0]

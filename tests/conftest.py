@@ -174,10 +174,13 @@ def run(model: Any, inputs: dict[str, Any], *, seed: int = 7, **settings: Any) -
     return output, torch.get_rng_state()
 
 
-def same_as_plain(model: Any, inputs: dict[str, Any], strategy: Any = None, **settings: Any) -> Any:
+def same_as_plain(
+    model: Any, inputs: dict[str, Any], strategy: Any = None, *, tolerance: float | None = None, **settings: Any
+) -> Any:
     """Assert that lookahead writes what plain ``generate`` writes and draws as often; return its full output.
 
-    Everything that the output carries is compared as well: scores, logits and the cache.
+    Everything that the output carries is compared as well: scores, logits and the cache, to within ``tolerance``
+    (None = what the model's dtype allows).
     """
     settings = {"return_dict_in_generate": True, "do_sample": False} | settings
     plain, plain_state = run(model, inputs, **settings)
@@ -185,7 +188,8 @@ def same_as_plain(model: Any, inputs: dict[str, Any], strategy: Any = None, **se
     assert output.sequences.tolist() == plain.sequences.tolist()
     assert output.sequences.dtype == plain.sequences.dtype
     assert torch.equal(state, plain_state)
-    tolerance = 1e-9 if model.dtype is F64 else 2e-2 if model.dtype.itemsize == 2 else 1e-4
+    if tolerance is None:
+        tolerance = 1e-9 if model.dtype is F64 else 2e-2 if model.dtype.itemsize == 2 else 1e-4
     for kind in ("scores", "logits"):
         # Logits are float32 whatever the model is.
         same_tensors(getattr(output, kind), getattr(plain, kind), max(tolerance, 1e-5))

@@ -1,4 +1,4 @@
-"""The command line: ``lookahead convert-medusa``, ``demo``, ``generate``, ``tree``, ``tune`` and ``verify``."""
+"""The command line: one module a command."""
 
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from lookahead.cli.common import Commands, versions
 from lookahead.cli.convert_medusa import convert_medusa
 from lookahead.cli.demo import demo
 from lookahead.cli.generate import generate
+from lookahead.cli.support import support
 from lookahead.cli.tree import tree
 from lookahead.cli.tune import tune
 from lookahead.cli.verify import verify
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(convert_medusa)
 app.command()(demo)
 app.command()(generate)
+app.command()(support)
 app.command()(tree)
 app.command()(tune)
 app.command()(verify)

@@ -1,8 +1,8 @@
 """Tiny random models of every causal family that transformers knows, from its own mapping and default configs."""
 
-import inspect
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,10 @@ class Family:
     architecture: str
 
 
-def families() -> list[Family]:
-    """Every causal family of the installed transformers, in alphabetical order."""
-    found = []
-    for name, classes in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
-        found.append(Family(name, classes if isinstance(classes, str) else classes[0]))
-    return sorted(found, key=lambda family: family.name)
+FAMILIES = [
+    Family(name, classes if isinstance(classes, str) else classes[0])
+    for name, classes in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
+]
 
 
 def _tiny_list(name: str, value: list[Any], layers: int, default_layers: int | None) -> list[Any]:
@@ -67,68 +65,102 @@ def _tiny_list(name: str, value: list[Any], layers: int, default_layers: int | N
     return chosen + value[len(chosen) : layers] if len(chosen) < layers else chosen
 
 
-def tiny_fields(config: PretrainedConfig, layers: int = 2) -> dict[str, Any]:
-    """Constructor arguments that make a config of this one's class tiny."""
+def _member(config: PretrainedConfig, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except Exception:  # some fields differ from layer to layer, and refuse to be read
+        return None
+
+
+def _number(name: str, value: Any, layers: int) -> Any:
+    """A tiny number for a field; ``...`` where its name says nothing."""
+    size = next((size for pattern, size in _SIZES if re.fullmatch(pattern, name)), ...)
+    if size is ... or not isinstance(value, int | float) or isinstance(value, bool):
+        return ...
+    size = layers if size == 2 and _LAYERS.fullmatch(name) else size
+    return float(size) if isinstance(value, float) else size
+
+
+def tiny_fields(config: PretrainedConfig, layers: int = 2, *, derived: bool = True) -> dict[str, Any]:
+    """Constructor arguments that make a config of this one's class tiny.
+
+    Args:
+        config: with its defaults.
+        layers: of each stack.
+        derived: also pass on the fields that need no change; without, the class derives them from the others.
+    """
     given = config.to_dict()
-    accepted = set(inspect.signature(type(config).__init__).parameters) | set(given)
     default_layers = next((v for k, v in given.items() if _LAYERS.fullmatch(k) and isinstance(v, int)), None)
+    latent = "kv_lora_rank" in given  # latent attention expands one latent to all heads
     fields: dict[str, Any] = {}
     special = VOCAB
-    latent = "kv_lora_rank" in given  # latent attention expands one latent to all heads
     for name, value in given.items():
         if name in ("model_type", "transformers_version", "architectures", "_name_or_path", "dtype"):
             continue
-        if name not in accepted:
-            continue
-        sub = getattr(config, name, None)
+        sub = _member(config, name)
         if isinstance(sub, PretrainedConfig):
-            fields[name] = tiny_fields(sub, layers) | {"model_type": sub.model_type}
-            continue
-        if re.fullmatch(r".*_token_(id|index)|pad_idx", name) and isinstance(value, int | list):
+            fields[name] = tiny_fields(sub, layers, derived=derived) | {"model_type": sub.model_type}
+        elif re.fullmatch(r".*_token_(id|index)|pad_idx", name) and isinstance(value, int | list):
             special -= 1
             fields[name] = value if isinstance(value, int) and value < 4 else special
-            continue
-        if name in _ALWAYS and not isinstance(value, list):
+        elif name in _ALWAYS and not isinstance(value, list):
             fields[name] = 4 if latent and name == "num_key_value_heads" else _ALWAYS[name]
-            continue
-        rule = next((size for pattern, size in _SIZES if re.fullmatch(pattern, name)), ...)
-        if isinstance(value, list) and default_layers:
-            fields[name] = _tiny_list(name, value, layers, default_layers)
-        elif isinstance(value, dict | str | bool) or rule is ... or (value is None and rule is not None):
-            fields[name] = value
-        elif isinstance(value, int | float) or value is None:
-            number = layers if rule == 2 and _LAYERS.fullmatch(name) else rule
-            fields[name] = float(number) if isinstance(value, float) else number
+        elif isinstance(value, list) and default_layers and len(value) == default_layers:
+            if derived or name == "layer_types":
+                fields[name] = _tiny_list(name, value, layers, default_layers)
         else:
-            fields[name] = value
+            number = _number(name, value, layers)
+            if number is not ... or derived:
+                fields[name] = value if number is ... else number
     return fields
 
 
-def tiny_config(family: Family) -> PretrainedConfig:
-    """A small config of the family."""
+def _configs(family: Family) -> Iterator[PretrainedConfig]:
+    """Small configs of the family, the one with the most default fields first."""
     kind = CONFIG_MAPPING[family.name]
     changes = dict(OVERRIDES.get(family.name, {}))
-    fields = tiny_fields(kind(), changes.pop("_layers", 2))
-    for name, value in changes.items():
-        if name.startswith("_"):
+    layers = changes.pop("_layers", 2)
+    for derived in (True, False):
+        fields = tiny_fields(kind(), layers, derived=derived)
+        for name, value in changes.items():
+            old = fields.get(name)
+            fields[name] = old | value if isinstance(value, dict) and isinstance(old, dict) else value
+        try:
+            config = kind(**fields)
+        except Exception as error:
+            failed = error
             continue
-        if isinstance(value, dict) and isinstance(fields.get(name), dict) and not name.startswith("rope"):
-            fields[name] = fields[name] | value
-        else:
-            fields[name] = value
-    fields = {k: v for k, v in fields.items() if v != "_drop"}
-    return kind(**fields)
+        yield config
+        text = config.get_text_config()
+        if text is not config:  # the class may be the text model's alone
+            yield text
+        failed = None
+    if failed is not None:
+        raise failed
 
 
-def build(family: Family, seed: int = 0, attention: str | None = None, **changes: Any) -> Any:
-    """A tiny random model of the family; nothing ends its texts."""
-    config = tiny_config(family)
-    for name, value in changes.items():
-        setattr(config.get_text_config(), name, value)
+def build(family: Family, seed: int = 0, attention: str | None = None) -> Any:
+    """A tiny random model of the family that can run a pass; nothing ends its texts.
+
+    Raises:
+        Exception: whatever transformers raised for the last small config that was tried.
+    """
     kind = getattr(transformers, family.architecture)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = kind._from_config(config, attn_implementation=attention)
-    model = model.eval()
-    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
-    return model
+    failed: Exception = RuntimeError("no config")
+    configs = _configs(family)
+    while True:
+        try:
+            config = next(configs)
+        except StopIteration:
+            raise failed from None
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            try:
+                model = kind._from_config(config, attn_implementation=attention).eval()
+                with torch.no_grad():
+                    model(input_ids=torch.arange(1, 9)[None])
+            except Exception as error:
+                failed = error
+                continue
+        model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+        return model
