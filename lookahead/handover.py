@@ -42,7 +42,7 @@ def index_limit(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config()
     if "indexed_attention" not in (getattr(config, "layer_types", None) or ()):
         return None
-    return int(config.index_topk)
+    return int(getattr(config, "index_topk", None) or getattr(config, "indexer_budget", None) or 0)
 
 
 def boundary(model: PreTrainedModel, past: int, last_positions: Sequence[int]) -> tuple[int, str] | None:
