@@ -129,9 +129,8 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
     embeds = model_kwargs.get("inputs_embeds")
     length = input_ids.shape[1] if embeds is None else embeds.shape[1]
     position_ids = model_kwargs.get("position_ids")
-    own_axes = (
-        type(model)._prepare_position_ids_for_generation is not GenerationMixin._prepare_position_ids_for_generation
-    )
+    prepare = "_prepare_position_ids_for_generation"
+    own_axes = getattr(type(model), prepare, None) is not getattr(GenerationMixin, prepare)
     if position_ids is not None and position_ids.ndim != 2 and not (own_axes and position_ids.ndim == 3):
         raise LookaheadError(
             f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+import transformers
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -58,7 +59,10 @@ def _load(source: str, dtype: common.DtypeName, device: str) -> tuple[PreTrained
         raise LookaheadError(f"--model {source} does not exist: expected a model's folder, or a config.json.")
     try:
         config = AutoConfig.from_pretrained(folder if path.exists() else source)
+        named = getattr(transformers, (config.architectures or [""])[0] or "AutoModelForCausalLM", None)
         with torch.device("meta"):
+            if hasattr(named, "_from_config") and hasattr(named, "generate"):
+                return named._from_config(config), False
             return AutoModelForCausalLM.from_config(config), False
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise LookaheadError(f"--model {source} cannot be read as a causal model: {error}") from error
