@@ -59,7 +59,7 @@ def _load(source: str, dtype: common.DtypeName, device: str) -> tuple[PreTrained
         raise LookaheadError(f"--model {source} does not exist: expected a model's folder, or a config.json.")
     try:
         config = AutoConfig.from_pretrained(folder if path.exists() else source)
-        named = getattr(transformers, (config.architectures or [""])[0] or "AutoModelForCausalLM", None)
+        named: Any = getattr(transformers, (config.architectures or [""])[0] or "AutoModelForCausalLM", None)
         with torch.device("meta"):
             if hasattr(named, "_from_config") and hasattr(named, "generate"):
                 return named._from_config(config), False
