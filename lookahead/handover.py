@@ -38,11 +38,18 @@ def position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
 
 
 def index_limit(model: PreTrainedModel) -> int | None:
-    """How many tokens indexed sparse attention attends to; None = the model has none."""
+    """How many tokens are attended to where a model leaves out the rest (indexed attention, Doge's dynamic mask).
+
+    Up to that many, the choice is "all of them". Past it, ties are broken by the tokens' slots.
+
+    Returns:
+        None where all tokens are attended to.
+    """
     config = model.config.get_text_config()
-    if "indexed_attention" not in (getattr(config, "layer_types", None) or ()):
-        return None
-    return int(getattr(config, "index_topk", None) or getattr(config, "indexer_budget", None) or 0)
+    if "indexed_attention" in (getattr(config, "layer_types", None) or ()):
+        return int(getattr(config, "index_topk", None) or getattr(config, "indexer_budget", None) or 0)
+    kept = getattr(config, "keep_window_size", None)
+    return kept if isinstance(kept, int) else None
 
 
 def boundary(model: PreTrainedModel, past: int, last_positions: Sequence[int]) -> tuple[int, str] | None:
@@ -66,7 +73,7 @@ def boundary(model: PreTrainedModel, past: int, last_positions: Sequence[int]) -
                 slots.append((limit, slots[-1][1]))
     topk = index_limit(model)
     if topk is not None:
-        slots.append((max(past, topk), f"indexed attention leaves out tokens past {topk}"))
+        slots.append((max(past, topk), f"attention leaves out tokens past {topk}"))
     return min(slots, default=None)
 
 

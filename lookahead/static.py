@@ -63,7 +63,7 @@ def static_reason(model: PreTrainedModel) -> str | None:
     if rope is not None:
         return f"{rope[0]} RoPE changes its frequencies with the text's length"
     if index_limit(model) is not None:
-        return "indexed attention is handed over to plain passes when the text is long"
+        return "attention that leaves out tokens is handed over to plain passes when the text is long"
     if place_builders(model):
         return "this model counts cache slots by itself, and is given places for each pass"
     return None

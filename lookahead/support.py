@@ -175,13 +175,13 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
     if cache is None:
         return
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-    channels = getattr(config, "head_dim", None)
-    if channels is None and getattr(config, "hidden_size", None) and getattr(config, "num_attention_heads", None):
-        channels = config.hidden_size // config.num_attention_heads
-    if getattr(config, "kv_lora_rank", None) or not isinstance(heads, int) or not isinstance(channels, int):
+    heads = _field(config, "num_key_value_heads") or _field(config, "num_attention_heads")
+    channels, hidden = _field(config, "head_dim"), _field(config, "hidden_size")
+    if channels is None and hidden and _field(config, "num_attention_heads"):
+        channels = hidden // config.num_attention_heads
+    if _field(config, "kv_lora_rank") or not isinstance(heads, int) or not isinstance(channels, int):
         heads = channels = None  # latent attention: the cached shape follows other fields
-    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    shared = _field(config, "num_kv_shared_layers") or 0
     check_cache(
         cache,
         n_layers=config.num_hidden_layers,
@@ -191,6 +191,14 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
         channels=channels,
         slots=slots,
     )
+
+
+def _field(config: Any, name: str) -> Any:
+    """A config's field; None where there is none, or where it differs from layer to layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # newer versions refuse to read such a field
+        return None
 
 
 def depth_limit(model: PreTrainedModel) -> int | None:

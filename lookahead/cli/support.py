@@ -82,7 +82,7 @@ def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
     if rope is not None:
         limits.append(f"plain passes from position {rope[1]} on ({rope[0]} RoPE)")
     if index_limit(model) is not None:
-        limits.append(f"plain passes past {index_limit(model)} tokens (indexed attention)")
+        limits.append(f"plain passes past {index_limit(model)} tokens (attention leaves out some)")
     if checks.depth_limit(model) is not None:
         limits.append(f"{checks.depth_limit(model)} positions (a learned table)")
     layers = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers})

@@ -125,6 +125,7 @@ def _configs(family: Family) -> Iterator[PretrainedConfig]:
         for name, value in changes.items():
             old = fields.get(name)
             fields[name] = old | value if isinstance(value, dict) and isinstance(old, dict) else value
+        fields = {name: value for name, value in fields.items() if value != "derived"}
         try:
             config = kind(**fields)
         except Exception as error:
