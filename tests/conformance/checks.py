@@ -1,55 +1,17 @@
 """What has to hold for a family: a verdict, and equality with plain ``generate`` in every way a call can go."""
 
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from conftest import F32, F64, prompts, run, same_as_plain
 from families import Family, build
+from known import known
 
-from jacobi import Drafter, Path, Successors, TokenTree
 from lookahead import Lookahead, LookaheadError, support
-from lookahead.strategy import RowContext, Strategy
 
 NEW_TOKENS = 24
 TOLERANCE = 1e-4  # of scores and caches: some families compute in float32 whatever their dtype
-
-
-class KnownDrafter:
-    """Drafts what the row is going to say, to a depth of its choice, among branches of nonsense."""
-
-    def __init__(self, text: Sequence[int], row: RowContext) -> None:
-        self._text = list(text)
-        self._row = row
-        self._rng = random.Random(row.index)
-        self._written = 0
-        self._root = 0
-
-    def draft(self, room: int) -> TokenTree:
-        right = self._text[self._written : self._written + min(room, self._rng.choice([0, 1, 2, 4, 7]))]
-        paths: list[list[int]] = []
-        for depth in range(len(right) + 1):
-            wrong = [self._rng.randrange(self._row.vocab_size) for _ in range(self._rng.choice([0, 1, 3]))]
-            paths.append((right[:depth] + wrong)[:room])
-        self._rng.shuffle(paths)  # slots are in another order than the text
-        return TokenTree.from_paths(self._root, [*paths, right])
-
-    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        self._written += len(path.tokens)
-        self._root = path.tokens[-1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known(Strategy):
-    """Knows each row's text in advance, so that trees are followed deep down in models that say nothing twice."""
-
-    name: ClassVar[str] = "known"
-    texts: tuple[tuple[int, ...], ...] = ()
-
-    def drafter(self, row: RowContext) -> Drafter:
-        return KnownDrafter(self.texts[row.index], row)
 
 
 STRATEGIES = [
@@ -121,12 +83,6 @@ def judged(family: Family) -> tuple[Verdict, Any]:
     attention = str(model.config.get_text_config()._attn_implementation)
     dtype = str(next(p.dtype for p in model.parameters() if p.is_floating_point())).removeprefix("torch.")
     return Verdict(family.architecture, route, reason, attention, ", ".join(kinds) or "none", dtype), model
-
-
-def known(model: Any, inputs: dict[str, Any], **settings: Any) -> Known:
-    """A strategy that knows what plain decoding writes."""
-    text = run(model, inputs, **settings)[0]
-    return Known(texts=tuple(tuple(row) for row in text[:, inputs["input_ids"].shape[1] :].tolist()))
 
 
 def exact(model: Any) -> None:
