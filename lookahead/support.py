@@ -180,8 +180,9 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
     channels, hidden = _field(config, "head_dim"), _field(config, "hidden_size")
     if channels is None and hidden and _field(config, "num_attention_heads"):
         channels = hidden // config.num_attention_heads
-    if _field(config, "kv_lora_rank") or not isinstance(heads, int) or not isinstance(channels, int):
-        heads = channels = None  # latent attention: the cached shape follows other fields
+    other = _field(config, "kv_lora_rank") or _field(config, "multi_query") is not None
+    if other or not isinstance(heads, int) or not isinstance(channels, int):
+        heads = channels = None  # latent or multi-query attention: the cached shape follows other fields
     shared = _field(config, "num_kv_shared_layers") or 0
     check_cache(
         cache,
