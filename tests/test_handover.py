@@ -51,7 +51,7 @@ MODELS = changing_models()
 def test_exact_across_the_boundary(name: str, batch: int, sample: bool) -> None:
     """Up to it, over it by one, and far past it; with ragged rows and with rows of one length."""
     for strategy in STRATEGIES:
-        for new_tokens in (19, 20, 21, 22, 40):
+        for new_tokens in (20, 21, 22, 40):
             same_as_plain(MODELS[name], prompts(batch), strategy, max_new_tokens=new_tokens, do_sample=sample)
     settings = {"max_new_tokens": 40, "do_sample": sample, "output_scores": True, "output_logits": True}
     same_as_plain(MODELS[name], prompts(batch, ragged=False), STRATEGIES[1], **settings)

@@ -12,7 +12,7 @@ from record import DOCUMENT, RECORD, document, recorded
 pytestmark = pytest.mark.usefixtures("augmented")
 
 # One family for each way in which models differ.
-FAST = ("bloom", "deepseek_v3", "deepseek_v32", "falcon", "gemma2", "gpt_neo", "gpt_oss", "gptj", "llama4_text", "mpt")
+FAST = ("bloom", "deepseek_v32", "falcon", "gemma2", "gpt_neo", "gpt_oss", "gptj", "llama4_text", "mpt")
 FAST += ("mistral", "opt", "mamba")
 
 
