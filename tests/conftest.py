@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers.cache_utils import DynamicSlidingWindowLayer, StaticLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer, EncoderDecoderCache, StaticLayer
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -210,6 +210,11 @@ def same_caches(ours: Any, plain: Any, tolerance: float) -> None:
     """Assert that two caches have the same layers, lengths and content."""
     assert type(ours) is type(plain)
     if ours is None:
+        return
+    if isinstance(ours, EncoderDecoderCache):
+        assert ours.is_updated == plain.is_updated
+        same_caches(ours.self_attention_cache, plain.self_attention_cache, tolerance)
+        same_caches(ours.cross_attention_cache, plain.cross_attention_cache, tolerance)
         return
     assert [type(layer) for layer in ours.layers] == [type(layer) for layer in plain.layers]
     assert [layer.is_initialized for layer in ours.layers] == [layer.is_initialized for layer in plain.layers]
