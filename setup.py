@@ -24,7 +24,15 @@ setup(
         "lookahead": ["py.typed", "assets/tiny-coder/*"],
         "lookahead.medusa": ["presets.json"],
     },
-    install_requires=["torch>=2.8", "transformers>=5.20,<6", "numpy", "huggingface_hub", "typer", "rich", "safetensors"],
+    install_requires=[
+        "torch>=2.8",
+        "transformers>=5.20,<6",
+        "numpy",
+        "huggingface_hub",
+        "typer",
+        "rich",
+        "safetensors",
+    ],
     extras_require={
         "train": ["accelerate", "peft"],
         "bench": ["matplotlib"],

@@ -215,6 +215,8 @@ class PromptSet:
 
 SETS = {
     "code": PromptSet("code"),
+    # Those of the code prompts whose greedy text of 128 tokens by the bundled model does not end in a loop.
+    "no-loop": PromptSet("code-no-loop"),
     "prose": PromptSet("prose"),
     "random": PromptSet("random", ("greedy",)),
     "hot": PromptSet("code", ("t1.5",)),

@@ -2,7 +2,7 @@
 
     python benchmarks/report.py
 
-It reads what race.py, ablation.py and step_time.py wrote to benchmarks/results; plots need matplotlib
+It reads what race.py, ablation.py, medusa.py and step_time.py wrote to benchmarks/results; plots need matplotlib
 (``pip install lookahead-decoding[bench]``) and are left out without it.
 """
 
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 ROOT = Path(__file__).parents[1]
-KINDS = ("race", "first call", "questions", "ablation", "step time")
+KINDS = ("race", "first call", "questions", "ablation", "medusa", "step time")
 OURS = ("auto", "cold")  # the automatic mode, whose losses are listed by themselves
 
 
@@ -233,6 +233,37 @@ def ablation(document: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def medusa(document: dict[str, Any]) -> str:
+    """Medusa's heads beside other drafts, in the race, and with lossy acceptance."""
+    tree = f"the fixed tree has {document['tree_nodes']} nodes"
+    parts = []
+    if document["drafts"]:
+        lines = [
+            (
+                row["mode"] if row["group"] == "all" else f"{row['mode']}, {row['group']}",
+                row["draft"],
+                row["texts"],
+                f"{row['S']:.2f}",
+                f"{row['nodes_per_pass']:.1f}",
+                f"{row['draft_ms']:.2f}",
+            )
+            for row in document["drafts"]
+        ]
+        head = ("mode", "draft", "texts", "S", "nodes a pass", "draft, ms")
+        parts.append(
+            f"Tokens a pass with {document['nodes']} nodes ({tree}), every text cold:\n\n" + table(head, lines)
+        )
+    if document["rows"]:
+        parts += ["Speedups:\n", overview(document["rows"]), details(document["rows"])]
+    if document["curve"]:
+        kinds = list(dict.fromkeys(row["acceptance"] for row in document["curve"]))
+        found = {(row["temperature"], row["acceptance"]): row["S"] for row in document["curve"]}
+        degrees = list(dict.fromkeys(row["temperature"] for row in document["curve"]))
+        lines = [(f"{degree:g}", *(f"{found[degree, kind]:.2f}" for kind in kinds)) for degree in degrees]
+        parts.append("S by temperature; typical and nucleus acceptance are lossy:\n\n" + table(("T", *kinds), lines))
+    return "\n".join(parts)
+
+
 def step_times(documents: list[dict[str, Any]]) -> str:
     """t(T)/t(1) of every shape."""
     rows = [row for document in documents for row in document["rows"]]
@@ -365,6 +396,7 @@ def build(results: Path, out: Path) -> str:
         ("first call", "First call of a process", first_calls),
         ("questions", "Spec-Bench questions", lambda documents: "\n".join(map(questions, documents))),
         ("ablation", "Sources of drafts", lambda documents: "\n".join(map(ablation, documents))),
+        ("medusa", "Medusa", lambda documents: "\n".join(map(medusa, documents))),
         ("step time", "Cost of a pass", step_times),
     ):
         if found[kind]:

@@ -76,7 +76,7 @@ class _Table:
         self._window: int | None = module.config.window_size if module.attention_type == "local" else None
 
     def __getitem__(self, index: Any) -> Tensor:
-        places = _places()
+        places = current_places()
         if places is None:
             return self._table[index]
         if self._window is None:
@@ -84,13 +84,14 @@ class _Table:
         return (places.nodes[:, None, :, None] - places.slots[:, None, None, :]) < self._window
 
 
-def _places() -> Places | None:
+def current_places() -> Any:
+    """The places of the pass that this thread is in; None outside of one."""
     return getattr(_thread, "places", None)
 
 
 def _token_alibi(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def build_alibi_tensor(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-        places = _places()
+        places = current_places()
         if places is None:
             return original(attention_mask, num_heads, dtype)
         text = torch.ones((1, places.high + 1), dtype=places.mask_dtype, device=places.tokens.device)
@@ -102,7 +103,7 @@ def _token_alibi(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tenso
 
 def _slot_alibi(_: Any, original: Callable[..., Tensor]) -> Callable[..., Any]:
     def build_mpt_alibi_tensor(num_heads: int, sequence_length: int, *args: Any, **kwargs: Any) -> Any:
-        places = _places()
+        places = current_places()
         if places is None:
             return original(num_heads, sequence_length, *args, **kwargs)
         lines = original(num_heads, places.high + 1, *args, **kwargs).reshape(num_heads, -1)
@@ -129,12 +130,12 @@ def bias_builders(model: nn.Module) -> list[Builder]:
 
 
 @contextmanager
-def placed(builders: Sequence[Builder], places: Callable[[], Places]) -> Iterator[None]:
+def placed(builders: Sequence[Builder], places: Callable[[], Any]) -> Iterator[None]:
     """Let ``builders`` see ``places()`` in this thread while the block runs; other threads notice nothing."""
     if not builders:
         yield
         return
-    before = _places()
+    before = current_places()
     with ExitStack() as stack:
         for builder in builders:
             stack.enter_context(_replaced(builder))

@@ -13,6 +13,7 @@ number of slots whatever the history's length.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
     StaticCache,
     StaticLayer,
 )
 
 from jacobi import LookaheadError
+from lookahead.decoder import decoder_config, is_seq2seq
 
 # Layers of indexed sparse attention keep small keys of their own to choose by; newer versions have them.
 _INDEXED_LAYERS: tuple[type, ...] = tuple(
@@ -142,14 +145,20 @@ Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # (shape, a tensor of th
 class TreeCache(Cache):
     """The cache that fused passes run on.
 
+    Args:
+        n_layers: layers of the model; None = as many as turn up.
+
     Attributes:
         base: first slot of the pass's nodes; every row's history lies below it.
         lengths: slots of history in each row.
         slots: with static shapes, where the pass writes, ``[node]``; None = at ``base`` and the slots after it.
     """
 
-    def __init__(self, n_layers: int) -> None:
-        super().__init__(layers=[TreeLayer(self) for _ in range(n_layers)])
+    def __init__(self, n_layers: int | None) -> None:
+        if n_layers is None:
+            super().__init__(layer_class_to_replicate=partial(TreeLayer, self))
+        else:
+            super().__init__(layers=[TreeLayer(self) for _ in range(n_layers)])
         self.base = 0
         self.lengths: list[int] = []
         self.slots: Tensor | None = None
@@ -160,6 +169,10 @@ class TreeCache(Cache):
 
         A sliding-window layer that has dropped its oldest slots gets zeros there: no later token can see them.
         """
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        while self.layer_class_to_replicate is not None and len(self.layers) < len(cache.layers):
+            self.layers.append(self.layer_class_to_replicate())
         for layer, source in zip(self.layers, cache.layers, strict=False):
             length = 0 if isinstance(source, _EMPTY_LAYERS) else int(source.get_seq_length())
             if length == 0:
@@ -313,20 +326,27 @@ class TreeCache(Cache):
 
 def empty_cache(model: PreTrainedModel, given: Cache | None) -> TreeCache:
     """A cache for fused passes, started from the history that ``given`` holds, if any."""
-    cache = TreeCache(model.config.get_text_config().num_hidden_layers)
+    cache = TreeCache(None if is_seq2seq(model) else decoder_config(model).num_hidden_layers)
     if given is not None:
         cache.load(given)
     return cache
 
 
 def check_cache(
-    cache: Any, *, n_layers: int, n_shared: int = 0, batch: int, heads: int | None, channels: int | None, slots: int = 0
+    cache: Any,
+    *,
+    n_layers: int | None,
+    n_shared: int = 0,
+    batch: int,
+    heads: int | None,
+    channels: int | None,
+    slots: int = 0,
 ) -> None:
     """Refuse, by name, a cache that a tree cannot run on or that belongs to another model.
 
     Args:
         cache: what ``generate`` prepared or the user gave.
-        n_layers: layers of the model.
+        n_layers: layers of the model; None when they cannot be told.
         n_shared: those of them that use another layer's keys; older caches leave them out.
         batch: rows of this call.
         heads: key/value heads of the model; None when they cannot be told.
@@ -361,7 +381,7 @@ def check_cache(
     filled = [layer for layer in holding if layer.is_initialized and int(layer.get_seq_length()) > 0]
     if not filled:
         return
-    if len(cache.layers) not in (n_layers, n_layers - n_shared):
+    if n_layers is not None and len(cache.layers) not in (n_layers, n_layers - n_shared):
         raise LookaheadError(
             f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
             "Pass a cache that this model filled."

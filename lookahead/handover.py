@@ -90,7 +90,10 @@ class PlainPasses:
     def __init__(self, model: PreTrainedModel, cache: Cache, model_kwargs: dict[str, Any], written: int) -> None:
         self._model = model
         kwargs = {"use_cache": True} | model_kwargs | {"past_key_values": cache}
-        self._kwargs = model._update_model_kwargs_for_generation(ModelOutput(), kwargs, num_new_tokens=written)
+        self._seq2seq = bool(model.config.is_encoder_decoder)
+        self._kwargs = model._update_model_kwargs_for_generation(
+            ModelOutput(), kwargs, is_encoder_decoder=self._seq2seq, num_new_tokens=written
+        )
 
     @property
     def cache(self) -> Cache:
@@ -101,6 +104,8 @@ class PlainPasses:
         """The pass of the last token of ``[batch, token]``: logits ``[batch, token, vocab]``, the last one's last."""
         inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **self._kwargs)
         outputs = self._model(**inputs, return_dict=True)
-        self._kwargs = self._model._update_model_kwargs_for_generation(outputs, self._kwargs)
+        self._kwargs = self._model._update_model_kwargs_for_generation(
+            outputs, self._kwargs, is_encoder_decoder=self._seq2seq
+        )
         logits: Tensor = outputs.logits
         return logits

@@ -74,7 +74,12 @@ class FusedModel:
         route: how passes are run: ``"dynamic"``, or as :mod:`lookahead.static` says ``"static"`` or ``"cuda graphs"``.
         route_reason: why it is not a faster one.
         handed_over: why passes are transformers' own by now; None = they are not.
+        mask_name: the argument that says which of the prompt's tokens are padding.
+        positions_name: the argument that gives the prompt's positions.
     """
+
+    mask_name = "attention_mask"
+    positions_name = "position_ids"
 
     def __init__(
         self,
@@ -141,8 +146,8 @@ class FusedModel:
         past = self._cache.get_seq_length()
         batch = self._input_ids.shape[0]
         self._consolidate(past + min(self._new_tokens, max(1024, past)) + 64)
-        mask = self._prompt_kwargs.get("attention_mask")
-        position_ids = self._prompt_kwargs.get("position_ids")
+        mask = self._prompt_kwargs.get(self.mask_name)
+        position_ids = self._prompt_kwargs.get(self.positions_name)
         if position_ids is None:
             last = highest = [past - 1] * batch
         else:
@@ -233,10 +238,15 @@ class FusedModel:
     def _hand_over(self) -> None:
         """Go on with transformers' own passes: everything the history holds moves to a cache of theirs."""
         assert self._boundary is not None
-        cache = DynamicCache(config=self._model.config.get_text_config(decoder=True))
-        self._cache.store(cache)
+        history = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        self._cache.store(history)
+        cache = self._plain_cache(history)
         self._plain = PlainPasses(self._model, cache, self._model_kwargs, self._cache.base + 1 - self._past)
         self.handed_over = self._boundary[1]
+
+    def _plain_cache(self, history: Cache) -> Cache:
+        """The cache that transformers' own passes are given."""
+        return history
 
     def _plain_pass(self) -> Scores:
         assert self._plain is not None and self._text is not None
@@ -285,7 +295,7 @@ class FusedModel:
             depths = [tree.depths + [0] * (width - len(tree)) for tree in trees]
             last = visible.sum(1, keepdim=True) + torch.tensor(depths, device=self._device)
             tokens = torch.cat([(visible.cumsum(1) - 1).clamp(min=0), last], dim=1)
-        mask = self._prompt_kwargs.get("attention_mask")
+        mask = self._prompt_kwargs.get(self.mask_name)
         return Places(nodes, slots, tokens, base + width, torch.long if mask is None else mask.dtype)
 
     def keep(self, paths: Sequence[Path]) -> None:

@@ -37,9 +37,11 @@ from lookahead.arena import (
     waiting_lock,
 )
 from lookahead.attention import fused_pass
+from lookahead.decoder import is_seq2seq
 from lookahead.handover import index_limit, position_limit
 from lookahead.masks import StaticPlaces, static_masks
 from lookahead.model import FusedModel, place_builders
+from lookahead.seq2seq import Seq2SeqModel
 
 # What a model that cannot run a static pass may raise in its first one.
 _REJECTIONS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
@@ -47,6 +49,8 @@ _REJECTIONS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, In
 
 def static_reason(model: PreTrainedModel) -> str | None:
     """Why passes over this model cannot have static shapes now; None = as far as can be told, they can."""
+    if is_seq2seq(model):
+        return "an encoder-decoder model counts positions on the host"
     places = getattr(model, "hf_device_map", None) or {}
     devices = {weight.device for weight in model.parameters()}
     if torch.device("meta") in devices:
@@ -356,12 +360,15 @@ def _refusal(reason: str) -> str:
     return f"static=True cannot be used: {reason}. Leave static unset, or set it to False."
 
 
-def fused_model(static: bool | None, model: PreTrainedModel, *args: Any, **kwargs: Any) -> FusedModel:
+def fused_model(
+    static: bool | None, model: PreTrainedModel, *args: Any, cross: Cache | None = None, **kwargs: Any
+) -> FusedModel:
     """One call's view of a model, with static shapes or without; call its ``close()`` when the call is over.
 
     Args:
         static: None = on a CUDA device where possible; True = on any device, or an error; False = never.
         model: and all that follows: see :class:`lookahead.model.FusedModel`.
+        cross: the cross-attention's cache of an encoder-decoder model; None = a new one.
 
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
@@ -374,6 +381,9 @@ def fused_model(static: bool | None, model: PreTrainedModel, *args: Any, **kwarg
         raise LookaheadError(_refusal(reason))
     if reason is None:
         return StaticModel(model, *args, required=static is True, **kwargs)
-    fused = FusedModel(model, *args, **kwargs)
+    if is_seq2seq(model):
+        fused: FusedModel = Seq2SeqModel(model, *args, cross=cross, **kwargs)
+    else:
+        fused = FusedModel(model, *args, **kwargs)
     fused.route_reason = reason
     return fused

@@ -7,13 +7,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from jacobi import LookaheadError, TokenTree
 from lookahead.bare import bare_model
 from lookahead.cache import check_cache
+from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
 from lookahead.handover import PlainPasses, rope_settings
 from lookahead.model import place_builders, takes_positions
+from lookahead.seq2seq import forgets_padding, own_steps, stepwise
 
 Route = Literal["tree", "chain", "plain"]
 
@@ -58,16 +60,12 @@ def check_model(model: PreTrainedModel, attention: str | None = None) -> None:
         attention: the implementation that the call will use; None = the model's own.
 
     Raises:
-        LookaheadError: an encoder-decoder, recurrent layers, no position_ids, or an attention without custom masks.
+        LookaheadError: recurrent layers, no position_ids, or an attention without custom masks.
     """
-    if model.config.is_encoder_decoder:
-        raise LookaheadError(
-            f"{type(model).__name__} is an encoder-decoder model: lookahead decodes causal models. Drop use_lookahead."
-        )
     why = no_tree(model)
     if why is not None:
         raise LookaheadError(f"{why}. Drop use_lookahead.")
-    attention = attention or model.config.get_text_config()._attn_implementation
+    attention = attention or decoder_config(model)._attn_implementation
     if attention not in _ATTENTION:
         raise LookaheadError(
             f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
@@ -79,7 +77,7 @@ def check_model(model: PreTrainedModel, attention: str | None = None) -> None:
 def no_tree(model: PreTrainedModel) -> str | None:
     """Why a model cannot follow a tree, as far as its class and config tell; None = nothing speaks against it."""
     name = type(model).__name__
-    config = model.config.get_text_config()
+    config = decoder_config(model)
     kinds = set(getattr(config, "layer_types", None) or ())
     recurrent = sorted(kind for kind in kinds if any(word in kind for word in _RECURRENT_WORDS))
     # Some hybrid classes can be configured without a recurrent layer; then the class flag says nothing.
@@ -87,6 +85,8 @@ def no_tree(model: PreTrainedModel) -> str | None:
     if recurrent or (getattr(model, "_is_stateful", False) and not only_attention):
         what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
         return f"{name} has {what}, and a recurrent state cannot follow a tree"
+    if is_seq2seq(model):
+        return own_steps(model)
     if place_builders(model):
         return None
     if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
@@ -127,9 +127,10 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
         LookaheadError: an empty prompt, ids outside the vocabulary, right padding, more tokens than positions, or
             position_ids that are not ``[batch, token]``.
     """
-    embeds = model_kwargs.get("inputs_embeds")
+    prefix = "decoder_" if is_seq2seq(model) else ""
+    embeds = model_kwargs.get(f"{prefix}inputs_embeds")
     length = input_ids.shape[1] if embeds is None else embeds.shape[1]
-    position_ids = model_kwargs.get("position_ids")
+    position_ids = model_kwargs.get(f"{prefix}position_ids")
     prepare = "_prepare_position_ids_for_generation"
     own_axes = getattr(type(model), prepare, None) is not getattr(GenerationMixin, prepare)
     if position_ids is not None and position_ids.ndim != 2 and not (own_axes and position_ids.ndim == 3):
@@ -142,7 +143,7 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
             f"The prompt is empty: got input_ids of shape {tuple(input_ids.shape)}, expected at least one token. "
             "Start with the model's begin-of-text token."
         )
-    vocab = model.get_input_embeddings().weight.shape[0]
+    vocab = vocabulary(model)
     if input_ids.numel():
         low, high = int(input_ids.min()), int(input_ids.max())
         if low < 0 or high >= vocab:
@@ -150,11 +151,16 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
                 f"Token id {low if low < 0 else high} is outside the vocabulary: expected 0 to {vocab - 1}. "
                 "Was the prompt made by another model's tokenizer?"
             )
-    mask = model_kwargs.get("attention_mask")
+    mask = model_kwargs.get(f"{prefix}attention_mask")
     if mask is not None and mask.shape[-1] < length:
         raise LookaheadError(
-            f"attention_mask of shape {tuple(mask.shape)} does not cover the {length} tokens of the prompt: expected "
-            "one column for each token."
+            f"{prefix}attention_mask of shape {tuple(mask.shape)} does not cover the {length} tokens of the prompt: "
+            "expected one column for each token."
+        )
+    if mask is not None and forgets_padding(model) and not bool(mask.all()):
+        raise LookaheadError(
+            f"{type(model).__name__} forgets decoder_attention_mask after the prompt, and rows then see their padding: "
+            "give decoder prompts of one length, or drop use_lookahead."
         )
     if mask is not None and mask.ndim == 2 and bool((mask[:, -1] == 0).any()):
         row = int((mask[:, -1] == 0).nonzero()[0])
@@ -175,7 +181,15 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
     """Refuse a cache that is another model's, cannot keep chosen slots, or has fewer than ``slots`` of them."""
     if cache is None:
         return
-    config = model.config.get_text_config()
+    config = decoder_config(model)
+    if is_seq2seq(model):
+        if not isinstance(cache, EncoderDecoderCache):
+            raise LookaheadError(
+                f"{type(model).__name__} needs a cache for its cross-attention too: got a {type(cache).__name__}, "
+                "expected an EncoderDecoderCache. Leave past_key_values unset, or pass one."
+            )
+        check_cache(cache.self_attention_cache, n_layers=None, batch=batch, heads=None, channels=None, slots=slots)
+        return
     heads = _field(config, "num_key_value_heads") or _field(config, "num_attention_heads")
     channels, hidden = _field(config, "head_dim"), _field(config, "hidden_size")
     if channels is None and hidden and _field(config, "num_attention_heads"):
@@ -205,11 +219,7 @@ def _field(config: Any, name: str) -> Any:
 
 def depth_limit(model: PreTrainedModel) -> int | None:
     """The first position that does not exist: where a table of learned positions ends. None = there is no table."""
-    config = model.config.get_text_config()
-    table = getattr(config, "max_position_embeddings", None)
-    if not isinstance(table, int) or table <= 0 or any(rope_settings(config)):
-        return None
-    return table
+    return None if any(rope_settings(decoder_config(model))) else position_table(model)
 
 
 def self_test(model: PreTrainedModel) -> None:
@@ -220,14 +230,14 @@ def self_test(model: PreTrainedModel) -> None:
     Raises:
         LookaheadError: the branches disturb each other.
     """
-    key = (str(model.config.get_text_config()._attn_implementation), model.dtype, model.training)
+    key = (str(decoder_config(model)._attn_implementation), model.dtype, model.training)
     with _verdicts_lock:
         known = _verdicts.setdefault(model, {})
     if key not in known:
         error, certain = _tree_error(model)
         if not certain:
             return
-        if error is None:
+        if error is None and not is_seq2seq(model):
             error = _plain_error(model)
         known[key] = error
     if known[key] is not None:
@@ -237,19 +247,22 @@ def self_test(model: PreTrainedModel) -> None:
 @torch.no_grad()
 def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
     """What is wrong with the model's handling of a tree, if anything, and whether that can be told for certain."""
-    vocab = model.get_input_embeddings().weight.shape[0]
+    vocab = vocabulary(model)
     word = [(7 + 13 * i) % vocab for i in range(8)]
     prompt = torch.tensor([word[:4]] * 3, device=model.device)
     left, right = word[5:8], [(token + 1) % vocab for token in word[5:7]]
 
     name = type(model).__name__
     try:
-        with bare_model(model, prompt, 16, attention_mask=torch.ones_like(prompt)) as fused:
+        inputs: dict[str, Any] = {} if is_seq2seq(model) else {"attention_mask": torch.ones_like(prompt)}
+        with bare_model(model, prompt, 16, **inputs) as fused:
             trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
             both, *alone = fused.forward(trees).logits.float()
+        if is_seq2seq(model):  # whose positions are our own doing
+            alone = [stepwise(model, prompt[:1], tree.tokens) for tree in trees[1:]]
     except (LookaheadError, torch.OutOfMemoryError):
         raise
-    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError) as error:
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError, AssertionError) as error:
         message = f"{name} did not run a pass with a tree mask ({type(error).__name__}: {error})."
         return f"{message} Drop use_lookahead for this model.", True
     together = torch.cat([both[:4], both[:1], both[4:]])
@@ -275,7 +288,7 @@ def _plain_error(model: PreTrainedModel) -> str | None:
 
     Two rows, the second padded on the left. A row whose numbers are not finite tells nothing.
     """
-    vocab = model.get_input_embeddings().weight.shape[0]
+    vocab = vocabulary(model)
     word = [(5 + 11 * i) % vocab for i in range(8)]
     prompt = torch.tensor([word[:4]] * 2, device=model.device)
     mask = torch.ones_like(prompt)

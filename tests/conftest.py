@@ -8,13 +8,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers.cache_utils import DynamicSlidingWindowLayer, StaticLayer
+from transformers import PreTrainedTokenizerFast
+from transformers.cache_utils import DynamicSlidingWindowLayer, EncoderDecoderCache, StaticLayer
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -211,6 +214,11 @@ def same_caches(ours: Any, plain: Any, tolerance: float) -> None:
     assert type(ours) is type(plain)
     if ours is None:
         return
+    if isinstance(ours, EncoderDecoderCache):
+        assert ours.is_updated == plain.is_updated
+        same_caches(ours.self_attention_cache, plain.self_attention_cache, tolerance)
+        same_caches(ours.cross_attention_cache, plain.cross_attention_cache, tolerance)
+        return
     assert [type(layer) for layer in ours.layers] == [type(layer) for layer in plain.layers]
     assert [layer.is_initialized for layer in ours.layers] == [layer.is_initialized for layer in plain.layers]
     for got, expected in zip(ours.layers, plain.layers, strict=True):
@@ -255,6 +263,22 @@ def restored() -> Iterator[None]:
 def augmented() -> None:
     """``generate`` knows ``use_lookahead`` during the test."""
     lookahead.augment_all()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Letters and some pairs of them: 0 pads, 1 is ``a`` and so on; ``counting_model`` writes ``abcdefgabc...``."""
+    letters = [*map(chr, range(ord("a"), ord("z") + 1)), "\u0120"]  # a space, as byte-level BPE writes it
+    pairs = list(pairwise(letters[7:]))
+    words = ["<pad>", *letters, *map("".join, pairs), "<end>"]
+    vocab = {word: token for token, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    assert tokenizer.get_vocab_size() == VOCAB
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", padding_side="left", clean_up_tokenization_spaces=False
+    )
 
 
 @pytest.fixture

@@ -281,15 +281,6 @@ def test_no_position_ids(name: str, passes: Passes) -> None:
     refused(passes, model, f"{type(model).__name__}.forward takes no position_ids")
 
 
-def test_encoder_decoder(passes: Passes) -> None:
-    """Not a causal model."""
-    config = transformers.T5Config(
-        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, decoder_start_token_id=0
-    )
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    refused(passes, model, "T5ForConditionalGeneration is an encoder-decoder model")
-
-
 # --- prompts -------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,6 @@ from conftest import (
     same_tensors,
     tiny_model,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -45,22 +44,6 @@ import lookahead
 from lookahead import DecodingStats, Jacobi, Lookahead, LookaheadOutput
 
 augmented = pytest.mark.usefixtures("augmented")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Letters and some pairs of them: 0 pads, 1 is ``a`` and so on; ``counting_model`` writes ``abcdefgabc...``."""
-    letters = [*map(chr, range(ord("a"), ord("z") + 1)), "\u0120"]  # a space, as byte-level BPE writes it
-    pairs = list(pairwise(letters[7:]))
-    words = ["<pad>", *letters, *map("".join, pairs), "<end>"]
-    vocab = {word: token for token, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocab, pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    assert tokenizer.get_vocab_size() == VOCAB
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", padding_side="left", clean_up_tokenization_spaces=False
-    )
 
 
 # --- processors ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from lookahead.cli.convert_medusa import convert_medusa
 from lookahead.cli.demo import demo
 from lookahead.cli.generate import generate
 from lookahead.cli.support import support
+from lookahead.cli.train_medusa import train_medusa
 from lookahead.cli.tree import tree
 from lookahead.cli.tune import tune
 from lookahead.cli.verify import verify
@@ -24,6 +25,7 @@ app.command()(convert_medusa)
 app.command()(demo)
 app.command()(generate)
 app.command()(support)
+app.command()(train_medusa)
 app.command()(tree)
 app.command()(tune)
 app.command()(verify)
