@@ -27,7 +27,7 @@ def position_table(model: PreTrainedModel) -> int | None:
     """How many positions the writing part knows; None = it has no table of them."""
     names = ("max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings")
     config = decoder_config(model)
-    for name in names[0 if is_seq2seq(model) else -1 :]:
+    for name in names:
         table = getattr(config, name, None)
         if isinstance(table, int) and table > 0:
             return table

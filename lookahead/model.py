@@ -19,6 +19,7 @@ from lookahead.cache import TreeCache
 from lookahead.handover import PlainPasses, boundary
 from lookahead.hidden import HiddenStates
 from lookahead.masks import MaskBuffer, fused_masks
+from lookahead.positions import DecoderPlaces, decoder_builders
 from lookahead.scoring import score
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
@@ -45,7 +46,7 @@ def place_builders(model: PreTrainedModel) -> list[Builder]:
     config = model.config.get_text_config()
     local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
     if local or getattr(config, "alibi", False) is True or not takes_positions(type(model).forward):
-        return bias_builders(model)
+        return bias_builders(model) or decoder_builders(model)
     return []
 
 
@@ -225,7 +226,7 @@ class FusedModel:
             buffer,
             min(self._cache.lengths),
         )
-        with fused_pass(), placed(self._builders, lambda: self._places(trees)):
+        with fused_pass(), placed(self._builders, lambda: self._places(trees, input_ids)):
             outputs = self._call(**inputs, attention_mask=masks)
         return self._scored(outputs)
 
@@ -285,18 +286,37 @@ class FusedModel:
         padding = torch.tensor(self._padding, device=self._device)[:, None]
         return queries, torch.cat([torch.arange(base, device=self._device) - padding, queries], dim=1)
 
-    def _places(self, trees: Sequence[TokenTree]) -> Places:
-        """The places of the pass's nodes and slots, for models that count them by themselves."""
+    def _places(self, trees: Sequence[TokenTree], tokens: Tensor) -> Places | DecoderPlaces:
+        """The places of the pass's nodes and slots, for models that count them by themselves.
+
+        Decoders that number tokens by the cache's length count padding as well.
+        """
+        if any(builder.name == "forward" for builder in self._builders):
+            return self._numbered(trees, tokens)
         nodes, slots = self._coordinates(trees)
         base, width = self._cache.base, nodes.shape[1]
-        tokens = slots
+        counted = slots
         if self._visible is not None:
             visible = self._visible[:, :base].long()
             depths = [tree.depths + [0] * (width - len(tree)) for tree in trees]
             last = visible.sum(1, keepdim=True) + torch.tensor(depths, device=self._device)
-            tokens = torch.cat([(visible.cumsum(1) - 1).clamp(min=0), last], dim=1)
+            counted = torch.cat([(visible.cumsum(1) - 1).clamp(min=0), last], dim=1)
         mask = self._prompt_kwargs.get(self.mask_name)
-        return Places(nodes, slots, tokens, base + width, torch.long if mask is None else mask.dtype)
+        return Places(nodes, slots, counted, base + width, torch.long if mask is None else mask.dtype)
+
+    def _numbered(self, trees: Sequence[TokenTree], tokens: Tensor) -> DecoderPlaces:
+        lengths, width = self._cache.lengths, tokens.shape[1]
+        places = [
+            [length + depth for depth in tree.depths] + [length] * (width - len(tree))
+            for tree, length in zip(trees, lengths, strict=True)
+        ]
+        if self._depth_limit is not None:  # a row that is only fed along may be past the table
+            places = [[min(place, self._depth_limit - 1) for place in row] for row in places]
+        nodes = torch.tensor(places, device=self._device)
+        past = torch.arange(self._cache.base, device=self._device).expand(len(trees), -1)
+        return DecoderPlaces(
+            tokens, nodes, torch.cat([past, nodes], dim=1), min(map(min, places)), max(map(max, places))
+        )
 
     def keep(self, paths: Sequence[Path]) -> None:
         """Move each row's visited nodes to the end of its history."""

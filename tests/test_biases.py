@@ -22,8 +22,13 @@ _NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [
 
 
 def slot_counters() -> dict[str, Any]:
-    """One model of each kind that counts slots."""
+    """One model of each kind that counts slots; the last ones number their tokens by the cache's length."""
+    decoder = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "init_std": 0.3}
+    decoder |= {"is_decoder": True, "is_encoder_decoder": False, "max_position_embeddings": 64}
+    decoder |= {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     return {
+        "bart": initialised(transformers.BartConfig(**decoder)),
+        "marian": initialised(transformers.MarianConfig(**decoder, decoder_start_token_id=0)),
         "bloom": initialised(transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **_SIZES), dtype=F32),
         "bloom 3 heads": initialised(
             transformers.BloomConfig(hidden_size=24, n_layer=2, n_head=3, **_SIZES), dtype=F32
