@@ -11,7 +11,8 @@ from conftest import F32, F64, VOCAB, initialised, prompts, run, same_as_plain
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
 from lookahead.bare import bare_model
-from lookahead.biases import Places, bias_builders, placed
+from lookahead.biases import Places, placed
+from lookahead.model import place_builders
 from lookahead.support import route
 
 pytestmark = pytest.mark.usefixtures("augmented")
@@ -76,7 +77,7 @@ def test_holes_and_mask_types(name: str) -> None:
 def test_nothing_is_left_behind(name: str) -> None:
     """Builders are replaced during a pass only, and other threads see their own."""
     model = MODELS[name]
-    builders = bias_builders(model)
+    builders = place_builders(model)
     assert builders
     assert route(model) == ("tree", None)
     before = [vars(builder.owner).get(builder.name) for builder in builders]
