@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test slow check format bench clean
+.PHONY: demo test slow conformance check format bench clean
 
 demo: .venv/installed
 	$(BIN)/lookahead demo
@@ -14,6 +14,9 @@ test: .venv/installed
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
+
+conformance: .venv/installed
+	$(BIN)/python -m pytest -m conformance
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

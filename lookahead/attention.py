@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from jacobi import LookaheadError
 
 _lock = threading.Lock()
 _users = 0
@@ -81,6 +84,49 @@ def grouped_attention() -> Iterator[None]:
             _users -= 1
             if _users == 0 and _original is not None and registry["sdpa"] is _grouped_sdpa:
                 registry["sdpa"] = _original
+
+
+@contextmanager
+def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[None]:
+    """Run ``model`` with another attention implementation while the block runs, and restore its own afterwards.
+
+    The implementation is a setting of the model: nobody else may use the model in the meantime.
+
+    Args:
+        model: the model.
+        name: ``"sdpa"``, ``"eager"`` or ``"flex_attention"``; None changes nothing.
+
+    Raises:
+        LookaheadError: the model has no such implementation, or cannot change it.
+    """
+    if name is None or model.config.get_text_config()._attn_implementation == name:
+        yield
+        return
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    configs |= {id(sub): sub for config in configs.values() for sub in _sub_configs(config)}
+    before = [(config, config._attn_implementation_internal) for config in configs.values()]
+    try:
+        try:
+            model.set_attn_implementation(name)
+        except (ValueError, ImportError) as error:
+            raise LookaheadError(f"attention={name!r} cannot be used with {type(model).__name__}: {error}") from error
+        used = model.config.get_text_config()._attn_implementation
+        if used != name:
+            raise LookaheadError(
+                f"attention={name!r} cannot be used with {type(model).__name__}: its implementation, {used!r}, is "
+                "fixed when the model is made. Load it with attn_implementation='sdpa'."
+            )
+        yield
+    finally:
+        for config, own in before:
+            config._attn_implementation_internal = own
+
+
+def _sub_configs(config: Any) -> Iterator[Any]:
+    for name in getattr(config, "sub_configs", None) or ():
+        sub = getattr(config, name, None)
+        if sub is not None:
+            yield sub
 
 
 @contextmanager

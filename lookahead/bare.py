@@ -12,8 +12,10 @@ from transformers.cache_utils import Cache
 from jacobi import Path
 from lookahead.attention import grouped_attention
 from lookahead.cache import empty_cache
+from lookahead.decoder import is_seq2seq
 from lookahead.masks import mask_rules
 from lookahead.model import FusedModel
+from lookahead.seq2seq import stand_in_encoder
 from lookahead.static import fused_model
 
 
@@ -30,7 +32,7 @@ def bare_model(
     """A view of ``model`` with all of ``prompt`` in its history: the trees of a pass start with the token after it.
 
     Args:
-        model: a causal model that lookahead supports.
+        model: a model that lookahead supports; what an encoder says is made up.
         prompt: ``[batch, token]``, at least one token.
         new_tokens: slots to make room for, beside the prompt's.
         static: as for :func:`lookahead.static.fused_model`.
@@ -40,7 +42,11 @@ def bare_model(
     cache = empty_cache(model, past)
     batch, count = prompt.shape
     before = cache.get_seq_length()
-    positions = torch.arange(before, before + count, device=model.device)[None].expand(batch, -1)
+    if is_seq2seq(model):
+        inputs = {"encoder_outputs": stand_in_encoder(model, batch)} | inputs
+    else:
+        positions = torch.arange(before, before + count, device=model.device)[None].expand(batch, -1)
+        inputs = {"position_ids": positions} | inputs
     fused = fused_model(
         static,
         model,
@@ -48,7 +54,7 @@ def bare_model(
         cache,
         prompt,
         GenerationConfig(),
-        {"position_ids": positions} | inputs,
+        inputs,
         new_tokens,
         None,
         lambda row: False,

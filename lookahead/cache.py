@@ -13,6 +13,7 @@ number of slots whatever the history's length.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,12 +24,18 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
     StaticCache,
     StaticLayer,
 )
 
 from jacobi import LookaheadError
+from lookahead.decoder import decoder_config, is_seq2seq
 
+# Layers of indexed sparse attention keep small keys of their own to choose by; newer versions have them.
+_INDEXED_LAYERS: tuple[type, ...] = tuple(
+    getattr(cache_utils, name) for name in ("DynamicIndexedLayer",) if hasattr(cache_utils, name)
+)
 # Layers that never hold anything (their keys are another layer's); newer versions of transformers have them.
 _EMPTY_LAYERS: tuple[type, ...] = tuple(
     getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)
@@ -48,6 +55,8 @@ class TreeLayer(DynamicLayer):
         self._store = store
         self.key_entry: tuple[_Group, int] | None = None
         self.value_entry: tuple[_Group, int] | None = None
+        self.index_entry: tuple[_Group, int] | None = None
+        self.indexer_keys: Tensor | None = None  # [batch, slot, channel], until they move into a buffer
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append a pass's keys and values ``[batch, head, node, channel]``; return history and pass together."""
@@ -60,18 +69,25 @@ class TreeLayer(DynamicLayer):
             keys.index_copy_(2, slots, key_states)
             values.index_copy_(2, slots, value_states)
             return keys, values
+        return self._append(self.key_entry, key_states), self._append(self.value_entry, value_states)
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Append a pass's keys ``[batch, node, channel]`` of the indexer; return history and pass together."""
+        if self.index_entry is None:
+            before = [] if self.indexer_keys is None else [self.indexer_keys]
+            self.indexer_keys = torch.cat([*before, indexer_key_states], dim=1)
+            return self.indexer_keys
+        return self._append(self.index_entry, indexer_key_states[:, None])[:, 0]
+
+    def _append(self, place: "tuple[_Group, int]", states: Tensor) -> Tensor:
+        """Write a pass's states ``[batch, head, node, channel]`` at ``base``; return history and pass together."""
         start = self._store.base
-        stop = start + key_states.shape[-2]
-        group, entry = self.key_entry
+        stop = start + states.shape[-2]
+        group, entry = place
         if group.span != (start, stop):
             group.open(start, stop)
-        group.fresh[entry].copy_(key_states)
-        keys = group.history[entry]
-        group, entry = self.value_entry
-        if group.span != (start, stop):
-            group.open(start, stop)
-        group.fresh[entry].copy_(value_states)
-        return keys, group.history[entry]
+        group.fresh[entry].copy_(states)
+        return group.history[entry]
 
     def get_seq_length(self) -> int:
         """Slots that hold history (of the longest row)."""
@@ -129,14 +145,20 @@ Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # (shape, a tensor of th
 class TreeCache(Cache):
     """The cache that fused passes run on.
 
+    Args:
+        n_layers: layers of the model; None = as many as turn up.
+
     Attributes:
         base: first slot of the pass's nodes; every row's history lies below it.
         lengths: slots of history in each row.
         slots: with static shapes, where the pass writes, ``[node]``; None = at ``base`` and the slots after it.
     """
 
-    def __init__(self, n_layers: int) -> None:
-        super().__init__(layers=[TreeLayer(self) for _ in range(n_layers)])
+    def __init__(self, n_layers: int | None) -> None:
+        if n_layers is None:
+            super().__init__(layer_class_to_replicate=partial(TreeLayer, self))
+        else:
+            super().__init__(layers=[TreeLayer(self) for _ in range(n_layers)])
         self.base = 0
         self.lengths: list[int] = []
         self.slots: Tensor | None = None
@@ -147,6 +169,10 @@ class TreeCache(Cache):
 
         A sliding-window layer that has dropped its oldest slots gets zeros there: no later token can see them.
         """
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        while self.layer_class_to_replicate is not None and len(self.layers) < len(cache.layers):
+            self.layers.append(self.layer_class_to_replicate())
         for layer, source in zip(self.layers, cache.layers, strict=False):
             length = 0 if isinstance(source, _EMPTY_LAYERS) else int(source.get_seq_length())
             if length == 0:
@@ -159,6 +185,7 @@ class TreeCache(Cache):
                 keys, values = (torch.nn.functional.pad(states, (0, 0, dropped, 0)) for states in (keys, values))
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
+            layer.indexer_keys = getattr(source, "indexer_keys", None)
 
     def consolidate(self, capacity: int, allocate: Allocate | None = None) -> None:
         """Move what the prompt left into shared buffers with about ``capacity`` slots.
@@ -176,7 +203,10 @@ class TreeCache(Cache):
                     states = getattr(layer, f"{name}s")
                     kind = (states.shape, states.dtype, states.device)
                     by_kind.setdefault(kind, []).append((layer, name, states))
-                layer.keys = layer.values = None
+                if layer.indexer_keys is not None:
+                    states = layer.indexer_keys[:, None]
+                    by_kind.setdefault((states.shape, states.dtype, states.device), []).append((layer, "index", states))
+                layer.keys = layer.values = layer.indexer_keys = None
         length = 0
         for members in by_kind.values():
             length = members[0][2].shape[-2]
@@ -287,24 +317,36 @@ class TreeCache(Cache):
                 window = layer.sliding_window - 1
                 keys, values = keys[:, :, max(0, length - window) :], values[:, :, max(0, length - window) :]
             layer.keys, layer.values = keys.clone(), values.clone()
+            if source.index_entry is not None:
+                group, entry = source.index_entry
+                states = group.buffer[entry, :, 0, :length]
+                layer.lazy_initialization_indexer(states)
+                layer.indexer_keys = states.clone()
 
 
 def empty_cache(model: PreTrainedModel, given: Cache | None) -> TreeCache:
     """A cache for fused passes, started from the history that ``given`` holds, if any."""
-    cache = TreeCache(model.config.get_text_config().num_hidden_layers)
+    cache = TreeCache(None if is_seq2seq(model) else decoder_config(model).num_hidden_layers)
     if given is not None:
         cache.load(given)
     return cache
 
 
 def check_cache(
-    cache: Any, *, n_layers: int, n_shared: int = 0, batch: int, heads: int | None, channels: int | None, slots: int = 0
+    cache: Any,
+    *,
+    n_layers: int | None,
+    n_shared: int = 0,
+    batch: int,
+    heads: int | None,
+    channels: int | None,
+    slots: int = 0,
 ) -> None:
     """Refuse, by name, a cache that a tree cannot run on or that belongs to another model.
 
     Args:
         cache: what ``generate`` prepared or the user gave.
-        n_layers: layers of the model.
+        n_layers: layers of the model; None when they cannot be told.
         n_shared: those of them that use another layer's keys; older caches leave them out.
         batch: rows of this call.
         heads: key/value heads of the model; None when they cannot be told.
@@ -322,7 +364,7 @@ def check_cache(
             "use_lookahead."
         )
     for index, layer in enumerate(cache.layers):
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, *_EMPTY_LAYERS):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, *_INDEXED_LAYERS, *_EMPTY_LAYERS):
             kind = type(layer).__name__
             why = "a recurrent state cannot follow a tree" if "Linear" in kind else "it cannot keep chosen slots"
             raise LookaheadError(
@@ -339,7 +381,7 @@ def check_cache(
     filled = [layer for layer in holding if layer.is_initialized and int(layer.get_seq_length()) > 0]
     if not filled:
         return
-    if len(cache.layers) not in (n_layers, n_layers - n_shared):
+    if n_layers is not None and len(cache.layers) not in (n_layers, n_layers - n_shared):
         raise LookaheadError(
             f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
             "Pass a cache that this model filled."

@@ -43,6 +43,7 @@ class Emission:
         keep_up: finished rows go on writing pad tokens until all have the same length, so that scores and the cache
             are what plain decoding leaves.
         model_room: depth each row's tree may have for the model's sake; None = no limit.
+        model_holds: whether a row has to wait for the others for the model's sake.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Emission:
         verification: Literal["exact", "rejection"],
         keep_up: bool,
         model_room: Callable[[], list[int] | None],
+        model_holds: Callable[[int], bool] = lambda row: False,
     ) -> None:
         self.pad = int(config._pad_token_tensor) if config._pad_token_tensor is not None else 0
         self._text = Text(input_ids, self.pad)
@@ -75,6 +77,7 @@ class Emission:
         self._rejection = verification == "rejection" and self._sample
         self._keep_up = keep_up and self.batch > 1
         self._model_room = model_room
+        self._model_holds = model_holds
         lengths = [rule.max_length for rule in criteria if isinstance(rule, criteria_module.MaxLengthCriteria)]
         self._max_length = min(lengths, default=self.prompt_length + _MOST_ROOM)
         self._steps = 0
@@ -258,7 +261,9 @@ class Emission:
         return [self._ends_at.get(row, len(written)) for row, written in enumerate(self.written)]
 
     def _held(self, row: int) -> bool:
-        """Whether a sampled row leads so far that it has to wait."""
+        """Whether a row has to wait: for the model's sake, or sampled and far in the lead."""
+        if self._model_holds(row):
+            return True
         if not self._sample or self.batch == 1:
             return False
         slowest = min((len(w) for w, done in zip(self.written, self.finished, strict=True) if not done), default=0)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successors, TokenTree, solve
 from lookahead import support
-from lookahead.attention import grouped_attention
+from lookahead.attention import grouped_attention, switched_attention
 from lookahead.automatic import Planner
 from lookahead.cache import empty_cache
+from lookahead.decoder import is_seq2seq, vocabulary
 from lookahead.emission import Emission
 from lookahead.lossy import LossyEmission
 from lookahead.masks import mask_rules
@@ -41,6 +42,20 @@ class LookaheadOutput(GenerateDecoderOnlyOutput):
 
     stats: DecodingStats | None = None
     trajectories: list[list[list[int]]] | None = None
+
+
+@dataclass
+class LookaheadSeq2SeqOutput(GenerateEncoderDecoderOutput):
+    """What ``generate(..., return_dict_in_generate=True)`` of an encoder-decoder model returns.
+
+    ``stats`` and ``trajectories`` are those of :class:`LookaheadOutput`. They are plain attributes, no items: a model's
+    own ``generate`` around ours (Whisper's) takes every item apart by rows.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stats: DecodingStats | None = None
+        self.trajectories: list[list[list[int]]] | None = None
 
 
 class _RowDrafter:
@@ -140,13 +155,13 @@ def generate(
     streamer: BaseStreamer | None,
     model_kwargs: dict[str, Any],
     synced_gpus: bool = False,
-) -> LookaheadOutput | Tensor:
+) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
     """Decode as ``GenerationMixin._sample`` would, with fewer passes.
 
     Args:
         strategy: how drafts are grown.
-        model: a causal model.
-        input_ids: ``[batch, token]``, padded on the left.
+        model: a causal model, or an encoder-decoder model.
+        input_ids: ``[batch, token]``, padded on the left; of an encoder-decoder model the decoder's.
         logits_processor: as ``generate`` prepared them.
         stopping_criteria: as ``generate`` prepared them.
         generation_config: as ``generate`` prepared it.
@@ -155,12 +170,39 @@ def generate(
         synced_gpus: not supported.
 
     Returns:
-        Token ids ``[batch, token]``, or a :class:`LookaheadOutput` with ``return_dict_in_generate``.
+        Token ids ``[batch, token]``, or with ``return_dict_in_generate`` a :class:`LookaheadOutput`, which
+        for an encoder-decoder model is a :class:`LookaheadSeq2SeqOutput`.
 
     Raises:
         LookaheadError: the call cannot be decoded with lookahead, raised before any pass of the text; or, in the
             middle, the logits are NaN or the processed scores give no probabilities.
     """
+    with switched_attention(model, strategy.attention):
+        return _decode(
+            strategy,
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            streamer,
+            model_kwargs,
+            synced_gpus,
+        )
+
+
+def _decode(
+    strategy: Strategy,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    streamer: BaseStreamer | None,
+    model_kwargs: dict[str, Any],
+    synced_gpus: bool,
+) -> LookaheadOutput | Tensor:
+    """The call, with the attention that it uses."""
     model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("tokenizer", "assistant_tokenizer")}
     given_cache = model_kwargs.pop("past_key_values", None)
     batch = input_ids.shape[0]
@@ -188,6 +230,7 @@ def generate(
         verification=strategy.verification,
         keep_up=bool(export or scored),
         model_room=lambda: fused.room(),
+        model_holds=lambda row: fused.holds(row),
     )
     new_tokens = emission.most_new
     support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
@@ -204,14 +247,18 @@ def generate(
             streamer=streamer,
             **kwargs,
         )
-    past = model_kwargs.get("position_ids")
-    last_position = (int(past[:, -1].max()) if past is not None else input_ids.shape[1] - 1) + new_tokens
-    limit = support.depth_limit(model, last_position, batch)
-    rows = _rows(strategy, input_ids, model_kwargs, model.get_input_embeddings().weight.shape[0], emission)
+    prefix = "decoder_" if is_seq2seq(model) else ""
+    limit = support.depth_limit(model)
+    rows = _rows(strategy, input_ids, model_kwargs.get(f"{prefix}attention_mask"), vocabulary(model), emission)
     stats = None if strategy.stats == "none" else DecodingStats()
     with borrowed(model, strategy.remembers) as memory:
         choice = _choice(generation_config, logits_processor)
         drafts = strategy.drafts(CallContext(model, rows, memory, choice, new_tokens, _trust(generation_config)))
+        if is_seq2seq(model) and drafts.hidden is not None:
+            raise LookaheadError(
+                f"{type(strategy).__name__} drafts with heads on a causal model, and {type(model).__name__} is an "
+                "encoder-decoder model. Use Lookahead() or Jacobi()."
+            )
         support.self_test(model)
         planner = drafts.planner
         depths = [0] * batch
@@ -230,6 +277,8 @@ def generate(
             drafts.harvest,
             drafts.prompt_harvest,
             drafts.hidden,
+            emission.sequences,
+            cross=getattr(given_cache, "cross_attention_cache", None),
         )
         if planner is not None:
             planner.bucket = fused.bucket
@@ -252,20 +301,23 @@ def generate(
     if not returned:
         return emission.sequences()
     trajectories = [d.drafter.trajectory for d in drafters if isinstance(d.drafter, JacobiDrafter)]
-    return LookaheadOutput(
-        sequences=emission.sequences(),
-        scores=emission.recorded("scores"),
-        logits=emission.recorded("logits"),
-        past_key_values=given_cache if export else None,
-        stats=stats,
-        trajectories=[t for t in trajectories if t is not None] or None,
-    )
+    iterates = [t for t in trajectories if t is not None] or None
+    output: dict[str, Any] = {
+        "sequences": emission.sequences(),
+        "scores": emission.recorded("scores"),
+        "logits": emission.recorded("logits"),
+        "past_key_values": given_cache if export else None,
+    }
+    if not is_seq2seq(model):
+        return LookaheadOutput(**output, stats=stats, trajectories=iterates)
+    seq2seq_output = LookaheadSeq2SeqOutput(**output)
+    seq2seq_output.stats, seq2seq_output.trajectories = stats, iterates
+    return seq2seq_output
 
 
 def _rows(
-    strategy: Strategy, input_ids: Tensor, model_kwargs: dict[str, Any], vocab: int, emission: Emission
+    strategy: Strategy, input_ids: Tensor, mask: Tensor | None, vocab: int, emission: Emission
 ) -> list[RowContext]:
-    mask = model_kwargs.get("attention_mask")
     prompts = input_ids.tolist()
     if mask is not None and mask.shape == input_ids.shape:
         prompts = [

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, create_masks_for_generate
 
 from jacobi import TokenTree, additive_mask
+from lookahead.decoder import decoder_config
 
 _RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
 _recording = threading.Lock()
@@ -41,7 +42,7 @@ def mask_rules(model: PreTrainedModel) -> Any:
     They come from transformers' own ``create_masks_for_generate`` (or the model's override of it), run with a mask
     function that returns the rule in place of a mask.
     """
-    config = copy.copy(model.config.get_text_config())
+    config = copy.copy(decoder_config(model))
     config._attn_implementation_internal = _RECORDER
     create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
     with _recording:

@@ -1,20 +1,25 @@
 """A transformers model as the solver sees it: prompt pass, fused pass, keep."""
 
+import inspect
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import utils as generation_utils
 
 from jacobi import Path, Scores, TokenTree
 from lookahead.attention import fused_pass
+from lookahead.biases import Builder, Places, bias_builders, placed
 from lookahead.cache import TreeCache
+from lookahead.handover import PlainPasses, boundary
 from lookahead.hidden import HiddenStates
 from lookahead.masks import MaskBuffer, fused_masks
+from lookahead.positions import DecoderPlaces, decoder_builders
 from lookahead.scoring import score
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
@@ -25,8 +30,25 @@ _PROMPT_ONLY = (
     "logits_to_keep",
     "inputs_embeds",
     "token_type_ids",
+    "mm_token_type_ids",
     *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()),
 )
+
+
+@lru_cache
+def takes_positions(forward: Callable[..., Any]) -> bool:
+    """Whether a model's ``forward`` is told the positions of its tokens."""
+    return "position_ids" in inspect.signature(forward).parameters
+
+
+def place_builders(model: PreTrainedModel) -> list[Builder]:
+    """What has to be given places for a pass over this model, because it counts cache slots by itself."""
+    config = model.config.get_text_config()
+    local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
+    if local or getattr(config, "alibi", False) is True or not takes_positions(type(model).forward):
+        return bias_builders(model) or decoder_builders(model)
+    return []
+
 
 _WIDEST_BUFFERED = 256  # nodes; masks of wider passes are too large to be kept
 
@@ -47,11 +69,18 @@ class FusedModel:
         harvest: how many of the model's best next tokens to gather at every node; 0 gathers none.
         prompt_harvest: for how many of the prompt's last tokens.
         hidden: is given what the output layer reads in every pass; None = nobody wants it.
+        text: prompt and text so far ``[batch, token]``, for handing over to plain passes; None = never hand over.
 
     Attributes:
         route: how passes are run: ``"dynamic"``, or as :mod:`lookahead.static` says ``"static"`` or ``"cuda graphs"``.
         route_reason: why it is not a faster one.
+        handed_over: why passes are transformers' own by now; None = they are not.
+        mask_name: the argument that says which of the prompt's tokens are padding.
+        positions_name: the argument that gives the prompt's positions.
     """
+
+    mask_name = "attention_mask"
+    positions_name = "position_ids"
 
     def __init__(
         self,
@@ -67,8 +96,17 @@ class FusedModel:
         harvest: int = 0,
         prompt_harvest: int = 1,
         hidden: HiddenStates | None = None,
+        text: Callable[[], Tensor] | None = None,
     ) -> None:
         self._model = model
+        self._model_kwargs = model_kwargs
+        self._text = text
+        self._boundary: tuple[int, str] | None = None  # the first slot that needs a plain pass
+        self._plain: PlainPasses | None = None
+        self._past = 0  # slots of the prompt
+        self._axes: Tensor | None = None  # [axis, batch, 1], how far each axis is ahead of the positions counted here
+        self._takes_positions = takes_positions(type(model).forward)
+        self._builders = place_builders(model)
         self._rules = rules
         self._cache = cache
         self._input_ids = input_ids
@@ -92,11 +130,12 @@ class FusedModel:
         self._masks: MaskBuffer | None = None
         self.route = "dynamic"
         self.route_reason: str | None = None
+        self.handed_over: str | None = None
 
     @property
     def context(self) -> int:
         """Tokens of history of the longest row."""
-        return self._cache.base
+        return self._cache.base if self._plain is None else int(self._plain.cache.get_seq_length())
 
     def prefill(self) -> Scores:
         """Run the prompt exactly as plain decoding does; scores for its last token."""
@@ -108,9 +147,19 @@ class FusedModel:
         past = self._cache.get_seq_length()
         batch = self._input_ids.shape[0]
         self._consolidate(past + min(self._new_tokens, max(1024, past)) + 64)
-        mask = self._prompt_kwargs.get("attention_mask")
-        position_ids = self._prompt_kwargs.get("position_ids")
-        last = [past - 1] * batch if position_ids is None else position_ids[:, -1].expand(batch).tolist()
+        mask = self._prompt_kwargs.get(self.mask_name)
+        position_ids = self._prompt_kwargs.get(self.positions_name)
+        if position_ids is None:
+            last = highest = [past - 1] * batch
+        else:
+            ends = position_ids[..., -1].expand(*position_ids.shape[:-2], batch)
+            last = (ends if ends.ndim == 1 else ends[0]).tolist()
+            highest = last
+            if ends.ndim > 1:  # several axes: all of them count on from the prompt's last token
+                self._axes = (ends - ends[:1])[..., None].to(self._device)
+                highest = ends.amax(0).tolist()
+        self._past = past
+        self._boundary = None if self._text is None else boundary(self._model, past, highest)
         # keep() counts the last prompt token like any accepted node, so the state starts one token earlier.
         self._positions = [position - 1 for position in last]
         self._padding = [0] * batch if mask is None else mask.long().argmax(-1).tolist()
@@ -132,6 +181,7 @@ class FusedModel:
     def _roots(self) -> list[int]:
         """The position of each row's next root."""
         roots = [position + 1 for position in self._positions]
+        roots = [0 if self.holds(row) else at for row, at in enumerate(roots)]
         if self._depth_limit is None:
             return roots
         # Past the table, where a row is only fed along, any position will do.
@@ -139,6 +189,10 @@ class FusedModel:
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
         """Score every node of every tree in one pass."""
+        if self._boundary is not None and all(self.holds(row) or self._idle(row) for row in range(len(trees))):
+            self._hand_over()
+        if self._plain is not None:
+            return self._plain_pass()
         width = max(map(len, trees))
         tokens, positions = [], []
         for tree, root in zip(trees, self._roots(), strict=True):
@@ -147,7 +201,9 @@ class FusedModel:
             positions.append([root + depth for depth in tree.depths] + [root] * spare)
         # By way of NumPy, which reads nested lists several times faster.
         input_ids, position_ids = torch.from_numpy(np.array([tokens, positions])).to(self._device)
-        inputs = {"input_ids": input_ids, "position_ids": position_ids}
+        inputs = {"input_ids": input_ids}
+        if self._takes_positions:
+            inputs["position_ids"] = position_ids if self._axes is None else self._axes + position_ids
         if self._token_types is not None:
             inputs["token_type_ids"] = self._token_types[:, -1:].expand(-1, width)
         if width == 1 and self._visible is None:
@@ -170,9 +226,37 @@ class FusedModel:
             buffer,
             min(self._cache.lengths),
         )
-        with fused_pass():
+        with fused_pass(), placed(self._builders, lambda: self._places(trees, input_ids)):
             outputs = self._call(**inputs, attention_mask=masks)
         return self._scored(outputs)
+
+    def holds(self, row: int) -> bool:
+        """Whether a row's next token needs a plain pass, for which it waits until all rows have come as far."""
+        if self._boundary is None or self._plain is not None:
+            return False
+        return self._cache.lengths[row] >= self._boundary[0]
+
+    def _hand_over(self) -> None:
+        """Go on with transformers' own passes: everything the history holds moves to a cache of theirs."""
+        assert self._boundary is not None
+        history = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        self._cache.store(history)
+        cache = self._plain_cache(history)
+        self._plain = PlainPasses(self._model, cache, self._model_kwargs, self._cache.base + 1 - self._past)
+        self.handed_over = self._boundary[1]
+
+    def _plain_cache(self, history: Cache) -> Cache:
+        """The cache that transformers' own passes are given."""
+        return history
+
+    def _plain_pass(self) -> Scores:
+        assert self._plain is not None and self._text is not None
+        if self._hidden is not None:
+            self._hidden.expect()
+        logits = self._plain.forward(self._text())
+        if self._hidden is not None:
+            self._hidden.put(self._hidden.take(logits)[:, -1:])
+        return score(logits[:, -1:], self.harvest)
 
     def _call(self, **inputs: Any) -> tuple[Tensor, Tensor | None]:
         """Run the model: logits ``[batch, node, vocab]``, and what the output layer read if somebody wants it."""
@@ -202,8 +286,42 @@ class FusedModel:
         padding = torch.tensor(self._padding, device=self._device)[:, None]
         return queries, torch.cat([torch.arange(base, device=self._device) - padding, queries], dim=1)
 
+    def _places(self, trees: Sequence[TokenTree], tokens: Tensor) -> Places | DecoderPlaces:
+        """The places of the pass's nodes and slots, for models that count them by themselves.
+
+        Decoders that number tokens by the cache's length count padding as well.
+        """
+        if any(builder.name == "forward" for builder in self._builders):
+            return self._numbered(trees, tokens)
+        nodes, slots = self._coordinates(trees)
+        base, width = self._cache.base, nodes.shape[1]
+        counted = slots
+        if self._visible is not None:
+            visible = self._visible[:, :base].long()
+            depths = [tree.depths + [0] * (width - len(tree)) for tree in trees]
+            last = visible.sum(1, keepdim=True) + torch.tensor(depths, device=self._device)
+            counted = torch.cat([(visible.cumsum(1) - 1).clamp(min=0), last], dim=1)
+        mask = self._prompt_kwargs.get(self.mask_name)
+        return Places(nodes, slots, counted, base + width, torch.long if mask is None else mask.dtype)
+
+    def _numbered(self, trees: Sequence[TokenTree], tokens: Tensor) -> DecoderPlaces:
+        lengths, width = self._cache.lengths, tokens.shape[1]
+        places = [
+            [length + depth for depth in tree.depths] + [length] * (width - len(tree))
+            for tree, length in zip(trees, lengths, strict=True)
+        ]
+        if self._depth_limit is not None:  # a row that is only fed along may be past the table
+            places = [[min(place, self._depth_limit - 1) for place in row] for row in places]
+        nodes = torch.tensor(places, device=self._device)
+        past = torch.arange(self._cache.base, device=self._device).expand(len(trees), -1)
+        return DecoderPlaces(
+            tokens, nodes, torch.cat([past, nodes], dim=1), min(map(min, places)), max(map(max, places))
+        )
+
     def keep(self, paths: Sequence[Path]) -> None:
         """Move each row's visited nodes to the end of its history."""
+        if self._plain is not None:
+            return  # its passes keep what they are fed
         starts = list(self._cache.lengths)
         self._cache.keep([path.nodes for path in paths])
         self._positions = [at + len(path.nodes) for at, path in zip(self._positions, paths, strict=True)]
@@ -217,6 +335,11 @@ class FusedModel:
 
     def store(self, cache: Cache) -> None:
         """Leave the history in ``cache`` as plain decoding would have."""
+        if self._plain is not None:
+            self._cache = TreeCache(len(self._cache.layers))
+            self._cache.load(self._plain.cache)
+            self._cache.consolidate(0)
+            self._cache.base += 1
         self._cache.store(cache)
 
     def bucket(self, nodes: int) -> int:
@@ -228,6 +351,10 @@ class FusedModel:
 
     def room(self) -> list[int] | None:
         """How deep each row's tree may be before it passes the depth limit; None = no limit."""
-        if self._depth_limit is None:
-            return None
-        return [max(0, self._depth_limit - position - 2) for position in self._positions]
+        limits = []
+        if self._depth_limit is not None:
+            limits.append([max(0, self._depth_limit - position - 2) for position in self._positions])
+        if self._boundary is not None:
+            first, handed = self._boundary[0], self._plain is not None
+            limits.append([0 if handed else max(0, first - 1 - length) for length in self._cache.lengths])
+        return [min(pair) for pair in zip(*limits, strict=True)] if limits else None

@@ -72,14 +72,14 @@ def _validate_generation_mode(
 ) -> None:
     """transformers' own validation, after the modes that lookahead cannot be combined with are refused."""
     if _asked(generation_config):
-        strategy_from(getattr(generation_config, "lookahead_strategy", None))
+        strategy = strategy_from(getattr(generation_config, "lookahead_strategy", None))
         support.check_mode(generation_config, generation_mode_kwargs.get("assistant_model"))
         if generation_mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
             raise LookaheadError(
                 f"use_lookahead cannot be combined with generation mode {generation_mode.value!r}: expected greedy "
                 "decoding or sampling. Drop use_lookahead."
             )
-        support.check_model(self)
+        support.check_model(self, strategy.attention)
     _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
 
 

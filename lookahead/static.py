@@ -37,8 +37,11 @@ from lookahead.arena import (
     waiting_lock,
 )
 from lookahead.attention import fused_pass
+from lookahead.decoder import is_seq2seq
+from lookahead.handover import index_limit, position_limit
 from lookahead.masks import StaticPlaces, static_masks
-from lookahead.model import FusedModel
+from lookahead.model import FusedModel, place_builders
+from lookahead.seq2seq import Seq2SeqModel
 
 # What a model that cannot run a static pass may raise in its first one.
 _REJECTIONS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
@@ -46,6 +49,8 @@ _REJECTIONS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, In
 
 def static_reason(model: PreTrainedModel) -> str | None:
     """Why passes over this model cannot have static shapes now; None = as far as can be told, they can."""
+    if is_seq2seq(model):
+        return "an encoder-decoder model counts positions on the host"
     places = getattr(model, "hf_device_map", None) or {}
     devices = {weight.device for weight in model.parameters()}
     if torch.device("meta") in devices:
@@ -58,10 +63,13 @@ def static_reason(model: PreTrainedModel) -> str | None:
     attention = config._attn_implementation
     if attention == "flex_attention":
         return "flex_attention compiles a kernel of its own for a mask"
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for kind in rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]:
-        if kind.get("rope_type") in ("dynamic", "longrope"):
-            return f"{kind['rope_type']} RoPE changes its frequencies with the text's length"
+    rope = position_limit(model)
+    if rope is not None:
+        return f"{rope[0]} RoPE changes its frequencies with the text's length"
+    if index_limit(model) is not None:
+        return "attention that leaves out tokens is handed over to plain passes when the text is long"
+    if place_builders(model):
+        return "this model counts cache slots by itself, and is given places for each pass"
     return None
 
 
@@ -352,21 +360,30 @@ def _refusal(reason: str) -> str:
     return f"static=True cannot be used: {reason}. Leave static unset, or set it to False."
 
 
-def fused_model(static: bool | None, model: PreTrainedModel, *args: Any, **kwargs: Any) -> FusedModel:
+def fused_model(
+    static: bool | None, model: PreTrainedModel, *args: Any, cross: Cache | None = None, **kwargs: Any
+) -> FusedModel:
     """One call's view of a model, with static shapes or without; call its ``close()`` when the call is over.
 
     Args:
         static: None = on a CUDA device where possible; True = on any device, or an error; False = never.
         model: and all that follows: see :class:`lookahead.model.FusedModel`.
+        cross: the cross-attention's cache of an encoder-decoder model; None = a new one.
 
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
     """
     reason = dynamic_reason(static, model)
+    positions = args[4].get("position_ids") if len(args) > 4 else None
+    if reason is None and positions is not None and positions.ndim > 2:
+        reason = "positions have several axes"
     if static is True and reason is not None:
         raise LookaheadError(_refusal(reason))
     if reason is None:
         return StaticModel(model, *args, required=static is True, **kwargs)
-    fused = FusedModel(model, *args, **kwargs)
+    if is_seq2seq(model):
+        fused: FusedModel = Seq2SeqModel(model, *args, cross=cross, **kwargs)
+    else:
+        fused = FusedModel(model, *args, **kwargs)
     fused.route_reason = reason
     return fused

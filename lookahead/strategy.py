@@ -80,6 +80,8 @@ class Strategy:
         stats: how much is counted; see :class:`lookahead.stats.DecodingStats`.
         static: run passes with static shapes, on CUDA as captured graphs: None where it is possible and on CUDA, True
             always (an error where it is not possible), False never.
+        attention: the attention implementation that the call uses, for a model whose own takes no masks (flash
+            attention): ``"sdpa"``, ``"eager"`` or ``"flex_attention"``; restored afterwards. None = the model's own.
     """
 
     name: ClassVar[str]
@@ -88,6 +90,7 @@ class Strategy:
     seed: int | None = None
     stats: Stats = "summary"
     static: bool | None = None
+    attention: Literal["sdpa", "eager", "flex_attention"] | None = None
 
     def __post_init__(self) -> None:
         self._one_of("verification", ("exact", "rejection"))
@@ -96,6 +99,8 @@ class Strategy:
             self._whole("seed")
         if self.static is not None:
             self._flag("static")
+        if self.attention is not None:
+            self._one_of("attention", ("sdpa", "eager", "flex_attention"))
 
     def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, field)
@@ -180,7 +185,7 @@ class Strategy:
         transformers hands no ``streamer`` to a ``custom_generate`` function, so on this path pass it as
         ``lookahead_streamer=`` (the prompt is put first, as usual). ``stop_strings`` needs :func:`augment_all`.
         """
-        from lookahead.generate import generate  # not at the top: generate reads this module's settings
+        from lookahead.generate import generate  # not at the top: it reads this module's settings
 
         if lookahead_streamer is not None:
             lookahead_streamer.put(input_ids.cpu())

@@ -1,21 +1,26 @@
 """What can be decoded with lookahead, checked before any pass: each refusal names the culprit and the way out."""
 
-import inspect
 import threading
 import weakref
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from jacobi import LookaheadError, TokenTree
 from lookahead.bare import bare_model
 from lookahead.cache import check_cache
+from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
+from lookahead.handover import PlainPasses, rope_settings
+from lookahead.model import place_builders, takes_positions
+from lookahead.seq2seq import forgets_padding, own_steps, stepwise
+
+Route = Literal["tree", "chain", "plain"]
 
 _ATTENTION = ("sdpa", "eager", "flex_attention")
+_RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
 
 # A model's verdicts live as long as the model and are stored nowhere else.
 _verdicts: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, torch.dtype, bool], str | None]]"
@@ -47,49 +52,72 @@ def check_mode(generation_config: GenerationConfig, assistant_model: Any = None)
             refuse(f"{name}=True", f"drop {name} (scores, logits and the cache are returned as usual)")
 
 
-def check_model(model: PreTrainedModel) -> None:
+def check_model(model: PreTrainedModel, attention: str | None = None) -> None:
     """Refuse a model that cannot follow a tree, as far as its class and config tell.
 
+    Args:
+        model: the model.
+        attention: the implementation that the call will use; None = the model's own.
+
     Raises:
-        LookaheadError: an encoder-decoder, recurrent layers, no position_ids, or an attention without custom masks.
+        LookaheadError: recurrent layers, no position_ids, or an attention without custom masks.
     """
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
+    why = no_tree(model)
+    if why is not None:
+        raise LookaheadError(f"{why}. Drop use_lookahead.")
+    attention = attention or decoder_config(model)._attn_implementation
+    if attention not in _ATTENTION:
         raise LookaheadError(
-            f"{name} is an encoder-decoder model: lookahead decodes causal models. Drop use_lookahead."
+            f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
+            "Decode with Lookahead(attention='sdpa'), which switches for the call, call "
+            "model.set_attn_implementation('sdpa') first, or drop use_lookahead."
         )
-    config = model.config.get_text_config()
+
+
+def no_tree(model: PreTrainedModel) -> str | None:
+    """Why a model cannot follow a tree, as far as its class and config tell; None = nothing speaks against it."""
+    name = type(model).__name__
+    config = decoder_config(model)
     kinds = set(getattr(config, "layer_types", None) or ())
-    recurrent = sorted(kind for kind in kinds if any(word in kind for word in ("linear", "mamba", "conv", "recurrent")))
+    recurrent = sorted(kind for kind in kinds if any(word in kind for word in _RECURRENT_WORDS))
     # Some hybrid classes can be configured without a recurrent layer; then the class flag says nothing.
     only_attention = bool(kinds) and all("attention" in kind for kind in kinds)
     if recurrent or (getattr(model, "_is_stateful", False) and not only_attention):
         what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
-        raise LookaheadError(f"{name} has {what}, and a recurrent state cannot follow a tree. Drop use_lookahead.")
+        return f"{name} has {what}, and a recurrent state cannot follow a tree"
+    if is_seq2seq(model):
+        return own_steps(model)
+    if place_builders(model):
+        return None
     if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
-        raise LookaheadError(
-            f"{name} has local attention layers whose window is counted in cache slots, not in positions. "
-            "Drop use_lookahead."
-        )
+        return f"{name} has local attention layers whose window is counted in cache slots, not in positions"
     if getattr(config, "alibi", False) is True:
-        raise LookaheadError(
-            f"{name} has ALiBi biases that are counted in cache slots, not in positions. Drop use_lookahead."
-        )
-    if not _takes_positions(type(model).forward):
-        raise LookaheadError(
-            f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position. Drop use_lookahead."
-        )
-    attention = config._attn_implementation
-    if attention not in _ATTENTION:
-        raise LookaheadError(
-            f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
-            "Call model.set_attn_implementation('sdpa') first, or drop use_lookahead."
-        )
+        return f"{name} has ALiBi biases that are counted in cache slots, not in positions"
+    if not takes_positions(type(model).forward):
+        return f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position"
+    return None
 
 
-@lru_cache
-def _takes_positions(forward: Callable[..., Any]) -> bool:
-    return "position_ids" in inspect.signature(forward).parameters
+def route(model: PreTrainedModel) -> tuple[Route, str | None]:
+    """How a model is decoded, as far as its class and config tell.
+
+    Returns:
+        ``"tree"`` and None; or ``"plain"``, which means that lookahead cannot decode it, and why.
+    """
+    why = no_tree(model)
+    return ("tree", None) if why is None else ("plain", why)
+
+
+def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
+    """How a model is decoded, and why not better: the checks of a call, and the self-test with its weights."""
+    way, why = route(model)
+    try:
+        if way == "tree":
+            check_model(model)
+            self_test(model)
+    except LookaheadError as error:
+        return "plain", str(error)
+    return way, why
 
 
 def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
@@ -99,10 +127,13 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
         LookaheadError: an empty prompt, ids outside the vocabulary, right padding, more tokens than positions, or
             position_ids that are not ``[batch, token]``.
     """
-    embeds = model_kwargs.get("inputs_embeds")
+    prefix = "decoder_" if is_seq2seq(model) else ""
+    embeds = model_kwargs.get(f"{prefix}inputs_embeds")
     length = input_ids.shape[1] if embeds is None else embeds.shape[1]
-    position_ids = model_kwargs.get("position_ids")
-    if position_ids is not None and position_ids.ndim != 2:
+    position_ids = model_kwargs.get(f"{prefix}position_ids")
+    prepare = "_prepare_position_ids_for_generation"
+    own_axes = getattr(type(model), prepare, None) is not getattr(GenerationMixin, prepare)
+    if position_ids is not None and position_ids.ndim != 2 and not (own_axes and position_ids.ndim == 3):
         raise LookaheadError(
             f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "
             "Drop use_lookahead for this model."
@@ -112,7 +143,7 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
             f"The prompt is empty: got input_ids of shape {tuple(input_ids.shape)}, expected at least one token. "
             "Start with the model's begin-of-text token."
         )
-    vocab = model.get_input_embeddings().weight.shape[0]
+    vocab = vocabulary(model)
     if input_ids.numel():
         low, high = int(input_ids.min()), int(input_ids.max())
         if low < 0 or high >= vocab:
@@ -120,11 +151,16 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
                 f"Token id {low if low < 0 else high} is outside the vocabulary: expected 0 to {vocab - 1}. "
                 "Was the prompt made by another model's tokenizer?"
             )
-    mask = model_kwargs.get("attention_mask")
+    mask = model_kwargs.get(f"{prefix}attention_mask")
     if mask is not None and mask.shape[-1] < length:
         raise LookaheadError(
-            f"attention_mask of shape {tuple(mask.shape)} does not cover the {length} tokens of the prompt: expected "
-            "one column for each token."
+            f"{prefix}attention_mask of shape {tuple(mask.shape)} does not cover the {length} tokens of the prompt: "
+            "expected one column for each token."
+        )
+    if mask is not None and forgets_padding(model) and not bool(mask.all()):
+        raise LookaheadError(
+            f"{type(model).__name__} forgets decoder_attention_mask after the prompt, and rows then see their padding: "
+            "give decoder prompts of one length, or drop use_lookahead."
         )
     if mask is not None and mask.ndim == 2 and bool((mask[:, -1] == 0).any()):
         row = int((mask[:, -1] == 0).nonzero()[0])
@@ -132,9 +168,9 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
             f"Row {row} is padded on the right: new tokens follow the last column, so a batch must be padded on the "
             "left. Set tokenizer.padding_side = 'left'."
         )
-    table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    table = depth_limit(model)
     reach = length if position_ids is None else int(position_ids.max()) + 1
-    if isinstance(table, int) and 0 < table < reach:
+    if table is not None and table < reach:
         raise LookaheadError(
             f"The prompt reaches position {reach - 1}, and the model's position table ends at {table} "
             "(config.max_position_embeddings). Shorten the prompt."
@@ -145,14 +181,23 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
     """Refuse a cache that is another model's, cannot keep chosen slots, or has fewer than ``slots`` of them."""
     if cache is None:
         return
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-    channels = getattr(config, "head_dim", None)
-    if channels is None and getattr(config, "hidden_size", None) and getattr(config, "num_attention_heads", None):
-        channels = config.hidden_size // config.num_attention_heads
-    if getattr(config, "kv_lora_rank", None) or not isinstance(heads, int) or not isinstance(channels, int):
-        heads = channels = None  # latent attention: the cached shape follows other fields
-    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    config = decoder_config(model)
+    if is_seq2seq(model):
+        if not isinstance(cache, EncoderDecoderCache):
+            raise LookaheadError(
+                f"{type(model).__name__} needs a cache for its cross-attention too: got a {type(cache).__name__}, "
+                "expected an EncoderDecoderCache. Leave past_key_values unset, or pass one."
+            )
+        check_cache(cache.self_attention_cache, n_layers=None, batch=batch, heads=None, channels=None, slots=slots)
+        return
+    heads = _field(config, "num_key_value_heads") or _field(config, "num_attention_heads")
+    channels, hidden = _field(config, "head_dim"), _field(config, "hidden_size")
+    if channels is None and hidden and _field(config, "num_attention_heads"):
+        channels = hidden // config.num_attention_heads
+    other = _field(config, "kv_lora_rank") or _field(config, "multi_query") is not None
+    if other or not isinstance(heads, int) or not isinstance(channels, int):
+        heads = channels = None  # latent or multi-query attention: the cached shape follows other fields
+    shared = _field(config, "num_kv_shared_layers") or 0
     check_cache(
         cache,
         n_layers=config.num_hidden_layers,
@@ -164,46 +209,17 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
     )
 
 
-def depth_limit(model: PreTrainedModel, last_position: int, batch: int) -> int | None:
-    """The first position that must not be drafted; None = no limit.
+def _field(config: Any, name: str) -> Any:
+    """A config's field; None where there is none, or where it differs from layer to layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # newer versions refuse to read such a field
+        return None
 
-    A table of learned positions simply ends. RoPE variants that choose their frequencies from the largest position of a
-    pass would change all of it when one drafted node crosses their boundary, so nothing is drafted across it.
 
-    Args:
-        model: the model.
-        last_position: the largest position this call can reach.
-        batch: number of rows.
-
-    Raises:
-        LookaheadError: ``longrope`` would be crossed while decoding, where transformers recomputes the whole text; or
-            ``dynamic`` by several rows, whose frequencies would follow whichever row is ahead.
-    """
-    config = model.config.get_text_config()
-    table = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not rope:
-        return table if isinstance(table, int) and table > 0 else None
-    kinds = rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]
-    for kind in kinds:
-        rope_type = kind.get("rope_type", "default")
-        if rope_type == "dynamic":
-            if batch > 1 and table is not None and last_position >= table:
-                raise LookaheadError(
-                    f"This model's dynamic RoPE changes at token {table}, and a batch of {batch} may write up to token "
-                    f"{last_position + 1}: lower max_new_tokens, decode one row at a time, or drop use_lookahead."
-                )
-            return table
-        if rope_type == "longrope":
-            boundary = kind.get("original_max_position_embeddings")
-            boundary = int(boundary or getattr(config, "original_max_position_embeddings", None) or table or 0)
-            if last_position >= boundary:
-                raise LookaheadError(
-                    f"This model's longrope positions change at token {boundary}, and this call may write up to token "
-                    f"{last_position + 1}: lower max_new_tokens, or drop use_lookahead."
-                )
-            return boundary
-    return None
+def depth_limit(model: PreTrainedModel) -> int | None:
+    """The first position that does not exist: where a table of learned positions ends. None = there is no table."""
+    return None if any(rope_settings(decoder_config(model))) else position_table(model)
 
 
 def self_test(model: PreTrainedModel) -> None:
@@ -214,13 +230,15 @@ def self_test(model: PreTrainedModel) -> None:
     Raises:
         LookaheadError: the branches disturb each other.
     """
-    key = (str(model.config.get_text_config()._attn_implementation), model.dtype, model.training)
+    key = (str(decoder_config(model)._attn_implementation), model.dtype, model.training)
     with _verdicts_lock:
         known = _verdicts.setdefault(model, {})
     if key not in known:
         error, certain = _tree_error(model)
         if not certain:
             return
+        if error is None and not is_seq2seq(model):
+            error = _plain_error(model)
         known[key] = error
     if known[key] is not None:
         raise LookaheadError(known[key])
@@ -229,19 +247,22 @@ def self_test(model: PreTrainedModel) -> None:
 @torch.no_grad()
 def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
     """What is wrong with the model's handling of a tree, if anything, and whether that can be told for certain."""
-    vocab = model.get_input_embeddings().weight.shape[0]
+    vocab = vocabulary(model)
     word = [(7 + 13 * i) % vocab for i in range(8)]
     prompt = torch.tensor([word[:4]] * 3, device=model.device)
     left, right = word[5:8], [(token + 1) % vocab for token in word[5:7]]
 
     name = type(model).__name__
     try:
-        with bare_model(model, prompt, 16, attention_mask=torch.ones_like(prompt)) as fused:
+        inputs: dict[str, Any] = {} if is_seq2seq(model) else {"attention_mask": torch.ones_like(prompt)}
+        with bare_model(model, prompt, 16, **inputs) as fused:
             trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
             both, *alone = fused.forward(trees).logits.float()
+        if is_seq2seq(model):  # whose positions are our own doing
+            alone = [stepwise(model, prompt[:1], tree.tokens) for tree in trees[1:]]
     except (LookaheadError, torch.OutOfMemoryError):
         raise
-    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError) as error:
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError, AssertionError) as error:
         message = f"{name} did not run a pass with a tree mask ({type(error).__name__}: {error})."
         return f"{message} Drop use_lookahead for this model.", True
     together = torch.cat([both[:4], both[:1], both[4:]])
@@ -259,3 +280,45 @@ def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
         f"allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
         "Drop use_lookahead for this model."
     ), True
+
+
+@torch.no_grad()
+def _plain_error(model: PreTrainedModel) -> str | None:
+    """How a tree's path differs from transformers' own passes over the same tokens, if it does.
+
+    Two rows, the second padded on the left. A row whose numbers are not finite tells nothing.
+    """
+    vocab = vocabulary(model)
+    word = [(5 + 11 * i) % vocab for i in range(8)]
+    prompt = torch.tensor([word[:4]] * 2, device=model.device)
+    mask = torch.ones_like(prompt)
+    mask[1, 0] = 0
+    inputs: dict[str, Any] = {"attention_mask": mask}
+    if takes_positions(type(model).forward):
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    path, other = word[5:7], [(token + 1) % vocab for token in word[5:8]]
+    with bare_model(model, prompt, 16, **inputs) as fused:
+        fusing = fused.forward([TokenTree.from_paths(word[4], [other, path])] * 2).logits.float()
+    nodes = [0, len(other) + 1, len(other) + 2]
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    text = torch.cat([prompt, torch.tensor([word[4:5] + path] * 2, device=model.device)], dim=1)
+    try:
+        model(input_ids=prompt, past_key_values=cache, use_cache=True, **inputs)
+        plain = PlainPasses(model, cache, inputs, 1)
+        steps = [plain.forward(text[:, : 5 + step])[:, -1].float() for step in range(3)]
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError):
+        return None  # it needs more than a text; decoding will tell
+    allowed = max(1e-3, 32 * torch.finfo(model.dtype).eps)
+    for row, kind in enumerate(("", " in a row that is padded")):
+        ours, theirs = fusing[row, nodes], torch.stack([step[row] for step in steps])
+        finite = ours.isfinite() & theirs.isfinite()
+        if theirs.isnan().any() or not finite.any():
+            continue
+        difference = (ours - theirs)[finite].abs().max() / (theirs[finite].std() + 1e-9)
+        if difference.item() > allowed and not model.training:
+            return (
+                f"{type(model).__name__} says something else in a pass over a tree than in plain passes{kind}: scores "
+                f"differ by {difference.item():.2g} of their spread, allowed {allowed:.2g} (it prepares each of its "
+                "passes in a way of its own). Drop use_lookahead for this model."
+            )
+    return None

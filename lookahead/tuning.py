@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError, TokenTree
 from lookahead import support
 from lookahead.bare import bare_model
+from lookahead.decoder import position_table, vocabulary
 from lookahead.model import FusedModel
 from lookahead.static import dynamic_reason
 from lookahead.step_times import FORMAT, NODES, StepTimes
@@ -158,9 +159,9 @@ def sweep(
     support.self_test(model)
     about = describe(model, batch, static)
     times = StepTimes(about=about)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+    limit = position_table(model) or 1 << 30
     usable = [context for context in contexts if context + max(nodes) < limit] or [max(1, (limit - max(nodes)) // 2)]
-    vocab = model.get_input_embeddings().weight.shape[0]
+    vocab = vocabulary(model)
     for done, context in enumerate(usable):
 
         def tell(share: float, done: int = done) -> None:

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    PreTrainedTokenizerFast,
+)
 from typer.testing import CliRunner
 
 from lookahead import DecodingStats, Lookahead, StepTimes, bundled
@@ -515,3 +523,35 @@ def test_tune_refuses_a_file_of_other_things(
 def test_tune_refuses_impossible_options(folder: Path, curves: Path, options: list[Any]) -> None:
     assert run("tune", "--model", folder, *options).status == 2
     assert not curves.exists()
+
+
+# --- support -------------------------------------------------------------------------------------------------------
+
+
+def test_support(folder: Path, tmp_path: Path) -> None:
+    """A model with weights is tested; a config alone tells what it can; a refusal has exit status 1 and its reason."""
+    result = CliRunner().invoke(app, ["support", "--model", str(folder), "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert (facts["model"], facts["route"], facts["reason"]) == ("LlamaForCausalLM", "tree", None)
+    assert (facts["attention"], facts["cache_layers"]) == ("sdpa", "DynamicLayer")
+    assert "self-test" in facts["checked"]
+    result = CliRunner().invoke(app, ["support", "--model", str(folder / "config.json")])
+    assert result.exit_code == 0, result.output
+    assert "no weights" in result.stdout
+    config = MambaConfig(vocab_size=48, hidden_size=32, num_hidden_layers=1)
+    config.save_pretrained(tmp_path)
+    result = CliRunner().invoke(app, ["support", "--model", str(tmp_path), "--json"])
+    assert result.exit_code == 1
+    assert "a recurrent state cannot follow a tree" in json.loads(result.stdout)["reason"]
+    GPT2Config(n_positions=77).save_pretrained(tmp_path)
+    result = CliRunner().invoke(app, ["support", "--model", str(tmp_path), "--json"])
+    assert json.loads(result.stdout)["limits"] == "77 positions (a learned table)"
+    for source in ("nowhere", str(tmp_path / "nowhere")):
+        result = CliRunner().invoke(app, ["support", "--model", source])
+        assert result.exit_code == 2
+        assert "does not exist" in result.stderr
+    (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
+    result = CliRunner().invoke(app, ["support", "--model", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "cannot be read as a causal model" in result.stderr

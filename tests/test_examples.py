@@ -14,6 +14,7 @@ SAYS = {
     "sampling": [f"-- temperature {t}: same text as plain sampling: True" for t in (0.2, 0.6, 1.0)],
     "batch": [*(f"-- row {row}: identical: True" for row in range(3)), "passes of the whole batch", " at once: "],
     "own_source": ["tokens in ", "The same text both times: True"],
+    "translate": ["loss ", "identical: True", " tokens per pass", "right: "],
     "stop_strings": ["-- without a stop string: ", "-- stop at '\\n': ", "-- stop at '\\n\\n': ", "identical: True"],
 }
 
@@ -33,6 +34,7 @@ def test_example_runs(
     name: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bundled, "BUNDLED", model_folder)
+    monkeypatch.setattr("sys.argv", [name, "20"])  # steps of training, where there is any
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert all(text in printed for text in SAYS[name]), printed

@@ -1,5 +1,4 @@
-"""The command line: ``lookahead convert-medusa``, ``demo``, ``generate``, ``train-medusa``, ``tree``, ``tune`` and
-``verify``."""
+"""The command line: one module a command."""
 
 from typing import Annotated
 
@@ -9,6 +8,7 @@ from lookahead.cli.common import Commands, versions
 from lookahead.cli.convert_medusa import convert_medusa
 from lookahead.cli.demo import demo
 from lookahead.cli.generate import generate
+from lookahead.cli.support import support
 from lookahead.cli.train_medusa import train_medusa
 from lookahead.cli.tree import tree
 from lookahead.cli.tune import tune
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(convert_medusa)
 app.command()(demo)
 app.command()(generate)
+app.command()(support)
 app.command()(train_medusa)
 app.command()(tree)
 app.command()(tune)

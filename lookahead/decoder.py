@@ -1,0 +1,34 @@
+"""The part of a model that writes: all of a causal model, the decoder of an encoder-decoder model."""
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+
+def is_seq2seq(model: PreTrainedModel) -> bool:
+    """Whether the model is an encoder-decoder model."""
+    return bool(model.config.is_encoder_decoder)
+
+
+def decoder_config(model: PreTrainedModel) -> Any:
+    """The config of the layers that write, under a causal model's names (``num_hidden_layers``, ``vocab_size``)."""
+    config = model.config
+    return config.get_text_config(decoder=True) if is_seq2seq(model) else config.get_text_config()
+
+
+def vocabulary(model: PreTrainedModel) -> int:
+    """How many tokens the writing part can be fed."""
+    if not is_seq2seq(model):
+        return int(model.get_input_embeddings().weight.shape[0])
+    return int(decoder_config(model).vocab_size)
+
+
+def position_table(model: PreTrainedModel) -> int | None:
+    """How many positions the writing part knows; None = it has no table of them."""
+    names = ("max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings")
+    config = decoder_config(model)
+    for name in names:
+        table = getattr(config, name, None)
+        if isinstance(table, int) and table > 0:
+            return table
+    return None

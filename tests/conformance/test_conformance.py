@@ -1,0 +1,57 @@
+"""Every causal family that transformers knows: its route is the recorded one, and its text is plain decoding's.
+
+The families come from transformers' own mapping, so a new one appears by itself: as a failure that says how it is
+recorded. ``make test`` runs a dozen of them, ``make conformance`` all.
+"""
+
+import checks
+import pytest
+from families import FAMILIES, Family
+from record import DOCUMENT, RECORD, document, recorded
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+# One family for each way in which models differ.
+FAST = ("bloom", "deepseek_v32", "falcon", "gemma2", "gpt_neo", "gpt_oss", "gptj", "llama4_text", "mpt")
+FAST += ("mistral", "opt", "mamba")
+
+
+def _conforms(family: Family) -> None:
+    known = recorded()
+    found, model = checks.judged(family)
+    assert family.name in known, (
+        f"{family.name} is new: it was found to be {found.to_dict()}. Look at it, then record it with "
+        f"`python tests/conformance/record.py {family.name}`."
+    )
+    expected = known[family.name]
+    assert (found.route, found.reason) == (expected["route"], expected.get("reason")), (
+        f"{family.name} has silently turned from {expected['route']} to {found.route} ({found.reason}). If that is "
+        f"meant, record it with `python tests/conformance/record.py {family.name}`."
+    )
+    if found.route in ("tree", "chain"):
+        checks.exact(model)
+    elif found.route == "plain":
+        checks.refused_or_plain(model)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in FAST], ids=lambda f: f.name)
+def test_a_dozen_families(family: Family) -> None:
+    """What ``make test`` looks at."""
+    _conforms(family)
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name not in FAST], ids=lambda f: f.name)
+def test_every_family(family: Family) -> None:
+    """The rest."""
+    _conforms(family)
+
+
+def test_the_record_is_of_this_transformers() -> None:
+    """No family has disappeared."""
+    assert set(recorded()) <= {family.name for family in FAMILIES}, f"{RECORD} names families that are gone"
+
+
+def test_the_document_is_the_records() -> None:
+    """``docs/models.md`` is made from the record."""
+    assert DOCUMENT.read_text() == document(recorded()), "make it with `python tests/conformance/record.py --document`"

@@ -1,0 +1,189 @@
+"""Routes and verdicts, positions of several axes, attention for one call, quantised weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import VOCAB, fresh_model, prompts, run, same_as_plain, tiny_model
+from known import known
+from torch import Tensor
+from transformers import GenerationConfig
+
+from lookahead import Jacobi, Lookahead, LookaheadError, support
+from lookahead.attention import switched_attention
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+Passes = Callable[[Any], list[int]]
+
+
+def test_routes() -> None:
+    """A tree where one can pass; otherwise the reason."""
+    assert support.route(tiny_model("llama")) == support.verdict(tiny_model("llama")) == ("tree", None)
+    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, state_size=4)
+    route, reason = support.verdict(transformers.MambaForCausalLM(config))
+    assert route == "plain"
+    assert reason is not None and "a recurrent state cannot follow a tree" in reason
+    model = fresh_model("llama")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    assert support.route(model) == ("tree", None)
+    assert support.verdict(model)[0] == "plain"
+
+
+# --- positions of several axes -------------------------------------------------------------------------------------
+
+
+def vision_model(kind: str) -> Any:
+    """A tiny vision-language model whose text positions have three axes."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 8}
+    sizes |= {"initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    sizes |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+    tokens = {"image_token_id": 45, "video_token_id": 46, "vision_start_token_id": 44, "vision_end_token_id": 47}
+    vision: dict[str, Any] = {"depth": 1, "num_heads": 4, "patch_size": 2, "spatial_merge_size": 2, "in_channels": 3}
+    vision |= {"temporal_patch_size": 1, "initializer_range": 0.3}
+    if kind == "Qwen2VL":
+        vision |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
+    else:
+        vision |= {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24}
+    if kind == "Qwen2_5_VL":
+        vision |= {"fullatt_block_indexes": [0], "window_size": 8}
+    if kind == "Qwen3VL":
+        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    config = getattr(transformers, f"{kind}Config")(text_config=sizes, vision_config=vision, **tokens)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).double().eval()
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    return model
+
+
+def picture(model: Any) -> dict[str, Tensor]:
+    """A prompt with an image of 4 x 2 merged patches, whose positions end before its tokens do."""
+    ids = prompts(1, 20)["input_ids"].clamp(max=43)
+    ids[0, 2], ids[0, 3:11], ids[0, 11] = 44, 45, 47
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.randn(32, 12, generator=generator, dtype=torch.float64),
+        "image_grid_thw": torch.tensor([[1, 8, 4]]),
+        "mm_token_type_ids": (ids == 45).long(),
+    }
+
+
+@pytest.mark.parametrize("kind", ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL"])
+def test_three_axes(kind: str) -> None:
+    """Text goes on from the last position of every axis, with an image before it and without."""
+    model = vision_model(kind)
+    for inputs in (prompts(1), prompts(3), picture(model)):
+        if "pixel_values" not in inputs:
+            inputs["input_ids"].clamp_(max=43)
+        for sample in (False, True):
+            settings = {"max_new_tokens": 30, "do_sample": sample}
+            output = same_as_plain(model, inputs, known(model, inputs, **settings), **settings)
+            assert output.stats.steps < 25
+            for strategy in (None, Lookahead(window_size=5, seed=0), Jacobi(block_size=6)):
+                same_as_plain(model, inputs, strategy, **settings)
+
+
+def test_a_second_turn_with_three_axes() -> None:
+    """The distance between tokens and positions is the model's own memory."""
+    model = vision_model("Qwen2VL")
+    turns = []
+    for use in (False, True):
+        settings = {"max_new_tokens": 12, "return_dict_in_generate": True, "use_lookahead": use}
+        first = run(model, picture(model), **settings)[0]
+        following = torch.cat([first.sequences, prompts(1, 5)["input_ids"].clamp(max=43)], dim=1)
+        inputs = {"input_ids": following, "attention_mask": torch.ones_like(following)}
+        turns.append(run(model, inputs, past_key_values=first.past_key_values, **settings)[0].sequences.tolist())
+    assert turns[0] == turns[1]
+
+
+def test_static_passes_have_one_axis() -> None:
+    """Named, and not tried."""
+    with pytest.raises(LookaheadError, match="static=True cannot be used: positions have several axes"):
+        run(vision_model("Qwen2VL"), prompts(1), max_new_tokens=4, lookahead_strategy=Lookahead(static=True))
+
+
+# --- attention for one call ----------------------------------------------------------------------------------------
+
+
+def test_attention_for_one_call(passes: Passes) -> None:
+    """A model with flash attention is decoded with another one, and has its own again afterwards."""
+    model = fresh_model("qwen2_mixed")
+    inputs = prompts(3)
+    plain = run(model, inputs, max_new_tokens=20)[0]
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(LookaheadError, match=r"'flash_attention_2' takes no custom mask.*attention='sdpa'"):
+        run(model, inputs, max_new_tokens=20, use_lookahead=True)
+    for strategy in (Lookahead(attention="sdpa"), {"window_size": 3, "attention": "sdpa"}, Jacobi(attention="eager")):
+        ours = run(model, inputs, max_new_tokens=20, lookahead_strategy=strategy)[0]
+        assert ours.tolist() == plain.tolist()
+        assert model.config._attn_implementation == "flash_attention_2"
+    ours = run(model, inputs, max_new_tokens=20, custom_generate=Lookahead(attention="sdpa"))[0]
+    assert ours.tolist() == plain.tolist()
+    with pytest.raises(LookaheadError, match="outside the vocabulary"):
+        run(model, {"input_ids": inputs["input_ids"] + VOCAB}, lookahead_strategy=Lookahead(attention="sdpa"))
+    assert model.config._attn_implementation == "flash_attention_2"
+
+
+def test_every_part_is_restored() -> None:
+    """A model of several parts has a setting for each."""
+    model = vision_model("Qwen2VL")
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    with switched_attention(model, "sdpa"):
+        assert model.config.text_config._attn_implementation == "sdpa"
+    assert model.config.text_config._attn_implementation == "eager"
+    assert model.config.vision_config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("value", ["flash_attention_2", "", 3])
+def test_attention_is_validated(value: Any) -> None:
+    """Only what takes masks."""
+    with pytest.raises(LookaheadError, match=r"Lookahead\(attention=\) must be one of 'sdpa', 'eager', 'flex_att"):
+        Lookahead(attention=value)
+
+
+def test_an_attention_that_a_model_does_not_have() -> None:
+    """Named before any pass."""
+    model = fresh_model("gpt_oss")
+    with pytest.raises(LookaheadError, match="attention='sdpa' cannot be used with GptOssForCausalLM"):
+        run(model, prompts(1), max_new_tokens=4, lookahead_strategy=Lookahead(attention="sdpa"))
+    assert model.config._attn_implementation == "eager"
+
+
+# --- weights -------------------------------------------------------------------------------------------------------
+
+
+def test_quantised_weights() -> None:
+    """Weights in int8 are modules like others: torchao's layers, as ``quantization_config`` makes them."""
+    quantization = pytest.importorskip("torchao.quantization")
+    for name in ("llama_eager", "gemma2", "gpt_oss"):
+        model = fresh_model(name)
+        before = type(model.get_input_embeddings().weight)
+        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+        assert any(type(weight.data) is not before and "Int8" in repr(weight) for weight in model.parameters())
+        for batch in (1, 3):
+            for sample in (False, True):
+                same_as_plain(model, prompts(batch), max_new_tokens=30, do_sample=sample)
+
+
+class _CoupledLinear(torch.nn.Linear):
+    """Rounds its input to steps of the largest value in the whole pass, as per-tensor dynamic quantisation does."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        step = inputs.abs().amax() / 7
+        return super().forward((inputs / step).round() * step)
+
+
+def test_tokens_that_are_quantised_together() -> None:
+    """Where a token's numbers depend on its neighbours in the pass, no pass over several can be exact: found out."""
+    model = fresh_model("llama")
+    for part in model.modules():
+        if type(part) is torch.nn.Linear:
+            part.__class__ = _CoupledLinear
+    with pytest.raises(LookaheadError, match="does not keep the branches of a tree apart"):
+        run(model, prompts(1), max_new_tokens=8, use_lookahead=True)
