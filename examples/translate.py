@@ -47,20 +47,18 @@ def trained(rng: random.Random) -> MarianMTModel:
     for _ in range(STEPS):
         source, target = batch(rng, 64)
         fed = torch.cat([torch.full((len(target), 1), PAD), target[:, :-1]], dim=1)
-        fed[:, 1:][torch.rand(fed[:, 1:].shape) < 0.3] = rng.randrange(2, len(WORDS))  # as drafts are: partly wrong
+        wrong = torch.rand(target.shape) < 0.3  # as drafts are
+        fed = torch.where(wrong, torch.randint(2, len(WORDS), fed.shape), fed)
         labels = target.masked_fill(target == PAD, -100)
-        loss = model(source, source != PAD, decoder_input_ids=fed, labels=labels).loss
-        loss.backward()
+        model(source, source != PAD, decoder_input_ids=fed, labels=labels).loss.backward()
         optimizer.step(), schedule.step(), optimizer.zero_grad()
-    print(f"loss after {STEPS} steps: {loss.item():.3f}")
     return model.eval()
 
 
 def main() -> None:
     rng = random.Random(0)
-    model = trained(rng)
+    model, strategy = trained(rng), Jacobi(mode="hybrid", block_size=8, seed=0)
     augment_all()
-    strategy = Jacobi(mode="hybrid", block_size=8, seed=0)
     settings = {"num_beams": 1, "max_new_tokens": 48, "return_dict_in_generate": True}
     passes = tokens = right = 0
     for _ in range(5):
