@@ -70,9 +70,7 @@ def main() -> None:
         print(f"   identical: {torch.equal(plain, ours.sequences[0])}")
         passes, tokens = passes + ours.stats.steps, tokens + len(plain) - 1
         right += plain[1:].tolist() == target[0].tolist()
-    print(
-        f"{tokens} tokens in {passes} passes: {tokens / passes:.2f} tokens per pass; translations right: {right} of 5"
-    )
+    print(f"{tokens} tokens in {passes} passes: {tokens / passes:.2f} tokens per pass; right: {right} of 5")
     restore_all()
 
 
