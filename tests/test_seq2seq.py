@@ -240,6 +240,27 @@ def test_up_to_the_last_position(name: str) -> None:
             same_as_plain(model, sources(name, batch), STRATEGIES[kind], max_new_tokens=63)
 
 
+def test_positions_that_change_with_the_length() -> None:
+    """From there on every pass is transformers' own, over a cache of both kinds."""
+    config = config_of("moonshine")
+    config.max_position_embeddings = 16
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "partial_rotary_factor": 0.9}
+    config.rope_parameters = rope
+    model = from_config(config, F32)
+    for batch in (1, 2):
+        for kind in ("automatic", "w3n3g2"):
+            same_as_plain(model, sources("moonshine", batch), STRATEGIES[kind], max_new_tokens=28)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
+def test_eager_attention(name: str) -> None:
+    """Masks are added to scores there, and T5's biases to masks."""
+    model = from_config(config_of(name), F32)
+    model.set_attn_implementation("eager")
+    for batch in (1, 3):
+        same_as_plain(model, sources(name, batch), STRATEGIES["w3n3g2"], max_new_tokens=16)
+
+
 def test_prompt_errors() -> None:
     model, inputs = seq2seq_model("bart"), sources("bart", 1)
     with pytest.raises(LookaheadError, match=f"Token id {VOCAB + 3} is outside the vocabulary"):
