@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from lookahead.biases import Builder, current_places
 
+_BIAS = {"query_length", "key_length", "past_seen_tokens"}
 COUNT = "create_position_ids_from_input_ids"
 
 
@@ -57,7 +58,7 @@ def decoder_builders(decoder: nn.Module) -> list[Builder]:
         kind = type(module)
         if name.endswith("embed_positions") and "past_key_values_length" in _parameters(kind.forward):
             found.append(Builder(module, "forward", _embedding))
-        elif {"query_length", "key_length", "past_seen_tokens"} <= set(_parameters(getattr(kind, "compute_bias", len))):
+        elif getattr(module, "has_relative_attention_bias", False) and _parameters(kind.compute_bias) >= _BIAS:
             found.append(Builder(module, "compute_bias", _bias))
         elif hasattr(kind, COUNT):
             found.append(Builder(module, COUNT, _count))
@@ -66,8 +67,8 @@ def decoder_builders(decoder: nn.Module) -> list[Builder]:
     return found
 
 
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(function).parameters)
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
 
 
 def _embedding(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
