@@ -4,7 +4,9 @@
     python examples/train_tiny_medusa.py --site build/corpus
 
 The corpus is that of ``train_tiny_coder.py``, divided in the same way, so the files that the heads are evaluated on
-were never trained on by the model either. Stopping and starting again resumes.
+were never trained on by the model either. The heads learn from what the model itself writes after pieces of the corpus
+(self-distillation), because that is what they are to foresee; ``--no-distil`` trains them on the corpus as it is.
+Stopping and starting again resumes.
 """
 
 import json
@@ -27,7 +29,20 @@ from lookahead.medusa.recipe import fit
 from lookahead.medusa.settings import TrainingSettings
 
 NAME = "tiny-coder"
+PIECE = 600  # characters of the corpus to begin an answer with; the model reads the first 128 tokens of them
+STRIDE = 8000  # characters from one piece of a file to the next
 SHIPPED = ("config.json", "medusa_lm_head.safetensors", "README.md", "evaluation.json")
+
+
+def pieces(items: list[Item], most: int) -> list[Item]:
+    """Beginnings for the model to continue: from the first line at every STRIDE characters, at most ``most`` in all."""
+    found = []
+    for item in items:
+        for at in range(0, max(1, len(item.text) - PIECE), STRIDE):
+            start = item.text.find("\n", at) + 1 if at else 0
+            found.append(Item(item.source, item.text[start : start + PIECE]))
+    step = max(1.0, len(found) / most)
+    return [found[int(index * step)] for index in range(min(most, len(found)))]
 
 
 def main(
@@ -36,7 +51,9 @@ def main(
     site: Annotated[list[Path] | None, typer.Option(help="A further folder of installed packages.")] = None,
     minutes: Annotated[float, typer.Option(help="Training time in all, over restarts.")] = 60.0,
     heads: int = 4,
-    layers: int = 1,
+    layers: int = 4,
+    distil: Annotated[bool, typer.Option(help="Learn from the model's own greedy answers.")] = True,
+    answers: Annotated[int, typer.Option(help="(distil) Answers to learn from.")] = 5000,
     batch: int = 2,
     data_mb: Annotated[float, typer.Option(help="About how much of the corpus to read, chosen by hash.")] = 60.0,
     cap_mb: Annotated[float, typer.Option(help="At most this many megabytes from one package.")] = 16.0,
@@ -56,8 +73,15 @@ def main(
             del train[count:]
             break
     settings = TrainingSettings(
-        num_heads=heads, num_layers=layers, batch_size=batch, max_minutes=minutes, seed=seed, epochs=2.0
+        num_heads=heads,
+        num_layers=layers,
+        batch_size=batch,
+        max_minutes=minutes,
+        seed=seed,
+        epochs=4.0 if distil else 2.0,
+        distil=distil,
     )
+    learnt, seen = (pieces(train, answers), pieces(held_out, 256)) if distil else (train, held_out)
     console = Console()
     with common.progress() as progress:
         teller = Teller(progress)
@@ -65,8 +89,8 @@ def main(
         evaluation = fit(
             model,
             tokenizer,
-            train,
-            held_out,
+            learnt,
+            seen,
             work,
             settings,
             name=NAME,
