@@ -1,6 +1,9 @@
 """One call of ``generate`` with a strategy: checks, the loop, and its readers."""
 
+import logging
 import random
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from lookahead import support
 from lookahead.attention import grouped_attention
 from lookahead.automatic import Planner
 from lookahead.cache import empty_cache
+from lookahead.chain import ChainModel, cache_name, chain_cache, check_chain_cache
 from lookahead.emission import Emission
 from lookahead.lossy import LossyEmission
 from lookahead.masks import mask_rules
@@ -27,6 +31,9 @@ from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
 from lookahead.strategy import CallContext, RowContext, Strategy
 
+_log = logging.getLogger("lookahead")
+_warned: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()  # models whose hand-over has been told
+_warned_lock = threading.Lock()
 _TRUST = 0.7  # of estimates that were made on other texts
 
 
@@ -75,7 +82,7 @@ class _Readers:
     def __init__(
         self,
         emission: Emission,
-        fused: FusedModel,
+        fused: FusedModel | ChainModel,
         stats: DecodingStats | None,
         planner: Planner | None,
         streamer: BaseStreamer | None,
@@ -141,7 +148,9 @@ def generate(
     model_kwargs: dict[str, Any],
     synced_gpus: bool = False,
 ) -> LookaheadOutput | Tensor:
-    """Decode as ``GenerationMixin._sample`` would, with fewer passes.
+    """Decode as ``GenerationMixin._sample`` would, with fewer passes where :func:`lookahead.support.route` has any.
+
+    A model for which there is neither a tree nor a chain is handed to ``_sample`` itself, with a warning.
 
     Args:
         strategy: how drafts are grown.
@@ -162,13 +171,20 @@ def generate(
             middle, the logits are NaN or the processed scores give no probabilities.
     """
     model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("tokenizer", "assistant_tokenizer")}
-    given_cache = model_kwargs.pop("past_key_values", None)
+    given_cache = model_kwargs.pop(cache_name(model), None)
     batch = input_ids.shape[0]
     if synced_gpus:
         raise LookaheadError("synced_gpus=True is not supported with lookahead: expected one process. Drop it.")
     support.check_mode(generation_config, model_kwargs.pop("assistant_model", None))
     support.check_model(model)
     support.check_prompt(model, input_ids, model_kwargs)
+    route, reason = support.route(model)
+    plain = _Plain(model, input_ids, logits_processor, stopping_criteria, generation_config, streamer)
+    if route == "plain":
+        assert reason is not None  # as route says
+        return plain.hand_over(model_kwargs, given_cache, reason, strategy)
+    if route == "chain" and strategy.static is True:
+        raise LookaheadError(f"static=True cannot be used: {reason}. Leave static unset, or set it to False.")
 
     wants_cache = bool(model_kwargs.get("use_cache", True))
     users_cache = getattr(given_cache, "_is_user_defined", False) or (
@@ -178,7 +194,7 @@ def generate(
     export = given_cache is not None and wants_cache and (returned or users_cache)
     scored = returned and (generation_config.output_scores or generation_config.output_logits)
 
-    fused: FusedModel
+    fused: FusedModel | ChainModel
     lossy = strategy.rule if generation_config.do_sample else None
     emission = (Emission if lossy is None else partial(LossyEmission, rule=lossy))(
         input_ids,
@@ -188,51 +204,62 @@ def generate(
         verification=strategy.verification,
         keep_up=bool(export or scored),
         model_room=lambda: fused.room(),
+        in_lockstep=route == "chain",
     )
     new_tokens = emission.most_new
-    support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
+    if route == "chain":
+        check_chain_cache(given_cache, model.config.get_text_config().num_hidden_layers, batch)
+    else:
+        support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
     if strategy.automatic and new_tokens <= 1 and not returned and lossy is None:
         # The prompt's pass writes all there is: whatever would be prepared here for drafts could only cost time.
-        plain = getattr(type(model)._sample, "lookahead_original", type(model)._sample)
-        kwargs = model_kwargs if given_cache is None else model_kwargs | {"past_key_values": given_cache}
-        return plain(
-            model,
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            streamer=streamer,
-            **kwargs,
-        )
+        return plain.sample(model_kwargs, given_cache)
     past = model_kwargs.get("position_ids")
     last_position = (int(past[:, -1].max()) if past is not None else input_ids.shape[1] - 1) + new_tokens
     limit = support.depth_limit(model, last_position, batch)
-    rows = _rows(strategy, input_ids, model_kwargs, model.get_input_embeddings().weight.shape[0], emission)
+    vocab = model.get_input_embeddings().weight.shape[0]
+    rows = _rows(strategy, input_ids, model_kwargs, vocab, emission, chain=route == "chain")
     stats = None if strategy.stats == "none" else DecodingStats()
     with borrowed(model, strategy.remembers) as memory:
         choice = _choice(generation_config, logits_processor)
         drafts = strategy.drafts(CallContext(model, rows, memory, choice, new_tokens, _trust(generation_config)))
-        support.self_test(model)
+        if route == "tree":
+            support.self_test(model)
         planner = drafts.planner
         depths = [0] * batch
         drafters = [_RowDrafter(drafter, row, emission, depths) for row, drafter in enumerate(drafts.drafters)]
-        fused = fused_model(
-            strategy.static,
-            model,
-            mask_rules(model),
-            empty_cache(model, given_cache),
-            input_ids,
-            generation_config,
-            model_kwargs,
-            new_tokens,
-            limit,
-            emission.idle,
-            drafts.harvest,
-            drafts.prompt_harvest,
-            drafts.hidden,
-        )
+        if route == "chain":
+            fused = ChainModel(
+                model,
+                chain_cache(model, given_cache),
+                input_ids,
+                generation_config,
+                model_kwargs,
+                depth_limit=limit,
+                harvest=drafts.harvest,
+                prompt_harvest=drafts.prompt_harvest,
+                hidden=drafts.hidden,
+                reason=reason,
+            )
+        else:
+            fused = fused_model(
+                strategy.static,
+                model,
+                mask_rules(model),
+                empty_cache(model, given_cache),
+                input_ids,
+                generation_config,
+                model_kwargs,
+                new_tokens,
+                limit,
+                emission.idle,
+                drafts.harvest,
+                drafts.prompt_harvest,
+                drafts.hidden,
+            )
         if planner is not None:
             planner.bucket = fused.bucket
+            planner.again = lambda: fused.again
         readers = _Readers(emission, fused, stats, planner, streamer, detailed=strategy.stats == "detailed")
         try:
             steps = solve(fused, drafters, emission)
@@ -247,8 +274,10 @@ def generate(
                 fused.store(given_cache)
         finally:
             fused.close()
-    if stats is not None and planner is not None:
-        stats.add_plan(planner.credited, planner.single_ms, planner.timed_ms)
+    if stats is not None:
+        stats.fed_again = fused.fed_again
+        if planner is not None:
+            stats.add_plan(planner.credited, planner.single_ms, planner.timed_ms)
     if not returned:
         return emission.sequences()
     trajectories = [d.drafter.trajectory for d in drafters if isinstance(d.drafter, JacobiDrafter)]
@@ -262,8 +291,53 @@ def generate(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """transformers' own loop, for this call."""
+
+    model: PreTrainedModel
+    input_ids: Tensor
+    logits_processor: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
+    generation_config: GenerationConfig
+    streamer: BaseStreamer | None
+
+    def sample(self, model_kwargs: dict[str, Any], given_cache: Any) -> Any:
+        """Decode with ``_sample`` as transformers has it."""
+        sample = getattr(type(self.model)._sample, "lookahead_original", type(self.model)._sample)
+        kwargs = model_kwargs if given_cache is None else model_kwargs | {cache_name(self.model): given_cache}
+        return sample(
+            self.model,
+            self.input_ids,
+            logits_processor=self.logits_processor,
+            stopping_criteria=self.stopping_criteria,
+            generation_config=self.generation_config,
+            streamer=self.streamer,
+            **kwargs,
+        )
+
+    def hand_over(self, model_kwargs: dict[str, Any], given_cache: Any, reason: str, strategy: Strategy) -> Any:
+        """Decode with ``_sample`` because there is nothing else: say so once a model, and in the statistics."""
+        with _warned_lock:
+            known = self.model in _warned
+            _warned.add(self.model)
+        if not known:
+            _log.warning("use_lookahead has no effect, plain decoding goes on: %s.", reason)
+        output = self.sample(model_kwargs, given_cache)
+        if not self.generation_config.return_dict_in_generate:
+            return output
+        stats = None if strategy.stats == "none" else DecodingStats(plain={reason: 1})
+        return LookaheadOutput(**output, stats=stats)
+
+
 def _rows(
-    strategy: Strategy, input_ids: Tensor, model_kwargs: dict[str, Any], vocab: int, emission: Emission
+    strategy: Strategy,
+    input_ids: Tensor,
+    model_kwargs: dict[str, Any],
+    vocab: int,
+    emission: Emission,
+    *,
+    chain: bool,
 ) -> list[RowContext]:
     mask = model_kwargs.get("attention_mask")
     prompts = input_ids.tolist()
@@ -276,7 +350,7 @@ def _rows(
     rows = []
     for index, prompt in enumerate(prompts):
         rng = random.Random(None if strategy.seed is None else strategy.seed + index)
-        rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng, index))
+        rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng, index, chain))
     return rows
 
 

@@ -31,6 +31,16 @@ _PROMPT_ONLY = (
 _WIDEST_BUFFERED = 256  # nodes; masks of wider passes are too large to be kept
 
 
+def prompt_scores(logits: Tensor, harvest: int) -> Scores:
+    """Scores for the prompt's last token, with the best next tokens at all of ``logits`` ``[batch, token, vocab]``."""
+    scores = score(logits[:, -1:], harvest)
+    if scores.successors is not None and logits.shape[1] > 1:  # what the rest of the prompt said
+        earlier = score(logits[:, :-1], harvest).successors or []
+        for row, before in zip(scores.successors, earlier, strict=True):
+            row.tokens[:0], row.levels[:0] = before.tokens, before.levels
+    return scores
+
+
 class FusedModel:
     """One call's view of a model (implements :class:`jacobi.Model`); holds nothing on the model itself.
 
@@ -51,7 +61,11 @@ class FusedModel:
     Attributes:
         route: how passes are run: ``"dynamic"``, or as :mod:`lookahead.static` says ``"static"`` or ``"cuda graphs"``.
         route_reason: why it is not a faster one.
+        again: nodes that the next pass feeds once more, and ``fed_again``, how many there have been: none, here.
     """
+
+    again = 0
+    fed_again = 0
 
     def __init__(
         self,
@@ -118,12 +132,7 @@ class FusedModel:
             self._visible = mask.to(self._device, torch.bool)
         elif batch > 1:
             self._visible = torch.ones((batch, past), dtype=torch.bool, device=self._device)
-        scores = score(outputs.logits[:, -1:], self.harvest)
-        if scores.successors is not None and outputs.logits.shape[1] > 1:  # what the rest of the prompt said
-            earlier = score(outputs.logits[:, :-1], self.harvest).successors or []
-            for row, before in zip(scores.successors, earlier, strict=True):
-                row.tokens[:0], row.levels[:0] = before.tokens, before.levels
-        return scores
+        return prompt_scores(outputs.logits, self.harvest)
 
     def _consolidate(self, slots: int) -> None:
         """Move the prompt's keys and values into buffers with about ``slots`` slots."""

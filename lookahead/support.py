@@ -5,20 +5,24 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from jacobi import LookaheadError, TokenTree
+from jacobi import LookaheadError, Path, TokenTree
 from lookahead.bare import bare_model
 from lookahead.cache import check_cache
+from lookahead.chain import bare_chain
+
+Route = Literal["tree", "chain", "plain"]
 
 _ATTENTION = ("sdpa", "eager", "flex_attention")
+_RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
 
 # A model's verdicts live as long as the model and are stored nowhere else.
-_verdicts: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, torch.dtype, bool], str | None]]"
+_verdicts: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], str | None]]"
 _verdicts = weakref.WeakKeyDictionary()
 _verdicts_lock = threading.Lock()
 
@@ -48,43 +52,59 @@ def check_mode(generation_config: GenerationConfig, assistant_model: Any = None)
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Refuse a model that cannot follow a tree, as far as its class and config tell.
+    """Refuse a model that cannot be decoded with lookahead, as far as its class and config tell.
 
     Raises:
-        LookaheadError: an encoder-decoder, recurrent layers, no position_ids, or an attention without custom masks.
+        LookaheadError: an encoder-decoder, or an attention without custom masks where trees need them.
     """
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise LookaheadError(
             f"{name} is an encoder-decoder model: lookahead decodes causal models. Drop use_lookahead."
         )
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ())
-    recurrent = sorted(kind for kind in kinds if any(word in kind for word in ("linear", "mamba", "conv", "recurrent")))
-    # Some hybrid classes can be configured without a recurrent layer; then the class flag says nothing.
-    only_attention = bool(kinds) and all("attention" in kind for kind in kinds)
-    if recurrent or (getattr(model, "_is_stateful", False) and not only_attention):
-        what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
-        raise LookaheadError(f"{name} has {what}, and a recurrent state cannot follow a tree. Drop use_lookahead.")
-    if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
-        raise LookaheadError(
-            f"{name} has local attention layers whose window is counted in cache slots, not in positions. "
-            "Drop use_lookahead."
-        )
-    if getattr(config, "alibi", False) is True:
-        raise LookaheadError(
-            f"{name} has ALiBi biases that are counted in cache slots, not in positions. Drop use_lookahead."
-        )
-    if not _takes_positions(type(model).forward):
-        raise LookaheadError(
-            f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position. Drop use_lookahead."
-        )
-    attention = config._attn_implementation
-    if attention not in _ATTENTION:
+    attention = model.config.get_text_config()._attn_implementation
+    if attention not in _ATTENTION and no_tree(model) is None:
         raise LookaheadError(
             f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
             "Call model.set_attn_implementation('sdpa') first, or drop use_lookahead."
         )
+
+
+def no_tree(model: PreTrainedModel) -> str | None:
+    """Why a model cannot follow a tree, as far as its class and config tell; None = nothing speaks against it."""
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    recurrent = sorted(kind for kind in kinds if any(word in kind for word in _RECURRENT_WORDS))
+    # Some hybrid classes can be configured without a recurrent layer; then the class flag says nothing.
+    only_attention = bool(kinds) and all("attention" in kind for kind in kinds)
+    if recurrent or (getattr(model, "_is_stateful", False) and not only_attention):
+        what = f"layers of type {', '.join(recurrent)}" if recurrent else "recurrent layers"
+        return f"{name} has {what}, and a recurrent state cannot follow a tree"
+    if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
+        return f"{name} has local attention layers whose window is counted in cache slots, not in positions"
+    if getattr(config, "alibi", False) is True:
+        return f"{name} has ALiBi biases that are counted in cache slots, not in positions"
+    if not _takes_positions(type(model).forward):
+        return f"{name}.forward takes no position_ids, so siblings of a tree cannot share a position"
+    return None
+
+
+def route(model: PreTrainedModel) -> tuple[Route, str | None]:
+    """How a model is decoded.
+
+    A model that no tree can pass may be tested with a few short passes the first time; the verdict is remembered for as
+    long as the model lives.
+
+    Returns:
+        ``"tree"`` and None; ``"chain"`` (see :mod:`lookahead.chain`) and why it is not a tree; or ``"plain"``, which
+        means that transformers' own loop decodes it, and why it is not a chain either.
+    """
+    why = no_tree(model)
+    if why is None:
+        return "tree", None
+    error = _remembered(model, "chain", _chain_error)
+    return ("chain", why) if error is None else ("plain", f"{why}, and {error}")
 
 
 @lru_cache
@@ -102,7 +122,7 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
     embeds = model_kwargs.get("inputs_embeds")
     length = input_ids.shape[1] if embeds is None else embeds.shape[1]
     position_ids = model_kwargs.get("position_ids")
-    if position_ids is not None and position_ids.ndim != 2:
+    if position_ids is not None and position_ids.ndim != 2 and no_tree(model) is None:
         raise LookaheadError(
             f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "
             "Drop use_lookahead for this model."
@@ -214,16 +234,25 @@ def self_test(model: PreTrainedModel) -> None:
     Raises:
         LookaheadError: the branches disturb each other.
     """
-    key = (str(model.config.get_text_config()._attn_implementation), model.dtype, model.training)
+    error = _remembered(model, "tree", _tree_error)
+    if error is not None:
+        raise LookaheadError(error)
+
+
+def _remembered(
+    model: PreTrainedModel, test: str, run: Callable[[PreTrainedModel], tuple[str | None, bool]]
+) -> str | None:
+    """The verdict of a test that is run once per model, attention implementation, dtype and device."""
+    config = model.config.get_text_config()
+    key = (test, str(config._attn_implementation), model.dtype, model.device.type, model.training)
     with _verdicts_lock:
         known = _verdicts.setdefault(model, {})
     if key not in known:
-        error, certain = _tree_error(model)
+        error, certain = run(model)
         if not certain:
-            return
+            return error
         known[key] = error
-    if known[key] is not None:
-        raise LookaheadError(known[key])
+    return known[key]
 
 
 @torch.no_grad()
@@ -246,16 +275,79 @@ def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
         return f"{message} Drop use_lookahead for this model.", True
     together = torch.cat([both[:4], both[:1], both[4:]])
     apart = torch.cat([line[: len(tree)] for line, tree in zip(alone, trees[1:], strict=True)])
-    finite = together.isfinite() & apart.isfinite()  # a model may rule tokens out with -inf
-    if apart.isnan().any() or not finite.any():
+    if _untold(together, apart):
         return None, False  # decoding will name the step
-    difference = (together - apart)[finite].abs().max() / (apart[finite].std() + 1e-9)
-    allowed = max(1e-3, 32 * torch.finfo(model.dtype).eps)
-    if difference.item() <= allowed:
+    difference, allowed = _difference(together, apart, model.dtype)
+    if difference <= allowed:
         return None, True
     reason = "model.eval() was not called, or " if model.training else ""
     return (
-        f"{name} does not keep the branches of a tree apart: scores differ by {difference.item():.2g} of their spread, "
+        f"{name} does not keep the branches of a tree apart: scores differ by {difference:.2g} of their spread, "
         f"allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
         "Drop use_lookahead for this model."
+    ), True
+
+
+def _untold(ours: Tensor, alone: Tensor) -> bool:
+    """Whether scores say nothing, because they are not numbers."""
+    return bool(alone.isnan().any()) or not bool((ours.isfinite() & alone.isfinite()).any())
+
+
+def _difference(ours: Tensor, alone: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """How far scores lie apart, as a share of their spread, and how far they may in this dtype."""
+    finite = ours.isfinite() & alone.isfinite()  # a model may rule tokens out with -inf
+    difference = (ours - alone)[finite].abs().max() / (alone[finite].std() + 1e-9)
+    return difference.item(), max(1e-3, 32 * torch.finfo(dtype).eps)
+
+
+@torch.no_grad()
+def _chain_error(model: PreTrainedModel) -> tuple[str | None, bool]:
+    """What is wrong with the model's way of continuing a state with several tokens, and whether that is certain.
+
+    A text is fed token by token; then in passes of which one is kept whole, one is cut short, one feeds again what was
+    accepted and is cut short, one is kept whole, and a last one follows on what that has left. Scores have to be the
+    same, and the states wherever a pass was kept whole.
+    """
+    vocab = model.get_input_embeddings().weight.shape[0]
+    word = [(7 + 13 * i) % vocab for i in range(18)]
+    wrong = [(token + 1) % vocab for token in word]
+    prompt = torch.tensor([word[:6]], device=model.device)
+    drafts = [(6, 9, 9), (9, 11, 13), (11, 12, 14), (12, 16, 16), (16, 17, 17)]  # first token, first wrong one, end
+    try:
+        alone, states = [], []
+        with bare_chain(model, prompt) as chain:
+            for place in range(6, 17):
+                alone.append(chain.forward([TokenTree(word[place])]).logits[0].float())
+                chain.keep([Path([0], [0])])
+                if place + 1 in (9, 16, 17):
+                    states += chain.states()
+        ours, left = [], []
+        with bare_chain(model, prompt) as chain:
+            for first, right, end in drafts:
+                tokens = word[first:right] + wrong[right:end]
+                kept = right - first
+                logits = chain.forward([TokenTree.chain(tokens[0], tokens[1:])]).logits[0, :kept]
+                ours.append(logits.float())
+                chain.keep([Path(list(range(kept)), [0] * kept)])
+                if right == end:
+                    left += chain.states()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a model that is not made for it may fail in any way
+        return f"it does not continue a cached state with several tokens ({type(error).__name__}: {error})", True
+    together, apart = torch.cat(ours), torch.cat(alone)
+    if _untold(together, apart):
+        return None, False  # decoding will name the step
+    difference, allowed = _difference(together, apart, model.dtype)
+    # In a small part of a model a lost state may hardly show in the scores of so short a text.
+    for got, expected in zip(left, states, strict=True):
+        if got.shape != expected.shape:
+            return "several tokens leave a cached state of another shape than one by one", True
+        lost = (got - expected).abs().max() / (expected.abs().max() + 1e-9)
+        difference = max(difference, lost.item())
+    if difference <= allowed:
+        return None, True
+    return (
+        "several tokens that continue a cached state do not give what they give one by one: scores or states differ "
+        f"by {difference:.2g} of their spread, allowed {allowed:.2g}"
     ), True
