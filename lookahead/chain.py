@@ -345,6 +345,11 @@ class ChainModel:
         for again, fed in zip(self._again, self._fed, strict=True):
             again += fed[:count]
 
+    def hold(self) -> None:
+        """Let passes that are never decided start from here again and again, for measuring."""
+        if not self._croppable:
+            self._snapshot.take()
+
     def store(self, cache: Cache) -> None:
         """Leave the history in ``cache``, which is the one that was given, as plain decoding would have.
 

@@ -13,11 +13,9 @@ import pytest
 import torch
 import transformers
 from conftest import (
-    F32,
     VOCAB,
     counting_model,
     fresh_model,
-    initialised,
     prompts,
     registries,
     run,
@@ -241,46 +239,6 @@ def test_attention_without_masks(name: str, passes: Passes) -> None:
     model = fresh_model("llama")
     model.config._attn_implementation_internal = name
     refused(passes, model, rf"{name.replace('|', '.')}' takes no custom mask: expected one of sdpa, eager")
-
-
-STATEFUL: dict[str, dict[str, Any]] = {
-    "MambaConfig": {"state_size": 4},
-    "Mamba2Config": {"state_size": 4, "num_heads": 4, "head_dim": 16, "n_groups": 1},
-    "RwkvConfig": {"attention_hidden_size": 32, "context_length": 64},
-    "Lfm2Config": _HEADS | {"layer_types": ["conv", "full_attention"]},
-    "FalconH1Config": _HEADS | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4},
-    "BambaConfig": _HEADS | {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4},
-    "JambaConfig": _HEADS
-    | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 1, "num_experts": 2}
-    | {"use_mamba_kernels": False},
-    "RecurrentGemmaConfig": _HEADS | {"num_hidden_layers": 3, "lru_width": 32},
-    "Qwen3NextConfig": _HEADS
-    | {"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 2}
-    | {"layer_types": ["linear_attention", "full_attention"]},
-}
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_recurrent_layers(name: str, passes: Passes) -> None:
-    """A state that runs through the tokens cannot branch; hybrids and convolutions neither."""
-    model = initialised(getattr(transformers, name)(**_SMALL | STATEFUL[name]), dtype=F32)
-    refused(passes, model, rf"{type(model).__name__} has .*a recurrent state cannot follow a tree. Drop use_lookahead")
-
-
-NO_POSITIONS: dict[str, dict[str, Any]] = {
-    "BloomConfig": {"n_layer": 2, "n_head": 4},
-    "MptConfig": {"d_model": 32, "n_layers": 2, "n_heads": 4},
-    "BartConfig": {"is_decoder": True, "is_encoder_decoder": False, "d_model": 32, "decoder_layers": 1}
-    | {"decoder_attention_heads": 4, "decoder_ffn_dim": 48},
-}
-
-
-@pytest.mark.parametrize("name", NO_POSITIONS)
-def test_no_position_ids(name: str, passes: Passes) -> None:
-    """Siblings must be able to share a position."""
-    fields = {key: value for key, value in _SMALL.items() if key != "num_hidden_layers"}
-    model = initialised(getattr(transformers, name)(**fields | NO_POSITIONS[name]), dtype=F32)
-    refused(passes, model, f"{type(model).__name__}.forward takes no position_ids")
 
 
 def test_encoder_decoder(passes: Passes) -> None:
