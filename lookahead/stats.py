@@ -141,6 +141,8 @@ class DecodingStats:
         if accepted:
             shares = sorted(self.sources.items(), key=lambda item: -item[1])
             what += " (" + ", ".join(f"{name} {count / accepted:.0%}" for name, count in shares) + ")"
+        if self.fed_again:
+            what += f", and {self.fed_again} tokens were fed again"
         if not self.single_ms:
             return f"{what}; what a pass over one node costs here is not known, so neither is the gain."
         cost = self.timed_ms / self.single_ms
