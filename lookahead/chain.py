@@ -138,7 +138,9 @@ class _Snapshot:
         # A layer appends by concatenation, so keys that are noted stay what they are. Only those of sliding windows are
         # noted; others are cut off at their length, so that they are not in memory twice.
         self._fields = [
-            {"keys": layer.keys.shape[-2]} if type(layer).__name__ in _CUT_LAYERS else _fields(layer)
+            {"keys": layer.keys.shape[-2]}
+            if type(layer).__name__ in _CUT_LAYERS and _holds_keys(layer)
+            else _fields(layer)
             for layer in self._attention
         ]
         self.taken = True
