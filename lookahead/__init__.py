@@ -3,8 +3,8 @@
 from jacobi.errors import LookaheadError as LookaheadError
 from lookahead.bundled import load_bundled as load_bundled
 from lookahead.bundled import load_model as load_model
-from lookahead.generate import LookaheadOutput as LookaheadOutput
 from lookahead.medusa import Medusa as Medusa
+from lookahead.outputs import LookaheadOutput as LookaheadOutput
 from lookahead.patch import augment_all as augment_all
 from lookahead.patch import restore_all as restore_all
 from lookahead.stats import DecodingStats as DecodingStats

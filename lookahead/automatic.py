@@ -23,6 +23,8 @@ _COLUMN_PASSES = 256.0  # column-passes that this guess is worth
 _COLUMN_CHOICES = (2, 4, 8, 16)
 _COLUMN_HOLD = 64  # passes for which a choice of columns stands, because a window pays late
 _COLUMN_FIRST = 16  # passes before the first choice, with a fixed number of nodes
+_AGAIN_COST = 1.5  # times a pass over two nodes: where feeding tokens again costs more, nothing is drafted on top
+_AGAIN_FADE = 0.95  # of what drafted passes caused to be fed again, from pass to pass
 
 
 class Planner:
@@ -39,6 +41,8 @@ class Planner:
 
     Attributes:
         bucket: number of nodes that a pass over so many really computes; to be set by who knows the model.
+        again: number of tokens that the next pass feeds once more before its tree (see :mod:`lookahead.chain`); to be
+            set by who knows the model.
         columns: window columns to add to each row's tree, but in a ``single`` pass.
         single: this pass measures what one node costs, so nothing is to be drafted.
         sizes: for this pass, cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on.
@@ -60,6 +64,7 @@ class Planner:
         window_only: bool = False,
     ) -> None:
         self.bucket: Callable[[int], int] = lambda count: count
+        self.again: Callable[[], int] = lambda: 0
         self.columns = 0
         self.credited: Counter[str] = Counter()
         self.single_ms = 0.0
@@ -82,6 +87,9 @@ class Planner:
         self._grown: list[float] = []  # cost of a pass over a tree of 1, 2, ... nodes and the window
         self._least: list[float] = []  # least extra cost of a node of a tree, from each size on
         self._read_at = 0
+        self._again = 0  # nodes of this pass that are fed once more
+        self._again_ms = 0.0  # what such nodes cost of late, and by how many drafted passes they were caused
+        self._again_passes = 1.0
         self._worth: list[float] = []  # batch: value of the n-th drafted node of a row, smoothed
         self._column_tokens = _COLUMN_GAIN * _COLUMN_PASSES
         self._column_passes = _COLUMN_PASSES
@@ -112,14 +120,17 @@ class Planner:
         self._since_single += 1
         self._refused = False
         self._context = context
+        again, self._again = self._again, self.again()
         if self._nodes is not None:
             self._open_fixed(self._nodes)
             return
-        if not self._curve or self._passes - self._read_at >= _REFRESH:
+        if not self._curve or self._passes - self._read_at >= _REFRESH or self._again != again:
             self._read_curve()
         self._probing = self._quiet >= self._probe_after
         self.single = not self._probing and self._measure_single()
-        if self._probing or (self._batch > 1 and not self.single):
+        if self._again and self._curve[self._again] > _AGAIN_COST * self._curve[1]:
+            self.sizes = self._curve[:1], [0.0]
+        elif self._probing or (self._batch > 1 and not self.single):
             most = min(len(self._grown), 1 + _PROBE_NODES if self._probing else self._common_size())
             self.sizes = [1.0] * most, [0.0] * most
         elif self.single:
@@ -143,13 +154,16 @@ class Planner:
 
     def _read_curve(self) -> None:
         self._read_at = self._passes
-        sizes = [self.bucket(count) for count in range(1, self._most + 1)]
+        sizes = [self.bucket(count) for count in range(1, self._most + self._again + 1)]
         knots = self._times.curve(self._context, max(sizes))
         self._curve = [knots[size - 1] for size in sizes]
         if self._window and self._passes >= self._columns_until:
             self._choose_columns()
-        spent = window_nodes(self.columns)
+        spent = window_nodes(self.columns) + self._again
         self._grown = self._curve[spent:]  # cost of a tree of 1, 2, ... nodes beside the window's
+        if self._again_ms:  # a draft that is cut short has to be paid for once more
+            later = self._again_ms / self._again_passes
+            self._grown[1:] = [cost + later for cost in self._grown[1:]]
         self._least = least_slopes(self._grown)
 
     def _choose_columns(self) -> None:
@@ -228,14 +242,21 @@ class Planner:
     def observe(self, step: Step) -> None:
         """Take in a pass (not the prompt's): what it cost."""
         width = max(map(len, step.trees))
+        fed = width + self._again
         taken = step.draft_ms + step.forward_ms + step.keep_ms
         if self._batch > 1:  # rows choose tokens together depth by depth, so here a longer path costs more
             taken += step.verify_ms
         # Drafts that were looked for in vain (which may run heads) are no part of what one node costs.
-        self._times.add(self.bucket(width), self._context, taken - step.draft_ms * (width == 1))
+        self._times.add(self.bucket(fed), self._context, taken - step.draft_ms * (width == 1))
         if self._times.knows_single:
             self.timed_ms += taken
             self.single_ms += self._times.ms(1, self._context)
+        if self._again or self._again_ms:
+            self._again_ms *= _AGAIN_FADE
+            self._again_passes *= _AGAIN_FADE
+            if self._curve:
+                self._again_ms += self._curve[fed - 1] - self._curve[width - 1]
+        self._again_passes += width > 1
         if width > 1:
             if self._quiet and not self._probing:
                 self._probe_after = _PROBE_FIRST
@@ -245,7 +266,8 @@ class Planner:
             return
         if self._refused or self.resting:
             self._quiet += 1
-        self._since_single = 0
+        if not self._again:
+            self._since_single = 0
 
 
 def least_slopes(curve: Sequence[float]) -> list[float]:
@@ -279,15 +301,22 @@ class AutomaticDrafter:
         prompt: the row's tokens.
         sources: its sources, in the order in which they are credited.
         planner: shared by the call's rows.
+        acceptance: the estimates that the rows share.
+        chain: grow one branch only.
     """
 
     def __init__(
-        self, prompt: Sequence[int], sources: Sequence[Source], planner: Planner, acceptance: Acceptance
+        self,
+        prompt: Sequence[int],
+        sources: Sequence[Source],
+        planner: Planner,
+        acceptance: Acceptance,
+        chain: bool = False,
     ) -> None:
         self._prompt = prompt
         self._sources = list(sources)
         self._planner = planner
-        self._budgeted = BudgetedTree(sources, acceptance)
+        self._budgeted = BudgetedTree(sources, acceptance, chain)
         self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
         if self._window is not None:
             self._budgeted.use([source for source in sources if source is not self._window])

@@ -112,10 +112,12 @@ class BudgetedTree:
     Args:
         sources: of one row.
         acceptance: may be shared by rows.
+        chain: grow one branch only, each node's likeliest candidate.
     """
 
-    def __init__(self, sources: Sequence[Source], acceptance: Acceptance) -> None:
+    def __init__(self, sources: Sequence[Source], acceptance: Acceptance, chain: bool = False) -> None:
         self._acceptance = acceptance
+        self._chain = chain
         self._all = list(sources)
         self.use(self._all)
         self._owners = [index for index, source in enumerate(sources) for _ in range(len(source.priors) * _SLOTS)]
@@ -180,6 +182,8 @@ class BudgetedTree:
             if not heap or len(depths) >= most:
                 break
             chance, _, parent, token, states = heappop(heap)
+            if self._chain:
+                heap.clear()
             value = -chance
             if value * calibration <= best * least[node]:
                 break

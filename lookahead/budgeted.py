@@ -143,6 +143,9 @@ class Budgeted(Strategy):
             beside: what runs beside the model in every pass; the step-time curve is then one of its own.
         """
         makers = FREE_SOURCES | dict(extra or {})
+        chain = call.rows[0].chain
+        if chain:  # where a window cannot run, n-grams come from the text alone
+            names = [name for name in names if name != "window"] or ["pool"]
         rows = [
             [makers[name](row, call.memory) if isinstance(name, str) else name(row) for name in names]
             for row in call.rows
@@ -160,7 +163,7 @@ class Budgeted(Strategy):
             window_only=all(window),
         )
         drafters = [
-            AutomaticDrafter(row.prompt, sources, planner, acceptance)
+            AutomaticDrafter(row.prompt, sources, planner, acceptance, chain)
             for row, sources in zip(call.rows, rows, strict=True)
         ]
         return Drafts(drafters, BEST, _prompt_harvest(call), planner)

@@ -44,6 +44,7 @@ class Emission:
             are what plain decoding leaves.
         model_room: depth each row's tree may have for the model's sake; None = no limit.
         model_holds: whether a row has to wait for the others for the model's sake.
+        in_lockstep: all rows have to advance together, for the model's sake.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Emission:
         keep_up: bool,
         model_room: Callable[[], list[int] | None],
         model_holds: Callable[[int], bool] = lambda row: False,
+        in_lockstep: bool = False,
     ) -> None:
         self.pad = int(config._pad_token_tensor) if config._pad_token_tensor is not None else 0
         self._text = Text(input_ids, self.pad)
@@ -96,7 +98,7 @@ class Emission:
         row_wise = processor_kinds <= ROW_PROCESSORS and kinds <= ROW_RULES
         # Without an end token finished rows write real tokens until the last one is done, which only index order shows.
         uniform = self.pads or kinds <= {criteria_module.MaxLengthCriteria}
-        self.together = self.batch > 1 and not (row_wise and uniform)
+        self.together = self.batch > 1 and (in_lockstep or not (row_wise and uniform))
         self._direct = not (self._sample or processors or self.scores is not None or self.logits is not None)
         in_step = self.batch > 1 and not (self.together or self._rejection or self._direct)
         self._in_step = in_step and processor_kinds <= PREFIX_FREE

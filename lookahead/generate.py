@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,51 +10,26 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successors, TokenTree, solve
 from lookahead import support
 from lookahead.attention import grouped_attention, switched_attention
 from lookahead.automatic import Planner
 from lookahead.cache import empty_cache
+from lookahead.chain import ChainModel, cache_name, chain_cache, check_chain_cache, holds_text
 from lookahead.decoder import is_seq2seq, vocabulary
 from lookahead.emission import Emission
 from lookahead.lossy import LossyEmission
 from lookahead.masks import mask_rules
 from lookahead.memory import borrowed
 from lookahead.model import FusedModel
+from lookahead.outputs import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
+from lookahead.plain import PlainLoop
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
 from lookahead.strategy import CallContext, RowContext, Strategy
 
 _TRUST = 0.7  # of estimates that were made on other texts
-
-
-@dataclass
-class LookaheadOutput(GenerateDecoderOnlyOutput):
-    """What ``generate(..., return_dict_in_generate=True)`` returns.
-
-    Attributes:
-        stats: what the decode did; None with ``stats="none"``.
-        trajectories: with ``Jacobi(return_trajectory=True)``, every iterate fed to the model, ``[row][pass]``.
-    """
-
-    stats: DecodingStats | None = None
-    trajectories: list[list[list[int]]] | None = None
-
-
-@dataclass
-class LookaheadSeq2SeqOutput(GenerateEncoderDecoderOutput):
-    """What ``generate(..., return_dict_in_generate=True)`` of an encoder-decoder model returns.
-
-    ``stats`` and ``trajectories`` are those of :class:`LookaheadOutput`. They are plain attributes, no items: a model's
-    own ``generate`` around ours (Whisper's) takes every item apart by rows.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.stats: DecodingStats | None = None
-        self.trajectories: list[list[list[int]]] | None = None
 
 
 class _RowDrafter:
@@ -90,7 +64,7 @@ class _Readers:
     def __init__(
         self,
         emission: Emission,
-        fused: FusedModel,
+        fused: FusedModel | ChainModel,
         stats: DecodingStats | None,
         planner: Planner | None,
         streamer: BaseStreamer | None,
@@ -156,7 +130,9 @@ def generate(
     model_kwargs: dict[str, Any],
     synced_gpus: bool = False,
 ) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
-    """Decode as ``GenerationMixin._sample`` would, with fewer passes.
+    """Decode as ``GenerationMixin._sample`` would, with fewer passes where :func:`lookahead.support.route` has any.
+
+    A model for which there is neither a tree nor a chain is handed to ``_sample`` itself, with a warning.
 
     Args:
         strategy: how drafts are grown.
@@ -204,23 +180,30 @@ def _decode(
 ) -> LookaheadOutput | Tensor:
     """The call, with the attention that it uses."""
     model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("tokenizer", "assistant_tokenizer")}
-    given_cache = model_kwargs.pop("past_key_values", None)
+    given_cache = model_kwargs.pop(cache_name(model), None)
     batch = input_ids.shape[0]
     if synced_gpus:
         raise LookaheadError("synced_gpus=True is not supported with lookahead: expected one process. Drop it.")
     support.check_mode(generation_config, model_kwargs.pop("assistant_model", None))
     support.check_model(model)
     support.check_prompt(model, input_ids, model_kwargs)
+    route, reason = support.route(model)
+    plain = PlainLoop(model, input_ids, logits_processor, stopping_criteria, generation_config, streamer)
+    if route == "plain":
+        assert reason is not None  # as route says
+        return plain.hand_over(model_kwargs, given_cache, reason, strategy)
+    if route == "chain" and strategy.static is True:
+        raise LookaheadError(f"static=True cannot be used: {reason}. Leave static unset, or set it to False.")
 
     wants_cache = bool(model_kwargs.get("use_cache", True))
     users_cache = getattr(given_cache, "_is_user_defined", False) or (
-        given_cache is not None and int(given_cache.get_seq_length()) > 0
+        given_cache is not None and holds_text(given_cache)
     )
     returned = generation_config.return_dict_in_generate
     export = given_cache is not None and wants_cache and (returned or users_cache)
     scored = returned and (generation_config.output_scores or generation_config.output_logits)
 
-    fused: FusedModel
+    fused: FusedModel | ChainModel
     lossy = strategy.rule if generation_config.do_sample else None
     emission = (Emission if lossy is None else partial(LossyEmission, rule=lossy))(
         input_ids,
@@ -231,25 +214,23 @@ def _decode(
         keep_up=bool(export or scored),
         model_room=lambda: fused.room(),
         model_holds=lambda row: fused.holds(row),
+        in_lockstep=route == "chain",
     )
     new_tokens = emission.most_new
-    support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
+    if route == "chain":
+        change = support.change_within(model, input_ids, model_kwargs, new_tokens)
+        if change is not None:
+            return plain.hand_over(model_kwargs, given_cache, f"{reason}; {change}, within this text", strategy)
+        check_chain_cache(given_cache, model.config.get_text_config().num_hidden_layers, batch)
+    else:
+        support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
     if strategy.automatic and new_tokens <= 1 and not returned and lossy is None:
         # The prompt's pass writes all there is: whatever would be prepared here for drafts could only cost time.
-        plain = getattr(type(model)._sample, "lookahead_original", type(model)._sample)
-        kwargs = model_kwargs if given_cache is None else model_kwargs | {"past_key_values": given_cache}
-        return plain(
-            model,
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            streamer=streamer,
-            **kwargs,
-        )
+        return plain.sample(model_kwargs, given_cache)
     prefix = "decoder_" if is_seq2seq(model) else ""
     limit = support.depth_limit(model)
-    rows = _rows(strategy, input_ids, model_kwargs.get(f"{prefix}attention_mask"), vocabulary(model), emission)
+    mask = model_kwargs.get(f"{prefix}attention_mask")
+    rows = _rows(strategy, input_ids, mask, vocabulary(model), emission, chain=route == "chain")
     stats = None if strategy.stats == "none" else DecodingStats()
     with borrowed(model, strategy.remembers) as memory:
         choice = _choice(generation_config, logits_processor)
@@ -259,29 +240,45 @@ def _decode(
                 f"{type(strategy).__name__} drafts with heads on a causal model, and {type(model).__name__} is an "
                 "encoder-decoder model. Use Lookahead() or Jacobi()."
             )
-        support.self_test(model)
+        if route == "tree":
+            support.self_test(model)
         planner = drafts.planner
         depths = [0] * batch
         drafters = [_RowDrafter(drafter, row, emission, depths) for row, drafter in enumerate(drafts.drafters)]
-        fused = fused_model(
-            strategy.static,
-            model,
-            mask_rules(model),
-            empty_cache(model, given_cache),
-            input_ids,
-            generation_config,
-            model_kwargs,
-            new_tokens,
-            limit,
-            emission.idle,
-            drafts.harvest,
-            drafts.prompt_harvest,
-            drafts.hidden,
-            emission.sequences,
-            cross=getattr(given_cache, "cross_attention_cache", None),
-        )
+        if route == "chain":
+            fused = ChainModel(
+                model,
+                chain_cache(model, given_cache),
+                input_ids,
+                generation_config,
+                model_kwargs,
+                depth_limit=limit,
+                harvest=drafts.harvest,
+                prompt_harvest=drafts.prompt_harvest,
+                hidden=drafts.hidden,
+                reason=reason,
+            )
+        else:
+            fused = fused_model(
+                strategy.static,
+                model,
+                mask_rules(model),
+                empty_cache(model, given_cache),
+                input_ids,
+                generation_config,
+                model_kwargs,
+                new_tokens,
+                limit,
+                emission.idle,
+                drafts.harvest,
+                drafts.prompt_harvest,
+                drafts.hidden,
+                emission.sequences,
+                cross=getattr(given_cache, "cross_attention_cache", None),
+            )
         if planner is not None:
             planner.bucket = fused.bucket
+            planner.again = lambda: fused.again
         readers = _Readers(emission, fused, stats, planner, streamer, detailed=strategy.stats == "detailed")
         try:
             steps = solve(fused, drafters, emission)
@@ -296,8 +293,10 @@ def _decode(
                 fused.store(given_cache)
         finally:
             fused.close()
-    if stats is not None and planner is not None:
-        stats.add_plan(planner.credited, planner.single_ms, planner.timed_ms)
+    if stats is not None:
+        stats.fed_again = fused.fed_again
+        if planner is not None:
+            stats.add_plan(planner.credited, planner.single_ms, planner.timed_ms)
     if not returned:
         return emission.sequences()
     trajectories = [d.drafter.trajectory for d in drafters if isinstance(d.drafter, JacobiDrafter)]
@@ -308,15 +307,17 @@ def _decode(
         "logits": emission.recorded("logits"),
         "past_key_values": given_cache if export else None,
     }
-    if not is_seq2seq(model):
-        return LookaheadOutput(**output, stats=stats, trajectories=iterates)
-    seq2seq_output = LookaheadSeq2SeqOutput(**output)
-    seq2seq_output.stats, seq2seq_output.trajectories = stats, iterates
-    return seq2seq_output
+    return output_of(model, output, stats, iterates)
 
 
 def _rows(
-    strategy: Strategy, input_ids: Tensor, mask: Tensor | None, vocab: int, emission: Emission
+    strategy: Strategy,
+    input_ids: Tensor,
+    mask: Tensor | None,
+    vocab: int,
+    emission: Emission,
+    *,
+    chain: bool,
 ) -> list[RowContext]:
     prompts = input_ids.tolist()
     if mask is not None and mask.shape == input_ids.shape:
@@ -328,7 +329,7 @@ def _rows(
     rows = []
     for index, prompt in enumerate(prompts):
         rng = random.Random(None if strategy.seed is None else strategy.seed + index)
-        rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng, index))
+        rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng, index, chain))
     return rows
 
 

@@ -36,6 +36,11 @@ class LossyEmission(Emission):
         rule: Callable[[Tensor], Tensor],
         **settings: Any,
     ) -> None:
+        if settings.get("in_lockstep") and len(input_ids) > 1:
+            raise LookaheadError(
+                "Lossy acceptance writes each row of a batch at its own pace, and the rows of this model can only "
+                f"advance together: got {len(input_ids)} rows, expected one. Use acceptance='exact'."
+            )
         super().__init__(input_ids, processors, criteria, *args, **settings)
         self._rule = rule
         self._sample = self.together = False

@@ -53,6 +53,16 @@ def place_builders(model: PreTrainedModel) -> list[Builder]:
 _WIDEST_BUFFERED = 256  # nodes; masks of wider passes are too large to be kept
 
 
+def prompt_scores(logits: Tensor, harvest: int) -> Scores:
+    """Scores for the prompt's last token, with the best next tokens at all of ``logits`` ``[batch, token, vocab]``."""
+    scores = score(logits[:, -1:], harvest)
+    if scores.successors is not None and logits.shape[1] > 1:  # what the rest of the prompt said
+        earlier = score(logits[:, :-1], harvest).successors or []
+        for row, before in zip(scores.successors, earlier, strict=True):
+            row.tokens[:0], row.levels[:0] = before.tokens, before.levels
+    return scores
+
+
 class FusedModel:
     """One call's view of a model (implements :class:`jacobi.Model`); holds nothing on the model itself.
 
@@ -75,10 +85,13 @@ class FusedModel:
         route: how passes are run: ``"dynamic"``, or as :mod:`lookahead.static` says ``"static"`` or ``"cuda graphs"``.
         route_reason: why it is not a faster one.
         handed_over: why passes are transformers' own by now; None = they are not.
+        again: nodes that the next pass feeds once more, and ``fed_again``, how many there have been: none, here.
         mask_name: the argument that says which of the prompt's tokens are padding.
         positions_name: the argument that gives the prompt's positions.
     """
 
+    again = 0
+    fed_again = 0
     mask_name = "attention_mask"
     positions_name = "position_ids"
 
@@ -144,6 +157,9 @@ class FusedModel:
         outputs = self._model._prefill(self._input_ids, self._generation_config, self._prompt_kwargs)
         if self._hidden is not None:
             self._hidden.put(self._hidden.take(outputs.logits)[:, -1:])
+        held = outputs.get("past_key_values")
+        if held is not None and held is not self._prompt_kwargs["past_key_values"]:
+            self._cache.load(held)  # Phi-3 leaves the cache it is given alone where the prompt is past its first range
         past = self._cache.get_seq_length()
         batch = self._input_ids.shape[0]
         self._consolidate(past + min(self._new_tokens, max(1024, past)) + 64)
@@ -167,12 +183,7 @@ class FusedModel:
             self._visible = mask.to(self._device, torch.bool)
         elif batch > 1:
             self._visible = torch.ones((batch, past), dtype=torch.bool, device=self._device)
-        scores = score(outputs.logits[:, -1:], self.harvest)
-        if scores.successors is not None and outputs.logits.shape[1] > 1:  # what the rest of the prompt said
-            earlier = score(outputs.logits[:, :-1], self.harvest).successors or []
-            for row, before in zip(scores.successors, earlier, strict=True):
-                row.tokens[:0], row.levels[:0] = before.tokens, before.levels
-        return scores
+        return prompt_scores(outputs.logits, self.harvest)
 
     def _consolidate(self, slots: int) -> None:
         """Move the prompt's keys and values into buffers with about ``slots`` slots."""

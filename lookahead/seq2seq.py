@@ -101,8 +101,11 @@ class Seq2SeqModel(FusedModel):
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
         """Score every node of every tree in one pass."""
         if self._visible is not None and max(map(len, trees)) == 1:
-            # Some decoders take a pass of single tokens for one that needs no mask, and rows may have gaps.
-            trees = [TokenTree.chain(trees[0].tokens[0], [0]), *trees[1:]]
+            # Some decoders take a pass of single tokens for one that needs no mask, and rows may have gaps. The second
+            # token lies where the root lies: there may be no place after it.
+            wider = TokenTree.chain(trees[0].tokens[0], [0])
+            wider.depths[1] = 0
+            trees = [wider, *trees[1:]]
         roots = self._roots()
         self._reach = min(roots), max(root + max(tree.depths) for root, tree in zip(roots, trees, strict=True))
         return super().forward(trees)

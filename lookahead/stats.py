@@ -36,6 +36,8 @@ class DecodingStats:
         sources: accepted tokens by the source that proposed them (automatic mode).
         single_ms: what the passes after the prompt's would have taken with one node each, as far as that is known, and
             ``timed_ms``, what those passes took (automatic mode): growing, scoring and keeping the tree.
+        plain: calls handed to transformers' own loop, by the reason; nothing else is counted of them.
+        fed_again: tokens that passes had to feed once more, where a model can only be given chains.
         passes: with ``stats="detailed"``, one record a pass: nodes, tokens (a list over rows) and milliseconds.
     """
 
@@ -53,6 +55,8 @@ class DecodingStats:
     sources: dict[str, int] = field(default_factory=dict)
     single_ms: float = 0.0
     timed_ms: float = 0.0
+    plain: dict[str, int] = field(default_factory=dict)
+    fed_again: int = 0
     passes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -122,6 +126,8 @@ class DecodingStats:
         each token in both, and are left out.
         """
         if not self.steps:
+            if self.plain:
+                return f"Decoded by transformers' own loop: {'; '.join(self.plain)}."
             return "Nothing was decoded."
         later = self.steps - 1
         what = f"{self.emitted} tokens in {self.steps} passes (S = {self.mean_acceptance_length:.2f})"
@@ -135,6 +141,8 @@ class DecodingStats:
         if accepted:
             shares = sorted(self.sources.items(), key=lambda item: -item[1])
             what += " (" + ", ".join(f"{name} {count / accepted:.0%}" for name, count in shares) + ")"
+        if self.fed_again:
+            what += f", and {self.fed_again} tokens were fed again"
         if not self.single_ms:
             return f"{what}; what a pass over one node costs here is not known, so neither is the gain."
         cost = self.timed_ms / self.single_ms

@@ -46,7 +46,9 @@ class Lookahead(Budgeted):
             kept in any case.
         verification, seed, stats, static: see :class:`Strategy`.
 
-    With given W, N and G, a pass feeds at most (W+G)(N-1) tokens once the window is filled. For example::
+    With given W, N and G, a pass feeds at most (W+G)(N-1) tokens once the window is filled. A model that can only be
+    given one branch a pass (:mod:`lookahead.chain`) has no window: its drafts are chains of the pool's n-grams, or in
+    the automatic mode the likeliest branch of all sources but the window. For example::
 
         model.generate(**inputs, use_lookahead=True)
         model.generate(**inputs, use_lookahead=True, lookahead_strategy=Lookahead(window_size=10, ngram_size=4))
@@ -120,6 +122,7 @@ class Lookahead(Budgeted):
             pool_from_prompt=self.pool_from_prompt,
             pool_from_output=self.pool_from_output,
             always_forward_one=self.always_forward_one,
+            chain=row.chain,
         )
 
 

@@ -19,7 +19,10 @@ Stats = Literal["none", "summary", "detailed"]
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What a drafter may know of its row: prompt, vocabulary, pad and end tokens, a generator, the row's number."""
+    """What a drafter may know of its row: prompt, vocabulary, pad and end tokens, a generator, the row's number.
+
+    ``chain`` says that the model can only be given one branch a pass, see :mod:`lookahead.chain`.
+    """
 
     prompt: Sequence[int]
     vocab_size: int
@@ -27,6 +30,7 @@ class RowContext:
     end_tokens: frozenset[int]
     rng: random.Random
     index: int = 0
+    chain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

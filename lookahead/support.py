@@ -1,31 +1,23 @@
 """What can be decoded with lookahead, checked before any pass: each refusal names the culprit and the way out."""
 
-import threading
-import weakref
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
 
-from jacobi import LookaheadError, TokenTree
-from lookahead.bare import bare_model
+from jacobi import LookaheadError
 from lookahead.cache import check_cache
 from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
-from lookahead.handover import PlainPasses, rope_settings
+from lookahead.handover import boundary, rope_settings
 from lookahead.model import place_builders, takes_positions
-from lookahead.seq2seq import forgets_padding, own_steps, stepwise
+from lookahead.self_test import chain_error, tree_error
+from lookahead.seq2seq import forgets_padding, own_steps
 
 Route = Literal["tree", "chain", "plain"]
 
 _ATTENTION = ("sdpa", "eager", "flex_attention")
 _RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
-
-# A model's verdicts live as long as the model and are stored nowhere else.
-_verdicts: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, torch.dtype, bool], str | None]]"
-_verdicts = weakref.WeakKeyDictionary()
-_verdicts_lock = threading.Lock()
 
 
 def check_mode(generation_config: GenerationConfig, assistant_model: Any = None) -> None:
@@ -53,20 +45,17 @@ def check_mode(generation_config: GenerationConfig, assistant_model: Any = None)
 
 
 def check_model(model: PreTrainedModel, attention: str | None = None) -> None:
-    """Refuse a model that cannot follow a tree, as far as its class and config tell.
+    """Refuse a model that cannot be decoded with lookahead, as far as its class and config tell.
 
     Args:
         model: the model.
         attention: the implementation that the call will use; None = the model's own.
 
     Raises:
-        LookaheadError: recurrent layers, no position_ids, or an attention without custom masks.
+        LookaheadError: an attention without custom masks where trees need them.
     """
-    why = no_tree(model)
-    if why is not None:
-        raise LookaheadError(f"{why}. Drop use_lookahead.")
     attention = attention or decoder_config(model)._attn_implementation
-    if attention not in _ATTENTION:
+    if attention not in _ATTENTION and no_tree(model) is None:
         raise LookaheadError(
             f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
             "Decode with Lookahead(attention='sdpa'), which switches for the call, call "
@@ -99,13 +88,22 @@ def no_tree(model: PreTrainedModel) -> str | None:
 
 
 def route(model: PreTrainedModel) -> tuple[Route, str | None]:
-    """How a model is decoded, as far as its class and config tell.
+    """How a model is decoded.
+
+    A model that no tree can pass may be tested with a few short passes the first time; the verdict is remembered for as
+    long as the model lives.
 
     Returns:
-        ``"tree"`` and None; or ``"plain"``, which means that lookahead cannot decode it, and why.
+        ``"tree"`` and None; ``"chain"`` (see :mod:`lookahead.chain`) and why it is not a tree; or ``"plain"``, which
+        means that transformers' own loop decodes it, and why it is not a chain either.
     """
     why = no_tree(model)
-    return ("tree", None) if why is None else ("plain", why)
+    if why is None:
+        return "tree", None
+    if is_seq2seq(model):
+        return "plain", why
+    error = chain_error(model)
+    return ("chain", why) if error is None else ("plain", f"{why}, and {error}")
 
 
 def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
@@ -133,7 +131,8 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
     position_ids = model_kwargs.get(f"{prefix}position_ids")
     prepare = "_prepare_position_ids_for_generation"
     own_axes = getattr(type(model), prepare, None) is not getattr(GenerationMixin, prepare)
-    if position_ids is not None and position_ids.ndim != 2 and not (own_axes and position_ids.ndim == 3):
+    axes = position_ids is not None and position_ids.ndim != 2 and not (own_axes and position_ids.ndim == 3)
+    if position_ids is not None and axes and no_tree(model) is None:
         raise LookaheadError(
             f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "
             "Drop use_lookahead for this model."
@@ -222,103 +221,31 @@ def depth_limit(model: PreTrainedModel) -> int | None:
     return None if any(rope_settings(decoder_config(model))) else position_table(model)
 
 
-def self_test(model: PreTrainedModel) -> None:
-    """Check once per model that it heeds tree masks and positions: a root with two branches against each branch alone.
+def change_within(
+    model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any], new_tokens: int
+) -> str | None:
+    """What changes in the model before a text is as long as asked for (see :mod:`lookahead.handover`); None = nothing.
 
-    The verdict is remembered for as long as the model lives, under its attention implementation and dtype.
+    Args:
+        model: a causal model.
+        input_ids: the prompt ``[batch, token]``.
+        model_kwargs: as ``generate`` prepared them.
+        new_tokens: how many tokens will follow at most.
+    """
+    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    embeds = model_kwargs.get("inputs_embeds")
+    length = max(part.shape[1] for part in (input_ids, embeds, mask) if part is not None)
+    last = length - 1 if positions is None else int(positions.max())
+    change = boundary(model, length, [last])
+    return None if change is None or change[0] >= length + new_tokens else change[1]
+
+
+def self_test(model: PreTrainedModel) -> None:
+    """Check once per model that it heeds tree masks and positions (:func:`lookahead.self_test.tree_error`).
 
     Raises:
         LookaheadError: the branches disturb each other.
     """
-    key = (str(decoder_config(model)._attn_implementation), model.dtype, model.training)
-    with _verdicts_lock:
-        known = _verdicts.setdefault(model, {})
-    if key not in known:
-        error, certain = _tree_error(model)
-        if not certain:
-            return
-        if error is None and not is_seq2seq(model):
-            error = _plain_error(model)
-        known[key] = error
-    if known[key] is not None:
-        raise LookaheadError(known[key])
-
-
-@torch.no_grad()
-def _tree_error(model: PreTrainedModel) -> tuple[str | None, bool]:
-    """What is wrong with the model's handling of a tree, if anything, and whether that can be told for certain."""
-    vocab = vocabulary(model)
-    word = [(7 + 13 * i) % vocab for i in range(8)]
-    prompt = torch.tensor([word[:4]] * 3, device=model.device)
-    left, right = word[5:8], [(token + 1) % vocab for token in word[5:7]]
-
-    name = type(model).__name__
-    try:
-        inputs: dict[str, Any] = {} if is_seq2seq(model) else {"attention_mask": torch.ones_like(prompt)}
-        with bare_model(model, prompt, 16, **inputs) as fused:
-            trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
-            both, *alone = fused.forward(trees).logits.float()
-        if is_seq2seq(model):  # whose positions are our own doing
-            alone = [stepwise(model, prompt[:1], tree.tokens) for tree in trees[1:]]
-    except (LookaheadError, torch.OutOfMemoryError):
-        raise
-    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError, AssertionError) as error:
-        message = f"{name} did not run a pass with a tree mask ({type(error).__name__}: {error})."
-        return f"{message} Drop use_lookahead for this model.", True
-    together = torch.cat([both[:4], both[:1], both[4:]])
-    apart = torch.cat([line[: len(tree)] for line, tree in zip(alone, trees[1:], strict=True)])
-    finite = together.isfinite() & apart.isfinite()  # a model may rule tokens out with -inf
-    if apart.isnan().any() or not finite.any():
-        return None, False  # decoding will name the step
-    difference = (together - apart)[finite].abs().max() / (apart[finite].std() + 1e-9)
-    allowed = max(1e-3, 32 * torch.finfo(model.dtype).eps)
-    if difference.item() <= allowed:
-        return None, True
-    reason = "model.eval() was not called, or " if model.training else ""
-    return (
-        f"{name} does not keep the branches of a tree apart: scores differ by {difference.item():.2g} of their spread, "
-        f"allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
-        "Drop use_lookahead for this model."
-    ), True
-
-
-@torch.no_grad()
-def _plain_error(model: PreTrainedModel) -> str | None:
-    """How a tree's path differs from transformers' own passes over the same tokens, if it does.
-
-    Two rows, the second padded on the left. A row whose numbers are not finite tells nothing.
-    """
-    vocab = vocabulary(model)
-    word = [(5 + 11 * i) % vocab for i in range(8)]
-    prompt = torch.tensor([word[:4]] * 2, device=model.device)
-    mask = torch.ones_like(prompt)
-    mask[1, 0] = 0
-    inputs: dict[str, Any] = {"attention_mask": mask}
-    if takes_positions(type(model).forward):
-        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
-    path, other = word[5:7], [(token + 1) % vocab for token in word[5:8]]
-    with bare_model(model, prompt, 16, **inputs) as fused:
-        fusing = fused.forward([TokenTree.from_paths(word[4], [other, path])] * 2).logits.float()
-    nodes = [0, len(other) + 1, len(other) + 2]
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    text = torch.cat([prompt, torch.tensor([word[4:5] + path] * 2, device=model.device)], dim=1)
-    try:
-        model(input_ids=prompt, past_key_values=cache, use_cache=True, **inputs)
-        plain = PlainPasses(model, cache, inputs, 1)
-        steps = [plain.forward(text[:, : 5 + step])[:, -1].float() for step in range(3)]
-    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError):
-        return None  # it needs more than a text; decoding will tell
-    allowed = max(1e-3, 32 * torch.finfo(model.dtype).eps)
-    for row, kind in enumerate(("", " in a row that is padded")):
-        ours, theirs = fusing[row, nodes], torch.stack([step[row] for step in steps])
-        finite = ours.isfinite() & theirs.isfinite()
-        if theirs.isnan().any() or not finite.any():
-            continue
-        difference = (ours - theirs)[finite].abs().max() / (theirs[finite].std() + 1e-9)
-        if difference.item() > allowed and not model.training:
-            return (
-                f"{type(model).__name__} says something else in a pass over a tree than in plain passes{kind}: scores "
-                f"differ by {difference.item():.2g} of their spread, allowed {allowed:.2g} (it prepares each of its "
-                "passes in a way of its own). Drop use_lookahead for this model."
-            )
-    return None
+    error = tree_error(model)
+    if error is not None:
+        raise LookaheadError(error)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError, TokenTree
 from lookahead import support
 from lookahead.bare import bare_model
+from lookahead.chain import ChainModel, bare_chain
 from lookahead.decoder import position_table, vocabulary
 from lookahead.model import FusedModel
 from lookahead.static import dynamic_reason
@@ -153,10 +154,14 @@ def sweep(
         The curve.
 
     Raises:
-        LookaheadError: the model cannot follow a tree.
+        LookaheadError: the model can follow neither a tree nor a chain.
     """
     support.check_model(model)
-    support.self_test(model)
+    route, reason = support.route(model)
+    if route == "plain":
+        raise LookaheadError(f"There are no passes to measure: {reason}. This model is decoded plainly.")
+    if route == "tree":
+        support.self_test(model)
     about = describe(model, batch, static)
     times = StepTimes(about=about)
     limit = position_table(model) or 1 << 30
@@ -169,13 +174,17 @@ def sweep(
                 report((done + share) / len(usable))
 
         prompt = torch.tensor([[(17 + 13 * place) % vocab for place in range(context)]] * batch, device=model.device)
-        with bare_model(model, prompt, max(nodes) + 1, static=static) as fused:
-            samples = _measure(
-                fused,
-                {count: [bushy_tree(count, vocab)] * batch for count in nodes},
-                seconds / len(usable),
-                tell,
-            )
+        if route == "chain":
+            chains = {
+                count: [TokenTree.chain(0, [node % vocab for node in range(1, count)])] * batch for count in nodes
+            }
+            with bare_chain(model, prompt) as chain:
+                chain.hold()
+                samples = _measure(chain, chains, seconds / len(usable), tell)
+        else:
+            trees = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
+            with bare_model(model, prompt, max(nodes) + 1, static=static) as fused:
+                samples = _measure(fused, trees, seconds / len(usable), tell)
         for count, taken in samples.items():
             times.put(count, context, statistics.median(taken))
     if report is not None:
@@ -186,7 +195,7 @@ def sweep(
 
 
 def _measure(
-    fused: FusedModel,
+    fused: FusedModel | ChainModel,
     trees: dict[int, list[TokenTree]],
     seconds: float,
     report: Callable[[float], None],

@@ -94,6 +94,7 @@ class LookaheadDrafter:
         pool_from_output: add every n-gram of the output.
         always_forward_one: shift the window by one a pass, however many tokens were accepted; otherwise by their
             number, with tokens drawn from the text so far at the right edge.
+        chain: draft one branch only: no window, and of the guesses the newest, continued.
     """
 
     def __init__(
@@ -109,9 +110,11 @@ class LookaheadDrafter:
         pool_from_prompt: bool,
         pool_from_output: bool,
         always_forward_one: bool,
+        chain: bool = False,
     ) -> None:
         self.pool = pool
         self._guesses = verification_set_size
+        self._chain = chain
         self._text = list(prompt)
         self._vocab_size = vocab_size
         self._rng = rng
@@ -119,9 +122,9 @@ class LookaheadDrafter:
         self._pool_from_output = pool_from_output
         if pool_from_prompt:
             pool.add_text(self._text)
-        self._window: JacobiWindow | None = JacobiWindow(
-            window_size, ngram_size, self._draw(max(0, window_size + ngram_size - 3))
-        )
+        self._window: JacobiWindow | None = None
+        if not chain:
+            self._window = JacobiWindow(window_size, ngram_size, self._draw(max(0, window_size + ngram_size - 3)))
         self._newest: list[int] = []
 
     def _draw(self, count: int) -> list[int]:
@@ -149,7 +152,7 @@ class LookaheadDrafter:
 
         Continuing lifts the limit of N tokens a pass where the text repeats, within the same budget of G(N-1) nodes.
         """
-        guesses = list(islice(self.pool.get(tree.tokens[0]), self._guesses))
+        guesses = list(islice(self.pool.get(tree.tokens[0]), 1 if self._chain else self._guesses))
         for guess in guesses:
             tree.extend(0, guess[:room])
         if not guesses:

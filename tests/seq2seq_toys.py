@@ -71,7 +71,9 @@ TREES: dict[str, tuple[str, dict[str, Any]]] = {
     "plbart": ("PLBartConfig", _BART),
     "switch_transformers": (
         "SwitchTransformersConfig",
-        _T5 | {"num_experts": 4, "expert_capacity": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+        _T5
+        | {"num_experts": 4, "expert_capacity": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+        | {"num_decoder_layers": 2},
     ),
     "t5": ("T5Config", _T5),
     "umt5": ("UMT5Config", _T5),

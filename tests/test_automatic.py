@@ -260,6 +260,42 @@ def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree:
     return seen
 
 
+def test_what_is_fed_again_counts_as_nodes() -> None:
+    """Sizes cost what they cost behind the tokens that are fed again; where those are dear, nothing is drafted."""
+    for slope, room in ((0.01, 17), (0.3, 1)):
+        times, again = curve(slope), [0]
+        planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=16)
+        planner.again = lambda again=again: again[0]  # type: ignore[misc]
+        planner.open(64)
+        assert len(planner.sizes[0]) == 17
+        again[0] = 5
+        planner.open(64)
+        assert len(planner.sizes[0]) == room
+        if room > 1:
+            assert planner.sizes[0][0] == pytest.approx(times.ms(6, 64))
+        again[0] = 0
+        planner.open(64)
+        assert len(planner.sizes[0]) == 17
+
+
+def test_a_draft_pays_for_what_is_fed_again() -> None:
+    """What passes fed again of late is added to every size but the first."""
+    times, again = curve(0.05), [0]
+    planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=16)
+    planner.again = lambda: again[0]
+    for fed in (0, 3) * 20:
+        again[0] = fed
+        planner.open(64)
+        step: Any = SimpleNamespace(trees=[range(4)], draft_ms=0.0, forward_ms=times.ms(4 + fed, 64), keep_ms=0.0)
+        planner.observe(step)
+    again[0] = 0
+    planner.open(64)
+    costs = planner.sizes[0]
+    assert costs[0] == pytest.approx(times.ms(1, 64))
+    three = times.ms(7, 64) - times.ms(4, 64)  # fed again after every second draft
+    assert 0.3 * three < costs[3] - times.ms(4, 64) < 0.7 * three
+
+
 def test_measuring_one_node_does_not_stop_the_drafts() -> None:
     """t(1) is measured now and then; with a window too, that is one pass and not all that follow."""
     seen = plan(curve(0.0), 800, lambda width: 1.0)

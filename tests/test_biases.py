@@ -100,7 +100,7 @@ def test_the_self_test_needs_the_places(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("falcon", "gpt_neo"):
         model = slot_counters()[name]
         monkeypatch.setattr("lookahead.support.place_builders", lambda model: ["none that work"])
-        with pytest.raises(LookaheadError, match="does not keep the branches of a tree apart"):
+        with pytest.raises(LookaheadError, match=r"the branches of a tree apart|did not run a pass with a tree"):
             model.generate(**prompts(1), max_new_tokens=8, use_lookahead=True)
 
 

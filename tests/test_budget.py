@@ -246,9 +246,11 @@ def grow(
     least: Sequence[float],
     room: int = 99,
     floor: float = 0.0,
+    *,
+    chain: bool = False,
 ) -> tuple[TokenTree, list[float]]:
     sources = [TableSource("one", table, [0.5] * len(rates))]
-    return BudgetedTree(sources, with_rates(sources, rates)).grow(7, room, times, least, floor)
+    return BudgetedTree(sources, with_rates(sources, rates), chain).grow(7, room, times, least, floor)
 
 
 def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
@@ -289,6 +291,24 @@ def test_values_fall_and_a_larger_tree_holds_the_smaller(
         assert all(len(path) <= room for path in grown)
         assert len(values) == len(tree) - 1 <= nodes
         before = grown
+
+
+@examples(60)
+@given(drafts(20), st.integers(0, 9), st.integers(0, 5))
+def test_a_chain_follows_the_likeliest_candidate(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, room: int
+) -> None:
+    known = chances(*draft)
+    tree, values = grow(*draft, *flat(1 + nodes), room=room, chain=True)
+    assert tree.parents == list(range(-1, len(tree) - 1))
+    assert len(values) == len(tree) - 1 <= min(nodes, room)
+    below: tuple[int, ...] = ()
+    for path in paths_of(tree):
+        assert path[:-1] == below
+        below = path
+        rivals = [known[other] for other in known if other[:-1] == path[:-1]]
+        assert known[path] == max(rivals)
+    assert len(tree) - 1 in (nodes, room) or not [other for other in known if other[:-1] == below]
 
 
 @examples(60)

@@ -13,11 +13,9 @@ import pytest
 import torch
 import transformers
 from conftest import (
-    F32,
     VOCAB,
     counting_model,
     fresh_model,
-    initialised,
     prompts,
     registries,
     run,
@@ -38,7 +36,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation.streamers import BaseStreamer
 
 import lookahead
-from lookahead import Jacobi, Lookahead, LookaheadError, load_model, support
+from lookahead import Jacobi, Lookahead, LookaheadError, load_model, self_test
 
 Passes = Callable[[Any], list[int]]
 
@@ -241,38 +239,6 @@ def test_attention_without_masks(name: str, passes: Passes) -> None:
     model = fresh_model("llama")
     model.config._attn_implementation_internal = name
     refused(passes, model, rf"{name.replace('|', '.')}' takes no custom mask: expected one of sdpa, eager")
-
-
-STATEFUL: dict[str, dict[str, Any]] = {
-    "MambaConfig": {"state_size": 4},
-    "Mamba2Config": {"state_size": 4, "num_heads": 4, "head_dim": 16, "n_groups": 1},
-    "RwkvConfig": {"attention_hidden_size": 32, "context_length": 64},
-    "Lfm2Config": _HEADS | {"layer_types": ["conv", "full_attention"]},
-    "FalconH1Config": _HEADS | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4},
-    "BambaConfig": _HEADS | {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4},
-    "JambaConfig": _HEADS
-    | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 1, "num_experts": 2}
-    | {"use_mamba_kernels": False},
-    "RecurrentGemmaConfig": _HEADS | {"num_hidden_layers": 3, "lru_width": 32},
-    "Qwen3NextConfig": _HEADS
-    | {"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 2}
-    | {"layer_types": ["linear_attention", "full_attention"]},
-}
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_recurrent_layers(name: str, passes: Passes) -> None:
-    """A state that runs through the tokens cannot branch; hybrids and convolutions neither."""
-    model = initialised(getattr(transformers, name)(**_SMALL | STATEFUL[name]), dtype=F32)
-    refused(passes, model, rf"{type(model).__name__} has .*a recurrent state cannot follow a tree. Drop use_lookahead")
-
-
-def test_no_position_ids(passes: Passes) -> None:
-    """Siblings must be able to share a position."""
-    config = transformers.CpmAntConfig(
-        vocab_size=VOCAB, hidden_size=32, num_attention_heads=4, dim_head=8, dim_ff=48, num_hidden_layers=1
-    )
-    refused(passes, initialised(config, dtype=F32), "CpmAntForCausalLM.forward takes no position_ids")
 
 
 # --- prompts -------------------------------------------------------------------------------------------------------
@@ -485,17 +451,17 @@ def test_the_self_test_draws_nothing() -> None:
 def test_verdicts_are_held_weakly() -> None:
     """A model that is gone leaves nothing behind, whichever way its verdict went."""
     gc.collect()
-    before = len(support._verdicts)
+    before = len(self_test._verdicts)
     good, bad = fresh_model("llama"), IgnoresMasks(tiny_model("llama").config).eval()
     good.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)
     with pytest.raises(LookaheadError):
         bad.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)
-    assert len(support._verdicts) == before + 2
+    assert len(self_test._verdicts) == before + 2
     watched = [weakref.ref(good), weakref.ref(bad)]
     del good, bad
     gc.collect()
     assert [ref() for ref in watched] == [None, None]
-    assert len(support._verdicts) == before
+    assert len(self_test._verdicts) == before
 
 
 def test_a_model_in_training_mode() -> None:

@@ -742,12 +742,13 @@ def test_broken_heads(value: float, passes: Callable[[Any], list[int]]) -> None:
     refused("The heads are broken: 1 of 1024 numbers of blocks.1.0", passes, model, lambda: Medusa(heads))
 
 
-def test_models_that_cannot_follow_a_tree() -> None:
-    """As for lookahead; and a model whose output layer cannot be reached."""
+def test_models_that_the_heads_cannot_help() -> None:
+    """A recurrent one is handed over, as for lookahead; and a model whose output layer cannot be reached."""
     sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
     model = MambaForCausalLM(MambaConfig(**sizes)).eval()
-    with pytest.raises(LookaheadError, match="recurrent state cannot follow a tree"):
-        model.generate(**prompts(1), lookahead_strategy=Medusa(HEADS), max_new_tokens=5)
+    settings = {"max_new_tokens": 5, "do_sample": False}
+    plain = model.generate(**prompts(1), **settings)
+    assert torch.equal(model.generate(**prompts(1), lookahead_strategy=Medusa(HEADS), **settings), plain)
     model = initialised(GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=4, n_positions=64))
     model.get_output_embeddings = lambda: None
     with pytest.raises(LookaheadError, match="The output layer of GPT2LMHeadModel cannot be reached"):

@@ -113,7 +113,7 @@ def test_static_passes_have_one_axis() -> None:
 
 def test_attention_for_one_call(passes: Passes) -> None:
     """A model with flash attention is decoded with another one, and has its own again afterwards."""
-    model = fresh_model("qwen2_mixed")
+    model = fresh_model("qwen2_mixed").float()  # eager attention makes NaN of padding in float64
     inputs = prompts(3)
     plain = run(model, inputs, max_new_tokens=20)[0]
     model.config._attn_implementation_internal = "flash_attention_2"
@@ -126,7 +126,12 @@ def test_attention_for_one_call(passes: Passes) -> None:
     ours = run(model, inputs, max_new_tokens=20, custom_generate=Lookahead(attention="sdpa"))[0]
     assert ours.tolist() == plain.tolist()
     with pytest.raises(LookaheadError, match="outside the vocabulary"):
-        run(model, {"input_ids": inputs["input_ids"] + VOCAB}, lookahead_strategy=Lookahead(attention="sdpa"))
+        run(
+            model,
+            {"input_ids": inputs["input_ids"] + VOCAB},
+            max_new_tokens=4,
+            lookahead_strategy=Lookahead(attention="sdpa"),
+        )
     assert model.config._attn_implementation == "flash_attention_2"
 
 
@@ -185,5 +190,5 @@ def test_tokens_that_are_quantised_together() -> None:
     for part in model.modules():
         if type(part) is torch.nn.Linear:
             part.__class__ = _CoupledLinear
-    with pytest.raises(LookaheadError, match="does not keep the branches of a tree apart"):
+    with pytest.raises(LookaheadError, match="says something else in a pass over a tree than in plain passes"):
         run(model, prompts(1), max_new_tokens=8, use_lookahead=True)

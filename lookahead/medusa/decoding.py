@@ -186,7 +186,8 @@ def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, i
 class Medusa(Budgeted):
     """Decoding with Medusa's heads (Cai et al., arXiv 2401.10774), which guess the tokens after the next one.
 
-    By default as published: a tree of fixed shape, filled from the heads' best candidates, is scored in one pass. With
+    By default as published: a tree of fixed shape, filled from the heads' best candidates, is scored in one pass (for
+    a model that can only be given one branch a pass, the chain of every head's best candidate). With
     ``sources`` it is the automatic mode of :class:`lookahead.Lookahead`, in which the heads are one source among
     others in a tree that is as large as pays.
 
@@ -344,6 +345,8 @@ class Medusa(Budgeted):
         hidden = HiddenStates(layer)
         _, vocab_size = output_sizes(call.model)
         tree = None if self.automatic else self.tree(vocab_size)
+        if tree is not None and call.rows[0].chain:
+            tree = ChoiceTree(tuple((0,) * depth for depth in range(1, heads.num_heads + 1)))
         most = min(_BEST, vocab_size) if tree is None else max(tree.candidates)
         candidates = HeadCandidates(heads, layer, hidden, most, len(call.rows))
         if tree is not None:

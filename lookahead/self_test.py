@@ -1,0 +1,200 @@
+"""Whether a model does with several tokens of a pass what it does with them one by one: tried, once per model."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from jacobi import LookaheadError, Path, TokenTree
+from lookahead.bare import bare_model
+from lookahead.chain import bare_chain
+from lookahead.decoder import decoder_config, is_seq2seq, vocabulary
+from lookahead.handover import PlainPasses
+from lookahead.model import takes_positions
+from lookahead.seq2seq import stepwise
+
+# A model's verdicts live as long as the model and are stored nowhere else.
+_verdicts: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], str | None]]"
+_verdicts = weakref.WeakKeyDictionary()
+_verdicts_lock = threading.Lock()
+
+
+def tree_error(model: PreTrainedModel) -> str | None:
+    """What is wrong with a model's handling of trees: masks, positions, plain decoding's own scores; None = nothing.
+
+    A root with two branches is compared with each branch alone, and with transformers' own passes.
+    """
+    return _remembered(model, "tree", _tree_verdict)
+
+
+def chain_error(model: PreTrainedModel) -> str | None:
+    """What is wrong with a model's way of continuing a cached state with several tokens; None = nothing."""
+    return _remembered(model, "chain", _chain_verdict)
+
+
+def _remembered(
+    model: PreTrainedModel, test: str, run: Callable[[PreTrainedModel], tuple[str | None, bool]]
+) -> str | None:
+    """The verdict of a test that is run once per model, attention implementation, dtype and device."""
+    key = (test, str(decoder_config(model)._attn_implementation), model.dtype, model.device.type, model.training)
+    with _verdicts_lock:
+        known = _verdicts.setdefault(model, {})
+    if key not in known:
+        error, certain = run(model)
+        if not certain:
+            return error
+        known[key] = error
+    return known[key]
+
+
+def _tree_verdict(model: PreTrainedModel) -> tuple[str | None, bool]:
+    error, certain = _branches_error(model)
+    if certain and error is None and not is_seq2seq(model):
+        error = _plain_error(model)
+    return error, certain
+
+
+@torch.no_grad()
+def _branches_error(model: PreTrainedModel) -> tuple[str | None, bool]:
+    """What is wrong with the model's handling of a tree, if anything, and whether that can be told for certain."""
+    vocab = vocabulary(model)
+    word = [(7 + 13 * i) % vocab for i in range(8)]
+    prompt = torch.tensor([word[:4]] * 3, device=model.device)
+    left, right = word[5:8], [(token + 1) % vocab for token in word[5:7]]
+
+    name = type(model).__name__
+    try:
+        inputs: dict[str, Any] = {} if is_seq2seq(model) else {"attention_mask": torch.ones_like(prompt)}
+        with bare_model(model, prompt, 16, **inputs) as fused:
+            trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
+            both, *alone = fused.forward(trees).logits.float()
+        if is_seq2seq(model):  # whose positions are our own doing
+            alone = [stepwise(model, prompt[:1], tree.tokens) for tree in trees[1:]]
+    except (LookaheadError, torch.OutOfMemoryError):
+        raise
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError, AssertionError) as error:
+        message = f"{name} did not run a pass with a tree mask ({type(error).__name__}: {error})."
+        return f"{message} Drop use_lookahead for this model.", True
+    together = torch.cat([both[:4], both[:1], both[4:]])
+    apart = torch.cat([line[: len(tree)] for line, tree in zip(alone, trees[1:], strict=True)])
+    if _untold(together, apart):
+        return None, False  # decoding will name the step
+    difference, allowed = _difference(together, apart, model.dtype)
+    if difference <= allowed:
+        return None, True
+    reason = "model.eval() was not called, or " if model.training else ""
+    return (
+        f"{name} does not keep the branches of a tree apart: scores differ by {difference:.2g} of their spread, "
+        f"allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
+        "Drop use_lookahead for this model."
+    ), True
+
+
+@torch.no_grad()
+def _plain_error(model: PreTrainedModel) -> str | None:
+    """How a tree's path differs from transformers' own passes over the same tokens, if it does.
+
+    Two rows, the second padded on the left. A row whose numbers are not finite tells nothing.
+    """
+    vocab = vocabulary(model)
+    word = [(5 + 11 * i) % vocab for i in range(8)]
+    prompt = torch.tensor([word[:4]] * 2, device=model.device)
+    mask = torch.ones_like(prompt)
+    mask[1, 0] = 0
+    inputs: dict[str, Any] = {"attention_mask": mask}
+    if takes_positions(type(model).forward):
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    path, other = word[5:7], [(token + 1) % vocab for token in word[5:8]]
+    with bare_model(model, prompt, 16, **inputs) as fused:
+        fusing = fused.forward([TokenTree.from_paths(word[4], [other, path])] * 2).logits.float()
+    nodes = [0, len(other) + 1, len(other) + 2]
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    text = torch.cat([prompt, torch.tensor([word[4:5] + path] * 2, device=model.device)], dim=1)
+    try:
+        model(input_ids=prompt, past_key_values=cache, use_cache=True, **inputs)
+        plain = PlainPasses(model, cache, inputs, 1)
+        steps = [plain.forward(text[:, : 5 + step])[:, -1].float() for step in range(3)]
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError):
+        return None  # it needs more than a text; decoding will tell
+    for row, kind in enumerate(("", " in a row that is padded")):
+        ours, theirs = fusing[row, nodes], torch.stack([step[row] for step in steps])
+        if _untold(ours, theirs):
+            continue
+        difference, allowed = _difference(ours, theirs, model.dtype)
+        if difference > allowed and not model.training:
+            return (
+                f"{type(model).__name__} says something else in a pass over a tree than in plain passes{kind}: scores "
+                f"differ by {difference:.2g} of their spread, allowed {allowed:.2g} (it prepares each of its "
+                "passes in a way of its own). Drop use_lookahead for this model."
+            )
+    return None
+
+
+def _untold(ours: Tensor, alone: Tensor) -> bool:
+    """Whether scores say nothing, because they are not numbers."""
+    return bool(alone.isnan().any()) or not bool((ours.isfinite() & alone.isfinite()).any())
+
+
+def _difference(ours: Tensor, alone: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """How far scores lie apart, as a share of their spread, and how far they may in this dtype."""
+    finite = ours.isfinite() & alone.isfinite()  # a model may rule tokens out with -inf
+    difference = (ours - alone)[finite].abs().max() / (alone[finite].std() + 1e-9)
+    return difference.item(), max(1e-3, 32 * torch.finfo(dtype).eps)
+
+
+@torch.no_grad()
+def _chain_verdict(model: PreTrainedModel) -> tuple[str | None, bool]:
+    """What is wrong with the model's way of continuing a state with several tokens, and whether that is certain.
+
+    A text is fed token by token; then in passes of which one is kept whole, one is cut short, one feeds again what was
+    accepted and is cut short, one is kept whole, and a last one follows on what that has left. Scores have to be the
+    same, and the states wherever a pass was kept whole.
+    """
+    vocab = vocabulary(model)
+    word = [(7 + 13 * i) % vocab for i in range(18)]
+    wrong = [(token + 1) % vocab for token in word]
+    prompt = torch.tensor([word[:6]], device=model.device)
+    drafts = [(6, 9, 9), (9, 11, 13), (11, 12, 14), (12, 16, 16), (16, 17, 17)]  # first token, first wrong one, end
+    try:
+        alone, states = [], []
+        with bare_chain(model, prompt) as chain:
+            for place in range(6, 17):
+                alone.append(chain.forward([TokenTree(word[place])]).logits[0].float())
+                chain.keep([Path([0], [0])])
+                if place + 1 in (9, 16, 17):
+                    states += chain.states()
+        ours, left = [], []
+        with bare_chain(model, prompt) as chain:
+            for first, right, end in drafts:
+                tokens = word[first:right] + wrong[right:end]
+                kept = right - first
+                logits = chain.forward([TokenTree.chain(tokens[0], tokens[1:])]).logits[0, :kept]
+                ours.append(logits.float())
+                chain.keep([Path(list(range(kept)), [0] * kept)])
+                if right == end:
+                    left += chain.states()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a model that is not made for it may fail in any way
+        return f"it does not continue a cached state with several tokens ({type(error).__name__}: {error})", True
+    together, apart = torch.cat(ours), torch.cat(alone)
+    if _untold(together, apart):
+        return None, False  # decoding will name the step
+    difference, allowed = _difference(together, apart, model.dtype)
+    # In a small part of a model a lost state may hardly show in the scores of so short a text.
+    for got, expected in zip(left, states, strict=True):
+        if got.shape != expected.shape:
+            return "several tokens leave a cached state of another shape than one by one", True
+        lost = (got - expected).abs().max() / (expected.abs().max() + 1e-9)
+        difference = max(difference, lost.item())
+    if difference <= allowed:
+        return None, True
+    return (
+        "several tokens that continue a cached state do not give what they give one by one: scores or states differ "
+        f"by {difference:.2g} of their spread, allowed {allowed:.2g}"
+    ), True
