@@ -23,10 +23,12 @@ class Path:
     Attributes:
         nodes: visited nodes, the root first; their keys and values become history.
         tokens: the token decided at each visited node, in order; the last one is the carried token.
+        distributions: the probabilities ``[vocab]`` from which each token was drawn; empty where none was.
     """
 
     nodes: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    distributions: list[Tensor] = field(default_factory=list)
 
 
 def walk(tree: TokenTree, choose: Callable[[int], int], stop: Callable[[int], bool]) -> Path:

@@ -11,12 +11,14 @@ from lookahead.sources.recycling import BEST
 from lookahead.step_times import StepTimes
 
 _REFRESH = 8  # passes that a computed curve serves
+_LONGEST_REFRESH = 64  # the same, while nothing is drafted
 _SINGLE_AFTER = (2, 8, 16)  # passes after which t(1) is measured, while it rests on none, one or two passes
 _SINGLE_EVERY = 256  # and once it is known
 _PROBE_FIRST, _PROBE_LAST = 32, 512  # plain passes between two trials of a small draft, while none seems to pay
 _PROBE_NODES = 4
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
-_RESTS_AFTER = 4  # plain passes after which only every so many-th still asks and feeds the sources' candidates
+_LEAST_GAIN = 1.03  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
+_RESTS = ((16, 8), (4, 4))  # after so many plain passes, only every so many-th still asks and feeds the sources
 _FADE = 0.9  # of what a batch's trees were worth, from pass to pass
 _COLUMN_GAIN = 0.004  # tokens a pass that a window column is taken to bring, before it has shown what it brings
 _COLUMN_PASSES = 256.0  # column-passes that this guess is worth
@@ -47,6 +49,7 @@ class Planner:
         single: this pass measures what one node costs, so nothing is to be drafted.
         sizes: for this pass, cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on.
         floor: least value of a candidate.
+        gain: least gain of speed for which anything is drafted.
         credited: accepted tokens by source.
         single_ms: what the passes observed so far would have taken with one node each, as far as is known.
         timed_ms: what they took.
@@ -98,12 +101,15 @@ class Planner:
         self.single = False
         self.sizes: tuple[Sequence[float], Sequence[float]] = ([1.0], [0.0])
         self.floor = _LEAST_VALUE
+        self.gain = 1.0
 
     @property
     def resting(self) -> bool:
         """Whether the pass is to cost nothing beside the model: most of them, while no draft pays."""
-        rests = self._quiet >= _RESTS_AFTER and self._quiet % _RESTS_AFTER > 0 and not self._probing
-        return rests and self._nodes is None
+        if self._probing or self._nodes is not None:
+            return False
+        every = next((every for quiet, every in _RESTS if self._quiet >= quiet), 1)
+        return self._quiet % every > 0
 
     @property
     def harvest(self) -> int:
@@ -124,7 +130,8 @@ class Planner:
         if self._nodes is not None:
             self._open_fixed(self._nodes)
             return
-        if not self._curve or self._passes - self._read_at >= _REFRESH or self._again != again:
+        serves = max(_REFRESH, min(self._quiet, _LONGEST_REFRESH))
+        if not self._curve or self._passes - self._read_at >= serves or self._again != again:
             self._read_curve()
         self._probing = self._quiet >= self._probe_after
         self.single = not self._probing and self._measure_single()
@@ -137,6 +144,7 @@ class Planner:
             self.sizes = self._curve[:1], [0.0]
         else:
             self.sizes = self._grown, self._least
+        self.gain = _LEAST_GAIN if self.sizes[0] is self._grown else 1.0
 
     def _open_fixed(self, nodes: int) -> None:
         """All nodes for the sources, but those that are worth more as columns of the window."""
@@ -171,7 +179,7 @@ class Planner:
         curve = self._curve
         count = min(self._most, 1 + round(self._drafted))
         expected = 1.0 + self._expected(count - 1)
-        best, chosen = expected / curve[count - 1], 0
+        best, chosen = _LEAST_GAIN * expected / curve[count - 1], 0
         for columns in _COLUMN_CHOICES:
             total = count + window_nodes(columns)
             if total > len(curve):
@@ -203,7 +211,7 @@ class Planner:
         if not self._worth:
             return 1 + _PROBE_NODES
         curve = self._grown
-        best, size, expected = 1.0 / curve[0], 1, 1.0
+        best, size, expected = _LEAST_GAIN / curve[0], 1, 1.0
         worth, calibration = self._worth, self._acceptance.calibration
         last = worth[-1] * len(worth)
         for count in range(1, len(curve)):
@@ -250,7 +258,7 @@ class Planner:
         self._times.add(self.bucket(fed), self._context, taken - step.draft_ms * (width == 1))
         if self._times.knows_single:
             self.timed_ms += taken
-            self.single_ms += self._times.ms(1, self._context)
+            self.single_ms += self._curve[0] if self._curve else self._times.ms(1, self._context)
         if self._again or self._again_ms:
             self._again_ms *= _AGAIN_FADE
             self._again_passes *= _AGAIN_FADE
@@ -334,7 +342,7 @@ class AutomaticDrafter:
         if self._rested:
             return TokenTree(self._root)
         times, least = planner.sizes
-        tree, self._values = self._budgeted.grow(self._root, room, times, least, planner.floor)
+        tree, self._values = self._budgeted.grow(self._root, room, times, least, planner.floor, planner.gain)
         self._columns = 0 if planner.single else planner.columns
         if self._window is not None and not planner.single:
             if self._columns and not self._asks_window:
@@ -351,7 +359,7 @@ class AutomaticDrafter:
                 source.start(self._prompt, successors)
             successors = None
         elif not self._rested:
-            credited = self._budgeted.learn(path, self._values)
+            credited = self._budgeted.learn(tree, path, self._values)
             if self._columns:  # what the trees' own candidates do not explain, the window's columns held
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
             refused = self._budgeted.asked and not self._values

@@ -12,6 +12,8 @@ from heapq import heappop, heappush
 from math import exp, log
 from typing import Any, Self
 
+from torch import Tensor
+
 from jacobi import LookaheadError, Path, TokenTree
 from lookahead.sources.base import Source
 
@@ -23,6 +25,7 @@ _LONGEST_STEP = 1.0  # of a weight in one trial
 _STRONGEST = 30.0
 _GAIN_TRIALS = 8.0  # accepted tokens that the calibration's prior is worth
 _GAIN_HORIZON = 60.0
+_KNOWN_CHANCES = 3.0  # times what a pass tells whose tokens were drawn from known chances: luck has no part in it
 
 
 Offered = Mapping[int, Sequence[int]]  # the candidates of a node: token to the slots of those who propose it
@@ -75,22 +78,26 @@ class Acceptance:
         every = 1.0 + sum(odds)
         return [each / every for each in odds]
 
-    def count(self, offered: Offered, token: int) -> None:
-        """Take in which token was right at a node: a step uphill in its log-likelihood.
+    def count(self, offered: Offered, truth: Sequence[float]) -> None:
+        """Take in how right the candidates of a node were: a step uphill in the log-likelihood.
 
         Each weight moves by the error over the information it has gathered (a diagonal Newton step), shared among the
         candidate's weights.
+
+        Args:
+            offered: the candidates.
+            truth: for each of them the probability with which the model draws it; of an argmax that is 1 or 0.
         """
         weights, information = self.weights, self._information
-        for (candidate, slots), chance in zip(offered.items(), self.chances(offered), strict=True):
-            error = ((candidate == token) - chance) / len(slots)
+        for slots, chance, share in zip(offered.values(), self.chances(offered), truth, strict=True):
+            error = (share - chance) / len(slots)
             gained = chance * (1.0 - chance)
             for slot in slots:
                 known = information[slot] = min(_MOST_INFORMATION, information[slot] + gained)
                 weights[slot] += max(-_LONGEST_STEP, min(_LONGEST_STEP, error / known))
 
-    def count_tree(self, expected: float, accepted: int) -> None:
-        """Take in how many drafted tokens a pass was expected to keep, and how many it kept."""
+    def count_tree(self, expected: float, accepted: float) -> None:
+        """Take in how many drafted tokens a pass was expected to keep, and how many it kept, or was going to."""
         self._expected += expected
         self._accepted += accepted
         if self._expected > _GAIN_HORIZON:
@@ -138,7 +145,13 @@ class BudgetedTree:
         return bool(self._offered and self._offered[0])
 
     def grow(
-        self, root: int, room: int, times: Sequence[float], least: Sequence[float], floor: float = 0.0
+        self,
+        root: int,
+        room: int,
+        times: Sequence[float],
+        least: Sequence[float],
+        floor: float = 0.0,
+        gain: float = 1.0,
     ) -> tuple[TokenTree, list[float]]:
         """Grow a tree that writes the most tokens per unit of time.
 
@@ -150,6 +163,7 @@ class BudgetedTree:
             least: for each size, the least extra cost of a node with which any larger one can be reached (see
                 :func:`least_slopes`).
             floor: candidates of less value than this are left out.
+            gain: how many times as many tokens in a unit of time any tree has to be expected to write as none would.
 
         Returns:
             The tree, and the value of each node but the root in order: chances of being visited, falling.
@@ -165,7 +179,7 @@ class BudgetedTree:
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value, node, order = 1.0, 0, 0
         expected = 1.0
-        best, best_count = expected / times[0], 1
+        best, best_count = gain * expected / times[0], 1
         while True:
             candidates: Offered = {}
             worth = max(floor, best * cheapest / calibration)
@@ -200,10 +214,14 @@ class BudgetedTree:
         self._offered = offered[:best_count]
         return tree, values
 
-    def learn(self, path: Path, values: Sequence[float]) -> list[str]:
+    def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last.
 
+        Where tokens were drawn, what is learnt is not which token came but how likely the candidates were: the same on
+        average, without the luck of the draw.
+
         Args:
+            tree: as it was scored.
             path: as verified.
             values: as :meth:`grow` returned them; empty where nothing was drafted.
 
@@ -211,22 +229,35 @@ class BudgetedTree:
             The source credited with each accepted token.
         """
         acceptance, offered = self._acceptance, self._offered
-        expected = sum(values)
-        if not values:  # nothing was drafted: what could have been says how far the estimates can be believed
-            expected = sum(acceptance.chances(offered[0]))
         names, owners = acceptance.names, self._owners
         credited = []
         known = len(offered)
         accepted = len(path.tokens) - 1
+        expected, right = sum(values), 0.0
         for place, (node, token) in enumerate(zip(path.nodes, path.tokens, strict=True)):
             if node >= known:
                 break
-            acceptance.count(offered[node], token)
-            if place < accepted and token in offered[node]:
-                credited.append(names[owners[offered[node][token][0]]])
-        hits = len(credited) if values else path.tokens[0] in offered[0]
-        acceptance.count_tree(expected, hits)
+            candidates = offered[node]
+            truth = _truth(candidates, token, path.distributions[place] if path.distributions else None)
+            if not values:  # nothing was drafted: what could have been says how far the estimates can be believed
+                expected, right = sum(acceptance.chances(candidates)), sum(truth)
+            else:
+                drafted = tree.children[node]
+                right += sum(share for candidate, share in zip(candidates, truth, strict=True) if candidate in drafted)
+            acceptance.count(candidates, truth)
+            if place < accepted and token in candidates:
+                credited.append(names[owners[candidates[token][0]]])
+        weight = _KNOWN_CHANCES if path.distributions else 1.0
+        acceptance.count_tree(weight * expected, weight * right)
         return credited
+
+
+def _truth(candidates: Iterable[int], token: int, distribution: Tensor | None) -> list[float]:
+    """How likely each candidate was to be the next token, which was ``token``."""
+    if distribution is None:
+        return [float(candidate == token) for candidate in candidates]
+    chances: list[float] = distribution[list(candidates)].tolist()
+    return chances
 
 
 def _votes(proposals: Iterable[tuple[int, Sequence[tuple[int, int]]]]) -> dict[int, list[int]]:

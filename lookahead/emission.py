@@ -180,7 +180,10 @@ class Emission:
                 return greedy[node]
 
             return walk(tree, choose, stop)
-        return walk(tree, lambda node: self._choose(row, tree, node, scores), stop)
+        drawn_from: list[Tensor] = []
+        path = walk(tree, lambda node: self._choose(row, tree, node, scores, drawn_from), stop)
+        path.distributions = drawn_from
+        return path
 
     def _walk_in_step(
         self, rows: Sequence[int], trees: Sequence[TokenTree], scores: Scores, paths: Sequence[Path]
@@ -198,6 +201,8 @@ class Emission:
             if self._sample:
                 chosen = torch.nn.functional.softmax(processed, dim=-1)
                 self._check_probabilities(chosen, at)
+                for row, line in zip(at, chosen, strict=True):
+                    paths[row].distributions.append(line)
                 chosen = chosen / torch.stack([self._noise_line(row, chosen) for row in at])
             for place, (row, token) in enumerate(zip(at, chosen.argmax(-1).tolist(), strict=True)):
                 self._record(row, processed[place], raw[place])
@@ -273,12 +278,13 @@ class Emission:
         lead = max(1, min(_MOST_LEAD, _MOST_NOISE_BYTES // line_bytes))
         return len(self.written[row]) - slowest >= lead
 
-    def _choose(self, row: int, tree: TokenTree, node: int, scores: Scores) -> int:
+    def _choose(self, row: int, tree: TokenTree, node: int, scores: Scores, drawn_from: list[Tensor]) -> int:
         self._checked(scores, row, node)
         processed = self._process(row, scores.logits[row, node])
         if not self._sample:
             return int(processed.argmax(-1))
         probabilities = torch.nn.functional.softmax(processed, dim=-1)
+        drawn_from.append(probabilities[0])
         if self._rejection:
             return reject(probabilities[0], list(tree.children[node]))
         if self.batch == 1:
@@ -320,7 +326,7 @@ class Emission:
             at = torch.tensor(nodes, device=scores.logits.device)
             raw = scores.logits[rows, at].to(copy=True, dtype=torch.float32, device=self._text.device)
             processed = self._processors(self._text.prefixes(), raw)
-            tokens = self._choose_together(trees, nodes, processed)
+            tokens = self._choose_together(trees, nodes, processed, paths)
             for row, token in enumerate(tokens):
                 paths[row].nodes.append(nodes[row])
                 paths[row].tokens.append(token)
@@ -339,11 +345,15 @@ class Emission:
                 return paths
             nodes = [child for child in children if child is not None]
 
-    def _choose_together(self, trees: Sequence[TokenTree], nodes: Sequence[int], processed: Tensor) -> list[int]:
+    def _choose_together(
+        self, trees: Sequence[TokenTree], nodes: Sequence[int], processed: Tensor, paths: Sequence[Path]
+    ) -> list[int]:
         if not self._sample:
             tokens = processed.argmax(-1).tolist()
         else:
             probabilities = torch.nn.functional.softmax(processed, dim=-1)
+            for path, line in zip(paths, probabilities, strict=True):
+                path.distributions.append(line)
             if self._rejection:
                 tokens = [
                     reject(line, list(tree.children[node]))

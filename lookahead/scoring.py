@@ -9,7 +9,8 @@ from torch import Tensor
 from jacobi import LEVEL_STEPS, Scores, Successors
 
 _CHUNK = 128  # vocabulary entries whose maximum is taken first
-_SMALL = 1 << 18  # passes with fewer scores than this are searched in one go
+_SMALL = 1 << 19  # passes with fewer scores than this are searched in one go
+_SMALL_ARGMAX = 1 << 22  # the same, where only the highest is looked for
 
 _T = TypeVar("_T")
 
@@ -28,7 +29,7 @@ def score(logits: Tensor, best: int = 0) -> Scores:
     if best <= 0 or vocab == 1:
         greedy, broken = _argmax(lines)
         return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes))
-    values, tokens = (_highest_by_chunks if _large(lines) else _highest)(lines, min(best, vocab))
+    values, tokens = (_highest_by_chunks if _large(lines, _SMALL) else _highest)(lines, min(best, vocab))
     with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
         gaps = values[:, :1] - values
     gaps[:, 0] = gaps[:, 1] if values.shape[1] > 1 else 0.0
@@ -44,9 +45,9 @@ def score(logits: Tensor, best: int = 0) -> Scores:
     return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes), successors)
 
 
-def _large(lines: Tensor) -> bool:
+def _large(lines: Tensor, small: int) -> bool:
     """Whether searching by chunks pays."""
-    return lines.device.type == "cpu" and lines.numel() >= _SMALL and lines.shape[-1] > 2 * _CHUNK
+    return lines.device.type == "cpu" and lines.numel() >= small and lines.shape[-1] > 2 * _CHUNK
 
 
 def _by_row(flat: list[_T], nodes: int) -> list[list[_T]]:
@@ -59,9 +60,13 @@ def _pairs(lines: list[int], nodes: int) -> frozenset[tuple[int, int]]:
 
 def _argmax(lines: Tensor) -> tuple[list[int], list[int]]:
     """Argmax of each line, the lower id of equal ones, and the lines that hold NaN."""
-    if _large(lines):
+    if _large(lines, _SMALL_ARGMAX):
         values, tokens = _highest_by_chunks(lines, 1)
         return tokens[:, 0].tolist(), np.nonzero(np.isnan(values[:, 0]))[0].tolist()
+    if lines.device.type == "cpu":  # NumPy's argmax is several times faster than torch's here
+        numbers = lines.detach().float().numpy()
+        order = numbers.argmax(1)
+        return order.tolist(), np.nonzero(np.isnan(numbers[np.arange(len(order)), order]))[0].tolist()
     vocab = lines.shape[-1]
     highest, first = lines.max(-1)  # NaN counts as the highest
     marked = torch.where(highest.isnan(), first + vocab, first).tolist()
@@ -72,17 +77,14 @@ def _argmax(lines: Tensor) -> tuple[list[int], list[int]]:
 
 def _highest(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The ``count`` highest entries of each line and their ids, in one transfer; the first is the argmax."""
-    values, ids = lines.float().topk(count, dim=-1)
     if lines.device.type == "cpu":
-        numbers, order = values.numpy(), ids.numpy()
-        if count > 1 and not (numbers[:, 0] == numbers[:, 1]).any():
-            return numbers, order
-        argmax = lines.max(-1).indices.numpy()
-    else:  # integers and floats of 32 bits travel in one tensor
-        argmax_there = lines.max(-1).indices
-        packed = torch.cat([argmax_there[:, None].int(), ids.int(), values.view(torch.int32)], dim=1).cpu().numpy()
-        argmax, order = packed[:, 0], packed[:, 1 : 1 + count].copy()
-        numbers = np.ascontiguousarray(packed[:, 1 + count :]).view(np.float32)
+        return _take_highest(lines.detach().to(torch.float32, copy=True).numpy(), count)
+    values, ids = lines.float().topk(count, dim=-1)
+    argmax_there = lines.max(-1).indices
+    # Integers and floats of 32 bits travel in one tensor.
+    packed = torch.cat([argmax_there[:, None].int(), ids.int(), values.view(torch.int32)], dim=1).cpu().numpy()
+    argmax, order = packed[:, 0], packed[:, 1 : 1 + count].copy()
+    numbers = np.ascontiguousarray(packed[:, 1 + count :]).view(np.float32)
     for line in np.nonzero(order[:, 0] != argmax)[0]:  # topk orders equal entries as it likes
         rest = [token for token in order[line] if token != argmax[line]]
         order[line] = [argmax[line], *rest][:count]
@@ -115,13 +117,17 @@ def _highest_by_chunks(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarra
 
 
 def _take_highest(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``count`` highest of each line and their places, by repeated argmax; ``values`` is used up."""
-    lines = np.arange(len(values))
-    highest = np.empty((len(values), count), values.dtype)
-    places = np.empty((len(values), count), np.int64)
+    """The ``count`` highest of each line and their places, by repeated argmax; ``values`` is used up.
+
+    NaN counts as the highest, and of equal entries the first.
+    """
+    flat, starts = values.reshape(-1), np.arange(0, values.size, values.shape[1])
+    highest = np.empty((count, len(values)), values.dtype)
+    places = np.empty((count, len(values)), np.int64)
     for rank in range(count):
         at = values.argmax(1)
-        places[:, rank] = at
-        highest[:, rank] = values[lines, at]
-        values[lines, at] = -np.inf
-    return highest, places
+        places[rank] = at
+        at += starts
+        highest[rank] = flat[at]
+        flat[at] = -np.inf
+    return highest.T, places.T

@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from toy import examples, seeded
@@ -55,6 +56,11 @@ def with_rates(sources: Sequence[Any], rates: Sequence[float]) -> Acceptance:
 
 def logit(rate: float) -> float:
     return math.log(rate / (1 - rate))
+
+
+def count(acceptance: Acceptance, offered: dict[int, list[int]], token: int) -> None:
+    """Let ``token`` have been right."""
+    acceptance.count(offered, [float(candidate == token) for candidate in offered])
 
 
 def lone(acceptance: Acceptance, slot: int) -> float:
@@ -111,7 +117,7 @@ def test_a_trial_moves_the_estimate_towards_what_was_right(prior: float, trials:
     others = acceptance.weights[1:]
     for right in trials:
         before = lone(acceptance, 0)
-        acceptance.count({1: [0]}, 1 if right else 9)
+        count(acceptance, {1: [0]}, 1 if right else 9)
         assert (lone(acceptance, 0) > before) == right
     assert acceptance.weights[1:] == others, "of this slot only"
 
@@ -121,10 +127,10 @@ def test_old_trials_fade(right: bool) -> None:
     """After thousands of one kind, hundreds of the other turn the estimate round."""
     acceptance = Acceptance([source(0.5)])
     for _ in range(5000):
-        acceptance.count({1: [0]}, 1 if right else 9)
+        count(acceptance, {1: [0]}, 1 if right else 9)
     assert abs(lone(acceptance, 0) - right) < 0.02
     for _ in range(800):
-        acceptance.count({1: [0]}, 9 if right else 1)
+        count(acceptance, {1: [0]}, 9 if right else 1)
     assert abs(lone(acceptance, 0) - (not right)) < 0.15
 
 
@@ -133,7 +139,7 @@ def test_old_trials_fade(right: bool) -> None:
 def test_estimates_come_near_the_truth(seed: int, truth: float) -> None:
     acceptance, rng = Acceptance([source(0.5)]), seeded(seed)
     for _ in range(2000):
-        acceptance.count({1: [0]}, 1 if rng.random() < truth else 9)
+        count(acceptance, {1: [0]}, 1 if rng.random() < truth else 9)
     assert abs(lone(acceptance, 0) - truth) < 0.2
 
 
@@ -144,7 +150,7 @@ def test_who_is_right_in_a_dispute_is_learnt(seed: int) -> None:
     acceptance, rng = Acceptance([source(0.8), source(0.2, name="two")]), seeded(seed)
     for _ in range(2000):
         draw = rng.random()
-        acceptance.count({1: [0], 2: [SLOTS]}, 1 if draw < 0.2 else 2 if draw < 0.8 else 9)
+        count(acceptance, {1: [0], 2: [SLOTS]}, 1 if draw < 0.2 else 2 if draw < 0.8 else 9)
     chances = acceptance.chances({1: [0], 2: [SLOTS]})
     assert chances == pytest.approx([0.2, 0.6], abs=0.2)
     assert chances[1] > chances[0]
@@ -153,8 +159,8 @@ def test_who_is_right_in_a_dispute_is_learnt(seed: int) -> None:
 def test_weights_stay_finite() -> None:
     acceptance = Acceptance([source(0.999999), source(1e-6, name="two")])
     for _ in range(3000):
-        acceptance.count({1: [0, SLOTS + 1]}, 1)
-        acceptance.count({2: [SLOTS]}, 9)
+        count(acceptance, {1: [0, SLOTS + 1]}, 1)
+        count(acceptance, {2: [SLOTS]}, 9)
     assert all(map(math.isfinite, acceptance.weights))
     assert 0.0 <= lone(acceptance, SLOTS) < lone(acceptance, 0) <= 1.0
 
@@ -191,14 +197,14 @@ def test_calibration_follows_the_ratio_of_late(share: float) -> None:
 def test_a_copy_goes_on_separately() -> None:
     first = Acceptance([source(0.5), source(0.3, name="two")])
     for _ in range(10):
-        first.count({1: [0]}, 1)
+        count(first, {1: [0]}, 1)
         first.count_tree(3.0, 1)
     second = first.copy(0.5)
     assert second.weights == first.weights
     assert second.calibration == 0.5
     weights, calibration = list(first.weights), first.calibration
     for _ in range(5):
-        second.count({1: [0], 2: [3]}, 2)
+        count(second, {1: [0], 2: [3]}, 2)
         second.count_tree(1.0, 4)
     assert first.weights == weights
     assert first.calibration == calibration
@@ -422,7 +428,7 @@ def test_agreement_is_one_candidate_credited_to_the_first() -> None:
     expected = acceptance.chances({1: [0], 2: [0, SLOTS + 1, 2 * SLOTS + 1], 3: [SLOTS, 2 * SLOTS + 1]})
     assert [tree.tokens[1:][values.index(value)] for value in sorted(values)] == [1, 3, 2]
     assert sorted(values) == pytest.approx(sorted(expected))
-    assert trees.learn(Path([0, tree.children[0][2]], [2, 9]), values) == ["one"]
+    assert trees.learn(tree, Path([0, tree.children[0][2]], [2, 9]), values) == ["one"]
 
 
 def test_only_used_sources_are_asked() -> None:
@@ -433,7 +439,7 @@ def test_only_used_sources_are_asked() -> None:
     tree, values = trees.grow(7, 9, *flat(9))
     assert tree.tokens == [7, 2, 3]
     assert not one.asked
-    assert trees.learn(Path([0, 1, 2], [2, 3, 4]), values) == ["two", "two"]
+    assert trees.learn(tree, Path([0, 1, 2], [2, 3, 4]), values) == ["two", "two"]
 
 
 # --- learning ----------------------------------------------------------------------------------------------------
@@ -444,14 +450,15 @@ class Counted(Acceptance):
 
     def __init__(self, sources: Sequence[Any]) -> None:
         super().__init__(sources)
-        self.nodes: list[tuple[dict[int, list[int]], int]] = []
-        self.trees: list[tuple[float, int]] = []
+        self.nodes: list[tuple[dict[int, list[int]], int | None]] = []  # candidates, and which of them was right
+        self.trees: list[tuple[float, float]] = []
 
-    def count(self, offered: Any, token: int) -> None:
-        self.nodes.append((dict(offered), token))
-        super().count(offered, token)
+    def count(self, offered: Any, truth: Sequence[float]) -> None:
+        right = next((token for token, share in zip(offered, truth, strict=True) if share), None)
+        self.nodes.append((dict(offered), right))
+        super().count(offered, truth)
 
-    def count_tree(self, expected: float, accepted: int) -> None:
+    def count_tree(self, expected: float, accepted: float) -> None:
         self.trees.append((expected, accepted))
         super().count_tree(expected, accepted)
 
@@ -475,12 +482,12 @@ def test_only_visited_nodes_are_counted() -> None:
     tree, values = trees.grow(7, 9, *flat(20))
     two = tree.children[0][2]
     five = tree.children[two][5]
-    credited = trees.learn(Path([0, two, five], [2, 5, 9]), values)
+    credited = trees.learn(tree, Path([0, two, five], [2, 5, 9]), values)
     assert credited == ["one", "one"]
     assert acceptance.nodes == [
         (slots((1, 0), (2, 1), (3, 2)), 2),
         (slots((4, 0), (5, 1)), 5),
-        (slots((6, 3)), 9),
+        (slots((6, 3)), None),
     ]
     assert acceptance.trees == [(pytest.approx(sum(values)), 2)]
 
@@ -490,7 +497,7 @@ def test_a_carried_token_that_was_offered_is_right_but_not_credited() -> None:
     trees, acceptance = counted()
     tree, values = trees.grow(7, 9, *flat(2))
     assert tree.tokens == [7, 1]
-    assert trees.learn(Path([0], [3]), values) == []
+    assert trees.learn(tree, Path([0], [3]), values) == []
     assert acceptance.nodes == [(slots((1, 0), (2, 1), (3, 2)), 3)]
     assert acceptance.trees == [(pytest.approx(sum(values)), 0)]
 
@@ -501,21 +508,41 @@ def test_nothing_drafted_still_tells_how_far_estimates_hold() -> None:
     assert len(tree) == 1
     odds = 0.5 / 0.5 + 0.4 / 0.6 + 0.3 / 0.7
     right = odds / (1 + odds)
-    assert trees.learn(Path([0], [2]), values) == []
+    assert trees.learn(tree, Path([0], [2]), values) == []
     assert acceptance.trees == [(pytest.approx(right), 1)]
     trees, acceptance = counted()
     trees.grow(7, 9, [1.0], [float("inf")])
-    trees.learn(Path([0], [9]), [])
+    trees.learn(tree, Path([0], [9]), [])
     assert acceptance.trees == [(pytest.approx(right), 0)]
+
+
+def test_known_chances_are_learnt_instead_of_the_draw() -> None:
+    """What a token was drawn from says more than the token: whichever comes, the same is learnt."""
+    told = []
+    for token in (1, 2, 9):
+        trees, acceptance = counted()
+        tree, values = trees.grow(7, 1, *flat(3))
+        assert tree.tokens == [7, 1, 2]
+        distribution = torch.zeros(16)
+        distribution[[1, 2, 3, 9]] = torch.tensor([0.1, 0.2, 0.4, 0.3])
+        path = Path([0], [token], [distribution])
+        if token != 9:
+            leaf = torch.full((16,), 1 / 16)
+            path = Path([0, tree.children[0][token]], [token, 5], [distribution, leaf])
+        assert trees.learn(tree, path, values) == ["one"] * (token != 9)
+        told.append((acceptance.weights[0], acceptance.weights[2 * SLOTS]))
+        (expected, right) = acceptance.trees[0]
+        assert right / expected == pytest.approx(0.3 / sum(values)), "of the drafted ones"
+    assert told[0] == told[1] == told[2]
 
 
 def test_no_candidates_teach_nothing() -> None:
     sources = [TableSource("one", {})]
     acceptance = Counted(sources)
     trees = BudgetedTree(sources, acceptance)
-    _, values = trees.grow(7, 9, *flat(5))
+    tree, values = trees.grow(7, 9, *flat(5))
     weights, calibration = list(acceptance.weights), acceptance.calibration
-    assert trees.learn(Path([0], [3]), values) == []
+    assert trees.learn(tree, Path([0], [3]), values) == []
     assert acceptance.weights == weights
     assert acceptance.calibration == calibration
 
@@ -529,8 +556,8 @@ def test_nodes_of_others_are_not_taken_for_its_own() -> None:
     tree, values = trees.grow(7, 9, curve, least_slopes(curve))
     assert tree.tokens == [7], "a node was tried, and did not pay"
     other = tree.add(0, 8)
-    assert trees.learn(Path([0, other], [8, 2]), values) == []
-    assert acceptance.nodes == [(slots((1, 0)), 8)]
+    assert trees.learn(tree, Path([0, other], [8, 2]), values) == []
+    assert acceptance.nodes == [(slots((1, 0)), None)]
 
 
 @examples(60)
@@ -550,12 +577,13 @@ def test_learning_a_random_walk(
         above = tuple(tree.tokens[at] for at in tree.path(node)[1:])
         token = rng.choice([*tree.children[node], 99, *(token for token, _ in table.get(above, []))])
         path.tokens.append(token)
-        expected.append((slots(*table.get(above, [])), token))
+        offered = slots(*table.get(above, []))
+        expected.append((offered, token if token in offered else None))
         if token not in tree.children[node]:
             break
         node = tree.children[node][token]
     before = copy.deepcopy(tree.tokens)
-    assert trees.learn(path, values) == ["one"] * (len(path.tokens) - 1)
+    assert trees.learn(tree, path, values) == ["one"] * (len(path.tokens) - 1)
     assert tree.tokens == before
     # A tree that is full is not asked for candidates below its last node.
     assert acceptance.nodes[:-1] == expected[:-1]

@@ -1,6 +1,7 @@
 """From logits to argmaxes and best next tokens: always torch's argmax, whatever the size, dtype or ties."""
 
 import warnings
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from torch import Tensor
 from toy import examples
 
 from jacobi import LEVEL_STEPS, LEVELS
-from lookahead.scoring import _SMALL, score
+from lookahead import scoring
+from lookahead.scoring import score
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 DTYPES = [F32, F64, BF16, F16]
 LARGE = 4096 + 37
+_LARGE = 1 << 18  # scores from which these tests search by chunks
 # batch, nodes, vocabulary; the last three are searched by chunks
 SHAPES = [
     (1, 1, 2),
@@ -81,6 +84,15 @@ def check(logits: Tensor, best: int) -> None:
             assert levels == [sum(gap >= step for step in LEVEL_STEPS) for gap in gaps]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def large_from_here() -> Iterator[None]:
+    """Some shapes are searched by chunks, the others in one go."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "_SMALL", _LARGE)
+        patch.setattr(scoring, "_SMALL_ARGMAX", _LARGE)
+        yield
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["random", "wide", "ties", "constant"])
@@ -109,7 +121,7 @@ def test_the_best_one_alone_of_equal_ones() -> None:
 
 def test_shapes_reach_both_ways() -> None:
     sizes = [batch * nodes * vocab for batch, nodes, vocab in SHAPES]
-    assert sum(size >= _SMALL for size in sizes) == 3
+    assert sum(size >= _LARGE for size in sizes) == 3
 
 
 @examples(60)

@@ -52,6 +52,7 @@ def test_lookahead_defaults() -> None:
     assert given == Lookahead(ngram_size=5) == Lookahead(verification_set_size=7)
     assert not given.automatic and Lookahead().automatic
     assert dataclasses.asdict(given) == {
+        "attention": None,
         "window_size": 7,
         "ngram_size": 5,
         "verification_set_size": 7,
@@ -72,6 +73,7 @@ def test_lookahead_defaults() -> None:
 
 def test_jacobi_defaults() -> None:
     assert dataclasses.asdict(Jacobi()) == {
+        "attention": None,
         "mode": "sliding",
         "block_size": 16,
         "initial_guess": "text",
