@@ -1,4 +1,4 @@
-"""The model that comes with the package, and loading any other from a folder."""
+"""The model and the Medusa heads that come with the package, and loading any other model from a folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from jacobi import LookaheadError
 
 BUNDLED = Path(__file__).parent / "assets" / "tiny-coder"
+BUNDLED_HEADS = Path(__file__).parent / "assets" / "tiny-coder-medusa"  # Medusa's heads for it, and their tree
 
 
 def load_bundled(

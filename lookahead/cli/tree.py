@@ -15,6 +15,7 @@ from rich.table import Table
 
 from jacobi import LookaheadError
 from lookahead import tuning
+from lookahead.bundled import BUNDLED_HEADS
 from lookahead.cli import common
 from lookahead.cli.drawing import draw, drawing
 from lookahead.cli.tune import read_prompts
@@ -69,7 +70,10 @@ class _Budget:
 
 
 def tree(
-    heads: Annotated[str, typer.Option(metavar="DIR", help="Folder of the heads, in any published format.")],
+    heads: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of the heads, in any published format. Default: the bundled model's."),
+    ] = None,
     model: common.ModelOption = None,
     prompts: Annotated[
         Path | None,
@@ -95,6 +99,12 @@ def tree(
     """Grow the tree of Medusa's candidates that is expected to write the most, from the heads' accuracies on texts."""
     texts = common.PROMPTS if prompts is None else read_prompts(prompts)
     _check_files(output, picture)
+    if heads is None:
+        if model is not None:
+            raise LookaheadError(
+                f"--model {model} needs --heads: expected the folder of heads that were trained for it."
+            )
+        heads = str(BUNDLED_HEADS)
     if not Path(heads).expanduser().exists() and heads.count("/") != 1:  # one slash may be a name on the hub
         raise LookaheadError(f"--heads {heads} does not exist: expected a folder of Medusa heads.")
     loaded, tokenizer = common.load(model, dtype, device)
