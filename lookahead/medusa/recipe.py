@@ -282,7 +282,8 @@ def _card(evaluation: Evaluation, settings: TrainingSettings) -> str:
         f"{settings.method}, {training['steps']} of {training['planned_steps']} planned steps of "
         f"{settings.batch_size * settings.accumulate} examples of up to {settings.block_size} tokens, "
         f"{training['seconds'] / 60:.1f} minutes on {training['device']}; {training['tokens']:,} tokens in "
-        f"{training['items']:,} items.",
+        f"{training['items']:,} items."
+        + (" They are the model's own answers (self-distillation)." if settings.distil else ""),
         "",
         "## Accuracy",
         "",
