@@ -101,7 +101,8 @@ class Emission:
         self.together = self.batch > 1 and (in_lockstep or not (row_wise and uniform))
         self._direct = not (self._sample or processors or self.scores is not None or self.logits is not None)
         in_step = self.batch > 1 and not (self.together or self._rejection or self._direct)
-        self._in_step = in_step and processor_kinds <= PREFIX_FREE
+        self._prefix_free = processor_kinds <= PREFIX_FREE
+        self._in_step = in_step and self._prefix_free
         self._nan_is_fine = processors_module.InfNanRemoveLogitsProcessor in processor_kinds
 
     @property
@@ -302,7 +303,8 @@ class Emission:
 
     def _process(self, row: int, logits: Tensor) -> Tensor:
         raw = logits[None].to(copy=True, dtype=torch.float32, device=self._text.device)
-        processed = self._row_processors[row](self._text.prefix(row), raw)
+        prefix = raw.new_zeros((1, 1), dtype=torch.long) if self._prefix_free else self._text.prefix(row)
+        processed = self._row_processors[row](prefix, raw)
         self._record(row, processed[0], raw[0])
         return processed
 

@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from jacobi import LookaheadError, Path, Scores, TokenTree, longest
 from lookahead.emission import Emission
-from lookahead.rowwise import PREFIX_FREE, ROW_PROCESSORS, ROW_RULES, STATEFUL
+from lookahead.rowwise import ROW_PROCESSORS, ROW_RULES, STATEFUL
 
 
 class LossyEmission(Emission):
@@ -45,7 +45,6 @@ class LossyEmission(Emission):
         self._rule = rule
         self._sample = self.together = False
         kinds = {type(processor) for processor in processors}
-        self._prefix_free = kinds <= PREFIX_FREE
         for kind in kinds & STATEFUL:
             raise LookaheadError(
                 f"Lossy acceptance asks processors along several candidate texts, and {kind.__name__} remembers the "
