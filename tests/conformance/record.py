@@ -17,11 +17,11 @@ DOCUMENT = ROOT / "docs" / "models.md"
 
 _INTRODUCTION = """# Models
 
-Every causal and every encoder-decoder family of transformers {version}, as `make conformance` finds it: a tiny random model of each is made from
-its config, judged, and compared with plain `generate`: greedy and seeded sampling, alone and in a batch padded on the
-left, texts longer than the sliding window, a second turn from the first one's cache, drafts from the model's own text,
-from windows of several sizes and from the automatic mode. This page is made from that run by
-`tests/conformance/record.py`.
+Every causal and every encoder-decoder family of transformers {version}, as `make conformance` finds it: a tiny random
+model of each is made from its config, judged, and compared with plain `generate`: greedy and seeded sampling, alone and
+in a batch padded on the left, texts longer than the sliding window, a second turn from the first one's cache, drafts
+from the model's own text, from windows of several sizes and from the automatic mode. This page is made from that
+run by `tests/conformance/record.py`.
 
 | route | families | meaning |
 |---|---|---|
