@@ -283,6 +283,11 @@ def augmented() -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
+    """See :func:`letters_tokenizer`."""
+    return letters_tokenizer()
+
+
+def letters_tokenizer() -> PreTrainedTokenizerFast:
     """Letters and some pairs of them: 0 pads, 1 is ``a`` and so on; ``counting_model`` writes ``abcdefgabc...``."""
     letters = [*map(chr, range(ord("a"), ord("z") + 1)), "\u0120"]  # a space, as byte-level BPE writes it
     pairs = list(pairwise(letters[7:]))

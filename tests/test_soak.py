@@ -41,10 +41,10 @@ def _measured() -> tuple[int, int, int]:
 def test_a_hundred_thousand_tokens() -> None:
     """Greedy and sampled, automatic and fixed, trees and chains, texts of all lengths."""
     models: list[tuple[Any, int]] = [
-        (fresh_model("llama"), 12),
-        (counting_model(), 12),
-        (fresh_model("mistral"), 8),
-        (counting_hybrid("lfm2"), 2),
+        (fresh_model("llama"), 24),
+        (counting_model(), 24),
+        (fresh_model("mistral"), 12),
+        (counting_hybrid("lfm2"), 4),
     ]
     rng = random.Random(0)
     written, call, marks = 0, 0, []
@@ -66,7 +66,7 @@ def test_a_hundred_thousand_tokens() -> None:
         if written >= (len(marks) + 1) * TOKENS // 4:
             marks.append(_measured())
     (first, objects, tensors), (last, objects_after, tensors_after) = marks[0], marks[-1]
-    assert call > 100
+    assert call > 50
     assert last - first < 32 * 2**20, f"resident memory grew by {(last - first) >> 20} MiB"
     assert objects_after - objects < 0.05 * objects, f"{objects_after - objects} more objects than after a quarter"
     assert tensors_after - tensors < 2**20, f"tensors hold {tensors_after - tensors} bytes more"
