@@ -21,7 +21,7 @@ setup(
     packages=["jacobi", "lookahead", "lookahead.cli", "lookahead.medusa", "lookahead.sources"],
     package_data={
         "jacobi": ["py.typed"],
-        "lookahead": ["py.typed", "assets/tiny-coder/*", "assets/tiny-coder-medusa/*"],
+        "lookahead": ["py.typed", "assets/routes.json", "assets/tiny-coder/*", "assets/tiny-coder-medusa/*"],
         "lookahead.medusa": ["presets.json"],
     },
     install_requires=[

@@ -26,9 +26,11 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from jacobi import LookaheadError, Path, Scores, TokenTree
 from lookahead.attention import fused_pass
+from lookahead.biases import placed
 from lookahead.hidden import HiddenStates
 from lookahead.model import prompt_scores
 from lookahead.scoring import score
+from lookahead.time_steps import CONTINUING, bounded_scans
 
 _CUT_LAYERS = ("DynamicLayer", "LinearAttentionAndFullAttentionLayer")  # all keys are there: the last can be cut off
 _MOST_AGAIN = 64  # tokens fed again in one pass at most; the next pass then drafts nothing
@@ -226,6 +228,7 @@ class ChainModel:
         self.harvest = harvest
         self.route_reason = reason
         self.fed_again = 0
+        self._scans = bounded_scans(model)
         self._started = False
         self._croppable = False
         self._live = True  # the cache ends with the last kept token, and not before or behind it
@@ -303,7 +306,7 @@ class ChainModel:
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
         if self._hidden is not None:
             self._hidden.expect()
-        with fused_pass() if len(tokens[0]) > 1 else nullcontext():
+        with fused_pass() if len(tokens[0]) > 1 else nullcontext(), placed(self._scans, lambda: CONTINUING):
             logits = self._model(**inputs, return_dict=True).logits
         if self._hidden is not None:
             self._hidden.put(self._hidden.take(logits)[:, -scored:])
@@ -420,12 +423,19 @@ def chain_cache(model: PreTrainedModel, given: Cache | None) -> Cache:
 
 
 @contextmanager
-def bare_chain(model: PreTrainedModel, prompt: Tensor) -> Iterator[ChainModel]:
-    """A view of ``model`` outside of ``generate``, with all of ``prompt`` ``[batch, token]`` in its history."""
-    batch, count = prompt.shape
-    kwargs: dict[str, Any] = {"attention_mask": torch.ones_like(prompt)}
+def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None) -> Iterator[ChainModel]:
+    """A view of ``model`` outside of ``generate``, with all of ``prompt`` ``[batch, token]`` in its history.
+
+    Args:
+        model: a causal model.
+        prompt: ``[batch, token]``.
+        mask: 0 for padding on the left, ``[batch, token]``; None = there is none.
+    """
+    batch = prompt.shape[0]
+    mask = torch.ones_like(prompt) if mask is None else mask
+    kwargs: dict[str, Any] = {"attention_mask": mask}
     if "position_ids" in _arguments(type(model).forward):
-        kwargs["position_ids"] = torch.arange(count, device=prompt.device)[None].expand(batch, -1)
+        kwargs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
     chain = ChainModel(model, chain_cache(model, None), prompt, GenerationConfig(), kwargs)
     chain.prefill()
     chain.keep([Path([0], [0])] * batch)

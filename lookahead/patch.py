@@ -16,6 +16,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from jacobi import LookaheadError
 from lookahead import support
 from lookahead.generate import generate
+from lookahead.privates import check_privates
 from lookahead.strategies import strategy_from
 
 _FIELDS = ("use_lookahead", "lookahead_strategy")
@@ -95,17 +96,12 @@ def augment_all() -> None:
     Safe to call twice. Calls without ``use_lookahead`` run transformers' own code, untouched.
 
     Raises:
-        LookaheadError: this transformers has no method of the name that is replaced.
+        LookaheadError: something inside transformers that is relied on is missing or called in another way.
     """
     with _lock:
-        if GenerationMixin._sample is _sample:
+        if getattr(GenerationMixin, "_sample", None) is _sample:
             return
-        missing = [name for name in (*_DISPATCHERS, "_prefill") if not hasattr(GenerationMixin, name)]
-        if missing:
-            raise LookaheadError(
-                f"This transformers has no GenerationMixin.{missing[0]}: expected a version from 5.20 up, below 6. "
-                "custom_generate=Lookahead(...) may still work."
-            )
+        check_privates()
         for name, dispatcher in _DISPATCHERS.items():
             _originals[name] = getattr(GenerationMixin, name)
             dispatcher.lookahead_original = _originals[name]  # type: ignore[attr-defined]

@@ -188,16 +188,24 @@ def same_as_plain(
     settings = {"return_dict_in_generate": True, "do_sample": False} | settings
     plain, plain_state = run(model, inputs, **settings)
     output, state = run(model, inputs, use_lookahead=True, lookahead_strategy=strategy, **settings)
-    assert output.sequences.tolist() == plain.sequences.tolist()
-    assert output.sequences.dtype == plain.sequences.dtype
+    same_outputs((output, state), (plain, plain_state), model.dtype, tolerance)
+    return output
+
+
+def same_outputs(
+    ours: tuple[Any, Tensor], plain: tuple[Any, Tensor], dtype: torch.dtype, tolerance: float | None = None
+) -> None:
+    """Assert that two runs, as :func:`run` returns them, wrote and drew the same, and left the same."""
+    (output, state), (expected, plain_state) = ours, plain
+    assert output.sequences.tolist() == expected.sequences.tolist()
+    assert output.sequences.dtype == expected.sequences.dtype
     assert torch.equal(state, plain_state)
     if tolerance is None:
-        tolerance = 1e-9 if model.dtype is F64 else 2e-2 if model.dtype.itemsize == 2 else 1e-4
+        tolerance = 1e-9 if dtype is F64 else 2e-2 if dtype.itemsize == 2 else 1e-4
     for kind in ("scores", "logits"):
         # Logits are float32 whatever the model is.
-        same_tensors(getattr(output, kind), getattr(plain, kind), max(tolerance, 1e-5))
-    same_caches(output.past_key_values, plain.past_key_values, tolerance)
-    return output
+        same_tensors(getattr(output, kind), getattr(expected, kind), max(tolerance, 1e-5))
+    same_caches(output.get("past_key_values"), expected.get("past_key_values"), tolerance)
 
 
 def same_tensors(ours: tuple[Tensor, ...] | None, plain: tuple[Tensor, ...] | None, tolerance: float) -> None:
@@ -220,8 +228,16 @@ def same_caches(ours: Any, plain: Any, tolerance: float) -> None:
         same_caches(ours.cross_attention_cache, plain.cross_attention_cache, tolerance)
         return
     assert [type(layer) for layer in ours.layers] == [type(layer) for layer in plain.layers]
-    assert [layer.is_initialized for layer in ours.layers] == [layer.is_initialized for layer in plain.layers]
     for got, expected in zip(ours.layers, plain.layers, strict=True):
+        for name in ("conv_states", "recurrent_states"):
+            for index, theirs in getattr(expected, name, {}).items():
+                mine = getattr(got, name)[index]
+                assert (mine is None) == (theirs is None)
+                if theirs is not None:
+                    torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
+        if not hasattr(expected, "keys"):  # a layer of states alone
+            continue
+        assert got.is_initialized == expected.is_initialized
         if not expected.is_initialized or expected.keys is None:  # a layer that keeps nothing
             continue
         length = int(expected.get_seq_length())
@@ -267,6 +283,11 @@ def augmented() -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
+    """See :func:`letters_tokenizer`."""
+    return letters_tokenizer()
+
+
+def letters_tokenizer() -> PreTrainedTokenizerFast:
     """Letters and some pairs of them: 0 pads, 1 is ``a`` and so on; ``counting_model`` writes ``abcdefgabc...``."""
     letters = [*map(chr, range(ord("a"), ord("z") + 1)), "\u0120"]  # a space, as byte-level BPE writes it
     pairs = list(pairwise(letters[7:]))

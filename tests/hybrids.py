@@ -86,6 +86,19 @@ CHAIN: dict[str, tuple[str, dict[str, Any]]] = {
         "Mamba2Config",
         _SIZES | {"state_size": 8, "num_heads": 4, "head_dim": 24, "n_groups": 1, "chunk_size": 16},
     ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {key: value for key, value in _DENSE.items() if key != "num_hidden_layers"}
+        | {"layers_block_type": ["mamba", "attention"], "head_dim": 8, "ssm_state_size": 8, "mamba_num_heads": 4}
+        | {"mamba_head_dim": 24, "n_groups": 1, "chunk_size": 16, "use_mamba_kernels": False, "pad_token_id": 0},
+    ),
+    "zamba2": (
+        "Zamba2Config",
+        _DENSE
+        | _HYBRID
+        | {"mamba_d_state": 8, "n_mamba_heads": 4, "chunk_size": 16, "adapter_rank": 4}
+        | {"pad_token_id": 0},
+    ),
     "zaya": (
         "ZayaConfig",
         _MOE
@@ -113,19 +126,6 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "zamba": (
         "ZambaConfig",
         _DENSE | _HYBRID | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0},
-    ),
-    "zamba2": (
-        "Zamba2Config",
-        _DENSE
-        | _HYBRID
-        | {"mamba_d_state": 8, "n_mamba_heads": 4, "chunk_size": 16, "adapter_rank": 4}
-        | {"pad_token_id": 0},
-    ),
-    "nemotron_h": (
-        "NemotronHConfig",
-        {key: value for key, value in _DENSE.items() if key != "num_hidden_layers"}
-        | {"layers_block_type": ["mamba", "attention"], "head_dim": 8, "ssm_state_size": 8, "mamba_num_heads": 4}
-        | {"mamba_head_dim": 24, "n_groups": 1, "chunk_size": 16, "use_mamba_kernels": False, "pad_token_id": 0},
     ),
     "recurrent_gemma": (
         "RecurrentGemmaConfig",

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from conftest import run
+from torch import Tensor
 
 from jacobi import Drafter, Path, Successors, TokenTree
 from lookahead.strategy import RowContext, Strategy
 
 
 class KnownDrafter:
-    """Drafts what the row is going to say, to a depth of its choice, among branches of nonsense."""
+    """Drafts what the row is going to say, to a depth of its choice, among branches of nonsense or before some."""
 
     def __init__(self, text: Sequence[int], row: RowContext) -> None:
         self._text = list(text)
@@ -23,6 +24,9 @@ class KnownDrafter:
 
     def draft(self, room: int) -> TokenTree:
         right = self._text[self._written : self._written + min(room, self._rng.choice([0, 1, 2, 4, 7]))]
+        if self._row.chain:
+            wrong = [self._rng.randrange(self._row.vocab_size) for _ in range(self._rng.choice([0, 1, 3]))]
+            return TokenTree.chain(self._root, (right + wrong)[:room])
         paths: list[list[int]] = []
         for depth in range(len(right) + 1):
             wrong = [self._rng.randrange(self._row.vocab_size) for _ in range(self._rng.choice([0, 1, 3]))]
@@ -48,5 +52,9 @@ class Known(Strategy):
 
 def known(model: Any, inputs: dict[str, Any], **settings: Any) -> Known:
     """A strategy that knows what plain decoding writes."""
-    text = run(model, inputs, **settings)[0]
-    return Known(texts=tuple(tuple(row) for row in text[:, inputs["input_ids"].shape[1] :].tolist()))
+    return knowing(run(model, inputs, **settings)[0], inputs["input_ids"].shape[1])
+
+
+def knowing(text: Tensor, start: int) -> Known:
+    """A strategy that knows ``text`` ``[batch, token]``, of which the first ``start`` tokens are given."""
+    return Known(texts=tuple(tuple(row) for row in text[:, start:].tolist()))

@@ -1,6 +1,7 @@
 """The command line on a tiny random Llama: every command, every exit status, every message."""
 
 import dataclasses
+import importlib
 import json
 import re
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hybrids import hybrid
+from seq2seq_toys import seq2seq_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -24,6 +27,7 @@ from typer.testing import CliRunner
 from lookahead import DecodingStats, Lookahead, StepTimes, bundled
 from lookahead.cli import app, common
 from lookahead.cli.demo import FREE, coloured
+from lookahead.record import recorded_version
 
 PROMPT = "def add(a, b):"
 
@@ -554,4 +558,43 @@ def test_support(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
     result = CliRunner().invoke(app, ["support", "--model", str(tmp_path)])
     assert result.exit_code == 2
-    assert "cannot be read as a causal model" in result.stderr
+    assert "cannot be read as a model that writes text" in result.stderr
+
+
+def _supported(config: Any, tmp_path: Path) -> tuple[int, dict[str, Any]]:
+    config.save_pretrained(tmp_path)
+    result = CliRunner().invoke(app, ["support", "--model", str(tmp_path), "--json"])
+    return result.exit_code, json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "route", "architecture"),
+    [("qwen3_next", "chain", "Qwen3NextForCausalLM"), ("jamba", "plain", "JambaForCausalLM")],
+)
+def test_support_of_a_recurrent_config(name: str, route: str, architecture: str, tmp_path: Path) -> None:
+    """No state can be continued without weights: what was found for the class has the say."""
+    status, facts = _supported(hybrid(name).config, tmp_path)
+    assert (status, facts["route"], facts["kind"]) == (int(route == "plain"), route, "causal")
+    assert "a recurrent state cannot follow a tree" in facts["reason"]
+    assert "meta" not in facts["reason"]
+    assert f"the conformance record of transformers {recorded_version()} for {architecture}" in facts["checked"]
+
+
+def test_support_of_a_config_that_is_not_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is claimed where nothing is known."""
+    monkeypatch.setattr(importlib.import_module("lookahead.cli.support"), "recorded", lambda _: [])
+    status, facts = _supported(hybrid("lfm2").config, tmp_path)
+    assert (status, facts["route"]) == (0, "unknown")
+    assert "does not have this class, and there are no weights for the self-test" in facts["checked"]
+
+
+def test_support_of_an_encoder_decoder(tmp_path: Path) -> None:
+    """With weights and without."""
+    model = seq2seq_model("bart")
+    status, facts = _supported(model.config, tmp_path)
+    assert (status, facts["model"], facts["kind"]) == (0, "BartForConditionalGeneration", "encoder-decoder")
+    assert (facts["route"], facts["limits"]) == ("tree", "64 positions of the decoder (a learned table)")
+    assert "conformance record" in facts["checked"]
+    model.save_pretrained(tmp_path)
+    status, facts = _supported(model.config, tmp_path)
+    assert (status, facts["route"], facts["checked"]) == (0, "tree", "class, config and self-test")

@@ -9,13 +9,15 @@ import transformers
 import typer
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, DynamicCache, PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead import support as checks
 from lookahead.bundled import load_weights
 from lookahead.cli import common
+from lookahead.decoder import decoder_config, is_seq2seq
 from lookahead.handover import index_limit, position_limit
+from lookahead.record import recorded, recorded_version
 
 
 def support(
@@ -29,8 +31,8 @@ def support(
 ) -> None:
     """Print whether lookahead can decode a model, by which route, and why: exit status 1 if it cannot.
 
-    With weights, the self-test is run. From a config alone, the model is made without weights, and only what its class
-    and config tell is checked.
+    With weights, the self-test is run. From a config alone, the model is made without weights: what its class and
+    config tell is checked, and the rest is what the conformance run found for its class.
     """
     loaded, weights = _load(model, dtype, device)
     facts = _facts(loaded, weights)
@@ -52,31 +54,30 @@ def _load(source: str, dtype: common.DtypeName, device: str) -> tuple[PreTrained
     path = Path(source).expanduser()
     folder = path.parent if path.name == "config.json" else path
     patterns = ("*.safetensors", "*.bin", "*.gguf")
-    if path.is_dir() and any(next(path.glob(pattern), None) is not None for pattern in patterns):
-        with common.no_bars(), Console(stderr=True).status("Loading the model"):
-            return load_weights(path, dtype=getattr(torch, dtype), device=device), True
+    weights = path.is_dir() and any(next(path.glob(pattern), None) is not None for pattern in patterns)
     if not path.exists() and source.count("/") != 1:
         raise LookaheadError(f"--model {source} does not exist: expected a model's folder, or a config.json.")
     try:
         config = AutoConfig.from_pretrained(folder if path.exists() else source)
-        named: Any = getattr(transformers, (config.architectures or [""])[0] or "AutoModelForCausalLM", None)
+        named: Any = getattr(transformers, (config.architectures or [""])[0] or "AutoModel", None)
+        own = hasattr(named, "_from_config") and hasattr(named, "generate")
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        if weights and not config.is_encoder_decoder:
+            with common.no_bars(), Console(stderr=True).status("Loading the model"):
+                return load_weights(path, dtype=getattr(torch, dtype), device=device), True
+        if weights:
+            loader = named if own else auto
+            return loader.from_pretrained(path, dtype=getattr(torch, dtype)).to(device).eval(), True
         with torch.device("meta"):
-            if hasattr(named, "_from_config") and hasattr(named, "generate"):
-                return named._from_config(config), False
-            return AutoModelForCausalLM.from_config(config), False
+            return (named._from_config(config) if own else auto.from_config(config)), False
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise LookaheadError(f"--model {source} cannot be read as a causal model: {error}") from error
+        raise LookaheadError(f"--model {source} cannot be read as a model that writes text: {error}") from error
 
 
 def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
-    config = model.config.get_text_config()
-    route, reason = checks.verdict(model) if weights else checks.route(model)
-    attention = config._attn_implementation
-    if route == "tree" and not weights:
-        try:
-            checks.check_model(model)
-        except LookaheadError as error:
-            route, reason = "plain", str(error)
+    config = decoder_config(model)
+    verdict = (*checks.verdict(model), "class, config and self-test") if weights else _recorded_verdict(model)
+    route, reason, checked = verdict
     limits = []
     rope = position_limit(model)
     if rope is not None:
@@ -84,14 +85,38 @@ def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
     if index_limit(model) is not None:
         limits.append(f"plain passes past {index_limit(model)} tokens (attention leaves out some)")
     if checks.depth_limit(model) is not None:
-        limits.append(f"{checks.depth_limit(model)} positions (a learned table)")
+        whose = "positions of the decoder" if is_seq2seq(model) else "positions"
+        limits.append(f"{checks.depth_limit(model)} {whose} (a learned table)")
     layers = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers})
     return {
         "model": type(model).__name__,
+        "kind": "encoder-decoder" if is_seq2seq(model) else "causal",
         "route": route,
         "reason": reason,
-        "attention": attention,
+        "attention": config._attn_implementation,
         "cache_layers": ", ".join(layers) or "DynamicLayer",
         "limits": "; ".join(limits) or None,
-        "checked": "class, config and self-test" if weights else "class and config (no weights for the self-test)",
+        "checked": checked,
     }
+
+
+def _recorded_verdict(model: PreTrainedModel) -> tuple[str, str | None, str]:
+    """Route, reason and what they rest on, for a model without weights: class and config, and the class's record."""
+    reason = checks.no_tree(model)
+    try:
+        checks.check_model(model)
+    except LookaheadError as error:
+        return "plain", str(error), "class and config"
+    found = recorded(model)
+    version = f"the conformance record of transformers {recorded_version()}"
+    if not found:
+        route = "tree" if reason is None else "plain" if is_seq2seq(model) else "unknown"
+        missing = f"class and config; {version} does not have this class"
+        return route, reason, f"{missing}, and there are no weights for the self-test"
+    record = f"class and config (no weights for the self-test), and {version} for {found[0]['architecture']}"
+    routes = {entry["route"]: entry.get("reason") for entry in found}
+    for route in ("plain", "chain", "tree"):
+        if route in routes and (reason is None or route != "tree"):
+            return route, reason if route == "chain" and reason else routes[route], record
+    # This config has layers that the recorded one does not.
+    return "unknown", reason, f"{record}, whose config could follow trees"

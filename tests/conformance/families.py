@@ -1,17 +1,20 @@
-"""Tiny random models of every causal family that transformers knows, from its own mapping and default configs."""
+"""Tiny random models of every family that transformers knows, from its own mappings and default configs."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import seq2seq_toys
 import torch
 import transformers
+from conftest import prompts, run
+from torch import Tensor
 from transformers import PretrainedConfig
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCAB = 64
 OVERRIDES: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "overrides.json").read_text())
@@ -41,18 +44,40 @@ _ALWAYS = {"head_dim": 8, "num_key_value_heads": 2}  # where the default None me
 _LAYERS = re.compile(r"num_hidden_layers|n_layers?|num_layers|decoder_layers")
 
 
+Inputs = Callable[[int], dict[str, Tensor]]  # a batch size, and what a batch of that size reads
+_MAPPINGS = {
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "causal",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "encoder-decoder",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES": "encoder-decoder",
+}
+_TOYS = {"encoder-decoder": "bert2bert"} | {name: name for name in seq2seq_toys.TREES}
+
+
 @dataclass(frozen=True)
 class Family:
-    """One entry of transformers' causal mapping: a model type and the class it names."""
+    """One entry of transformers' mappings: a model type, the class it names, and what the mapping is of."""
 
     name: str
     architecture: str
+    kind: str
+
+    @property
+    def key(self) -> str:
+        """Stands for the family in the record; a model type may be in several mappings."""
+        return f"{self.name}-{self.architecture}"
 
 
-FAMILIES = [
-    Family(name, classes if isinstance(classes, str) else classes[0])
-    for name, classes in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
-]
+def _families() -> Iterator[Family]:
+    seen = set()
+    for mapping, kind in _MAPPINGS.items():
+        for name, classes in sorted(getattr(modeling_auto, mapping).items()):
+            family = Family(name, classes if isinstance(classes, str) else classes[0], kind)
+            if family.key not in seen:
+                seen.add(family.key)
+                yield family
+
+
+FAMILIES = list(_families())
 
 
 def _tiny_list(name: str, value: list[Any], layers: int, default_layers: int | None) -> list[Any]:
@@ -115,25 +140,38 @@ def tiny_fields(config: PretrainedConfig, layers: int = 2, *, derived: bool = Tr
     return fields
 
 
+def _changed(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Fields with some of them changed, those of configs inside too; "derived" ones are left to the class."""
+    fields = dict(fields)
+    for name, value in changes.items():
+        old = fields.get(name)
+        fields[name] = _changed(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
+    return {name: value for name, value in fields.items() if value != "derived"}
+
+
 def _configs(family: Family) -> Iterator[PretrainedConfig]:
     """Small configs of the family, the one with the most default fields first."""
+    if family.kind == "encoder-decoder" and family.name in _TOYS:
+        yield seq2seq_toys.config_of(_TOYS[family.name])
+        return
     kind = CONFIG_MAPPING[family.name]
     changes = dict(OVERRIDES.get(family.name, {}))
     layers = changes.pop("_layers", 2)
+    part = changes.pop("_part", None)
+    bare = changes.pop("_bare", False)
+    failed = None
     for derived in (True, False):
-        fields = tiny_fields(kind(), layers, derived=derived)
-        for name, value in changes.items():
-            old = fields.get(name)
-            fields[name] = old | value if isinstance(value, dict) and isinstance(old, dict) else value
-        fields = {name: value for name, value in fields.items() if value != "derived"}
+        fields = _changed({} if bare else tiny_fields(kind(), layers, derived=derived), changes)
         try:
             config = kind(**fields)
         except Exception as error:
             failed = error
             continue
+        if part is not None:
+            config = getattr(config, part)
         yield config
-        text = config.get_text_config()
-        if text is not config:  # the class may be the text model's alone
+        text = None if part is not None else config.get_text_config()
+        if text is not None and text is not config:  # the class may be the text model's alone
             yield text
         failed = None
     if failed is not None:
@@ -157,11 +195,69 @@ def build(family: Family, seed: int = 0, attention: str | None = None) -> Any:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             try:
-                model = kind._from_config(config, attn_implementation=attention).eval()
-                with torch.no_grad():
-                    model(input_ids=torch.arange(1, 9)[None])
+                make = getattr(kind, "_from_config", None) or kind
+                model = make(config, **({} if attention is None else {"attn_implementation": attention})).eval()
+                _settle(model)
+                inputs_for(family, model)
             except Exception as error:
                 failed = error
                 continue
-        model.generation_config = transformers.GenerationConfig(pad_token_id=0)
         return model
+
+
+def _settle(model: Any) -> None:
+    """Nothing ends its texts."""
+    seq2seq = model.config.is_encoder_decoder
+    start = {"decoder_start_token_id": seq2seq_toys.START} if seq2seq else {}
+    model.generation_config = transformers.GenerationConfig(pad_token_id=1 if seq2seq else 0, **start)
+
+
+def inputs_for(family: Family, model: Any) -> Inputs:
+    """What the model reads: texts; or noise, of whatever shape it takes.
+
+    Raises:
+        Exception: whatever transformers raised for the last kind of input.
+    """
+    failed: Exception = RuntimeError("no input")
+    for inputs in _inputs(family, model):
+        try:
+            with torch.random.fork_rng():
+                run(model, inputs(1), max_new_tokens=2, do_sample=False)
+        except Exception as error:
+            failed = error
+            continue
+        return inputs
+    raise failed
+
+
+def _inputs(family: Family, model: Any) -> Iterator[Inputs]:
+    config, name = model.config, model.main_input_name
+    if not config.is_encoder_decoder or name == "input_ids":
+        yield lambda batch: _texts(batch) if config.is_encoder_decoder else prompts(batch)
+        return
+
+    def noise(*shape: int) -> Inputs:
+        generator = torch.Generator().manual_seed(7)
+        return lambda batch: {name: torch.randn((batch, *shape), generator=generator.manual_seed(7)).to(model.dtype)}
+
+    bins = {8, *(int(n) for n in (_field(config, "num_mel_bins"), _field(config, "feature_size")) if n)}
+    for mel in sorted(bins, reverse=True):
+        yield noise(mel, 20)
+        yield noise(20, mel)
+    yield noise(2000)
+
+
+def _field(config: Any, name: str) -> Any:
+    for part in (config, getattr(config, "encoder_config", None), getattr(config, "audio_config", None)):
+        if isinstance(getattr(part, name, None), int):
+            return getattr(part, name)
+    return None
+
+
+def _texts(batch: int, length: int = 9) -> dict[str, Tensor]:
+    """Random texts for an encoder; the later rows are shorter, padded on the right."""
+    ids = torch.randint(4, 48, (batch, length), generator=torch.Generator().manual_seed(2000))
+    mask = torch.ones_like(ids)
+    for row in range(1, batch):
+        mask[row, length - 2 * row :], ids[row, length - 2 * row :] = 0, 1
+    return {"input_ids": ids, "attention_mask": mask}

@@ -1,4 +1,4 @@
-"""Record what becomes of every causal family, and make ``docs/models.md`` from the record.
+"""Record what becomes of every family, and make ``docs/models.md`` from the record.
 
 python tests/conformance/record.py               judge all families, write routes.json and the document
 python tests/conformance/record.py NAME ...      judge these families only
@@ -11,37 +11,38 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-RECORD = Path(__file__).parent / "routes.json"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "lookahead" / "assets" / "routes.json"
+DOCUMENT = ROOT / "docs" / "models.md"
 
 _INTRODUCTION = """# Models
 
-Every causal family of transformers {version}, as `make conformance` finds it: a tiny random model of each is made from
-its config, judged, and compared with plain `generate`: greedy and seeded sampling, alone and in a batch padded on the
-left, prompts longer than the sliding window, a second turn from the first one's cache, trees from the model's own text,
-from windows of several sizes and from the automatic mode. This page is made from that run by
-`tests/conformance/record.py`.
+Every causal and every encoder-decoder family of transformers {version}, as `make conformance` finds it: a tiny random
+model of each is made from its config, judged, and compared with plain `generate`: greedy and seeded sampling, alone and
+in a batch padded on the left, texts longer than the sliding window, a second turn from the first one's cache, drafts
+from the model's own text, from windows of several sizes and from the automatic mode. This page is made from that
+run by `tests/conformance/record.py`.
 
 | route | families | meaning |
 |---|---|---|
 | tree | {tree} | every draft is a tree; the text, the draws, the scores and the cache are plain decoding's |
-| chain | {chain} | drafts are chains, because a recurrent state cannot branch |
-| plain | {plain} | lookahead does not decode it, and says why before anything is written |
+| chain | {chain} | drafts are chains, where a recurrent state or positions that are not told cannot branch |
+| plain | {plain} | handed to plain decoding or refused; the reason is said before anything is written |
 | unbuilt | {unbuilt} | no small model could be made, so nothing is claimed; the self-test decides in a call |
 
 `lookahead support --model DIR_OR_CONFIG` prints the verdict for one model of yours.
 
-| family | class | route | attention | cache layers | tested in | remark |
-|---|---|---|---|---|---|---|
+| family | class | kind | route | attention | cache layers | tested in | remark |
+|---|---|---|---|---|---|---|---|
 """
 
 _CLAIMS = {"DynamicLayer": "full", "DynamicSlidingWindowLayer": "sliding", "DynamicIndexedLayer": "indexed"}
 
 
 def recorded() -> dict[str, dict[str, str]]:
-    """The record: a family's name, and what was found."""
-    families: dict[str, dict[str, str]] = json.loads(RECORD.read_text())["families"]
-    return families
+    """The record: a family's key, and what was found."""
+    families: list[dict[str, str]] = json.loads(RECORD.read_text())["families"]
+    return {f"{found['family']}-{found['architecture']}": found for found in families}
 
 
 def document(families: dict[str, dict[str, str]]) -> str:
@@ -49,11 +50,11 @@ def document(families: dict[str, dict[str, str]]) -> str:
     counts = Counter(found["route"] for found in families.values())
     routes = {route: counts[route] for route in ("tree", "chain", "plain", "unbuilt")}
     lines = [_INTRODUCTION.format(version=json.loads(RECORD.read_text())["transformers"], **routes)]
-    for name, found in sorted(families.items()):
+    for _, found in sorted(families.items()):
         layers = ", ".join(_CLAIMS.get(kind, kind) for kind in found.get("cache", "").split(", "))
         remark = found.get("reason", "").replace("|", "\\|")
-        cells = [name, found["architecture"], found["route"], found.get("attention", ""), layers]
-        lines.append(f"| {' | '.join([*cells, found.get('dtype', ''), remark])} |\n")
+        cells = [*(found[name] for name in ("family", "architecture", "kind", "route")), found.get("attention", "")]
+        lines.append(f"| {' | '.join([*cells, layers, found.get('dtype', ''), remark])} |\n")
     return "".join(lines)
 
 
@@ -75,9 +76,10 @@ def main() -> None:
         known = recorded() if RECORD.exists() and given.names else {}
         for family in FAMILIES:
             if not given.names or family.name in given.names:
-                known[family.name] = judged(family)[0].to_dict()
-                print(family.name, known[family.name]["route"], known[family.name].get("reason", ""), flush=True)
-        whole = {"transformers": transformers.__version__, "families": dict(sorted(known.items()))}
+                known[family.key] = judged(family)[0].to_dict()
+                print(family.key, known[family.key]["route"], known[family.key].get("reason", ""), flush=True)
+        families = [found for _, found in sorted(known.items())]
+        whole = {"transformers": transformers.__version__, "families": families}
         RECORD.write_text(json.dumps(whole, indent=1) + "\n")
     DOCUMENT.write_text(document(recorded()))
 

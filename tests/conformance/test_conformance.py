@@ -1,6 +1,6 @@
-"""Every causal family that transformers knows: its route is the recorded one, and its text is plain decoding's.
+"""Every family that transformers knows: its route is the recorded one, and its text is plain decoding's.
 
-The families come from transformers' own mapping, so a new one appears by itself: as a failure that says how it is
+The families come from transformers' own mappings, so a new one appears by itself: as a failure that says how it is
 recorded. ``make test`` runs a dozen of them, ``make conformance`` all.
 """
 
@@ -12,36 +12,55 @@ from record import DOCUMENT, RECORD, document, recorded
 pytestmark = pytest.mark.usefixtures("augmented")
 
 # One family for each way in which models differ.
-FAST = ("bloom", "deepseek_v32", "falcon", "gemma2", "gpt_neo", "gpt_oss", "gptj", "llama4_text", "mpt")
-FAST += ("mistral", "opt", "mamba")
+FAST = {
+    f"{family.name}-{family.architecture}"
+    for family in FAMILIES
+    if family.architecture
+    in (
+        "BloomForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "FalconForCausalLM",
+        "Gemma2ForCausalLM",
+        "GPTNeoForCausalLM",
+        "GptOssForCausalLM",
+        "Lfm2ForCausalLM",
+        "Llama4ForCausalLM",
+        "MambaForCausalLM",
+        "MarianMTModel",
+        "MistralForCausalLM",
+        "NemotronHForCausalLM",
+        "OPTForCausalLM",
+        "T5ForConditionalGeneration",
+    )
+}
 
 
 def _conforms(family: Family) -> None:
     known = recorded()
-    found, model = checks.judged(family)
-    assert family.name in known, (
+    found, model, inputs = checks.judged(family)
+    assert family.key in known, (
         f"{family.name} is new: it was found to be {found.to_dict()}. Look at it, then record it with "
         f"`python tests/conformance/record.py {family.name}`."
     )
-    expected = known[family.name]
+    expected = known[family.key]
     assert (found.route, found.reason) == (expected["route"], expected.get("reason")), (
         f"{family.name} has silently turned from {expected['route']} to {found.route} ({found.reason}). If that is "
         f"meant, record it with `python tests/conformance/record.py {family.name}`."
     )
     if found.route in ("tree", "chain"):
-        checks.exact(model)
+        checks.exact(model, inputs)
     elif found.route == "plain":
-        checks.refused_or_plain(model)
+        checks.refused_or_plain(model, inputs)
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in FAST], ids=lambda f: f.name)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.key in FAST], ids=lambda f: f.key)
 def test_a_dozen_families(family: Family) -> None:
     """What ``make test`` looks at."""
     _conforms(family)
 
 
 @pytest.mark.conformance
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name not in FAST], ids=lambda f: f.name)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.key not in FAST], ids=lambda f: f.key)
 def test_every_family(family: Family) -> None:
     """The rest."""
     _conforms(family)
@@ -49,7 +68,7 @@ def test_every_family(family: Family) -> None:
 
 def test_the_record_is_of_this_transformers() -> None:
     """No family has disappeared."""
-    assert set(recorded()) <= {family.name for family in FAMILIES}, f"{RECORD} names families that are gone"
+    assert set(recorded()) <= {family.key for family in FAMILIES}, f"{RECORD} names families that are gone"
 
 
 def test_the_document_is_the_records() -> None:
