@@ -81,3 +81,8 @@ def whole_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def on_hub(source: str) -> bool:
+    """Whether ``source`` reads like the name of a repository, ``owner/name``, and not like a path."""
+    return source.count("/") == 1 and not source.startswith((".", "/", "~"))

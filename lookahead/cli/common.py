@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 import lookahead
 from jacobi import LookaheadError
 from lookahead import bundled
+from lookahead.files import on_hub
 from lookahead.stats import DecodingStats
 from lookahead.strategies import Lookahead
 from lookahead.strategy import Stats, Strategy
@@ -126,8 +127,8 @@ def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedM
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().split("\n")[0]
         raise LookaheadError(f"--device {device} cannot be used here ({reason}). Try --device cpu.") from error
-    if folder is not None and not Path(folder).exists() and folder.count("/") != 1:
-        # One slash may be a name on the hub; anything else would only be searched for there, slowly.
+    if folder is not None and not Path(folder).exists() and not on_hub(folder):
+        # It would only be searched for on the hub, slowly.
         raise LookaheadError(f"--model {folder} does not exist: expected a folder with config.json and weights.")
     with no_bars(), Console(stderr=True).status("Loading the model"):
         model, tokenizer = bundled.load_model(

@@ -16,6 +16,7 @@ from lookahead import support as checks
 from lookahead.bundled import load_weights
 from lookahead.cli import common
 from lookahead.decoder import decoder_config, is_seq2seq
+from lookahead.files import on_hub
 from lookahead.handover import index_limit, position_limit
 from lookahead.record import recorded, recorded_version
 
@@ -55,7 +56,7 @@ def _load(source: str, dtype: common.DtypeName, device: str) -> tuple[PreTrained
     folder = path.parent if path.name == "config.json" else path
     patterns = ("*.safetensors", "*.bin", "*.gguf")
     weights = path.is_dir() and any(next(path.glob(pattern), None) is not None for pattern in patterns)
-    if not path.exists() and source.count("/") != 1:
+    if not path.exists() and not on_hub(source):
         raise LookaheadError(f"--model {source} does not exist: expected a model's folder, or a config.json.")
     try:
         config = AutoConfig.from_pretrained(folder if path.exists() else source)

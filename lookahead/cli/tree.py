@@ -19,6 +19,7 @@ from lookahead.bundled import BUNDLED_HEADS
 from lookahead.cli import common
 from lookahead.cli.drawing import draw, drawing
 from lookahead.cli.tune import read_prompts
+from lookahead.files import on_hub
 from lookahead.medusa.calibration import (
     CalibratedTree,
     HeadAccuracies,
@@ -105,7 +106,7 @@ def tree(
                 f"--model {model} needs --heads: expected the folder of heads that were trained for it."
             )
         heads = str(BUNDLED_HEADS)
-    if not Path(heads).expanduser().exists() and heads.count("/") != 1:  # one slash may be a name on the hub
+    if not Path(heads).expanduser().exists() and not on_hub(heads):
         raise LookaheadError(f"--heads {heads} does not exist: expected a folder of Medusa heads.")
     loaded, tokenizer = common.load(model, dtype, device)
     trained = MedusaHeads.from_pretrained(heads, model=loaded)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from jacobi import LookaheadError
+from lookahead.files import on_hub
 
 HEADS_FILE = "medusa_lm_head.safetensors"
 MODEL_FILE = "model.safetensors"
@@ -139,7 +140,7 @@ def place_of(source: str | Path, hub: Mapping[str, Any]) -> Place:
         return Place(str(source), path.parent, path.name, hub)
     if path.is_dir():
         return Place(str(source), path, None, hub)
-    if str(source).startswith((".", "/", "~")) or str(source).count("/") != 1:
+    if not on_hub(str(source)):
         raise LookaheadError(f"{source} does not exist: expected a folder, a file, or a repository like owner/name.")
     return Place(str(source), None, None, hub)
 
