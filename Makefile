@@ -10,13 +10,13 @@ demo: .venv/installed
 	$(BIN)/lookahead demo
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 slow: .venv/installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n auto -m slow
 
 conformance: .venv/installed
-	$(BIN)/python -m pytest -m conformance
+	$(BIN)/python -m pytest -n auto -m conformance
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

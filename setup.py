@@ -36,7 +36,7 @@ setup(
     extras_require={
         "train": ["accelerate", "peft"],
         "bench": ["matplotlib"],
-        "dev": ["pytest", "hypothesis", "ruff", "mypy", "pre-commit"],
+        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "pre-commit"],
     },
     entry_points={"console_scripts": ["lookahead=lookahead.cli:app"]},
     classifiers=[

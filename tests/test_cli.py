@@ -223,7 +223,6 @@ def test_the_default_model_is_the_bundled_one(folder: Path, monkeypatch: pytest.
             "--window-size belongs to --strategy lookahead",
         ),
         (("--prompt", "x", "--device", "abacus"), "--device abacus cannot be used here"),
-        (("--prompt", "x" * 600), "The prompt reaches position 599, and the model's position table ends at 512"),
     ],
 )
 def test_generate_refuses_in_one_line(folder: Path, args: tuple[Any, ...], message: str) -> None:
