@@ -24,7 +24,7 @@ _COLUMN_GAIN = 0.004  # tokens a pass that a window column is taken to bring, be
 _COLUMN_PASSES = 256.0  # column-passes that this guess is worth
 _COLUMN_CHOICES = (2, 4, 8, 16)
 _COLUMN_HOLD = 64  # passes for which a choice of columns stands, because a window pays late
-_COLUMN_FIRST = 16  # passes before the first choice, with a fixed number of nodes
+_COLUMN_FIRST = 16  # the same for a first choice; and passes before it, with a fixed number of nodes
 _AGAIN_COST = 1.5  # times a pass over two nodes: where feeding tokens again costs more, nothing is drafted on top
 _AGAIN_FADE = 0.95  # of what drafted passes caused to be fed again, from pass to pass
 
@@ -187,9 +187,9 @@ class Planner:
             speed = (expected + self._column_gain * columns) / curve[total - 1]
             if speed > best:
                 best, chosen = speed, columns
+        if chosen:  # at first for a short while: that may show that they bring nothing
+            self._columns_until = self._passes + (_COLUMN_HOLD if self.columns else _COLUMN_FIRST)
         self.columns = chosen
-        if chosen:
-            self._columns_until = self._passes + _COLUMN_HOLD
 
     @property
     def _column_gain(self) -> float:
