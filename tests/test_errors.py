@@ -151,7 +151,11 @@ def test_bad_settings(settings: dict[str, Any], match: str, passes: Passes) -> N
                 made(**fields)
 
 
-@pytest.mark.parametrize("strategy", ["lookahead", 5, [("window_size", 3)], Lookahead, object(), True], ids=lambda given: type(given).__name__)
+@pytest.mark.parametrize(
+    "strategy",
+    ["lookahead", 5, [("window_size", 3)], Lookahead, object(), True],
+    ids=lambda given: type(given).__name__,
+)
 def test_not_a_strategy(strategy: Any, passes: Passes) -> None:
     """Neither a strategy nor a dict."""
     refused(passes, tiny_model("llama"), "lookahead_strategy must be", lookahead_strategy=strategy)
