@@ -20,7 +20,7 @@ from lookahead.chain import ChainModel, cache_name, chain_cache, check_chain_cac
 from lookahead.decoder import is_seq2seq, vocabulary
 from lookahead.emission import Emission
 from lookahead.lossy import LossyEmission
-from lookahead.masks import mask_rules
+from lookahead.masks import mask_rules, windows_of_the_cache
 from lookahead.memory import borrowed
 from lookahead.model import FusedModel
 from lookahead.outputs import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
@@ -217,6 +217,11 @@ def _decode(
         in_lockstep=route == "chain",
     )
     new_tokens = emission.most_new
+    if route == "tree" and given_cache is not None and holds_text(given_cache) and windows_of_the_cache(model):
+        why = (
+            f"{type(model).__name__} leaves its windows to the cache, and a cache is continued that has dropped tokens"
+        )
+        return plain.hand_over(model_kwargs, given_cache, why, strategy)
     if route == "chain":
         change = support.change_within(model, input_ids, model_kwargs, new_tokens)
         if change is not None:

@@ -7,6 +7,7 @@ states it as a function of two indices, made from the config; we take that funct
 """
 
 import copy
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,25 @@ def mask_rules(model: PreTrainedModel) -> Any:
         finally:
             AttentionMaskInterface._global_mapping.pop(_RECORDER, None)
     return _Rule(None) if rules is None else rules
+
+
+def shortest_window(model: PreTrainedModel, rules: Any) -> int | None:
+    """How many tokens of history every layer sees, whatever its rule; None = all of them."""
+    every = list(rules.values()) if isinstance(rules, dict) else [rules]
+    if all(rule.function is None for rule in every):
+        return None
+    config = decoder_config(model)
+    sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def windows_of_the_cache(model: PreTrainedModel) -> bool:
+    """Whether a model masks no window itself, and plain decoding's cache makes one by dropping tokens (Moshi)."""
+    if shortest_window(model, mask_rules(model)) is None:
+        return False
+    makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
+    homes = {type(module).__module__ for module in model.modules()}
+    return not any(hasattr(sys.modules[home], maker) for home in homes for maker in makers)
 
 
 def map_rules(rules: Any, build: Callable[[_Rule], Tensor]) -> Any:

@@ -18,7 +18,7 @@ from lookahead.biases import Builder, Places, bias_builders, placed
 from lookahead.cache import TreeCache
 from lookahead.handover import PlainPasses, boundary
 from lookahead.hidden import HiddenStates
-from lookahead.masks import MaskBuffer, fused_masks
+from lookahead.masks import MaskBuffer, fused_masks, shortest_window
 from lookahead.positions import DecoderPlaces, decoder_builders
 from lookahead.scoring import score
 
@@ -121,6 +121,7 @@ class FusedModel:
         self._takes_positions = takes_positions(type(model).forward)
         self._builders = place_builders(model)
         self._rules = rules
+        self._window = shortest_window(model, rules)
         self._cache = cache
         self._input_ids = input_ids
         self._generation_config = generation_config
@@ -217,9 +218,11 @@ class FusedModel:
             inputs["position_ids"] = position_ids if self._axes is None else self._axes + position_ids
         if self._token_types is not None:
             inputs["token_type_ids"] = self._token_types[:, -1:].expand(-1, width)
-        if width == 1 and self._visible is None:
-            return self._scored(self._call(**inputs))
         base = self._cache.base
+        # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
+        seen = self._window is None or base < self._window
+        if width == 1 and self._visible is None and seen:
+            return self._scored(self._call(**inputs))
         history = None if self._visible is None else self._visible[:, :base]
         buffer = None
         if width <= _WIDEST_BUFFERED:

@@ -10,6 +10,7 @@ from families import Family, Inputs, build, inputs_for
 from known import knowing
 
 from lookahead import Lookahead, LookaheadError, support
+from lookahead.chain import cache_name
 
 NEW_TOKENS = 24
 TOLERANCE = 1e-4  # of scores and caches: some families compute in float32 whatever their dtype
@@ -144,7 +145,7 @@ def _continued(model: Any, given: dict[str, Any]) -> None:
         mask = torch.ones_like(text)
         if not prefix and "attention_mask" in given:
             mask[:, : given["attention_mask"].shape[1]] = given["attention_mask"]
-        following = given | {f"{prefix}input_ids": text, "past_key_values": cache}
+        following = given | {f"{prefix}input_ids": text, cache_name(model): cache}
         if not prefix:
             following["attention_mask"] = mask
         outputs.append(run(model, following, max_new_tokens=12, **settings)[0].sequences.tolist())
