@@ -604,7 +604,7 @@ def test_a_model_that_rejects_it(batch: int, made: list[FusedModel], monkeypatch
     monkeypatch.setattr(
         generate,
         "fused_model",
-        lambda _, *a, **k: made.append(StaticModel(*a, **k)) or made[-1],  # type: ignore[func-returns-value]
+        lambda _, *a, cross, **k: made.append(StaticModel(*a, **k)) or made[-1],  # type: ignore[func-returns-value]
     )
     same_as_plain(model, prompts(batch), SMALL, max_new_tokens=20)
     assert made[-1].route == "dynamic"
