@@ -27,7 +27,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from jacobi import LookaheadError, Path, Scores, TokenTree
 from lookahead.attention import fused_pass
 from lookahead.biases import placed
-from lookahead.hidden import HiddenStates
+from lookahead.hidden import HiddenStates, watched
 from lookahead.model import prompt_scores
 from lookahead.scoring import score
 from lookahead.time_steps import CONTINUING, bounded_scans
@@ -254,11 +254,9 @@ class ChainModel:
         kwargs = dict(self._kwargs)
         if self.harvest and "logits_to_keep" in kwargs:
             kwargs["logits_to_keep"] = self._prompt_harvest
-        if self._hidden is not None:
-            self._hidden.expect()
-        outputs = self._model._prefill(self._input_ids, self._generation_config, kwargs)
-        if self._hidden is not None:
-            self._hidden.put(self._hidden.take(outputs.logits)[:, -1:])
+        outputs = watched(
+            self._hidden, lambda: self._model._prefill(self._input_ids, self._generation_config, kwargs), last=1
+        )
         mask, positions = self._kwargs.get("attention_mask"), self._kwargs.get("position_ids")
         self._before = self._length()
         self._last = [self._before - 1] * len(self._again)
@@ -304,13 +302,9 @@ class ChainModel:
     def _run(self, tokens: list[list[int]], scored: int) -> Scores:
         """Feed ``tokens`` after what is committed; scores of the last ``scored`` of each row."""
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
-        if self._hidden is not None:
-            self._hidden.expect()
         with fused_pass() if len(tokens[0]) > 1 else nullcontext(), placed(self._scans, lambda: CONTINUING):
-            logits = self._model(**inputs, return_dict=True).logits
-        if self._hidden is not None:
-            self._hidden.put(self._hidden.take(logits)[:, -scored:])
-        return score(logits[:, -scored:], self.harvest)
+            outputs = watched(self._hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
+        return score(outputs.logits[:, -scored:], self.harvest)
 
     def _inputs(self, tokens: Tensor, scored: int) -> dict[str, Any]:
         """What the model is called with, as transformers prepares it for ``tokens`` ``[batch, token]``."""

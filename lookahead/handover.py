@@ -100,12 +100,11 @@ class PlainPasses:
         """The history; another one than in the beginning where the model has recomputed the text."""
         return self._kwargs["past_key_values"]
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """The pass of the last token of ``[batch, token]``: logits ``[batch, token, vocab]``, the last one's last."""
+    def forward(self, input_ids: Tensor) -> ModelOutput:
+        """The pass of the last token of ``[batch, token]``; its ``logits`` are ``[batch, token, vocab]``."""
         inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **self._kwargs)
-        outputs = self._model(**inputs, return_dict=True)
+        outputs: ModelOutput = self._model(**inputs, return_dict=True)
         self._kwargs = self._model._update_model_kwargs_for_generation(
             outputs, self._kwargs, is_encoder_decoder=self._seq2seq
         )
-        logits: Tensor = outputs.logits
-        return logits
+        return outputs

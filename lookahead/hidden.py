@@ -1,6 +1,7 @@
 """The last hidden states of a pass: what a model's output layer reads, noted on its way."""
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -78,6 +79,30 @@ class HiddenStates:
         """Make ``hidden`` the last pass's."""
         self.last = hidden
         self.passes += 1
+
+
+def watched(hidden: HiddenStates | None, run: Callable[[], Any], last: int) -> Any:
+    """A pass, after which what the output layer read for its ``last`` tokens is the last pass's.
+
+    Args:
+        hidden: who wants to know; None = nobody does.
+        run: the pass; what it returns has ``logits``.
+        last: tokens.
+    """
+    if hidden is None:
+        return run()
+    hidden.expect()
+    outputs = run()
+    hidden.put(hidden.take(outputs.logits)[:, -last:])
+    return outputs
+
+
+def passed(model: Any, layer: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """A pass: logits ``[batch, token, vocab]``, and what the output layer read for them ``[batch, token, hidden]``."""
+    with HiddenStates(layer) as states:
+        states.expect()
+        logits: Tensor = model(**inputs).logits
+        return logits, states.take(logits)
 
 
 def own_hook(hook: Any) -> bool:

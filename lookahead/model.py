@@ -17,7 +17,7 @@ from lookahead.attention import fused_pass
 from lookahead.biases import Builder, Places, bias_builders, placed
 from lookahead.cache import TreeCache
 from lookahead.handover import PlainPasses, boundary
-from lookahead.hidden import HiddenStates
+from lookahead.hidden import HiddenStates, watched
 from lookahead.masks import MaskBuffer, fused_masks, shortest_window
 from lookahead.positions import DecoderPlaces, decoder_builders
 from lookahead.scoring import score
@@ -153,11 +153,11 @@ class FusedModel:
 
     def prefill(self) -> Scores:
         """Run the prompt exactly as plain decoding does; scores for its last token."""
-        if self._hidden is not None:
-            self._hidden.expect()
-        outputs = self._model._prefill(self._input_ids, self._generation_config, self._prompt_kwargs)
-        if self._hidden is not None:
-            self._hidden.put(self._hidden.take(outputs.logits)[:, -1:])
+        outputs = watched(
+            self._hidden,
+            lambda: self._model._prefill(self._input_ids, self._generation_config, self._prompt_kwargs),
+            last=1,
+        )
         held = outputs.get("past_key_values")
         if held is not None and held is not self._prompt_kwargs["past_key_values"]:
             self._cache.load(held)  # Phi-3 leaves the cache it is given alone where the prompt is past its first range
@@ -264,13 +264,10 @@ class FusedModel:
         return history
 
     def _plain_pass(self) -> Scores:
-        assert self._plain is not None and self._text is not None
-        if self._hidden is not None:
-            self._hidden.expect()
-        logits = self._plain.forward(self._text())
-        if self._hidden is not None:
-            self._hidden.put(self._hidden.take(logits)[:, -1:])
-        return score(logits[:, -1:], self.harvest)
+        plain, text = self._plain, self._text
+        assert plain is not None and text is not None
+        outputs = watched(self._hidden, lambda: plain.forward(text()), last=1)
+        return score(outputs.logits[:, -1:], self.harvest)
 
     def _call(self, **inputs: Any) -> tuple[Tensor, Tensor | None]:
         """Run the model: logits ``[batch, node, vocab]``, and what the output layer read if somebody wants it."""

@@ -121,7 +121,7 @@ def _plain_error(model: PreTrainedModel) -> str | None:
     try:
         model(input_ids=prompt, past_key_values=cache, use_cache=True, **inputs)
         plain = PlainPasses(model, cache, inputs, 1)
-        steps = [plain.forward(text[:, : 5 + step])[:, -1].float() for step in range(3)]
+        steps = [plain.forward(text[:, : 5 + step]).logits[:, -1].float() for step in range(3)]
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError):
         return None  # it needs more than a text; decoding will tell
     for row, kind in enumerate(("", " in a row that is padded")):

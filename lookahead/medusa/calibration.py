@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.files import write_text
-from lookahead.hidden import HiddenStates
+from lookahead.hidden import passed
 from lookahead.medusa.backbone import output_layer, output_sizes, placement
 from lookahead.medusa.choices import MAX_NODES, TREE_FORMAT, TREE_KIND, ChoiceTree, read_tree
 from lookahead.medusa.heads import MedusaHeads
@@ -382,10 +382,8 @@ def _count(
 def _hidden(model: PreTrainedModel, ids: Tensor, places: int) -> Tensor:
     """What the output layer reads at the last ``places`` tokens of ``ids`` ``[1, token]``, as ``[place, hidden]``."""
     few = {"logits_to_keep": places} if model._supports_logits_to_keep() else {}
-    with HiddenStates(output_layer(model)) as states:
-        states.expect()
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **few).logits
-        return states.take(logits)[0, -places:]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, **few}
+    return passed(model, output_layer(model), inputs)[1][0, -places:]
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead.hidden import passed
 from lookahead.medusa.backbone import output_layer
 from lookahead.medusa.calibration import HeadAccuracies, expected_length
 from lookahead.medusa.choices import ChoiceTree
@@ -18,7 +19,6 @@ from lookahead.medusa.data import IGNORE, Example, collate
 from lookahead.medusa.decoding import Medusa
 from lookahead.medusa.heads import MedusaHeads
 from lookahead.medusa.losses import shifted
-from lookahead.medusa.trainer import passed
 from lookahead.stats import DecodingStats
 
 RANKS = 10  # candidates of a head in the table, as many as the published trees use

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState, PrinterCallback
 
 from jacobi import LookaheadError
-from lookahead.hidden import HiddenStates
+from lookahead.hidden import passed
 from lookahead.medusa.backbone import output_layer
 from lookahead.medusa.heads import MedusaHeads
 from lookahead.medusa.losses import distillation_loss, heads_loss, next_token_loss
@@ -102,14 +102,6 @@ class MedusaModel(nn.Module):
             logits: Tensor = self.backbone(**inputs).logits
         self.backbone.train()
         return logits
-
-
-def passed(model: Any, layer: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """A pass: logits ``[batch, token, vocab]``, and what the output layer read for them ``[batch, token, hidden]``."""
-    with HiddenStates(layer) as states:
-        states.expect()
-        logits: Tensor = model(**inputs).logits
-        return logits, states.take(logits)
 
 
 class Clock(TrainerCallback, ExportableState):
