@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import transformers
 import typer
-from racing import MODES, Unit, chosen, forget, load, loops, save, units, whole_numbers
-from rich.console import Console
+from racing import MODES, Unit, chosen, forget, load, loops, quiet_console, save, units, whole_numbers
 from rich.progress import track
 
 import lookahead
@@ -95,10 +93,7 @@ def main(
     out: Annotated[Path, typer.Option(help="The JSON file.")] = OUT,
 ) -> None:
     """Measure every source at every size."""
-    if threads:
-        torch.set_num_threads(threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    console = quiet_console(threads)
     names = list(SOURCES) if sources == "all" else [name.strip() for name in sources.split(";")]
     sizes = whole_numbers(nodes)
     plan = [(mode, name, size) for mode in chosen(modes, MODES, "mode") for name in names for size in sizes]
@@ -122,7 +117,7 @@ def main(
             raise typer.BadParameter(f"{out} was made with other settings ({', '.join(different)}): drop --merge")
         rows = earlier["rows"]
         document["earlier"] = [*earlier.get("earlier", []), {key: earlier[key] for key in ("argv", "commit")}]
-    for mode, name, size in track(plan, description="sizes", transient=True, console=Console(stderr=True)):
+    for mode, name, size in track(plan, description="sizes", transient=True, console=console):
         found = measure(model, strategies[name, size], given, warm[0], MODES[mode], new_tokens, name == REMEMBERING)
         place = {"source": name, "nodes": size, "mode": mode}
         rows = [kept for kept in rows if any(kept[key] != value for key, value in place.items())]

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import theory
-import torch
-import transformers
 import typer
 from ablation import measure
 from race import DTYPES, rows_of, show
-from racing import MODES, SETS, Method, Unit, chosen, contest, load, save, units
+from racing import MODES, SETS, Method, Unit, chosen, contest, load, quiet_console, save, units
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -95,12 +93,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
 ) -> None:
     """Measure Medusa beside lookahead."""
-    if threads:
-        torch.set_num_threads(threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    console = Console(stderr=True)
-    console.width = max(console.width, 140)
+    console = quiet_console(threads)
     wanted_parts, wanted_modes = chosen(parts, PARTS, "part"), chosen(modes, MODES, "mode")
     degrees = [float(part) for part in temperatures.split(",")]
     kind = SETS[chosen(source, SETS, "set")[0]]

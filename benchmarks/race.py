@@ -19,7 +19,6 @@ import first_call
 import specbench
 import theory
 import torch
-import transformers
 import typer
 from racing import (
     METHODS,
@@ -32,6 +31,7 @@ from racing import (
     contest,
     load,
     methods,
+    quiet_console,
     row,
     save,
     units,
@@ -120,12 +120,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
 ) -> None:
     """Run the race."""
-    if threads:
-        torch.set_num_threads(threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    console = Console(stderr=True)
-    console.width = max(console.width, 140)
+    console = quiet_console(threads)
     wanted_modes = chosen(modes, MODES, "mode")
     wanted_dtypes = chosen(dtypes, DTYPES, "dtype")
     chosen(ours, METHODS, "method")

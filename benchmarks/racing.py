@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import transformers
 import typer
 from machine import describe
+from rich.console import Console
 from torch import Tensor
 
 import lookahead
@@ -113,6 +115,17 @@ def chosen(given: str, known: Iterable[str], what: str) -> list[str]:
 def whole_numbers(given: str) -> list[int]:
     """Read a comma-separated option of whole numbers."""
     return [int(part) for part in given.split(",")]
+
+
+def quiet_console(threads: int | None) -> Console:
+    """Where a benchmark shows its tables, wide enough for them; sets torch's threads, silences transformers."""
+    if threads:
+        torch.set_num_threads(threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    console = Console(stderr=True)
+    console.width = max(console.width, 140)
+    return console
 
 
 def load(model_dir: Path | None, dtype: str, device: str, full_length: bool = True) -> tuple[Any, Any]:

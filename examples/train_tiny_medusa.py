@@ -22,7 +22,8 @@ from lookahead.bundled import load_bundled
 from lookahead.cli import common
 from lookahead.cli.train_medusa import Teller, show
 from lookahead.medusa import MedusaHeads
-from lookahead.medusa.calibration import CalibratedTree, calibrate, grow_tree
+from lookahead.medusa.accuracies import CalibratedTree, grow_tree
+from lookahead.medusa.calibration import calibrate
 from lookahead.medusa.data import Item
 from lookahead.medusa.evaluation import spread
 from lookahead.medusa.recipe import fit

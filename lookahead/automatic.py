@@ -135,6 +135,7 @@ class Planner:
             self._read_curve()
         self._probing = self._quiet >= self._probe_after
         self.single = not self._probing and self._measure_single()
+        self.gain = 1.0
         if self._again and self._curve[self._again] > _AGAIN_COST * self._curve[1]:
             self.sizes = self._curve[:1], [0.0]
         elif self._probing or (self._batch > 1 and not self.single):
@@ -143,8 +144,7 @@ class Planner:
         elif self.single:
             self.sizes = self._curve[:1], [0.0]
         else:
-            self.sizes = self._grown, self._least
-        self.gain = _LEAST_GAIN if self.sizes[0] is self._grown else 1.0
+            self.sizes, self.gain = (self._grown, self._least), _LEAST_GAIN
 
     def _open_fixed(self, nodes: int) -> None:
         """All nodes for the sources, but those that are worth more as columns of the window."""

@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 from jacobi import Path
 from lookahead.attention import grouped_attention
 from lookahead.cache import empty_cache
+from lookahead.chain import ChainModel, chain_cache, forward_arguments
 from lookahead.decoder import is_seq2seq
 from lookahead.masks import mask_rules
 from lookahead.model import FusedModel
@@ -59,10 +60,35 @@ def bare_model(
         None,
         lambda row: False,
     )
-    with grouped_attention():
-        fused.prefill()
-        fused.keep([Path([0], [0])] * batch)
-        try:
-            yield fused
-        finally:
-            fused.close()
+    with grouped_attention(), _read(fused, batch):
+        yield fused
+
+
+@contextmanager
+def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None) -> Iterator[ChainModel]:
+    """A view of ``model`` outside of ``generate``, with all of ``prompt`` ``[batch, token]`` in its history.
+
+    Args:
+        model: a causal model.
+        prompt: ``[batch, token]``.
+        mask: 0 for padding on the left, ``[batch, token]``; None = there is none.
+    """
+    batch = prompt.shape[0]
+    mask = torch.ones_like(prompt) if mask is None else mask
+    kwargs: dict[str, Any] = {"attention_mask": mask}
+    if "position_ids" in forward_arguments(type(model).forward):
+        kwargs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    chain = ChainModel(model, chain_cache(model, None), prompt, GenerationConfig(), kwargs)
+    with _read(chain, batch):
+        yield chain
+
+
+@contextmanager
+def _read(view: FusedModel | ChainModel, batch: int) -> Iterator[None]:
+    """While a prompt is in the history of ``view``."""
+    view.prefill()
+    view.keep([Path([0], [0])] * batch)
+    try:
+        yield
+    finally:
+        view.close()

@@ -14,14 +14,14 @@ decoding's.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, cache_utils
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from jacobi import LookaheadError, Path, Scores, TokenTree
@@ -30,153 +30,10 @@ from lookahead.biases import placed
 from lookahead.hidden import HiddenStates, watched
 from lookahead.model import prompt_scores
 from lookahead.scoring import score
+from lookahead.snapshots import Snapshot, recurrent_layers, states_of
 from lookahead.time_steps import CONTINUING, bounded_scans
 
-_CUT_LAYERS = ("DynamicLayer", "LinearAttentionAndFullAttentionLayer")  # all keys are there: the last can be cut off
 _MOST_AGAIN = 64  # tokens fed again in one pass at most; the next pass then drafts nothing
-_ATTENTION_LAYERS = tuple(
-    getattr(cache_utils, name)
-    for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer")
-    if hasattr(cache_utils, name)
-)
-_RECURRENT: tuple[type, ...] = tuple(
-    getattr(cache_utils, name) for name in ("LinearAttentionCacheLayerMixin",) if hasattr(cache_utils, name)
-)
-_KNOWN_LAYERS = _ATTENTION_LAYERS + tuple(
-    getattr(cache_utils, name)
-    for name in (
-        "LinearAttentionLayer",
-        "LinearAttentionAndFullAttentionLayer",
-        "LinearAttentionAndSlidingWindowAttentionLayer",
-        "DummyLayer",
-    )
-    if hasattr(cache_utils, name)
-)
-
-
-def recurrent_layers(cache: Cache) -> list[Any]:
-    """The layers of a cache that keep a recurrent or convolution state."""
-    return [layer for layer in cache.layers if isinstance(layer, _RECURRENT)]
-
-
-def holds_text(cache: Cache) -> bool:
-    """Whether a cache of any kind holds a part of a text."""
-    layers = getattr(cache, "layers", None)
-    if layers and len(recurrent_layers(cache)) == len(layers):  # nothing there counts tokens
-        return any(any(layer.has_previous_state.values()) for layer in layers)
-    return int(cache.get_seq_length()) > 0
-
-
-def check_chain_cache(cache: Any, n_layers: int, batch: int) -> None:
-    """Refuse, by name, a cache that a chain cannot be taken back from or that belongs to another model.
-
-    Args:
-        cache: what ``generate`` prepared or the user gave; None = a fresh one will be made.
-        n_layers: layers of the model.
-        batch: rows of this call.
-
-    Raises:
-        LookaheadError: see above.
-    """
-    if cache is None:
-        return
-    if type(cache) is not DynamicCache or cache.offloading:
-        kind = "An offloaded cache" if getattr(cache, "offloading", False) else f"A {type(cache).__name__}"
-        raise LookaheadError(
-            f"{kind} cannot take rejected tokens back from this model's layers: expected a DynamicCache. Leave "
-            "past_key_values and cache_implementation unset, or decode without use_lookahead."
-        )
-    for index, layer in enumerate(cache.layers):
-        if type(layer) not in _KNOWN_LAYERS:
-            raise LookaheadError(
-                f"Layer {index} of the cache is a {type(layer).__name__}, from which rejected tokens cannot be taken "
-                "back. Decode this model without use_lookahead."
-            )
-    shapes = [state.shape for layer in recurrent_layers(cache) for state in _states(layer).values()]
-    shapes += [layer.keys.shape for layer in cache.layers if _holds_keys(layer)]
-    if not shapes:
-        return
-    if len(cache.layers) != n_layers:
-        raise LookaheadError(
-            f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
-            "Pass a cache that this model filled."
-        )
-    if shapes[0][0] != batch:
-        raise LookaheadError(f"past_key_values holds {shapes[0][0]} rows: expected {batch}, one for each input row.")
-
-
-def _holds_keys(layer: Any) -> bool:
-    return isinstance(layer, DynamicLayer) and layer.is_initialized and layer.keys is not None and layer.keys.ndim == 4
-
-
-def _states(layer: Any) -> dict[tuple[str, int], Tensor]:
-    """The states of a recurrent layer that are there, by name and index."""
-    return {
-        (name, index): state
-        for name in ("conv_states", "recurrent_states")
-        for index, state in getattr(layer, name).items()
-        if state is not None
-    }
-
-
-class _Snapshot:
-    """A way back to one place in a text. Copies of states are kept for the next snapshot; keys are not copied.
-
-    Args:
-        cache: the cache of the call.
-    """
-
-    def __init__(self, cache: Cache) -> None:
-        self._recurrent = recurrent_layers(cache)
-        self._attention = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
-        self._copies: list[dict[tuple[str, int], Tensor]] = [{} for _ in self._recurrent]
-        self._flags: list[dict[int, bool]] = [{} for _ in self._recurrent]
-        self._fields: list[dict[str, Any]] = []
-        self.taken = False
-
-    def take(self) -> None:
-        """Note where the cache is."""
-        for place, layer in enumerate(self._recurrent):
-            copies = self._copies[place]
-            for key, state in _states(layer).items():
-                known = copies.get(key)
-                if known is None or known.shape != state.shape:
-                    copies[key] = state.clone()
-                else:
-                    known.copy_(state)
-            self._flags[place] = dict(layer.has_previous_state)
-        # A layer appends by concatenation, so keys that are noted stay what they are. Only those of sliding windows are
-        # noted; others are cut off at their length, so that they are not in memory twice.
-        self._fields = [
-            {"keys": layer.keys.shape[-2]}
-            if type(layer).__name__ in _CUT_LAYERS and _holds_keys(layer)
-            else _fields(layer)
-            for layer in self._attention
-        ]
-        self.taken = True
-
-    def restore(self) -> None:
-        """Put the cache back; may be done again, until :meth:`take`."""
-        for layer, copies, flags in zip(self._recurrent, self._copies, self._flags, strict=True):
-            for (name, index), copy in copies.items():
-                states = getattr(layer, name)
-                if states[index].shape == copy.shape:
-                    states[index].copy_(copy)
-                else:
-                    states[index] = copy.clone()
-            layer.has_previous_state.update(flags)
-        for layer, fields in zip(self._attention, self._fields, strict=True):
-            if isinstance(fields.get("keys"), int):
-                length = fields["keys"]
-                layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
-            else:
-                vars(layer).update(fields)
-
-
-def _fields(layer: Any) -> dict[str, Any]:
-    """What an attention layer holds, but for the states of a recurrent part."""
-    own = ("conv_states", "recurrent_states", "has_previous_state")
-    return {name: value for name, value in vars(layer).items() if name not in own}
 
 
 class ChainModel:
@@ -265,7 +122,7 @@ class ChainModel:
             self._last = last if len(last) == len(self._again) else last * len(self._again)
         elif mask is not None and mask.ndim == 2:
             self._last = (mask.sum(-1) - 1).tolist()
-        self._snapshot = _Snapshot(self._cache)
+        self._snapshot = Snapshot(self._cache)
         self._croppable = bool(getattr(self._cache, "is_croppable", False))
         if self._croppable:
             self._cache.activate_past_recording()
@@ -373,7 +230,7 @@ class ChainModel:
 
     def states(self) -> list[Tensor]:
         """Copies of the recurrent and convolution states, as the last pass left them."""
-        return [state.clone() for layer in recurrent_layers(self._cache) for state in _states(layer).values()]
+        return [state.clone() for layer in recurrent_layers(self._cache) for state in states_of(layer).values()]
 
     def bucket(self, nodes: int) -> int:
         """The number of nodes that a pass over ``nodes`` nodes computes."""
@@ -401,39 +258,16 @@ class ChainModel:
 
 
 @lru_cache
-def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
+def forward_arguments(forward: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
 def cache_name(model: PreTrainedModel) -> str:
     """The argument by which a model is given its cache."""
-    known = _arguments(type(model).forward)
+    known = forward_arguments(type(model).forward)
     return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
 
 
 def chain_cache(model: PreTrainedModel, given: Cache | None) -> Cache:
     """The cache to decode in: the one given, or a fresh one of the kind that ``generate`` makes."""
     return DynamicCache(config=model.config.get_text_config(decoder=True)) if given is None else given
-
-
-@contextmanager
-def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None) -> Iterator[ChainModel]:
-    """A view of ``model`` outside of ``generate``, with all of ``prompt`` ``[batch, token]`` in its history.
-
-    Args:
-        model: a causal model.
-        prompt: ``[batch, token]``.
-        mask: 0 for padding on the left, ``[batch, token]``; None = there is none.
-    """
-    batch = prompt.shape[0]
-    mask = torch.ones_like(prompt) if mask is None else mask
-    kwargs: dict[str, Any] = {"attention_mask": mask}
-    if "position_ids" in _arguments(type(model).forward):
-        kwargs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
-    chain = ChainModel(model, chain_cache(model, None), prompt, GenerationConfig(), kwargs)
-    chain.prefill()
-    chain.keep([Path([0], [0])] * batch)
-    try:
-        yield chain
-    finally:
-        chain.close()

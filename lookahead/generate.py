@@ -16,15 +16,16 @@ from lookahead import support
 from lookahead.attention import grouped_attention, switched_attention
 from lookahead.automatic import Planner
 from lookahead.cache import empty_cache
-from lookahead.chain import ChainModel, cache_name, chain_cache, check_chain_cache, holds_text
+from lookahead.chain import ChainModel, cache_name, chain_cache
 from lookahead.decoder import is_seq2seq, vocabulary
 from lookahead.emission import Emission
 from lookahead.lossy import LossyEmission
-from lookahead.masks import mask_rules, windows_of_the_cache
+from lookahead.masks import mask_rules
 from lookahead.memory import borrowed
 from lookahead.model import FusedModel
 from lookahead.outputs import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
 from lookahead.plain import PlainLoop
+from lookahead.snapshots import check_chain_cache, holds_text
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
 from lookahead.strategy import CallContext, RowContext, Strategy
@@ -217,15 +218,11 @@ def _decode(
         in_lockstep=route == "chain",
     )
     new_tokens = emission.most_new
-    if route == "tree" and given_cache is not None and holds_text(given_cache) and windows_of_the_cache(model):
-        why = (
-            f"{type(model).__name__} leaves its windows to the cache, and a cache is continued that has dropped tokens"
-        )
-        return plain.hand_over(model_kwargs, given_cache, why, strategy)
+    obstacle = support.call_obstacle(route, model, input_ids, model_kwargs, given_cache, new_tokens)
+    if obstacle is not None:
+        reason = obstacle if reason is None else f"{reason}; {obstacle}"
+        return plain.hand_over(model_kwargs, given_cache, reason, strategy)
     if route == "chain":
-        change = support.change_within(model, input_ids, model_kwargs, new_tokens)
-        if change is not None:
-            return plain.hand_over(model_kwargs, given_cache, f"{reason}; {change}, within this text", strategy)
         check_chain_cache(given_cache, model.config.get_text_config().num_hidden_layers, batch)
     else:
         support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)

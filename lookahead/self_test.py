@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from jacobi import LookaheadError, Path, TokenTree
-from lookahead.bare import bare_model
-from lookahead.chain import ChainModel, bare_chain
+from lookahead.bare import bare_chain, bare_model
+from lookahead.chain import ChainModel
 from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
 from lookahead.handover import PlainPasses, index_limit, position_limit
 from lookahead.model import takes_positions

@@ -10,9 +10,11 @@ from jacobi import LookaheadError
 from lookahead.cache import check_cache
 from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
 from lookahead.handover import boundary, rope_settings
+from lookahead.masks import windows_of_the_cache
 from lookahead.model import place_builders, takes_positions
 from lookahead.self_test import chain_error, tree_error
 from lookahead.seq2seq import forgets_padding, own_steps
+from lookahead.snapshots import holds_text
 
 Route = Literal["tree", "chain", "plain"]
 
@@ -221,23 +223,35 @@ def depth_limit(model: PreTrainedModel) -> int | None:
     return None if any(rope_settings(decoder_config(model))) else position_table(model)
 
 
-def change_within(
-    model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any], new_tokens: int
+def call_obstacle(
+    route: Route,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    model_kwargs: dict[str, Any],
+    cache: Any,
+    new_tokens: int,
 ) -> str | None:
-    """What changes in the model before a text is as long as asked for (see :mod:`lookahead.handover`); None = nothing.
+    """Why transformers' own loop decodes this call of a model that has another route; None = it need not.
 
     Args:
-        model: a causal model.
+        route: the model's, ``"tree"`` or ``"chain"``.
+        model: the model.
         input_ids: the prompt ``[batch, token]``.
         model_kwargs: as ``generate`` prepared them.
+        cache: what ``generate`` prepared or the user gave.
         new_tokens: how many tokens will follow at most.
     """
+    if route == "tree":
+        name = type(model).__name__
+        if cache is not None and holds_text(cache) and windows_of_the_cache(model):
+            return f"{name} leaves its windows to the cache, and a cache is continued that has dropped tokens"
+        return None  # where a tree's model changes, its passes change too
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     embeds = model_kwargs.get("inputs_embeds")
     length = max(part.shape[1] for part in (input_ids, embeds, mask) if part is not None)
     last = length - 1 if positions is None else int(positions.max())
     change = boundary(model, length, [last])
-    return None if change is None or change[0] >= length + new_tokens else change[1]
+    return None if change is None or change[0] >= length + new_tokens else f"{change[1]}, within this text"
 
 
 def self_test(model: PreTrainedModel) -> None:

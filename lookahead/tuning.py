@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
 from lookahead import support
-from lookahead.bare import bare_model
-from lookahead.chain import ChainModel, bare_chain
+from lookahead.bare import bare_chain, bare_model
+from lookahead.chain import ChainModel
 from lookahead.decoder import position_table, vocabulary
 from lookahead.model import FusedModel
 from lookahead.static import dynamic_reason

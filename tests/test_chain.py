@@ -14,7 +14,8 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from jacobi import LookaheadError, Path, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa, self_test, support
-from lookahead.chain import ChainModel, bare_chain
+from lookahead.bare import bare_chain
+from lookahead.chain import ChainModel
 from lookahead.medusa import MedusaHeads
 from lookahead.step_times import StepTimes
 from lookahead.tuning import sweep

@@ -23,17 +23,16 @@ from lookahead.cli import common
 from lookahead.cli.drawing import draw, drawing
 from lookahead.cli.tree import _reached
 from lookahead.medusa import ChoiceTree, MedusaHeads, choices_from
-from lookahead.medusa.calibration import (
+from lookahead.medusa.accuracies import (
     CalibratedTree,
     HeadAccuracies,
     best_size,
-    calibrate,
     expected_length,
     expected_lengths,
     grow_tree,
-    heads_ms,
     node_values,
 )
+from lookahead.medusa.calibration import calibrate, heads_ms
 from lookahead.step_times import NODES
 
 Ranks = tuple[int, ...]

@@ -17,7 +17,7 @@ from test_medusa_training import drawn, small_model, texts
 from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead.medusa import ChoiceTree, Medusa, MedusaHeads, output_layer
-from lookahead.medusa.calibration import HeadAccuracies
+from lookahead.medusa.accuracies import HeadAccuracies
 from lookahead.medusa.data import IGNORE, Example, Item, collate
 from lookahead.medusa.distillation import own_answers
 from lookahead.medusa.evaluation import continued, expected_tokens, measure, score, spread

@@ -10,8 +10,8 @@ from hybrids import fresh_hybrid, hybrid
 
 from jacobi import Path, TokenTree
 from lookahead import support
+from lookahead.bare import bare_chain
 from lookahead.biases import placed
-from lookahead.chain import bare_chain
 from lookahead.time_steps import CONTINUING, bound_error, bounded_scans
 
 NARROW = (0.01, 0.1)

@@ -20,16 +20,15 @@ from lookahead.cli import common
 from lookahead.cli.drawing import draw, drawing
 from lookahead.cli.tune import read_prompts
 from lookahead.files import on_hub
-from lookahead.medusa.calibration import (
+from lookahead.medusa.accuracies import (
     CalibratedTree,
     HeadAccuracies,
     best_size,
-    calibrate,
     expected_lengths,
     grow_tree,
-    heads_ms,
     node_values,
 )
+from lookahead.medusa.calibration import calibrate, heads_ms
 from lookahead.medusa.choices import MAX_NODES
 from lookahead.medusa.decoding import Medusa
 from lookahead.medusa.heads import MedusaHeads

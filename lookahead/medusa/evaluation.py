@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.hidden import passed
+from lookahead.medusa.accuracies import HeadAccuracies, expected_length
 from lookahead.medusa.backbone import output_layer
-from lookahead.medusa.calibration import HeadAccuracies, expected_length
 from lookahead.medusa.choices import ChoiceTree
 from lookahead.medusa.data import IGNORE, Example, collate
 from lookahead.medusa.decoding import Medusa

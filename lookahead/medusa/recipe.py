@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from jacobi import LookaheadError
 from lookahead.files import write_text
-from lookahead.medusa.calibration import HeadAccuracies
+from lookahead.medusa.accuracies import HeadAccuracies
 from lookahead.medusa.choices import ChoiceTree
 from lookahead.medusa.data import Example, Item, encode, prompts
 from lookahead.medusa.decoding import Medusa
