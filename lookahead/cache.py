@@ -51,10 +51,11 @@ class TreeLayer(DynamicLayer):
     """One layer's keys and values: concatenated while the prompt runs, views into a shared buffer afterwards."""
 
     def __init__(self, store: "TreeCache") -> None:
-        super().__init__()
         self._store = store
+        self._own: dict[str, Tensor | None] = {}
         self.key_entry: tuple[_Group, int] | None = None
         self.value_entry: tuple[_Group, int] | None = None
+        super().__init__()
         self.index_entry: tuple[_Group, int] | None = None
         self.indexer_keys: Tensor | None = None  # [batch, slot, channel], until they move into a buffer
 
@@ -88,6 +89,29 @@ class TreeLayer(DynamicLayer):
             group.open(start, stop)
         group.fresh[entry].copy_(states)
         return group.history[entry]
+
+    def _states(self, name: str, entry: "tuple[_Group, int] | None") -> Tensor | None:
+        if entry is None:
+            return self._own.get(name)
+        return entry[0].buffer[entry[1], :, :, : self._store.base]
+
+    @property
+    def keys(self) -> Tensor | None:
+        """History ``[batch, head, slot, channel]``; only models that look past :meth:`update` read it (Mllama)."""
+        return self._states("keys", self.key_entry)
+
+    @keys.setter
+    def keys(self, states: Tensor | None) -> None:
+        self._own["keys"] = states
+
+    @property
+    def values(self) -> Tensor | None:
+        """The same of the values."""
+        return self._states("values", self.value_entry)
+
+    @values.setter
+    def values(self, states: Tensor | None) -> None:
+        self._own["values"] = states
 
     def get_seq_length(self) -> int:
         """Slots that hold history (of the longest row)."""
@@ -207,15 +231,20 @@ class TreeCache(Cache):
                     states = layer.indexer_keys[:, None]
                     by_kind.setdefault((states.shape, states.dtype, states.device), []).append((layer, "index", states))
                 layer.keys = layer.values = layer.indexer_keys = None
-        length = 0
+        lengths = {shape[-2] for shape, *_ in by_kind}
+        if len(lengths) > 1:
+            raise LookaheadError(
+                f"The layers of this model's cache hold {sorted(lengths)} slots: expected one number, that of the "
+                "prompt's tokens. Drop use_lookahead."
+            )
         for members in by_kind.values():
-            length = members[0][2].shape[-2]
             group = _Group([states for _, _, states in members], capacity, allocate)
             self._groups.append(group)
             for entry, (layer, name, _) in enumerate(members):
                 setattr(layer, f"{name}_entry", (group, entry))
         if not self._groups:
             raise LookaheadError("This model fills no key/value cache, so no tree can be verified. Drop use_lookahead.")
+        (length,) = lengths
         self.base, self.lengths = length - 1, [length - 1] * self._groups[0].buffer.shape[1]
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:

@@ -71,6 +71,16 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
+class _HeadLines:
+    """Lines ``[batch, node, channel]`` for RoFormer, which takes them for ``[node, channel]`` of all rows and heads."""
+
+    def __init__(self, lines: Tensor) -> None:
+        self._lines = lines
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return self._lines[:, None]
+
+
 def _embedding(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(type(module).forward)
     first = list(signature.parameters)[1]
@@ -96,7 +106,7 @@ def _embedding(module: nn.Module, original: Callable[..., Any]) -> Callable[...,
 
         lines = table(places.high - places.low + 1, _word(padding))[places.nodes - places.low]
         if padding is None:
-            return lines
+            return _HeadLines(lines) if type(module).__name__.startswith("RoFormer") else lines
         # These tell pad tokens, in the text itself too, by a line of their own.
         return torch.where((places.tokens == padding)[..., None], table(1, padding), lines)
 

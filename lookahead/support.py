@@ -245,6 +245,8 @@ def call_obstacle(
         name = type(model).__name__
         if cache is not None and holds_text(cache) and windows_of_the_cache(model):
             return f"{name} leaves its windows to the cache, and a cache is continued that has dropped tokens"
+        if _sees_images(model, model_kwargs, cache):
+            return f"{name} keeps what its cross-attention layers know of images in the cache of the text"
         return None  # where a tree's model changes, its passes change too
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     embeds = model_kwargs.get("inputs_embeds")
@@ -252,6 +254,18 @@ def call_obstacle(
     last = length - 1 if positions is None else int(positions.max())
     change = boundary(model, length, [last])
     return None if change is None or change[0] >= length + new_tokens else f"{change[1]}, within this text"
+
+
+def _sees_images(model: PreTrainedModel, model_kwargs: dict[str, Any], cache: Any) -> bool:
+    """Whether layers of cross-attention (Mllama's) have anything to attend to in a call."""
+    crossing = getattr(decoder_config(model), "cross_attention_layers", None)
+    if not crossing or is_seq2seq(model):
+        return False
+    names = ("pixel_values", "cross_attention_states")
+    held = [] if cache is None else [layer for index, layer in enumerate(cache.layers) if index in crossing]
+    return any(model_kwargs.get(name) is not None for name in names) or any(
+        layer.is_initialized and int(layer.get_seq_length()) > 0 for layer in held
+    )
 
 
 def self_test(model: PreTrainedModel) -> None:

@@ -39,6 +39,19 @@ def slot_counters() -> dict[str, Any]:
         ),
         "falcon": initialised(transformers.FalconConfig(**_FALCON, **_SIZES), dtype=F64),
         "falcon eager": initialised(transformers.FalconConfig(**_FALCON, **_SIZES), dtype=F32, attention="eager"),
+        "roformer": initialised(
+            transformers.RoFormerConfig(
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                intermediate_size=48,
+                max_position_embeddings=64,
+                is_decoder=True,
+                pad_token_id=0,
+                **_SIZES,
+            ),
+            dtype=F32,
+        ),
         "gpt_neo": initialised(
             transformers.GPTNeoConfig(window_size=6, max_position_embeddings=64, **_NEO, **_SIZES), dtype=F32
         ),

@@ -108,6 +108,56 @@ def test_static_passes_have_one_axis() -> None:
         run(vision_model("Qwen2VL"), prompts(1), max_new_tokens=4, lookahead_strategy=Lookahead(static=True))
 
 
+# --- images in the text's cache ------------------------------------------------------------------------------------
+
+
+def crossing_model() -> Any:
+    """A tiny Mllama: one of its layers attends to images, whose states lie in the text's cache."""
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+    text = {"vocab_size": VOCAB, "hidden_size": 32, "cross_attention_layers": [1], "initializer_range": 0.3, **sizes}
+    text |= {"pad_token_id": 0, "bos_token_id": 1, "max_position_embeddings": 128}
+    vision = {"hidden_size": 16, "attention_heads": 2, "num_hidden_layers": 2, "num_global_layers": 1}
+    vision |= {"intermediate_size": 16, "image_size": 8, "patch_size": 4, "max_num_tiles": 1, "vision_output_dim": 32}
+    vision |= {"supported_aspect_ratios": [[1, 1]], "intermediate_layers_indices": [0]}
+    config = transformers.MllamaConfig(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.MllamaForConditionalGeneration(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("_gate"):  # 0 at first: the image would say nothing
+            parameter.data.fill_(1.0)
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    return model.to(torch.float64).eval()
+
+
+def test_images_that_are_attended_to() -> None:
+    """Trees without an image; with one, in the prompt or in a cache, plain decoding by name."""
+    model = crossing_model()
+    inputs = prompts(1)
+    output = same_as_plain(model, inputs, known(model, inputs, max_new_tokens=30), max_new_tokens=30)
+    assert not output.stats.plain
+    assert output.stats.steps < 25
+    seeing = {
+        "pixel_values": torch.randn(1, 1, 1, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double(),
+        "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+        "cross_attention_mask": torch.ones(1, inputs["input_ids"].shape[1], 1, 1, dtype=torch.long),
+    }
+    seen = same_as_plain(model, inputs | seeing, max_new_tokens=30)
+    assert "cross-attention layers know of images" in next(iter(seen.stats.plain))
+    assert seen.sequences.tolist() != output.sequences.tolist()
+    turns = []
+    for use in (False, True):
+        settings = {"max_new_tokens": 12, "return_dict_in_generate": True}
+        first = run(model, inputs | seeing, **settings)[0]
+        text = torch.cat([first.sequences, inputs["input_ids"]], dim=1)
+        following = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+        following["cross_attention_mask"] = seeing["cross_attention_mask"]
+        settings["use_lookahead"] = use
+        turns.append(run(model, following, past_key_values=first.past_key_values, **settings)[0].sequences.tolist())
+    assert turns[0] == turns[1]
+
+
 # --- attention for one call ----------------------------------------------------------------------------------------
 
 
