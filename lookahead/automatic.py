@@ -17,7 +17,7 @@ _SINGLE_EVERY = 256  # and once it is known
 _PROBE_FIRST, _PROBE_LAST = 32, 512  # plain passes between two trials of a small draft, while none seems to pay
 _PROBE_NODES = 4
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
-_LEAST_GAIN = 1.03  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
+_LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
 _RESTS = ((16, 8), (4, 4))  # after so many plain passes, only every so many-th still asks and feeds the sources
 _FADE = 0.9  # of what a batch's trees were worth, from pass to pass
 _COLUMN_GAIN = 0.004  # tokens a pass that a window column is taken to bring, before it has shown what it brings
@@ -82,8 +82,9 @@ class Planner:
         self._context = 0
         self._passes = 0
         self._since_single = 0
-        self._quiet = 0  # plain passes in a row because no draft seemed to pay
+        self._quiet = 0  # plain passes since a draft paid, because none seemed to pay
         self._refused = False  # there were candidates, and none was worth a node
+        self._accepted = False  # a drafted token was
         self._probe_after = _PROBE_FIRST
         self._probing = False
         self._curve: list[float] = []  # cost of a pass over 1, 2, ... nodes
@@ -124,7 +125,7 @@ class Planner:
         """
         self._passes += 1
         self._since_single += 1
-        self._refused = False
+        self._refused = self._accepted = False
         self._context = context
         again, self._again = self._again, self.again()
         if self._nodes is not None:
@@ -231,6 +232,7 @@ class Planner:
             refused: there were candidates, and none was worth a node.
         """
         self._refused |= refused and not self.single
+        self._accepted |= bool(credited)
         self.credited.update(credited)
         if columns:
             self._column_passes += columns
@@ -266,11 +268,14 @@ class Planner:
                 self._again_ms += self._curve[fed - 1] - self._curve[width - 1]
         self._again_passes += width > 1
         if width > 1:
-            if self._quiet and not self._probing:
-                self._probe_after = _PROBE_FIRST
-            elif self._probing:
+            if self._probing:
                 self._probe_after = min(2 * self._probe_after, _PROBE_LAST)
-            self._quiet = 0
+            elif self._accepted and self._quiet:
+                self._probe_after = _PROBE_FIRST
+            if self._accepted:
+                self._quiet = 0
+            elif self._probing:  # a trial in vain does not end a rest
+                self._quiet = min(self._quiet, _RESTS[0][0])
             return
         if self._refused or self.resting:
             self._quiet += 1

@@ -1,5 +1,7 @@
 """From the logits of a pass to what the host needs of them: the argmax of every node, and its best next tokens."""
 
+import math
+from bisect import bisect_right
 from typing import TypeVar
 
 import numpy as np
@@ -10,6 +12,7 @@ from jacobi import LEVEL_STEPS, Scores, Successors
 
 _CHUNK = 128  # vocabulary entries whose maximum is taken first
 _SMALL = 1 << 19  # passes with fewer scores than this are searched in one go
+_FEW = 2  # lines, of which torch finds the best entries soonest
 _SMALL_ARGMAX = 1 << 22  # the same, where only the highest is looked for
 
 _T = TypeVar("_T")
@@ -29,20 +32,45 @@ def score(logits: Tensor, best: int = 0) -> Scores:
     if best <= 0 or vocab == 1:
         greedy, broken = _argmax(lines)
         return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes))
-    values, tokens = (_highest_by_chunks if _large(lines, _SMALL) else _highest)(lines, min(best, vocab))
+    best = min(best, vocab)
+    few = _of_few(lines, best) if lines.device.type == "cpu" and len(lines) <= _FEW else None
+    if few is not None:
+        tokens, levels = few
+        return Scores(
+            logits, _by_row([line[0] for line in tokens], nodes), frozenset(), _successors(tokens, levels, nodes)
+        )
+    values, order = (_highest_by_chunks if _large(lines, _SMALL) else _highest)(lines, best)
     with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
         gaps = values[:, :1] - values
     gaps[:, 0] = gaps[:, 1] if values.shape[1] > 1 else 0.0
     levels = np.searchsorted(LEVEL_STEPS, gaps, side="right").tolist()
-    ids = tokens.tolist()
+    ids = order.tolist()
     if np.isneginf(values[:, -1]).any():  # excluded tokens are no successors
         counts = np.maximum(1, (values != -np.inf).sum(1)).tolist()
         ids = [line[:count] for line, count in zip(ids, counts, strict=True)]
         levels = [line[:count] for line, count in zip(levels, counts, strict=True)]
-    successors = list(map(Successors, _by_row(ids, nodes), _by_row(levels, nodes)))
     greedy = [line[0] for line in ids]
     broken = np.nonzero(np.isnan(values[:, 0]))[0].tolist()
-    return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes), successors)
+    return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes), _successors(ids, levels, nodes))
+
+
+def _successors(ids: list[list[int]], levels: list[list[int]], nodes: int) -> list[Successors]:
+    return list(map(Successors, _by_row(ids, nodes), _by_row(levels, nodes)))
+
+
+def _of_few(lines: Tensor, best: int) -> tuple[list[list[int]], list[list[int]]] | None:
+    """Ids and levels of the ``best`` highest entries of each of a few lines; None where ties, NaN or -inf need care.
+
+    A pass over one node is what everything is compared with, and a call of NumPy costs it more than one of torch.
+    """
+    values, ids = lines.detach().float().topk(best, dim=-1)
+    levels = []
+    for line in values.tolist():
+        second = line[1] if best > 1 else line[0]
+        if not line[0] > second or line[-1] == -math.inf:
+            return None
+        levels.append([bisect_right(LEVEL_STEPS, line[0] - value) for value in [second, *line[1:]]])
+    return ids.tolist(), levels
 
 
 def _large(lines: Tensor, small: int) -> bool:

@@ -20,7 +20,7 @@ from lookahead.files import write_text
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes a row at which the curve is kept; linear in between
 _CONTEXT_BASE = 256  # tokens of history at which the second context begins; each next one is twice as long
 FORMAT = 1
-_MEMORY = 12.0  # passes after which old ones fade
+_MEMORY = 32.0  # passes after which old ones fade
 _OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as at most this slow (or fast)
 _TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers by; twice as many, drift
 _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
