@@ -8,12 +8,13 @@ import torch
 from conftest import F32, F64, run, same_outputs
 from families import Family, Inputs, build, inputs_for
 from known import knowing
+from transformers import GenerationMixin
 
 from lookahead import Lookahead, LookaheadError, support
 from lookahead.chain import cache_name
 
 NEW_TOKENS = 24
-TOLERANCE = 1e-4  # of scores and caches: some families compute in float32 whatever their dtype
+TOLERANCE = 1e-3  # of the logits' spread, by which scores and caches may differ: float32 sums in other orders
 
 
 STRATEGIES = [
@@ -112,13 +113,24 @@ def exact(model: Any, inputs: Inputs) -> None:
             if batch == 1:
                 _windows_are_short(plain[0].get("past_key_values"), start)
             right = knowing(plain[0].sequences, start)
+            lines = torch.cat(plain[0].logits)
+            tolerance = TOLERANCE * max(1.0, lines[lines.isfinite()].std().item())
             for strategy in [right, *STRATEGIES] if not sample else [right, *STRATEGIES[:2]]:
                 ours = run(model, given, use_lookahead=True, lookahead_strategy=strategy, **settings)
-                same_outputs(ours, plain, model.dtype, TOLERANCE)
-                assert not ours[0].stats.plain, "handed over, though the route says otherwise"
+                same_outputs(ours, plain, model.dtype, tolerance)
+                stats = ours[0].stats
+                if stats is None:
+                    assert own_output(model), "nothing tells what the call did"
+                    continue
+                assert not stats.plain, "handed over, though the route says otherwise"
                 if batch == 1 and strategy is right:
-                    assert ours[0].stats.mean_acceptance_length > 1.5, "drafts of the true text were not followed"
+                    assert stats.mean_acceptance_length > 1.5, "drafts of the true text were not followed"
         _continued(model, given)
+
+
+def own_output(model: Any) -> bool:
+    """Whether a model's own ``generate`` makes a new output of ours, which leaves the statistics behind (Whisper)."""
+    return type(model).generate is not GenerationMixin.generate
 
 
 def _windows_are_short(cache: Any, prompt: int) -> None:
