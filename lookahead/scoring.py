@@ -12,7 +12,7 @@ from jacobi import LEVEL_STEPS, Scores, Successors
 
 _CHUNK = 128  # vocabulary entries whose maximum is taken first
 _SMALL = 1 << 19  # passes with fewer scores than this are searched in one go
-_FEW = 2  # lines, of which torch finds the best entries soonest
+_FEW_LINES, _FEW = 2, 1 << 15  # lines, and scores in them, of which torch finds the best soonest
 _SMALL_ARGMAX = 1 << 22  # the same, where only the highest is looked for
 
 _T = TypeVar("_T")
@@ -33,7 +33,8 @@ def score(logits: Tensor, best: int = 0) -> Scores:
         greedy, broken = _argmax(lines)
         return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes))
     best = min(best, vocab)
-    few = _of_few(lines, best) if lines.device.type == "cpu" and len(lines) <= _FEW else None
+    is_few = lines.device.type == "cpu" and len(lines) <= _FEW_LINES and lines.numel() <= _FEW
+    few = _of_few(lines, best) if is_few else None
     if few is not None:
         tokens, levels = few
         return Scores(

@@ -19,9 +19,11 @@ F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float1
 DTYPES = [F32, F64, BF16, F16]
 LARGE = 4096 + 37
 _LARGE = 1 << 18  # scores from which these tests search by chunks
-# batch, nodes, vocabulary; the last three are searched by chunks
+# batch, nodes, vocabulary; the larger ones are searched by chunks
 SHAPES = [
     (1, 1, 2),
+    (1, 1, 300),
+    (2, 1, LARGE),
     (2, 3, 5),
     (1, 7, 300),
     (3, 4, 1000),
