@@ -1,5 +1,6 @@
 """One call of ``generate`` with a strategy: checks, the loop, and its readers."""
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -188,8 +189,14 @@ def _decode(
     support.check_mode(generation_config, model_kwargs.pop("assistant_model", None))
     support.check_model(model)
     support.check_prompt(model, input_ids, model_kwargs)
-    route, reason = support.route(model)
     plain = PlainLoop(model, input_ids, logits_processor, stopping_criteria, generation_config, streamer)
+    returned = generation_config.return_dict_in_generate
+    lossy = strategy.rule if generation_config.do_sample else None
+    most = (generation_config.max_length or math.inf) - input_ids.shape[1]
+    if strategy.automatic and most <= 1 and not returned and lossy is None:
+        # The prompt's pass writes all there is: whatever would be prepared here for drafts could only cost time.
+        return plain.sample(model_kwargs, given_cache)
+    route, reason = support.route(model)
     if route == "plain":
         assert reason is not None  # as route says
         return plain.hand_over(model_kwargs, given_cache, reason, strategy)
@@ -200,12 +207,10 @@ def _decode(
     users_cache = getattr(given_cache, "_is_user_defined", False) or (
         given_cache is not None and holds_text(given_cache)
     )
-    returned = generation_config.return_dict_in_generate
     export = given_cache is not None and wants_cache and (returned or users_cache)
     scored = returned and (generation_config.output_scores or generation_config.output_logits)
 
     fused: FusedModel | ChainModel
-    lossy = strategy.rule if generation_config.do_sample else None
     emission = (Emission if lossy is None else partial(LossyEmission, rule=lossy))(
         input_ids,
         logits_processor,
@@ -226,9 +231,6 @@ def _decode(
         check_chain_cache(given_cache, model.config.get_text_config().num_hidden_layers, batch)
     else:
         support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
-    if strategy.automatic and new_tokens <= 1 and not returned and lossy is None:
-        # The prompt's pass writes all there is: whatever would be prepared here for drafts could only cost time.
-        return plain.sample(model_kwargs, given_cache)
     prefix = "decoder_" if is_seq2seq(model) else ""
     limit = support.depth_limit(model)
     mask = model_kwargs.get(f"{prefix}attention_mask")

@@ -24,6 +24,7 @@ from lookahead.time_steps import bound_error
 _verdicts: "weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], str | None]]"
 _verdicts = weakref.WeakKeyDictionary()
 _verdicts_lock = threading.Lock()
+_FEWER = "and fewer passes would leave other ones for the text. Drop use_lookahead for this model."
 _SHARP = 1e-3  # of the scores' spread; below it lie other orders of float32 sums, above it mistakes
 
 
@@ -48,35 +49,46 @@ def _remembered(
     with _verdicts_lock:
         known = _verdicts.setdefault(model, {})
     if key not in known:
-        error, certain = run(model)
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            before = _random_states(model)
+            error, certain = run(model)
+            drew = any(not torch.equal(*pair) for pair in zip(before, _random_states(model), strict=True))
+        if error is None and drew and not model.training:  # NLLB-MoE in older versions of transformers
+            error, certain = f"{type(model).__name__} draws random numbers in its passes, {_FEWER}", True
         if not certain:
             return error
         known[key] = error
     return known[key]
 
 
-def _tree_verdict(model: PreTrainedModel) -> tuple[str | None, bool]:
-    error, certain = _branches_error(model)
-    if certain and error is None and not is_seq2seq(model):
-        error = _plain_error(model)
-    return error, certain
+def _random_states(model: PreTrainedModel) -> list[Tensor]:
+    """Of the generators that a model's passes may draw from."""
+    states = [torch.get_rng_state()]
+    if model.device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(model.device))
+    return states
 
 
 @torch.no_grad()
-def _branches_error(model: PreTrainedModel) -> tuple[str | None, bool]:
-    """What is wrong with the model's handling of a tree, if anything, and whether that can be told for certain."""
-    vocab = vocabulary(model)
+def _tree_verdict(model: PreTrainedModel) -> tuple[str | None, bool]:
+    """What is wrong with the model's handling of a tree, if anything, and whether that can be told for certain.
+
+    One pass over a tree of two branches, beside each of them alone, and of a causal model beside a row that is padded
+    on the left; then two of transformers' own passes over the second branch.
+    """
+    vocab, causal = vocabulary(model), not is_seq2seq(model)
     word = [(7 + 13 * i) % vocab for i in range(8)]
-    prompt = torch.tensor([word[:4]] * 3, device=model.device)
+    prompt = torch.tensor([word[:4]] * (4 if causal else 3), device=model.device)
     left, right = word[5:8], [(token + 1) % vocab for token in word[5:7]]
+    trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
 
     name = type(model).__name__
     try:
-        inputs: dict[str, Any] = {} if is_seq2seq(model) else {"attention_mask": torch.ones_like(prompt)}
+        inputs = _padded_last(model, prompt) if causal else {}
         with bare_model(model, prompt, 16, **inputs) as fused:
-            trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
-            both, *alone = fused.forward(trees).logits.float()
-        if is_seq2seq(model):  # whose positions are our own doing
+            both, *alone = fused.forward([*trees, trees[0]][: len(prompt)]).logits.float()
+        padded = alone.pop() if causal else None
+        if padded is None:  # positions are our own doing there
             alone = [stepwise(model, prompt[:1], tree.tokens) for tree in trees[1:]]
     except (LookaheadError, torch.OutOfMemoryError):
         raise
@@ -88,48 +100,55 @@ def _branches_error(model: PreTrainedModel) -> tuple[str | None, bool]:
     if _untold(together, apart):
         return None, False  # decoding will name the step
     difference, allowed = _difference(together, apart, model.dtype)
-    if difference <= allowed:
+    if difference > allowed:
+        reason = "model.eval() was not called, or " if model.training else ""
+        return (
+            f"{name} does not keep the branches of a tree apart: scores differ by {difference:.2g} of their spread, "
+            f"allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
+            "Drop use_lookahead for this model."
+        ), True
+    if padded is None or model.training:
         return None, True
-    reason = "model.eval() was not called, or " if model.training else ""
-    return (
-        f"{name} does not keep the branches of a tree apart: scores differ by {difference:.2g} of their spread, "
-        f"allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
-        "Drop use_lookahead for this model."
-    ), True
+    second = [0, 1 + len(left)]  # the root, and the second branch's first node
+    return _plain_error(model, prompt[[0, -1]], [word[4], right[0]], torch.stack([both, padded])[:, second]), True
 
 
-@torch.no_grad()
-def _plain_error(model: PreTrainedModel) -> str | None:
+def _padded_last(model: PreTrainedModel, prompt: Tensor) -> dict[str, Any]:
+    """Inputs for ``prompt`` ``[batch, token]``, the last row of which is padded on the left."""
+    mask = torch.ones_like(prompt)
+    mask[-1, 0] = 0
+    if not takes_positions(type(model).forward):
+        return {"attention_mask": mask}
+    return {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+
+
+def _plain_error(model: PreTrainedModel, prompt: Tensor, tokens: list[int], fused: Tensor) -> str | None:
     """How a tree's path differs from transformers' own passes over the same tokens, if it does.
 
-    Two rows, the second padded on the left. A row whose numbers are not finite tells nothing.
+    A row whose numbers are not finite tells nothing.
+
+    Args:
+        model: a causal model.
+        prompt: ``[batch, token]``; the last row is padded on the left.
+        tokens: of the path.
+        fused: scores ``[batch, token, vocab]`` that the path's nodes were given.
     """
-    vocab = vocabulary(model)
-    word = [(5 + 11 * i) % vocab for i in range(8)]
-    prompt = torch.tensor([word[:4]] * 2, device=model.device)
-    mask = torch.ones_like(prompt)
-    mask[1, 0] = 0
-    inputs: dict[str, Any] = {"attention_mask": mask}
-    if takes_positions(type(model).forward):
-        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
-    path, other = word[5:7], [(token + 1) % vocab for token in word[5:8]]
-    with bare_model(model, prompt, 16, **inputs) as fused:
-        fusing = fused.forward([TokenTree.from_paths(word[4], [other, path])] * 2).logits.float()
-    nodes = [0, len(other) + 1, len(other) + 2]
+    inputs = _padded_last(model, prompt)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    text = torch.cat([prompt, torch.tensor([word[4:5] + path] * 2, device=model.device)], dim=1)
+    text = torch.cat([prompt, torch.tensor([tokens] * len(prompt), device=model.device)], dim=1)
+    length = prompt.shape[1] + 1
     try:
         model(input_ids=prompt, past_key_values=cache, use_cache=True, **inputs)
         plain = PlainPasses(model, cache, inputs, 1)
-        steps = [plain.forward(text[:, : 5 + step]).logits[:, -1].float() for step in range(3)]
+        steps = [plain.forward(text[:, : length + step]).logits[:, -1].float() for step in range(len(tokens))]
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError):
         return None  # it needs more than a text; decoding will tell
     for row, kind in enumerate(("", " in a row that is padded")):
-        ours, theirs = fusing[row, nodes], torch.stack([step[row] for step in steps])
+        ours, theirs = fused[row], torch.stack([step[row] for step in steps])
         if _untold(ours, theirs):
             continue
         difference, allowed = _difference(ours, theirs, model.dtype)
-        if difference > allowed and not model.training:
+        if difference > allowed:
             return (
                 f"{type(model).__name__} says something else in a pass over a tree than in plain passes{kind}: scores "
                 f"differ by {difference:.2g} of their spread, allowed {allowed:.2g} (it prepares each of its "

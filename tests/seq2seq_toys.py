@@ -3,10 +3,13 @@
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from conftest import F32, F64, VOCAB
 from torch import Tensor
+
+from lookahead import support
 
 START = 3  # the decoder's first token; neither padding nor an end
 
@@ -160,7 +163,11 @@ def from_config(config: Any, dtype: torch.dtype = F64, seed: int = 0) -> Any:
 @cache
 def seq2seq_model(name: str) -> Any:
     """The tiny model of a family, the same object each time; tests must leave it as it is."""
-    return from_config(config_of(name), F32 if name in _FLOAT32 else F64)
+    model = from_config(config_of(name), F32 if name in _FLOAT32 else F64)
+    reason = support.verdict(model)[1] or ""
+    if "draws random numbers" in reason:
+        pytest.skip(f"in this version of transformers {reason}")
+    return model
 
 
 def sources(name: str, batch: int, length: int = 9, seed: int = 0) -> dict[str, Tensor]:

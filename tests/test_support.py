@@ -32,6 +32,20 @@ def test_routes() -> None:
     assert support.verdict(model)[0] == "plain"
 
 
+def test_passes_that_draw_random_numbers() -> None:
+    """Fewer passes would leave other numbers for the text; finding that out takes none away."""
+    model = fresh_model("llama")
+    model.get_input_embeddings().register_forward_hook(lambda *_: torch.rand(()) and None)
+    torch.manual_seed(7)  # as run does
+    before = torch.get_rng_state()
+    with pytest.raises(LookaheadError, match="LlamaForCausalLM draws random numbers in its passes"):
+        run(model, prompts(1), max_new_tokens=4, use_lookahead=True)
+    route, reason = support.verdict(model)
+    assert route == "plain"
+    assert reason is not None and "draws random numbers" in reason
+    assert torch.equal(before, torch.get_rng_state())
+
+
 # --- positions of several axes -------------------------------------------------------------------------------------
 
 
