@@ -18,6 +18,7 @@ _PROBE_FIRST, _PROBE_LAST = 32, 512  # plain passes between two trials of a smal
 _PROBE_NODES = 4
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
 _LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
+_LEAST_BATCH_GAIN = 1.15  # the same of a batch: once its rows are out of step, every pass needs masks and copies
 _RESTS = ((16, 8), (4, 4))  # after so many plain passes, only every so many-th still asks and feeds the sources
 _FADE = 0.9  # of what a batch's trees were worth, from pass to pass
 _COLUMN_GAIN = 0.004  # tokens a pass that a window column is taken to bring, before it has shown what it brings
@@ -212,7 +213,7 @@ class Planner:
         if not self._worth:
             return 1 + _PROBE_NODES
         curve = self._grown
-        best, size, expected = _LEAST_GAIN / curve[0], 1, 1.0
+        best, size, expected = _LEAST_BATCH_GAIN / curve[0], 1, 1.0
         worth, calibration = self._worth, self._acceptance.calibration
         last = worth[-1] * len(worth)
         for count in range(1, len(curve)):
