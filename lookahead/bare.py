@@ -12,10 +12,10 @@ from transformers.cache_utils import Cache
 from jacobi import Path
 from lookahead.attention import grouped_attention
 from lookahead.cache import empty_cache
-from lookahead.chain import ChainModel, chain_cache, forward_arguments
+from lookahead.chain import ChainModel, chain_cache
 from lookahead.decoder import is_seq2seq
 from lookahead.masks import mask_rules
-from lookahead.model import FusedModel
+from lookahead.model import FusedModel, takes_positions
 from lookahead.seq2seq import stand_in_encoder
 from lookahead.static import fused_model
 
@@ -74,13 +74,17 @@ def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = Non
         mask: 0 for padding on the left, ``[batch, token]``; None = there is none.
     """
     batch = prompt.shape[0]
-    mask = torch.ones_like(prompt) if mask is None else mask
-    kwargs: dict[str, Any] = {"attention_mask": mask}
-    if "position_ids" in forward_arguments(type(model).forward):
-        kwargs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
-    chain = ChainModel(model, chain_cache(model, None), prompt, GenerationConfig(), kwargs)
+    inputs = masked_inputs(model, torch.ones_like(prompt) if mask is None else mask)
+    chain = ChainModel(model, chain_cache(model, None), prompt, GenerationConfig(), inputs)
     with _read(chain, batch):
         yield chain
+
+
+def masked_inputs(model: PreTrainedModel, mask: Tensor) -> dict[str, Any]:
+    """A mask ``[batch, token]``, 0 for padding on the left, and its positions if the model takes any."""
+    if not takes_positions(type(model).forward):
+        return {"attention_mask": mask}
+    return {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
 
 
 @contextmanager

@@ -51,11 +51,11 @@ class TreeLayer(DynamicLayer):
     """One layer's keys and values: concatenated while the prompt runs, views into a shared buffer afterwards."""
 
     def __init__(self, store: "TreeCache") -> None:
+        self._own: dict[str, Tensor | None] = {}  # keys and values, until they move into buffers
+        super().__init__()
         self._store = store
-        self._own: dict[str, Tensor | None] = {}
         self.key_entry: tuple[_Group, int] | None = None
         self.value_entry: tuple[_Group, int] | None = None
-        super().__init__()
         self.index_entry: tuple[_Group, int] | None = None
         self.indexer_keys: Tensor | None = None  # [batch, slot, channel], until they move into a buffer
 

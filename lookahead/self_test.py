@@ -11,11 +11,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from jacobi import LookaheadError, Path, TokenTree
-from lookahead.bare import bare_chain, bare_model
+from lookahead.bare import bare_chain, bare_model, masked_inputs
 from lookahead.chain import ChainModel
 from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
 from lookahead.handover import PlainPasses, index_limit, position_limit
-from lookahead.model import takes_positions
 from lookahead.record import recorded_routes
 from lookahead.seq2seq import stepwise
 from lookahead.time_steps import bound_error
@@ -117,9 +116,7 @@ def _padded_last(model: PreTrainedModel, prompt: Tensor) -> dict[str, Any]:
     """Inputs for ``prompt`` ``[batch, token]``, the last row of which is padded on the left."""
     mask = torch.ones_like(prompt)
     mask[-1, 0] = 0
-    if not takes_positions(type(model).forward):
-        return {"attention_mask": mask}
-    return {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    return masked_inputs(model, mask)
 
 
 def _plain_error(model: PreTrainedModel, prompt: Tensor, tokens: list[int], fused: Tensor) -> str | None:
