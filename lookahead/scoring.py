@@ -12,7 +12,7 @@ from jacobi import LEVEL_STEPS, Scores, Successors
 
 _CHUNK = 128  # vocabulary entries whose maximum is taken first
 _SMALL = 1 << 19  # passes with fewer scores than this are searched in one go
-_FEW_LINES, _FEW = 2, 1 << 15  # lines, and scores in them, of which torch finds the best soonest
+_FEW_LINES, _FEW = 32, 1 << 16  # lines, and scores in them, of which torch finds the best soonest
 _SMALL_ARGMAX = 1 << 22  # the same, where only the highest is looked for
 
 _T = TypeVar("_T")
@@ -62,7 +62,7 @@ def _successors(ids: list[list[int]], levels: list[list[int]], nodes: int) -> li
 def _of_few(lines: Tensor, best: int) -> tuple[list[list[int]], list[list[int]]] | None:
     """Ids and levels of the ``best`` highest entries of each of a few lines; None where ties, NaN or -inf need care.
 
-    A pass over one node is what everything is compared with, and a call of NumPy costs it more than one of torch.
+    Between passes a call of NumPy costs more than one of torch, and NumPy needs many; its sweeps win with more scores.
     """
     values, ids = lines.detach().float().topk(best, dim=-1)
     levels = []
