@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from jacobi import Path, Step, Successors, TokenTree
 from lookahead.budget import Acceptance, BudgetedTree
+from lookahead.costly import CostlySources, is_costly, spent_ms
 from lookahead.sources import Source
 from lookahead.sources.ngrams import WindowSource, columns_for, window_nodes
 from lookahead.sources.recycling import BEST
@@ -41,6 +42,7 @@ class Planner:
         nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
         window: some of the sources is a window.
         window_only: there is no other source.
+        costly: what is known of those that cost time; None = there are none.
 
     Attributes:
         bucket: number of nodes that a pass over so many really computes; to be set by who knows the model.
@@ -51,6 +53,8 @@ class Planner:
         sizes: for this pass, cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on.
         floor: least value of a candidate.
         gain: least gain of speed for which anything is drafted.
+        costly: what is known of sources that cost time.
+        costly_ms: what they took in this pass.
         credited: accepted tokens by source.
         single_ms: what the passes observed so far would have taken with one node each, as far as is known.
         timed_ms: what they took.
@@ -66,10 +70,13 @@ class Planner:
         nodes: int | None = None,
         window: bool = False,
         window_only: bool = False,
+        costly: CostlySources | None = None,
     ) -> None:
         self.bucket: Callable[[int], int] = lambda count: count
         self.again: Callable[[], int] = lambda: 0
         self.columns = 0
+        self.costly = costly or CostlySources()
+        self.costly_ms = 0.0
         self.credited: Counter[str] = Counter()
         self.single_ms = 0.0
         self.timed_ms = 0.0
@@ -118,6 +125,15 @@ class Planner:
         """How many best next tokens to gather in the next pass."""
         return 0 if self.resting else BEST
 
+    @property
+    def weighs(self) -> bool:
+        """Whether this pass asks costly sources only if they pay; if not, whenever anything is drafted.
+
+        With a frozen curve they are always asked, because what they cost is measured.
+        """
+        measures = self._probing or self.single or self._times.frozen
+        return self._nodes is None and self._batch == 1 and not measures
+
     def open(self, context: int) -> None:
         """Prepare the next pass; to be called once before the rows draft.
 
@@ -127,6 +143,7 @@ class Planner:
         self._passes += 1
         self._since_single += 1
         self._refused = self._accepted = False
+        self.costly_ms = 0.0
         self._context = context
         again, self._again = self._again, self.again()
         if self._nodes is not None:
@@ -216,11 +233,12 @@ class Planner:
         best, size, expected = _LEAST_BATCH_GAIN / curve[0], 1, 1.0
         worth, calibration = self._worth, self._acceptance.calibration
         last = worth[-1] * len(worth)
+        beside_ms = 0.0 if self._times.frozen else self.costly.ms
         for count in range(1, len(curve)):
             value = worth[count - 1] if count <= len(worth) else last / count
             expected += value * calibration
-            if expected / curve[count] > best:
-                best, size = expected / curve[count], count + 1
+            if expected / (curve[count] + beside_ms) > best:
+                best, size = expected / (curve[count] + beside_ms), count + 1
         return size
 
     def learnt(self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool) -> None:
@@ -257,8 +275,9 @@ class Planner:
         taken = step.draft_ms + step.forward_ms + step.keep_ms
         if self._batch > 1:  # rows choose tokens together depth by depth, so here a longer path costs more
             taken += step.verify_ms
-        # Drafts that were looked for in vain (which may run heads) are no part of what one node costs.
-        self._times.add(self.bucket(fed), self._context, taken - step.draft_ms * (width == 1))
+        self.costly.spent(self.costly_ms)
+        # Nor are drafts that were looked for in vain a part of what one node costs.
+        self._times.add(self.bucket(fed), self._context, taken - (step.draft_ms if width == 1 else self.costly_ms))
         if self._times.knows_single:
             self.timed_ms += taken
             self.single_ms += self._curve[0] if self._curve else self._times.ms(1, self._context)
@@ -332,11 +351,11 @@ class AutomaticDrafter:
         self._planner = planner
         self._budgeted = BudgetedTree(sources, acceptance, chain)
         self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
-        if self._window is not None:
-            self._budgeted.use([source for source in sources if source is not self._window])
+        self._asked = [source for source in sources if source is not self._window]
+        self._costly = [source for source in sources if is_costly(source)]
+        self._budgeted.use(self._asked)
         self._values: list[float] = []
         self._columns = 0
-        self._asks_window = False
         self._root = -1
         self._started = False
         self._rested = False
@@ -347,14 +366,43 @@ class AutomaticDrafter:
         self._rested = planner.resting
         if self._rested:
             return TokenTree(self._root)
-        times, least = planner.sizes
-        tree, self._values = self._budgeted.grow(self._root, room, times, least, planner.floor, planner.gain)
+        tree = self._grow_weighing(room) if self._costly else self._grow(room)
         self._columns = 0 if planner.single else planner.columns
         if self._window is not None and not planner.single:
-            if self._columns and not self._asks_window:
-                self._asks_window = True
-                self._budgeted.use(self._sources)  # from now on there may be n-grams
+            if self._columns and self._window not in self._asked:
+                self._asked = self._sources  # from now on there may be n-grams
+                self._budgeted.use(self._asked)
             self._window.grow(tree, self._columns, room)
+        return tree
+
+    def _grow(self, room: int, beside_ms: float = 0.0) -> TokenTree:
+        """The sources' tree, in a pass that takes ``beside_ms`` more than the curve says."""
+        planner = self._planner
+        times, least = planner.sizes
+        if beside_ms:
+            times = [time + beside_ms for time in times]
+        tree, self._values = self._budgeted.grow(self._root, room, times, least, planner.floor, planner.gain)
+        return tree
+
+    def _grow_weighing(self, room: int) -> TokenTree:
+        """The same, where some sources cost time: they are asked where they pay."""
+        planner, budgeted = self._planner, self._budgeted
+        times, _ = planner.sizes
+        speed = expected = 0.0
+        if planner.weighs or len(times) == 1:
+            budgeted.use([source for source in self._asked if source not in self._costly])
+            tree = self._grow(room)
+            expected = budgeted.expected(self._values)
+            if len(times) == 1 or not planner.costly.pay(expected):
+                return tree
+            speed = (1.0 + expected) / times[len(tree) - 1]
+        budgeted.use(self._asked)
+        before, beside_ms = spent_ms(self._costly), planner.costly.ms if planner.weighs else 0.0
+        tree = self._grow(room, beside_ms)
+        planner.costly_ms += spent_ms(self._costly) - before
+        if planner.weighs and planner.costly.ms:
+            reached = 1.0 + budgeted.expected(self._values)
+            planner.costly.learn(expected, reached / (times[len(tree) - 1] + beside_ms) / speed)
         return tree
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:

@@ -144,6 +144,10 @@ class BudgetedTree:
         """Whether there was any candidate for the root of the tree grown last."""
         return bool(self._offered and self._offered[0])
 
+    def expected(self, values: Sequence[float]) -> float:
+        """Drafted tokens that a tree whose nodes have these values is expected to write."""
+        return sum(values) * self._acceptance.calibration
+
     def grow(
         self,
         root: int,

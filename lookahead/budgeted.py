@@ -1,12 +1,13 @@
 """What strategies with an automatic mode have in common: one tree from all sources, sized by the step-time curve."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from jacobi import LookaheadError
 from lookahead.automatic import AutomaticDrafter, Planner
+from lookahead.costly import is_costly
 from lookahead.memory import Memory
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
 from lookahead.sources.recycling import BEST
@@ -132,7 +133,6 @@ class Budgeted(Strategy):
         call: CallContext,
         names: Sequence[str | SourceFactory],
         extra: Mapping[str, Maker] | None = None,
-        beside: Hashable = None,
     ) -> Drafts:
         """The automatic mode's drafters, one a row, which share one planner.
 
@@ -140,7 +140,6 @@ class Budgeted(Strategy):
             call: the call.
             names: of the sources, or what makes them.
             extra: sources that only this strategy knows.
-            beside: what runs beside the model in every pass; the step-time curve is then one of its own.
         """
         makers = FREE_SOURCES | dict(extra or {})
         chain = call.rows[0].chain
@@ -151,16 +150,18 @@ class Budgeted(Strategy):
             for row in call.rows
         ]
         kinds = tuple((source.name, len(source.priors)) for source in rows[0])
-        acceptance = call.memory.acceptance((kinds, call.choice), rows[0], call.trust)
+        key = (kinds, call.choice)
+        acceptance = call.memory.acceptance(key, rows[0], call.trust)
         window = [isinstance(source, WindowSource) for source in rows[0]]
         planner = Planner(
-            step_times(call.model, len(rows), call.memory.times, self.step_times(), beside, self.static),
+            step_times(call.model, len(rows), call.memory.times, self.step_times(), self.static),
             acceptance,
             batch=len(rows),
             most_nodes=self.max_nodes,
             nodes=self.nodes,
             window=any(window),
             window_only=all(window),
+            costly=call.memory.costly_sources(key) if any(map(is_costly, rows[0])) else None,
         )
         drafters = [
             AutomaticDrafter(row.prompt, sources, planner, acceptance, chain)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedModel
 
 from lookahead.budget import Acceptance
+from lookahead.costly import CostlySources
 from lookahead.sources import Source, SuccessorTable
 from lookahead.step_times import StepTimes
 
@@ -27,11 +28,13 @@ class Memory:
     Attributes:
         table: the model's best successors after what it has seen.
         acceptances: estimates by what they were learnt under: sources, and how tokens are chosen.
+        costly: what is known of sources that cost time, by the same.
         times: step-time curves, by what they depend on.
     """
 
     table: SuccessorTable = field(default_factory=SuccessorTable)
     acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
+    costly: dict[tuple[Hashable, Hashable], CostlySources] = field(default_factory=dict)
     times: dict[Hashable, StepTimes] = field(default_factory=dict)
 
     def acceptance(self, key: tuple[Hashable, Hashable], sources: Sequence[Source], trust: float) -> Acceptance:
@@ -50,6 +53,11 @@ class Memory:
         while len(self.acceptances) > _MOST_MODES:
             self.acceptances.popitem(last=False)
         return known
+
+    def costly_sources(self, key: tuple[Hashable, Hashable]) -> CostlySources:
+        """What is known under ``key`` of sources that cost time, for as long as its estimates are kept."""
+        self.costly = {kept: known for kept, known in self.costly.items() if kept in self.acceptances}
+        return self.costly.setdefault(key, CostlySources())
 
 
 _lock = threading.Lock()

@@ -101,7 +101,6 @@ def step_times(
     batch: int,
     memory: dict[Hashable, StepTimes],
     given: StepTimes | None,
-    beside: Hashable = None,
     static: bool | None = None,
 ) -> StepTimes:
     """The curve for a call: what the caller gave, what earlier calls learnt, what was saved, or one that is empty.
@@ -111,14 +110,13 @@ def step_times(
         batch: rows of a pass.
         memory: curves of earlier calls on the model; a new one is put there.
         given: the caller's.
-        beside: what runs beside the model in every pass, if anything does.
         static: as for :func:`lookahead.static.fused_model`.
     """
     if given is not None:
         return given
     config = model.config.get_text_config()
     attention, fixed = str(config._attn_implementation), dynamic_reason(static, model) is None
-    key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads(), beside)
+    key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads())
     if key not in memory:
         memory[key] = cached(model, batch, static) or StepTimes()
     return memory[key]

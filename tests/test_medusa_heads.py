@@ -1,5 +1,6 @@
 """Medusa's heads: what they compute, beside which models they run, and how the hub sees them."""
 
+import gc
 import json
 import pathlib
 import warnings
@@ -14,9 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from jacobi import LookaheadError
-from lookahead.medusa import MedusaHeads, output_layer, output_sizes
+from lookahead.medusa import MedusaHeads, output_layer, output_sizes, stacked
 from lookahead.medusa.backbone import copyable_weight, placement
 from lookahead.medusa.heads import ResBlock
+from lookahead.medusa.stacked import fast_heads
 
 HIDDEN = 32
 
@@ -377,3 +379,53 @@ def test_heads_can_be_pushed_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(heads, PyTorchModelHubMixin)
     assert heads.push_to_hub("owner/heads", token="secret") == "a commit"
     assert uploaded == {"token": "secret", "owner/heads": ["README.md", "config.json", "medusa_lm_head.safetensors"]}
+
+
+# --- all heads at once -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("num_heads", "num_layers", "own"), [(1, 1, True), (3, 2, False), (4, 4, True)])
+def test_stacked_blocks_are_the_heads(num_heads: int, num_layers: int, own: bool, dtype: torch.dtype) -> None:
+    model = tiny_model("llama")
+    heads = drawn(MedusaHeads.for_model(model, num_heads, num_layers, own)).to(dtype)
+    fast = fast_heads(heads)
+    assert fast is not heads
+    for hidden in (states(1), states(5)):
+        got, expected = fast(hidden, output_layer(model)), heads(hidden, output_layer(model))
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_copies_follow_the_weights() -> None:
+    """They are kept from call to call, and made again when a weight has changed or moved."""
+    model = tiny_model("llama")
+    heads, layer, hidden = drawn(MedusaHeads.for_model(model, 2)), output_layer(model), states(1)
+    fast_heads(heads)
+    kept = stacked._stacks[heads]
+    fast_heads(heads)
+    assert stacked._stacks[heads] is kept
+    drawn(heads, seed=5)
+    torch.testing.assert_close(fast_heads(heads)(hidden, layer), heads(hidden, layer), atol=1e-5, rtol=1e-4)
+    heads.to(F32)
+    torch.testing.assert_close(fast_heads(heads)(hidden, layer), heads(hidden, layer), atol=1e-5, rtol=1e-4)
+    count = len(stacked._stacks)
+    del heads, kept
+    gc.collect()
+    assert len(stacked._stacks) == count - 1
+
+
+def test_what_is_no_plain_block_runs_as_it_is() -> None:
+    """Hooks, adapted or quantised layers, large ones, heads without blocks, classes of the user's."""
+    model = tiny_model("llama")
+
+    class Own(MedusaHeads):
+        pass
+
+    hooked, inner, adapted = (drawn(MedusaHeads.for_model(model, 2)) for _ in range(3))
+    hooked.register_forward_hook(lambda *_: None)
+    inner.blocks[1][0].linear.register_forward_pre_hook(lambda *_: None)
+    adapted.blocks[0][0].linear = nn.Sequential(nn.Linear(HIDDEN, HIDDEN))
+    without = MedusaHeads(HIDDEN, VOCAB, 2, num_layers=0, own_output=True)
+    for heads in (hooked, inner, adapted, without, Own(HIDDEN, VOCAB), MedusaHeads(1200, 5, 1)):
+        assert fast_heads(heads) is heads

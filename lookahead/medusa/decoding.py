@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from os import PathLike
 from pathlib import Path as FilePath
+from time import perf_counter
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -21,7 +22,8 @@ from lookahead.hidden import HiddenStates
 from lookahead.medusa.acceptance import nucleus, typical
 from lookahead.medusa.backbone import output_layer, output_sizes, placement
 from lookahead.medusa.choices import ChoiceTree, choices_from
-from lookahead.medusa.heads import MedusaHeads
+from lookahead.medusa.heads import MedusaHeads, best_of
+from lookahead.medusa.stacked import fast_heads
 from lookahead.strategy import CallContext, Drafts
 
 _DEFAULT_CHOICES = "mc_sim_7b_63"
@@ -46,11 +48,15 @@ class HeadCandidates:
         hidden: what it reads in each pass.
         count: candidates of a head.
         batch: number of rows.
+
+    Attributes:
+        spent_ms: what running the heads has taken.
     """
 
     def __init__(self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int) -> None:
         self.num_heads = heads.num_heads
-        self._heads = heads
+        self.spent_ms = 0.0
+        self._heads = fast_heads(heads)
         self._output = output
         self._hidden = hidden
         self._count = count
@@ -77,17 +83,18 @@ class HeadCandidates:
 
     @torch.no_grad()
     def _run(self) -> None:
-        hidden = self._hidden.last
+        start, hidden = perf_counter(), self._hidden.last
         assert hidden is not None  # a pass was noted
         rows = list(self._nodes)
         at = torch.tensor([rows, list(self._nodes.values())], device=hidden.device)
-        chances, tokens = self._heads.top(hidden[at[0], at[1]], self._output, self._count)
+        chances, tokens = best_of(self._heads(hidden[at[0], at[1]], self._output), self._count)
         # Integers and floats of 32 bits travel in one tensor.
         both = torch.stack([tokens.int(), chances.float().view(torch.int32)]).transpose(1, 2).cpu()
         ids, logs = both[0].tolist(), both[1].contiguous().view(torch.float32).tolist()
         for place, row in enumerate(rows):
             self._found[row] = ids[place], logs[place]
         self._nodes.clear()
+        self.spent_ms += 1e3 * (perf_counter() - start)
 
 
 class MedusaDrafter:
@@ -143,6 +150,11 @@ class HeadsSource:
         self._candidates = candidates
         self._row = row
         self._offers: list[list[tuple[int, int]]] | None = None
+
+    @property
+    def spent_ms(self) -> float:
+        """What running the heads has taken."""
+        return self._candidates.spent_ms
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         """The prompt's hidden states come with its pass."""
@@ -356,7 +368,6 @@ class Medusa(Budgeted):
             replace(call, choice=(call.choice, lossy, self.top_p)),
             self.sources or (),
             {"heads": lambda row, memory: HeadsSource(candidates, row.index)},
-            beside=(heads.num_heads, heads.num_layers, heads.own_output),
         )
         return replace(drafts, hidden=hidden)
 

@@ -300,7 +300,10 @@ class MedusaHeads(
         Raises:
             LookaheadError: the heads have no output layer, and none is given.
         """
-        states = self.states(hidden)
+        return self.logits(self.states(hidden), output)
+
+    def logits(self, states: Tensor, output: Output | None = None) -> Tensor:
+        """What the output layers make of :meth:`states`; see :meth:`forward`."""
         if self.own_output:
             first = next(self.outputs.parameters())
             states = states.to(first.device, first.dtype)
@@ -326,13 +329,23 @@ class MedusaHeads(
         Raises:
             LookaheadError: ``count`` is not between 1 and the vocabulary.
         """
-        logits = self(hidden, output).float()
-        if not 1 <= count <= logits.shape[-1]:
-            raise LookaheadError(
-                f"{count} candidates are asked of each head: expected 1 to {logits.shape[-1]}, all of the vocabulary."
-            )
-        best, ids = logits.topk(count, dim=-1)
-        return best - logits.logsumexp(-1, keepdim=True), ids
+        return best_of(self(hidden, output), count)
+
+
+def best_of(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best candidates of every head; see :meth:`MedusaHeads.top`.
+
+    Args:
+        logits: ``[head, ..., vocab]``.
+        count: candidates of a head.
+    """
+    logits = logits.float()
+    if not 1 <= count <= logits.shape[-1]:
+        raise LookaheadError(
+            f"{count} candidates are asked of each head: expected 1 to {logits.shape[-1]}, all of the vocabulary."
+        )
+    best, ids = logits.topk(count, dim=-1)
+    return best - logits.logsumexp(-1, keepdim=True), ids
 
 
 def _wide(weight: Tensor) -> torch.dtype:

@@ -17,6 +17,10 @@ class Source(Protocol):
     A source may have any number of candidates for a node that another source has too: the first source in the
     strategy's order is credited, and agreement is part of what is learnt.
     Plain class attributes do for ``name`` and ``priors``.
+
+    A source whose candidates cost time to make (it runs heads, or a model) says so by one more attribute, ``spent_ms``:
+    the milliseconds it has taken for them so far, in all. The automatic mode then asks it only where that pays (see
+    :mod:`lookahead.costly`).
     """
 
     @property
