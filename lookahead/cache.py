@@ -10,6 +10,9 @@ shorter row has between its own history and ``base`` is masked out and later ove
 
 With static shapes (:mod:`lookahead.static`) a pass writes by index, at slots that a tensor holds, and reads a fixed
 number of slots whatever the history's length.
+
+An offloaded cache's history lies in the host's memory. Each layer fetches its own when its turn comes, once a pass
+however many nodes the pass has.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,6 +65,8 @@ class TreeLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append a pass's keys and values ``[batch, head, node, channel]``; return history and pass together."""
         if self.key_entry is None or self.value_entry is None:
+            if self._store.on_host:
+                return self._update_on_host(key_states, value_states)
             return super().update(key_states, value_states)
         slots = self._store.slots
         if slots is not None:
@@ -71,6 +76,15 @@ class TreeLayer(DynamicLayer):
             values.index_copy_(2, slots, value_states)
             return keys, values
         return self._append(self.key_entry, key_states), self._append(self.value_entry, value_states)
+
+    def _update_on_host(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """The same while the prompt runs, for a history that lies in the host's memory between the layer's turns."""
+        self.device = key_states.device
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys.to(self.device), self.values.to(self.device)
+        keys, values = super().update(key_states, value_states)
+        self.keys, self.values = keys.cpu(), values.cpu()
+        return keys, values
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Append a pass's keys ``[batch, node, channel]`` of the indexer; return history and pass together."""
@@ -88,7 +102,7 @@ class TreeLayer(DynamicLayer):
         if group.span != (start, stop):
             group.open(start, stop)
         group.fresh[entry].copy_(states)
-        return group.history[entry]
+        return group.history[entry].to(states.device)
 
     def _states(self, name: str, entry: "tuple[_Group, int] | None") -> Tensor | None:
         if entry is None:
@@ -128,11 +142,13 @@ class _Group:
         history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
     """
 
-    def __init__(self, entries: list[Tensor], capacity: int, allocate: "Allocate | None" = None) -> None:
+    def __init__(
+        self, entries: list[Tensor], capacity: int, allocate: "Allocate | None" = None, *, pinned: bool = False
+    ) -> None:
         first = entries[0]
         batch, heads, length, channels = first.shape
         shape = (len(entries), batch, heads, _rounded(max(capacity, length)), channels)
-        self.buffer = first.new_empty(shape) if allocate is None else allocate(shape, first)
+        self.buffer = first.new_empty(shape, pin_memory=pinned) if allocate is None else allocate(shape, first)
         for slot, entry in enumerate(entries):
             self.buffer[slot, :, :, :length] = entry
         self.span = (0, 0)
@@ -158,7 +174,7 @@ class _Group:
     def grow(self, capacity: int) -> None:
         """Go on in a buffer of ``capacity`` slots, zero past those of the old one."""
         old = self.buffer
-        buffer = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
+        buffer = old.new_zeros((*old.shape[:3], capacity, old.shape[4]), pin_memory=old.is_pinned())
         buffer[:, :, :, : old.shape[3]] = old
         self.buffer, self.span = buffer, (0, 0)
 
@@ -171,6 +187,7 @@ class TreeCache(Cache):
 
     Args:
         n_layers: layers of the model; None = as many as turn up.
+        on_host: the history lies in the host's memory, wherever the layers compute.
 
     Attributes:
         base: first slot of the pass's nodes; every row's history lies below it.
@@ -178,7 +195,8 @@ class TreeCache(Cache):
         slots: with static shapes, where the pass writes, ``[node]``; None = at ``base`` and the slots after it.
     """
 
-    def __init__(self, n_layers: int | None) -> None:
+    def __init__(self, n_layers: int | None, *, on_host: bool = False) -> None:
+        self.on_host = on_host
         if n_layers is None:
             super().__init__(layer_class_to_replicate=partial(TreeLayer, self))
         else:
@@ -238,7 +256,8 @@ class TreeCache(Cache):
                 "prompt's tokens. Drop use_lookahead."
             )
         for members in by_kind.values():
-            group = _Group([states for _, _, states in members], capacity, allocate)
+            pinned = self.on_host and torch.cuda.is_available()
+            group = _Group([states for _, _, states in members], capacity, allocate, pinned=pinned)
             self._groups.append(group)
             for entry, (layer, name, _) in enumerate(members):
                 setattr(layer, f"{name}_entry", (group, entry))
@@ -336,7 +355,7 @@ class TreeCache(Cache):
                 group.buffer[entry, :, :, :length] for group, entry in (source.key_entry, source.value_entry)
             )
             if not layer.is_initialized:
-                layer.lazy_initialization(keys, values)
+                layer.lazy_initialization(keys[:, :, :0].to(source.device), values[:, :, :0].to(source.device))
             if isinstance(layer, StaticLayer):
                 layer.keys[:, :, :length], layer.values[:, :, :length] = keys, values
                 layer.cumulative_length.fill_(length)
@@ -345,7 +364,8 @@ class TreeCache(Cache):
                 layer.cumulative_length = length
                 window = layer.sliding_window - 1
                 keys, values = keys[:, :, max(0, length - window) :], values[:, :, max(0, length - window) :]
-            layer.keys, layer.values = keys.clone(), values.clone()
+            place = keys.device if cache.offloading else source.device
+            layer.keys, layer.values = keys.to(place, copy=True), values.to(place, copy=True)
             if source.index_entry is not None:
                 group, entry = source.index_entry
                 states = group.buffer[entry, :, 0, :length]
@@ -355,7 +375,8 @@ class TreeCache(Cache):
 
 def empty_cache(model: PreTrainedModel, given: Cache | None) -> TreeCache:
     """A cache for fused passes, started from the history that ``given`` holds, if any."""
-    cache = TreeCache(None if is_seq2seq(model) else decoder_config(model).num_hidden_layers)
+    n_layers = None if is_seq2seq(model) else decoder_config(model).num_hidden_layers
+    cache = TreeCache(n_layers, on_host=getattr(given, "offloading", False))
     if given is not None:
         cache.load(given)
     return cache
@@ -386,11 +407,6 @@ def check_cache(
         raise LookaheadError(
             f"A {type(cache).__name__} cannot keep chosen slots of a tree: expected a DynamicCache. Leave "
             "past_key_values and cache_implementation unset, or decode without use_lookahead."
-        )
-    if cache.offloading:
-        raise LookaheadError(
-            "An offloaded cache is not supported with lookahead: leave cache_implementation unset, or decode without "
-            "use_lookahead."
         )
     for index, layer in enumerate(cache.layers):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, *_INDEXED_LAYERS, *_EMPTY_LAYERS):

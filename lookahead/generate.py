@@ -193,7 +193,11 @@ def _decode(
     returned = generation_config.return_dict_in_generate
     lossy = strategy.rule if generation_config.do_sample else None
     most = (generation_config.max_length or math.inf) - input_ids.shape[1]
-    if strategy.automatic and most <= 1 and not returned and lossy is None:
+    users_cache = getattr(given_cache, "_is_user_defined", False) or (
+        given_cache is not None and holds_text(given_cache)
+    )
+    special = users_cache or getattr(given_cache, "offloading", False)
+    if strategy.automatic and most <= 1 and not (returned or special) and lossy is None:
         # The prompt's pass writes all there is: whatever would be prepared here for drafts could only cost time.
         return plain.sample(model_kwargs, given_cache)
     route, reason = support.route(model)
@@ -204,9 +208,6 @@ def _decode(
         raise LookaheadError(f"static=True cannot be used: {reason}. Leave static unset, or set it to False.")
 
     wants_cache = bool(model_kwargs.get("use_cache", True))
-    users_cache = getattr(given_cache, "_is_user_defined", False) or (
-        given_cache is not None and holds_text(given_cache)
-    )
     export = given_cache is not None and wants_cache and (returned or users_cache)
     scored = returned and (generation_config.output_scores or generation_config.output_logits)
 

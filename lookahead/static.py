@@ -377,6 +377,8 @@ def fused_model(
     positions = args[4].get("position_ids") if len(args) > 4 else None
     if reason is None and positions is not None and positions.ndim > 2:
         reason = "positions have several axes"
+    if reason is None and len(args) > 1 and args[1].on_host:
+        reason = "the cache is offloaded"
     if static is True and reason is not None:
         raise LookaheadError(_refusal(reason))
     if reason is None:

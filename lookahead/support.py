@@ -189,6 +189,11 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
                 f"{type(model).__name__} needs a cache for its cross-attention too: got a {type(cache).__name__}, "
                 "expected an EncoderDecoderCache. Leave past_key_values unset, or pass one."
             )
+        if getattr(cache.self_attention_cache, "offloading", False):
+            raise LookaheadError(
+                "An offloaded cache is not supported for encoder-decoder models with lookahead: leave "
+                "cache_implementation unset, or decode without use_lookahead."
+            )
         check_cache(cache.self_attention_cache, n_layers=None, batch=batch, heads=None, channels=None, slots=slots)
         return
     heads = _field(config, "num_key_value_heads") or _field(config, "num_attention_heads")

@@ -198,7 +198,6 @@ def test_a_guess_outside_the_vocabulary(passes: Passes) -> None:
         ({"output_attentions": True, "return_dict_in_generate": True}, "cannot be combined with output_attentions"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "with output_hidden_states=True"),
         ({"synced_gpus": True}, "synced_gpus=True is not supported"),
-        ({"cache_implementation": "offloaded"}, "offloaded cache is not supported"),
     ],
     ids=str,
 )
@@ -225,7 +224,9 @@ def test_continuous_batching(passes: Passes) -> None:
     )
 
 
-@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"cache_implementation": "offloaded"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"num_beams": 2}, {"output_attentions": True, "return_dict_in_generate": True}], ids=str
+)
 def test_modes_without_the_patch(settings: dict[str, Any], passes: Passes) -> None:
     """``custom_generate`` checks for itself."""
     lookahead.restore_all()

@@ -741,3 +741,42 @@ def test_a_long_text() -> None:
     for name in ("llama", "mistral"):
         same_as_plain(tiny_model(name), prompts(2, 5), Lookahead(window_size=7, seed=0), max_new_tokens=230)
     same_as_plain(tiny_model("mistral"), prompts(2, 200), Lookahead(window_size=7, seed=0), max_new_tokens=20)
+
+
+# --- offloaded caches ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_offloaded_caches(name: str, batch: int) -> None:
+    """Plain decoding needs CUDA for them; here the history lies on the host anyway, and the text is the usual one."""
+    model = tiny_model(name)
+    settings = {"max_new_tokens": 20, "return_dict_in_generate": True}
+    expected, _ = run(model, prompts(batch), **settings)
+    kinds = ["offloaded", *(["offloaded_static"] if name == "llama" else [])]
+    for kind in kinds:
+        output, _ = run(model, prompts(batch), cache_implementation=kind, use_lookahead=True, **settings)
+        assert torch.equal(output.sequences, expected.sequences)
+        assert output.past_key_values.offloading
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_a_given_offloaded_cache_is_filled_and_goes_on(name: str) -> None:
+    model, inputs = tiny_model(name), prompts(2)
+    caches = [DynamicCache(config=model.config, offloading=ours) for ours in (False, True)]
+    for _ in range(2):
+        plain, _ = run(model, inputs, past_key_values=caches[0], max_new_tokens=10)
+        ours, _ = run(model, inputs, past_key_values=caches[1], max_new_tokens=10, use_lookahead=True)
+        assert torch.equal(plain, ours)
+        same_caches(caches[1], caches[0], 1e-9)
+        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 11), value=1)
+        inputs = {"input_ids": torch.nn.functional.pad(plain, (0, 1), value=5), "attention_mask": mask}
+
+
+def test_an_offloaded_cache_and_static_shapes() -> None:
+    """Static passes write on the device: they are left out, or refused where they were asked for."""
+    model, inputs = tiny_model("llama"), prompts(1)
+    with pytest.raises(LookaheadError, match="the cache is offloaded"):
+        run(
+            model, inputs, cache_implementation="offloaded", lookahead_strategy=Lookahead(static=True), max_new_tokens=5
+        )

@@ -162,3 +162,17 @@ def test_the_dynamic_path_on_the_gpu(made: list[Any]) -> None:
     assert torch.equal(plain, ours)
     assert made[-1].route == "dynamic"
     assert waiting(model) == []
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_offloaded_cache(name: str, batch: int) -> None:
+    """The history lies in pinned memory of the host, and comes back as plain decoding's offloaded cache."""
+    model = fresh_model(name).cuda()
+    settings = {"max_new_tokens": 24, "cache_implementation": "offloaded", "return_dict_in_generate": True}
+    plain = model.generate(**rows(batch), **settings)
+    ours = model.generate(**rows(batch), **settings, use_lookahead=True)
+    assert torch.equal(plain.sequences, ours.sequences)
+    lengths = [cache.past_key_values.get_seq_length() for cache in (plain, ours)]
+    assert lengths[0] == lengths[1]
+    assert {layer.keys.device.type for layer in ours.past_key_values.layers} == {"cpu"}
