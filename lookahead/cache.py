@@ -273,17 +273,26 @@ class TreeCache(Cache):
             chosen: for each row the visited nodes, root first; empty where a row does not advance.
         """
         for row, nodes in enumerate(chosen):
-            start, count = self.lengths[row], len(nodes)
-            if not count:
-                continue
-            if start != self.base or list(nodes) != list(range(count)):
-                picked = torch.tensor([self.base + node for node in nodes])
-                for group in self._groups:
-                    slots = picked.to(group.buffer.device)
-                    states = group.buffer[:, row]
-                    states[:, :, start : start + count] = states.index_select(2, slots)
-            self.lengths[row] = start + count
+            start = self.lengths[row]
+            self.lengths[row] = start + len(nodes)
+            slots = [self.base + node for node in nodes]
+            settled = next((place for place, slot in enumerate(slots) if slot != start + place), len(slots))
+            slots, start = slots[settled:], start + settled
+            if slots:
+                self._move_row(row, slots, start)
         self.base = max(self.lengths)
+
+    def _move_row(self, row: int, slots: Sequence[int], start: int) -> None:
+        """Copy ``slots`` of a row, in rising order, to ``start`` and the slots after it, which lie before them."""
+        first, count = slots[0], len(slots)
+        stop = start + count
+        in_one_piece = slots[-1] == first + count - 1 and stop <= first
+        for group in self._groups:
+            states = group.buffer[:, row]
+            if in_one_piece:
+                states[:, :, start:stop] = states[:, :, first : first + count]
+            else:
+                states[:, :, start:stop] = states.index_select(2, torch.tensor(slots, device=states.device))
 
     def advance(self, chosen: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
         """Count nodes as history without moving them yet: :meth:`keep` for passes that move by index tensors.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from lookahead.sources import Source
 
 _STEPS = (0.3, 1.0, 2.5)  # tokens expected of the other sources' tree at which the next level begins
-_TRIALS = 2  # at a level, before it is judged
+_TRIALS, _HOPE = 2, 0.9  # at a level, before it is judged, unless the first gain is lower than this
 _SKIPPED = 32  # passes at a level that does not pay, after which it is tried again
 _LEAST_GAIN = 1.05  # of speed: estimates err
 _FADE = 0.8  # of earlier gains, once a level is judged
@@ -46,7 +46,8 @@ class CostlySources:
             expected: drafted tokens that the other sources' tree is expected to write.
         """
         level = bisect_right(_STEPS, expected)
-        if self._trials[level] < _TRIALS or self._gains[level] > _LEAST_GAIN:
+        trials, gain = self._trials[level], self._gains[level]
+        if not trials or gain > (_HOPE if trials < _TRIALS else _LEAST_GAIN):
             return True
         self._skipped[level] = (self._skipped[level] + 1) % _SKIPPED
         return self._skipped[level] == 0

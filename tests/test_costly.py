@@ -129,7 +129,7 @@ def test_every_level_is_tried_and_judged_by_its_own_gains(trials: list[tuple[flo
         level = sum(expected >= step for step in (0.3, 1.0, 2.5))
         before = gains.setdefault(level, [])
         pays = costly.pay(expected)
-        if len(before) < 2 or min(before) > 1.05:
+        if not before or (len(before) == 1 and before[0] > 0.95) or min(before) > 1.05:
             assert pays
         if pays:
             costly.learn(expected, gain)
@@ -138,9 +138,8 @@ def test_every_level_is_tried_and_judged_by_its_own_gains(trials: list[tuple[flo
 
 def test_a_level_that_does_not_pay_is_tried_again_now_and_then() -> None:
     costly = CostlySources()
-    for _ in range(2):
-        assert costly.pay(0.5)
-        costly.learn(0.5, 0.7)
+    assert costly.pay(0.5)
+    costly.learn(0.5, 0.7)
     assert [costly.pay(0.5) for _ in range(96)].count(True) == 3
     assert costly.pay(2.0)  # another level
     for _ in range(12):  # things have changed
