@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import log2
 
 from jacobi import Path, Step, Successors, TokenTree
 from lookahead.budget import Acceptance, BudgetedTree
@@ -19,7 +20,7 @@ _PROBE_FIRST, _PROBE_LAST = 32, 512  # plain passes between two trials of a smal
 _PROBE_NODES = 4
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
 _LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
-_LEAST_BATCH_GAIN = 1.15  # the same of a batch: once its rows are out of step, every pass needs masks and copies
+_BATCH_GAIN = 0.075  # more for every doubling of a batch: out of step, rows need copies, and the slowest gains least
 _RESTS = ((16, 8), (4, 4))  # after so many plain passes, only every so many-th still asks and feeds the sources
 _FADE = 0.9  # of what a batch's trees were worth, from pass to pass
 _COLUMN_GAIN = 0.004  # tokens a pass that a window column is taken to bring, before it has shown what it brings
@@ -102,7 +103,8 @@ class Planner:
         self._again = 0  # nodes of this pass that are fed once more
         self._again_ms = 0.0  # what such nodes cost of late, and by how many drafted passes they were caused
         self._again_passes = 1.0
-        self._worth: list[float] = []  # batch: value of the n-th drafted node of a row, smoothed
+        self._worth: list[float] = []  # of the n-th drafted node of a row, smoothed
+        self._trees: list[tuple[int, Sequence[float]]] = []  # of the last pass: tokens written, values
         self._column_tokens = _COLUMN_GAIN * _COLUMN_PASSES
         self._column_passes = _COLUMN_PASSES
         self._columns_until = 0
@@ -230,7 +232,7 @@ class Planner:
         if not self._worth:
             return 1 + _PROBE_NODES
         curve = self._grown
-        best, size, expected = _LEAST_BATCH_GAIN / curve[0], 1, 1.0
+        best, size, expected = (1.0 + _BATCH_GAIN * log2(self._batch)) / curve[0], 1, 1.0
         worth, calibration = self._worth, self._acceptance.calibration
         last = worth[-1] * len(worth)
         beside_ms = 0.0 if self._times.frozen else self.costly.ms
@@ -241,7 +243,9 @@ class Planner:
                 best, size = expected / (curve[count] + beside_ms), count + 1
         return size
 
-    def learnt(self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool) -> None:
+    def learnt(
+        self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool, written: int
+    ) -> None:
         """Take in what became of one row's tree.
 
         Args:
@@ -249,6 +253,7 @@ class Planner:
             credited: the source of each accepted token.
             columns: of the window in it.
             refused: there were candidates, and none was worth a node.
+            written: tokens of the row so far.
         """
         self._refused |= refused and not self.single
         self._accepted |= bool(credited)
@@ -257,8 +262,22 @@ class Planner:
             self._column_passes += columns
             self._column_tokens += sum(name == WindowSource.name for name in credited)
         self._drafted += (1.0 - _FADE) * (len(values) - self._drafted)
-        if self._batch == 1 and not self._window:
-            return
+        if self._batch > 1 or self._window:
+            self._trees.append((written, values))
+
+    def _weigh_trees(self) -> None:
+        """Take in what the last pass's trees were worth: of a batch, those of the rows that are furthest behind.
+
+        A batch is done when its slowest row is; what other rows gain shortens nothing.
+        """
+        trees, self._trees = self._trees, []
+        least = min((written for written, _ in trees), default=0)
+        for written, values in trees:
+            if written == least:
+                self._weigh(values)
+
+    def _weigh(self, values: Sequence[float]) -> None:
+        """Take in the values of one tree."""
         worth = self._worth
         for place, value in enumerate(values):
             if place < len(worth):
@@ -269,7 +288,8 @@ class Planner:
             worth[place] *= _FADE  # there was room, and no candidate
 
     def observe(self, step: Step) -> None:
-        """Take in a pass (not the prompt's): what it cost."""
+        """Take in a pass (not the prompt's): what it cost, and what its trees were worth."""
+        self._weigh_trees()
         width = max(map(len, step.trees))
         fed = width + self._again
         taken = step.draft_ms + step.forward_ms + step.keep_ms
@@ -357,6 +377,7 @@ class AutomaticDrafter:
         self._values: list[float] = []
         self._columns = 0
         self._root = -1
+        self._written = 0
         self._started = False
         self._rested = False
 
@@ -417,7 +438,9 @@ class AutomaticDrafter:
             if self._columns:  # what the trees' own candidates do not explain, the window's columns held
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
             refused = self._budgeted.asked and not self._values
-            self._planner.learnt(self._values, credited, self._columns, refused)
+            written = self._written + len(path.tokens)
+            self._planner.learnt(self._values, credited, self._columns, refused, written)
+        self._written += len(path.tokens)
         for source in self._sources:
             source.learn(tree, path, successors)
         self._root = path.tokens[-1]

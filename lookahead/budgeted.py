@@ -26,7 +26,7 @@ FREE_SOURCES: dict[str, Maker] = {
 }
 _MOST_NODES = 512
 _SHORT_CALL = 32  # new tokens; below, the prompt's successors are not gathered
-_PROMPT_TOKENS = 128  # of the prompt, from its end, at which successors are gathered at most
+_PROMPT_TOKENS = 128  # of the prompts, from their ends, at which successors are gathered at most
 _PROMPT_LOGITS = 1 << 23  # numbers that this may take: 32 MB in float32
 
 
@@ -178,4 +178,4 @@ def _prompt_harvest(call: CallContext) -> int:
     if call.new_tokens < _SHORT_CALL:
         return 1
     fit = _PROMPT_LOGITS // (len(call.rows) * max(row.vocab_size for row in call.rows))
-    return max(1, min(_PROMPT_TOKENS, fit))
+    return max(1, min(_PROMPT_TOKENS // len(call.rows), fit))

@@ -24,6 +24,7 @@ _MEMORY = 32.0  # passes after which old ones fade
 _OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as at most this slow (or fast)
 _TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers by; twice as many, drift
 _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
+_BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
 _GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
 
 
@@ -183,7 +184,10 @@ def _nearest(nodes: int) -> int:
 
 
 def _through(base: Sequence[float], measured: dict[int, float]) -> list[float]:
-    """Bend ``base`` so that it goes through the measured places, and keeps its form in between and beyond."""
+    """Bend ``base`` so that it goes through the measured places, and keeps its form in between and beyond.
+
+    Beyond the last one that form may be no more than a guess, so there it is at least about as steep as before.
+    """
     places = sorted(measured)
     ratios = [measured[place] / base[place] for place in places]
     bent = []
@@ -198,4 +202,9 @@ def _through(base: Sequence[float], measured: dict[int, float]) -> list[float]:
             share = (place - low) / (high - low)
             ratio = ratios[right - 1] * (1 - share) + ratios[right] * share
         bent.append(value * ratio)
+    last = places[-1]
+    if last:
+        slope = _BEYOND * (bent[last] - bent[0]) / (NODES[last] - NODES[0])
+        for place in range(last + 1, len(bent)):
+            bent[place] = max(bent[place], bent[place - 1] + slope * (NODES[place] - NODES[place - 1]))
     return bent

@@ -251,13 +251,60 @@ def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree:
         planner.open(64)
         nodes = min(len(planner.sizes[0]) - 1, tree)
         columns = 0 if planner.single else planner.columns
-        planner.learnt([0.5] * nodes, [], columns, False)
+        planner.learnt([0.5] * nodes, [], columns, False, written=1)
         width = 1 + nodes + 4 * columns
         times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "keep_ms": 0.0}
         step: Any = SimpleNamespace(trees=[range(width)], **times_taken)
         planner.observe(step)
         seen.append((nodes, planner.columns))
     return seen
+
+
+def batch_sizes(slow: Sequence[float], fast: Sequence[float], batch: int = 2) -> int:
+    """Nodes of a batch's next pass, where the row furthest behind has had trees of other values than the rest."""
+    planner = Planner(curve(0.1), Acceptance([SuffixSource()]), batch=batch, most_nodes=32)
+    for passed in range(20):
+        planner.open(64)
+        planner.sizes = [1.0] * 9, [0.0] * 9
+        planner.learnt(slow, [], 0, False, written=passed)
+        for _ in range(batch - 1):
+            planner.learnt(fast, [], 0, False, written=3 * passed + 1)
+        step: Any = SimpleNamespace(
+            trees=[range(9)], draft_ms=0.0, forward_ms=curve(0.1).ms(9, 64), keep_ms=0.0, verify_ms=0.0
+        )
+        planner.observe(step)
+    planner.open(64)
+    planner.single = False
+    return len(planner.sizes[0]) - 1
+
+
+def test_a_batch_drafts_for_the_row_that_is_furthest_behind() -> None:
+    """It is done when its slowest row is: what others gain shortens nothing."""
+    good, bad = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], [0.02] * 8
+    assert batch_sizes(good, bad) == batch_sizes(good, good) > 2
+    assert batch_sizes(bad, good) == batch_sizes(bad, bad) == 0
+
+
+def test_larger_batches_ask_for_more() -> None:
+    """Once rows are out of step every pass costs more, which the curve does not know."""
+    fair = [0.5, 0.1]
+    assert batch_sizes(fair, fair, batch=2) > 0
+    assert batch_sizes(fair, fair, batch=64) == 0
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(1, 128), (4, 32), (16, 8)])
+def test_prompts_share_what_is_gathered_of_them(batch: int, expected: int, made: list[Any]) -> None:
+    """Their logits would otherwise cost a large batch several passes."""
+    seen = []
+
+    def noting(model: Any, args: Any, kwargs: Any) -> None:
+        seen.append(kwargs.get("logits_to_keep"))
+
+    model = fresh_model("llama")
+    handle = model.register_forward_pre_hook(noting, with_kwargs=True)
+    run(model, prompts(batch, 30), use_lookahead=True, max_new_tokens=40)
+    handle.remove()
+    assert expected in seen
 
 
 def test_what_is_fed_again_counts_as_nodes() -> None:

@@ -502,3 +502,22 @@ def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
     memory: dict[Any, StepTimes] = {}
     tuning.step_times(model, 1, memory, None)
     assert tuning.step_times(model, 1, memory, None, static=True) is not next(iter(memory.values()))
+
+
+@given(st.floats(1.0, 50.0), st.floats(0.0, 3.0), st.sampled_from(NODES[1:-1]))
+def test_past_the_largest_measured_size_a_curve_does_not_go_flat(first: float, slope: float, largest: int) -> None:
+    """It may be a guess there, but not one that whatever costs up to here costs nothing from here on."""
+    times = StepTimes()
+    for nodes in (1, largest):
+        times.add(nodes, 64, first + slope * (nodes - 1))
+    curve = times.curve(64, 128)
+    assert curve[largest - 1] == pytest.approx(first + slope * (largest - 1))
+    assert curve[127] - curve[largest - 1] >= 0.49 * slope * (128 - largest)
+
+
+def test_what_other_contexts_know_of_larger_sizes_is_kept() -> None:
+    times = StepTimes()
+    for nodes in NODES:
+        times.add(nodes, 64, 10.0 + 2.0 * nodes)
+    times.add(1, 1000, 24.0)
+    assert times.ms(128, 1000) == pytest.approx(2.0 * times.ms(128, 64))
