@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successors, TokenTree, solve
@@ -169,6 +170,16 @@ def generate(
         )
 
 
+def _is_users(cache: Any) -> bool:
+    """Whether a cache is the caller's, and not one that ``generate`` has just made."""
+    return getattr(cache, "_is_user_defined", False) or (cache is not None and holds_text(cache))
+
+
+def _is_usual(cache: Any) -> bool:
+    """Whether there is nothing about a cache that would have to be checked."""
+    return cache is None or (type(cache) is DynamicCache and not cache.offloading and not _is_users(cache))
+
+
 def _decode(
     strategy: Strategy,
     model: PreTrainedModel,
@@ -193,11 +204,7 @@ def _decode(
     returned = generation_config.return_dict_in_generate
     lossy = strategy.rule if generation_config.do_sample else None
     most = (generation_config.max_length or math.inf) - input_ids.shape[1]
-    users_cache = getattr(given_cache, "_is_user_defined", False) or (
-        given_cache is not None and holds_text(given_cache)
-    )
-    special = users_cache or getattr(given_cache, "offloading", False)
-    if strategy.automatic and most <= 1 and not (returned or special) and lossy is None:
+    if strategy.automatic and most <= 1 and not returned and lossy is None and _is_usual(given_cache):
         # The prompt's pass writes all there is: whatever would be prepared here for drafts could only cost time.
         return plain.sample(model_kwargs, given_cache)
     route, reason = support.route(model)
@@ -208,6 +215,7 @@ def _decode(
         raise LookaheadError(f"static=True cannot be used: {reason}. Leave static unset, or set it to False.")
 
     wants_cache = bool(model_kwargs.get("use_cache", True))
+    users_cache = _is_users(given_cache)
     export = given_cache is not None and wants_cache and (returned or users_cache)
     scored = returned and (generation_config.output_scores or generation_config.output_logits)
 

@@ -250,6 +250,13 @@ def test_attention_without_masks(name: str, passes: Passes) -> None:
 
 
 @pytest.mark.usefixtures("works_afterwards")
+def test_a_foreign_cache_and_one_token(passes: Passes) -> None:
+    """Calls that write one token are handed on at once, but not with a cache that has to be looked at."""
+    other = filled(tiny_model("mistral"), prompts(1, 6), DynamicCache())
+    refused(passes, tiny_model("gpt2"), "is the cache of another model", past_key_values=other, max_new_tokens=1)
+
+
+@pytest.mark.usefixtures("works_afterwards")
 @pytest.mark.parametrize("shape", [(1, 0), (0, 5)])
 def test_empty_prompt(shape: tuple[int, int], passes: Passes) -> None:
     """No token to start from, or no row (with several rows and no token, transformers itself fails earlier)."""
