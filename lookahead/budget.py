@@ -71,6 +71,10 @@ class Acceptance:
         """Tokens accepted for each one expected, of late: how far the values of whole trees can be believed."""
         return self._accepted / self._expected
 
+    def expected(self, values: Sequence[float]) -> float:
+        """Drafted tokens that a tree whose nodes have these values is expected to write."""
+        return sum(values) * self.calibration
+
     def chances(self, offered: Offered) -> list[float]:
         """The chance of each candidate of a node to be right, in their order; they sum to less than 1."""
         weights = self.weights
@@ -143,10 +147,6 @@ class BudgetedTree:
     def asked(self) -> bool:
         """Whether there was any candidate for the root of the tree grown last."""
         return bool(self._offered and self._offered[0])
-
-    def expected(self, values: Sequence[float]) -> float:
-        """Drafted tokens that a tree whose nodes have these values is expected to write."""
-        return sum(values) * self._acceptance.calibration
 
     def grow(
         self,

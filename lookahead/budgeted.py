@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jacobi import LookaheadError
-from lookahead.automatic import AutomaticDrafter, Planner
+from lookahead.automatic import AutomaticDrafter
 from lookahead.costly import is_costly
 from lookahead.memory import Memory
+from lookahead.planner import Planner
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
 from lookahead.sources.recycling import BEST
 from lookahead.step_times import StepTimes

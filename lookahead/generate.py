@@ -16,7 +16,6 @@ from transformers.generation.streamers import BaseStreamer
 from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successors, TokenTree, solve
 from lookahead import support
 from lookahead.attention import grouped_attention, switched_attention
-from lookahead.automatic import Planner
 from lookahead.cache import empty_cache
 from lookahead.chain import ChainModel, cache_name, chain_cache
 from lookahead.decoder import is_seq2seq, vocabulary
@@ -27,6 +26,7 @@ from lookahead.memory import borrowed
 from lookahead.model import FusedModel
 from lookahead.outputs import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
 from lookahead.plain import PlainLoop
+from lookahead.planner import Planner
 from lookahead.snapshots import check_chain_cache, holds_text
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats

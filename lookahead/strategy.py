@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import Drafter, LookaheadError
-from lookahead.automatic import Planner
 from lookahead.hidden import HiddenStates
 from lookahead.memory import Memory
+from lookahead.planner import Planner
 
 Stats = Literal["none", "summary", "detailed"]
 

@@ -21,8 +21,8 @@ from transformers import GenerationConfig
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
 from lookahead import DecodingStats, Lookahead, LookaheadOutput, memory
-from lookahead.automatic import Planner
 from lookahead.budget import Acceptance
+from lookahead.planner import Planner
 from lookahead.sources import SuffixSource
 from lookahead.step_times import NODES, StepTimes
 from lookahead.strategies import strategy_from

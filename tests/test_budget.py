@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from toy import examples, seeded
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
-from lookahead.automatic import least_slopes
 from lookahead.budget import Acceptance, BudgetedTree
+from lookahead.planner import least_slopes
 
 SLOTS = 2  # of a kind: first to propose a token, or in agreement
 
