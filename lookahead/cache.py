@@ -24,23 +24,17 @@ from torch import Tensor
 from transformers import PreTrainedModel, cache_utils
 from transformers.cache_utils import (
     Cache,
-    DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
-    StaticCache,
     StaticLayer,
 )
 
 from jacobi import LookaheadError
 from lookahead.decoder import decoder_config, is_seq2seq
 
-# Layers of indexed sparse attention keep small keys of their own to choose by; newer versions have them.
-_INDEXED_LAYERS: tuple[type, ...] = tuple(
-    getattr(cache_utils, name) for name in ("DynamicIndexedLayer",) if hasattr(cache_utils, name)
-)
 # Layers that never hold anything (their keys are another layer's); newer versions of transformers have them.
-_EMPTY_LAYERS: tuple[type, ...] = tuple(
+EMPTY_LAYERS: tuple[type, ...] = tuple(
     getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)
 )
 _GRANULE = 64  # slots; capacities are rounded up to it
@@ -216,7 +210,7 @@ class TreeCache(Cache):
         while self.layer_class_to_replicate is not None and len(self.layers) < len(cache.layers):
             self.layers.append(self.layer_class_to_replicate())
         for layer, source in zip(self.layers, cache.layers, strict=False):
-            length = 0 if isinstance(source, _EMPTY_LAYERS) else int(source.get_seq_length())
+            length = 0 if isinstance(source, EMPTY_LAYERS) else int(source.get_seq_length())
             if length == 0:
                 continue
             keys, values = source.keys, source.values
@@ -389,63 +383,3 @@ def empty_cache(model: PreTrainedModel, given: Cache | None) -> TreeCache:
     if given is not None:
         cache.load(given)
     return cache
-
-
-def check_cache(
-    cache: Any,
-    *,
-    n_layers: int | None,
-    n_shared: int = 0,
-    batch: int,
-    heads: int | None,
-    channels: int | None,
-    slots: int = 0,
-) -> None:
-    """Refuse, by name, a cache that a tree cannot run on or that belongs to another model.
-
-    Args:
-        cache: what ``generate`` prepared or the user gave.
-        n_layers: layers of the model; None when they cannot be told.
-        n_shared: those of them that use another layer's keys; older caches leave them out.
-        batch: rows of this call.
-        heads: key/value heads of the model; None when they cannot be told.
-        channels: channels of a key head; None when they cannot be told.
-        slots: tokens that the cache may have to hold in the end.
-    """
-    if type(cache) not in (DynamicCache, StaticCache):
-        raise LookaheadError(
-            f"A {type(cache).__name__} cannot keep chosen slots of a tree: expected a DynamicCache. Leave "
-            "past_key_values and cache_implementation unset, or decode without use_lookahead."
-        )
-    for index, layer in enumerate(cache.layers):
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, *_INDEXED_LAYERS, *_EMPTY_LAYERS):
-            kind = type(layer).__name__
-            why = "a recurrent state cannot follow a tree" if "Linear" in kind else "it cannot keep chosen slots"
-            raise LookaheadError(
-                f"Layer {index} of the cache is a {kind}, and {why}: expected attention layers only. "
-                "Decode this model without use_lookahead."
-            )
-    for layer in cache.layers:
-        if isinstance(layer, StaticLayer) and layer.max_cache_len < slots:
-            raise LookaheadError(
-                f"The static cache has {layer.max_cache_len} slots: this call may need {slots}. Make it larger, or "
-                "lower max_new_tokens."
-            )
-    holding = [layer for layer in cache.layers if not isinstance(layer, _EMPTY_LAYERS)]
-    filled = [layer for layer in holding if layer.is_initialized and int(layer.get_seq_length()) > 0]
-    if not filled:
-        return
-    if n_layers is not None and len(cache.layers) not in (n_layers, n_layers - n_shared):
-        raise LookaheadError(
-            f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
-            "Pass a cache that this model filled."
-        )
-    got_batch, got_heads, _, got_channels = filled[0].keys.shape
-    if got_batch != batch:
-        raise LookaheadError(f"past_key_values holds {got_batch} rows: expected {batch}, one for each input row.")
-    for what, got, expected in (("key/value heads", got_heads, heads), ("channels a head", got_channels, channels)):
-        if expected is not None and got != expected:
-            raise LookaheadError(
-                f"past_key_values is the cache of another model: it has {got} {what}, this model {expected}. "
-                "Pass a cache that this model filled."
-            )

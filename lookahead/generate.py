@@ -17,6 +17,7 @@ from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successor
 from lookahead import support
 from lookahead.attention import grouped_attention, switched_attention
 from lookahead.cache import empty_cache
+from lookahead.cache_checks import check_caches, check_chain_cache
 from lookahead.chain import ChainModel, cache_name, chain_cache
 from lookahead.decoder import is_seq2seq, vocabulary
 from lookahead.emission import Emission
@@ -27,7 +28,7 @@ from lookahead.model import FusedModel
 from lookahead.outputs import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
 from lookahead.plain import PlainLoop
 from lookahead.planner import Planner
-from lookahead.snapshots import check_chain_cache, holds_text
+from lookahead.snapshots import holds_text
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
 from lookahead.strategy import CallContext, RowContext, Strategy
@@ -239,7 +240,7 @@ def _decode(
     if route == "chain":
         check_chain_cache(given_cache, model.config.get_text_config().num_hidden_layers, batch)
     else:
-        support.check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
+        check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
     prefix = "decoder_" if is_seq2seq(model) else ""
     limit = support.depth_limit(model)
     mask = model_kwargs.get(f"{prefix}attention_mask")

@@ -4,28 +4,11 @@ from typing import Any
 
 from torch import Tensor
 from transformers import cache_utils
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
-
-from jacobi import LookaheadError
+from transformers.cache_utils import Cache, DynamicLayer
 
 _CUT_LAYERS = ("DynamicLayer", "LinearAttentionAndFullAttentionLayer")  # all keys are there: the last can be cut off
-_ATTENTION_LAYERS = tuple(
-    getattr(cache_utils, name)
-    for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer")
-    if hasattr(cache_utils, name)
-)
 _RECURRENT: tuple[type, ...] = tuple(
     getattr(cache_utils, name) for name in ("LinearAttentionCacheLayerMixin",) if hasattr(cache_utils, name)
-)
-_KNOWN_LAYERS = _ATTENTION_LAYERS + tuple(
-    getattr(cache_utils, name)
-    for name in (
-        "LinearAttentionLayer",
-        "LinearAttentionAndFullAttentionLayer",
-        "LinearAttentionAndSlidingWindowAttentionLayer",
-        "DummyLayer",
-    )
-    if hasattr(cache_utils, name)
 )
 
 
@@ -42,45 +25,8 @@ def holds_text(cache: Cache) -> bool:
     return int(cache.get_seq_length()) > 0
 
 
-def check_chain_cache(cache: Any, n_layers: int, batch: int) -> None:
-    """Refuse, by name, a cache that a chain cannot be taken back from or that belongs to another model.
-
-    Args:
-        cache: what ``generate`` prepared or the user gave; None = a fresh one will be made.
-        n_layers: layers of the model.
-        batch: rows of this call.
-
-    Raises:
-        LookaheadError: see above.
-    """
-    if cache is None:
-        return
-    if type(cache) is not DynamicCache or cache.offloading:
-        kind = "An offloaded cache" if getattr(cache, "offloading", False) else f"A {type(cache).__name__}"
-        raise LookaheadError(
-            f"{kind} cannot take rejected tokens back from this model's layers: expected a DynamicCache. Leave "
-            "past_key_values and cache_implementation unset, or decode without use_lookahead."
-        )
-    for index, layer in enumerate(cache.layers):
-        if type(layer) not in _KNOWN_LAYERS:
-            raise LookaheadError(
-                f"Layer {index} of the cache is a {type(layer).__name__}, from which rejected tokens cannot be taken "
-                "back. Decode this model without use_lookahead."
-            )
-    shapes = [state.shape for layer in recurrent_layers(cache) for state in states_of(layer).values()]
-    shapes += [layer.keys.shape for layer in cache.layers if _holds_keys(layer)]
-    if not shapes:
-        return
-    if len(cache.layers) != n_layers:
-        raise LookaheadError(
-            f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
-            "Pass a cache that this model filled."
-        )
-    if shapes[0][0] != batch:
-        raise LookaheadError(f"past_key_values holds {shapes[0][0]} rows: expected {batch}, one for each input row.")
-
-
-def _holds_keys(layer: Any) -> bool:
+def holds_keys(layer: Any) -> bool:
+    """Whether a layer keeps keys and has any."""
     return isinstance(layer, DynamicLayer) and layer.is_initialized and layer.keys is not None and layer.keys.ndim == 4
 
 
@@ -124,7 +70,7 @@ class Snapshot:
         # noted; others are cut off at their length, so that they are not in memory twice.
         self._fields = [
             {"keys": layer.keys.shape[-2]}
-            if type(layer).__name__ in _CUT_LAYERS and _holds_keys(layer)
+            if type(layer).__name__ in _CUT_LAYERS and holds_keys(layer)
             else _fields(layer)
             for layer in self._attention
         ]

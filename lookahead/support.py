@@ -4,10 +4,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import EncoderDecoderCache
 
 from jacobi import LookaheadError
-from lookahead.cache import check_cache
 from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
 from lookahead.handover import boundary, rope_settings
 from lookahead.masks import windows_of_the_cache
@@ -176,51 +174,6 @@ def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[s
             f"The prompt reaches position {reach - 1}, and the model's position table ends at {table} "
             "(config.max_position_embeddings). Shorten the prompt."
         )
-
-
-def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> None:
-    """Refuse a cache that is another model's, cannot keep chosen slots, or has fewer than ``slots`` of them."""
-    if cache is None:
-        return
-    config = decoder_config(model)
-    if is_seq2seq(model):
-        if not isinstance(cache, EncoderDecoderCache):
-            raise LookaheadError(
-                f"{type(model).__name__} needs a cache for its cross-attention too: got a {type(cache).__name__}, "
-                "expected an EncoderDecoderCache. Leave past_key_values unset, or pass one."
-            )
-        if getattr(cache.self_attention_cache, "offloading", False):
-            raise LookaheadError(
-                "An offloaded cache is not supported for encoder-decoder models with lookahead: leave "
-                "cache_implementation unset, or decode without use_lookahead."
-            )
-        check_cache(cache.self_attention_cache, n_layers=None, batch=batch, heads=None, channels=None, slots=slots)
-        return
-    heads = _field(config, "num_key_value_heads") or _field(config, "num_attention_heads")
-    channels, hidden = _field(config, "head_dim"), _field(config, "hidden_size")
-    if channels is None and hidden and _field(config, "num_attention_heads"):
-        channels = hidden // config.num_attention_heads
-    other = _field(config, "kv_lora_rank") or _field(config, "multi_query") is not None
-    if other or not isinstance(heads, int) or not isinstance(channels, int):
-        heads = channels = None  # latent or multi-query attention: the cached shape follows other fields
-    shared = _field(config, "num_kv_shared_layers") or 0
-    check_cache(
-        cache,
-        n_layers=config.num_hidden_layers,
-        n_shared=shared,
-        batch=batch,
-        heads=heads,
-        channels=channels,
-        slots=slots,
-    )
-
-
-def _field(config: Any, name: str) -> Any:
-    """A config's field; None where there is none, or where it differs from layer to layer."""
-    try:
-        return getattr(config, name, None)
-    except RuntimeError:  # newer versions refuse to read such a field
-        return None
 
 
 def depth_limit(model: PreTrainedModel) -> int | None:

@@ -11,7 +11,8 @@ from transformers import DynamicCache, MistralConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lookahead import LookaheadError
-from lookahead.cache import TreeCache, check_cache
+from lookahead.cache import TreeCache
+from lookahead.cache_checks import check_cache
 
 # Heads and channels of keys and of values in each layer; latent attention has different ones.
 EQUAL = [((2, 4), (2, 4))] * 3
