@@ -168,8 +168,9 @@ class _Group:
     def grow(self, capacity: int) -> None:
         """Go on in a buffer of ``capacity`` slots, zero past those of the old one."""
         old = self.buffer
-        buffer = old.new_zeros((*old.shape[:3], capacity, old.shape[4]), pin_memory=old.is_pinned())
-        buffer[:, :, :, : old.shape[3]] = old
+        with torch.inference_mode(old.is_inference()):  # a pass in inference mode may be what asks for it
+            buffer = old.new_zeros((*old.shape[:3], capacity, old.shape[4]), pin_memory=old.is_pinned())
+            buffer[:, :, :, : old.shape[3]] = old
         self.buffer, self.span = buffer, (0, 0)
 
 

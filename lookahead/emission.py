@@ -22,7 +22,7 @@ from transformers.generation import logits_process as processors_module
 from transformers.generation import stopping_criteria as criteria_module
 
 from jacobi import LookaheadError, Path, Scores, TokenTree, reject, walk
-from lookahead.rowwise import PREFIX_FREE, ROW_PROCESSORS, ROW_RULES, SIMPLE_RULES, for_row
+from lookahead.rowwise import PREFIX_FREE, ROW_PROCESSORS, ROW_RULES, SIMPLE_RULES, direct, for_row
 from lookahead.text import Text
 
 _MOST_ROOM = 1 << 16  # deepest tree where nothing else sets a limit
@@ -72,7 +72,7 @@ class Emission:
             self.scores = [{} for _ in range(self.batch)]
         if config.return_dict_in_generate and config.output_logits:
             self.logits = [{} for _ in range(self.batch)]
-        self._processors = processors
+        self._processors = direct(processors)
         self._row_processors = [for_row(processors, row, self.batch) for row in range(self.batch)]
         self._criteria = criteria
         self._sample = bool(config.do_sample)

@@ -18,6 +18,7 @@ from lookahead.biases import Builder, Places, bias_builders, placed
 from lookahead.cache import TreeCache
 from lookahead.handover import PlainPasses, boundary
 from lookahead.hidden import HiddenStates, watched
+from lookahead.inference import InferenceMode
 from lookahead.masks import MaskBuffer, fused_masks, shortest_window
 from lookahead.positions import DecoderPlaces, decoder_builders
 from lookahead.scoring import score
@@ -132,6 +133,7 @@ class FusedModel:
         self._depth_limit = depth_limit
         self._idle = idle
         self._hidden = hidden
+        self._inference = InferenceMode(model)
         self.harvest = harvest
         if harvest and "logits_to_keep" in self._prompt_kwargs:
             self._prompt_kwargs["logits_to_keep"] = prompt_harvest
@@ -222,7 +224,7 @@ class FusedModel:
         # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
         seen = self._window is None or base < self._window
         if width == 1 and self._visible is None and seen:
-            return self._scored(self._call(**inputs))
+            return self._scored(self._inference.run(lambda: self._call(**inputs)))
         history = None if self._visible is None else self._visible[:, :base]
         buffer = None
         if width <= _WIDEST_BUFFERED:
@@ -241,7 +243,7 @@ class FusedModel:
             min(self._cache.lengths),
         )
         with fused_pass(), placed(self._builders, lambda: self._places(trees, input_ids)):
-            outputs = self._call(**inputs, attention_mask=masks)
+            outputs = self._inference.run(lambda: self._call(**inputs, attention_mask=masks))
         return self._scored(outputs)
 
     def holds(self, row: int) -> bool:
@@ -253,6 +255,7 @@ class FusedModel:
     def _hand_over(self) -> None:
         """Go on with transformers' own passes: everything the history holds moves to a cache of theirs."""
         assert self._boundary is not None
+        self._inference.leave()
         history = DynamicCache(config=self._model.config.get_text_config(decoder=True))
         self._cache.store(history)
         cache = self._plain_cache(history)
@@ -359,6 +362,7 @@ class FusedModel:
 
     def close(self) -> None:
         """The call is over: give back what the model's next call can use."""
+        self._inference.leave()
 
     def room(self) -> list[int] | None:
         """How deep each row's tree may be before it passes the depth limit; None = no limit."""

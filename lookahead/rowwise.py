@@ -1,6 +1,7 @@
 """Which of transformers' logits processors and stopping rules may be run row by row, or on scores alone."""
 
 import copy
+from collections.abc import Callable
 
 from torch import Tensor
 from transformers import LogitsProcessorList
@@ -52,7 +53,10 @@ ROW_RULES = frozenset(
 SIMPLE_RULES = frozenset((criteria_module.EosTokenCriteria, criteria_module.MaxLengthCriteria))
 
 
-def for_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
+Processing = Callable[[Tensor, Tensor], Tensor]  # (texts [row, token], scores [row, vocab]) -> scores
+
+
+def for_row(processors: LogitsProcessorList, row: int, batch: int) -> Processing:
     """The processors as they treat one row: what they hold for every row of the batch is cut down to it."""
     mine = LogitsProcessorList()
     for processor in processors:
@@ -61,4 +65,21 @@ def for_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProc
             processor = copy.copy(processor)
             processor.prompt_ignore_length = ignored[row : row + 1]
         mine.append(processor)
-    return mine
+    return direct(mine)
+
+
+def direct(processors: LogitsProcessorList) -> Processing:
+    """The same processors, called without looking up their parameters for every token, where those are known."""
+    if (
+        type(processors) is not LogitsProcessorList
+        or not {type(processor) for processor in processors} <= ROW_PROCESSORS
+    ):
+        return processors
+    steps = tuple(processors)
+
+    def process(texts: Tensor, scores: Tensor) -> Tensor:
+        for step in steps:
+            scores = step(texts, scores)
+        return scores
+
+    return process

@@ -94,6 +94,9 @@ def _argmax(lines: Tensor) -> tuple[list[int], list[int]]:
         return tokens[:, 0].tolist(), np.nonzero(np.isnan(values[:, 0]))[0].tolist()
     if lines.device.type == "cpu":  # NumPy's argmax is several times faster than torch's here
         numbers = lines.detach().float().numpy()
+        if len(numbers) == 1:
+            token = int(numbers[0].argmax())
+            return [token], [0] if math.isnan(numbers[0, token]) else []
         order = numbers.argmax(1)
         return order.tolist(), np.nonzero(np.isnan(numbers[np.arange(len(order)), order]))[0].tolist()
     vocab = lines.shape[-1]

@@ -171,6 +171,7 @@ class StaticModel(FusedModel):
 
     def close(self) -> None:
         """Give buffers and graphs back for the model's next call. The history is gone after it."""
+        super().close()
         arena, self._arena = self._arena, None
         if arena is None or self._key is None or not self._sound:
             return

@@ -189,6 +189,7 @@ def same_as_plain(
     plain, plain_state = run(model, inputs, **settings)
     output, state = run(model, inputs, use_lookahead=True, lookahead_strategy=strategy, **settings)
     same_outputs((output, state), (plain, plain_state), model.dtype, tolerance)
+    assert torch.is_inference_mode_enabled() or not any(tensor.is_inference() for tensor in model.buffers())
     return output
 
 
@@ -209,11 +210,12 @@ def same_outputs(
 
 
 def same_tensors(ours: tuple[Tensor, ...] | None, plain: tuple[Tensor, ...] | None, tolerance: float) -> None:
-    """Assert equal numbers of tensors that are as good as equal, infinities included."""
+    """Assert equal numbers of tensors that are as good as equal, infinities included, and as free to be used."""
     assert (ours is None) == (plain is None)
     if ours is not None and plain is not None:
         assert len(ours) == len(plain)
         for got, expected in zip(ours, plain, strict=True):
+            assert got.is_inference() == expected.is_inference()
             torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -248,6 +250,7 @@ def same_caches(ours: Any, plain: Any, tolerance: float) -> None:
             mine, theirs = getattr(got, name), getattr(expected, name)
             if isinstance(expected, StaticLayer):
                 mine, theirs = mine[:, :, :length], theirs[:, :, :length]
+            assert mine.is_inference() == theirs.is_inference()
             torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
 
 

@@ -1,0 +1,211 @@
+"""Passes in inference mode: used where nobody can tell, nothing of them left on the model or in what is returned."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import counting_model, fresh_model, initialised, prompts, same_as_plain
+from torch import Tensor, nn
+from transformers import DynamicCache, LlamaConfig
+
+from lookahead import Lookahead, inference
+from lookahead.inference import is_safe
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+
+class Keeping(nn.Module):
+    """A layer that keeps what passes through it, in every way that a model may."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("sizes", None, persistent=False)
+        self.last: Tensor | None = None
+        self.by_width: dict[int, Tensor] = {}
+        self.all: list[Tensor] = []
+
+    def forward(self, states: Tensor) -> Tensor:
+        """As the layer inside."""
+        states = self.inner(states)
+        self.sizes, self.last = states.norm(dim=-1), states
+        self.by_width[states.shape[1]] = states
+        self.all.append(states)
+        return states
+
+    def kept(self) -> list[Tensor]:
+        """All of it."""
+        assert self.last is not None
+        return [self.sizes, self.last, *self.by_width.values(), *self.all]
+
+
+def modes(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A list that grows by whether inference mode was on, with every pass of the model."""
+    seen: list[bool] = []
+    norm = type(model.model.norm)
+    forward = norm.forward
+
+    def noting(self: nn.Module, states: Tensor) -> Tensor:
+        if self is model.model.norm:
+            seen.append(torch.is_inference_mode_enabled())
+        result: Tensor = forward(self, states)
+        return result
+
+    monkeypatch.setattr(norm, "forward", noting)
+    return seen
+
+
+def test_all_but_the_prompts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt's pass is transformers' own; all others run in inference mode."""
+    model = counting_model()
+    model.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)  # the self-test's passes come first
+    seen = modes(model, monkeypatch)
+    model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True)
+    assert seen[0] is False
+    assert len(seen) > 1
+    assert all(seen[1:])
+
+
+def test_nothing_stays_on_the_model() -> None:
+    """What a model keeps of a pass can be trained with and written into afterwards."""
+    model = fresh_model("llama")
+    keeping = model.model.norm = Keeping(model.model.norm)
+    model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True)
+    assert not any(tensor.is_inference() for tensor in keeping.kept())
+    for tensor in keeping.kept():
+        tensor.add_(1.0)
+    weight = torch.ones_like(keeping.last, requires_grad=True)
+    (weight * keeping.last).sum().backward()
+    assert weight.grad is not None
+
+
+def test_not_after_an_error_either() -> None:
+    """A call that breaks off leaves as little."""
+    model = fresh_model("llama")
+    keeping = model.model.norm = Keeping(model.model.norm)
+
+    def broken(_ids: Tensor, scores: Tensor) -> Tensor:
+        if len(keeping.all) > 12:
+            raise KeyError("broken")
+        return scores
+
+    with pytest.raises(KeyError, match="broken"):
+        model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True, logits_processor=[broken])
+    assert not any(tensor.is_inference() for tensor in keeping.kept())
+
+
+def test_what_is_returned_can_be_used() -> None:
+    """Scores and a cache that grew in the middle of a pass are plain tensors; plain decoding goes on from the cache."""
+    model = fresh_model("llama", max_position_embeddings=4096)
+    cache = DynamicCache(config=model.config)
+    settings = {"max_new_tokens": 200, "output_scores": True, "output_logits": True}
+    output = same_as_plain(model, prompts(1), Lookahead(window_size=3, seed=0), **settings)
+    for tensor in (*output.scores, *output.logits):
+        tensor.add_(1.0)
+    inputs = prompts(1)
+    ids = model.generate(**inputs, max_new_tokens=30, past_key_values=cache, use_lookahead=True)
+    for layer in cache.layers:
+        assert not layer.keys.is_inference()
+        assert not layer.values.is_inference()
+    mask = torch.ones_like(ids)
+    longer = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, past_key_values=cache)
+    assert longer.tolist() == model.generate(**inputs, max_new_tokens=35).tolist()
+
+
+def test_dynamic_rope_past_its_limit() -> None:
+    """Frequencies that change with the text's length are buffers made in a pass; plain passes follow it in the call."""
+    config = LlamaConfig(
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=20,
+        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+        initializer_range=0.3,
+        eos_token_id=None,
+    )
+    for _ in range(2):  # the same text from the same state of the model
+        same_as_plain(initialised(config), prompts(1), max_new_tokens=30)
+
+
+def test_hooks_get_plain_tensors() -> None:
+    """Whoever watches a layer can go on with what was seen."""
+    model = fresh_model("llama")
+    seen: list[Tensor] = []
+    handle = model.model.norm.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    try:
+        model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True)
+    finally:
+        handle.remove()
+    assert len(seen) > 1
+    assert not any(tensor.is_inference() for tensor in seen)
+
+
+def test_a_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that fails on tensors of inference mode is run without it, from its first pass on."""
+    model = counting_model()
+    rotary = type(model.model.norm)
+    forward = rotary.forward
+
+    def counting(self: nn.Module, states: Tensor) -> Tensor:
+        assert states._version >= 0  # "Inference tensors do not track version counter."
+        result: Tensor = forward(self, states)
+        return result
+
+    monkeypatch.setattr(rotary, "forward", counting)
+    output = same_as_plain(model, prompts(2), max_new_tokens=20)
+    assert output.stats.mean_acceptance_length > 1.5
+
+
+def test_another_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only errors about the mode lead to a second try."""
+    model = counting_model()
+    mode = inference.InferenceMode(model)
+    calls = []
+
+    def run() -> None:
+        calls.append(torch.is_inference_mode_enabled())
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        mode.run(run)
+    assert calls == [True]
+
+
+class _Subclass(torch.Tensor):
+    """A weight with code of its own."""
+
+
+def _hook(model: Any) -> None:
+    model.model.norm.register_forward_pre_hook(lambda module, inputs: None)
+
+
+def _wrap(model: Any) -> None:
+    model.model.norm.forward = model.model.norm.forward
+
+
+def _compile(model: Any) -> None:
+    model.model.norm.compile()
+
+
+def _quantise(model: Any) -> None:
+    weight = model.model.norm.weight.detach().as_subclass(_Subclass)
+    model.model.norm.weight = nn.Parameter(weight, requires_grad=False)
+
+
+@pytest.mark.parametrize("change", [_hook, _wrap, _compile, _quantise])
+def test_is_safe(change: Callable[[Any], None]) -> None:
+    """Not where somebody may see a tensor, nor where weights are no plain tensors."""
+    model = fresh_model("llama")
+    assert is_safe(model)
+    change(model)
+    assert not is_safe(model)
+
+
+def test_is_not_safe_under_autocast() -> None:
+    """Autocast keeps the weights that it has cast until it ends."""
+    model = fresh_model("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_safe(model)
