@@ -409,6 +409,7 @@ def test_copies_follow_the_weights() -> None:
     torch.testing.assert_close(fast_heads(heads)(hidden, layer), heads(hidden, layer), atol=1e-5, rtol=1e-4)
     heads.to(F32)
     torch.testing.assert_close(fast_heads(heads)(hidden, layer), heads(hidden, layer), atol=1e-5, rtol=1e-4)
+    gc.collect()  # other tests' heads
     count = len(stacked._stacks)
     del heads, kept
     gc.collect()
@@ -427,5 +428,7 @@ def test_what_is_no_plain_block_runs_as_it_is() -> None:
     inner.blocks[1][0].linear.register_forward_pre_hook(lambda *_: None)
     adapted.blocks[0][0].linear = nn.Sequential(nn.Linear(HIDDEN, HIDDEN))
     without = MedusaHeads(HIDDEN, VOCAB, 2, num_layers=0, own_output=True)
-    for heads in (hooked, inner, adapted, without, Own(HIDDEN, VOCAB), MedusaHeads(1200, 5, 1)):
+    with torch.inference_mode():
+        frozen = drawn(MedusaHeads.for_model(model, 2))
+    for heads in (hooked, inner, adapted, without, frozen, Own(HIDDEN, VOCAB), MedusaHeads(1200, 5, 1)):
         assert fast_heads(heads) is heads
