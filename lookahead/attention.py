@@ -23,20 +23,32 @@ _original: Callable[..., Any] | None = None
 _thread = threading.local()
 
 
+# On a CPU, packed rows win for passes of few nodes, where a key head is otherwise read once for each of its query heads,
+# and lose below so many elements of repeated keys, where the copies cost more than that. docs/log.md has the figures.
+_PACKED_NODES = 8
+_PACKED_ELEMENTS = 200_000
+_PACKED_COST = 0.6  # of one thread's time without packing, at most
+_PACKED_COST_OF_SINGLE = 0.15  # the same for one node in bfloat16, whose kernel for single rows is slow
+
+
 def _grouped_sdpa(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """``sdpa`` as registered; inside our pass, query heads that share a key head are attended to together."""
     original = _original
     assert original is not None  # only registered while it is set
-    if not getattr(_thread, "in_pass", False) or attention_mask is None:
-        return original(module, query, key, value, attention_mask, **kwargs)
-    groups = query.shape[1] // key.shape[1]
+    is_on_cpu = query.device.type == "cpu"
+    # One token without a mask attends to everything.
+    is_ours = attention_mask.shape[1] == 1 if attention_mask is not None else is_on_cpu and query.shape[2] == 1
     biased = kwargs.get("position_bias") is not None or "s_aux" in kwargs
-    if groups == 1 or biased or attention_mask.shape[1] != 1:
+    if not getattr(_thread, "in_pass", False) or biased or not is_ours:
         return original(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
-    if query.device.type == "cpu":
+    if is_on_cpu and _packing_pays(query, key):
+        output = packed_attention(query, key, value, attention_mask, scale)
+    elif query.shape[1] == key.shape[1]:
+        return original(module, query, key, value, attention_mask, **kwargs)
+    elif is_on_cpu:
         attend = torch.nn.functional.scaled_dot_product_attention
         output = attend(query, key, value, attn_mask=attention_mask, scale=scale, enable_gqa=True)
     else:  # on CUDA a masked grouped call falls back to the slowest kernel, a packed one does not
@@ -44,24 +56,47 @@ def _grouped_sdpa(
     return output.transpose(1, 2).contiguous(), None
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+def _packing_pays(query: Tensor, key: Tensor) -> bool:
+    """Whether :func:`packed_attention` is the faster one on a CPU."""
+    batch, heads, nodes, channels = query.shape
+    key_heads, slots = key.shape[1:3]
+    is_slow_single = nodes == 1 and query.dtype == torch.bfloat16
+    if heads == key_heads:
+        return is_slow_single
+    if not is_slow_single and (nodes > _PACKED_NODES or batch * heads * slots * channels < _PACKED_ELEMENTS):
+        return False
+    # A thread takes one head of one row at a time, and packing leaves fewer of them, which are longer.
+    threads = torch.get_num_threads()
+    cost = _PACKED_COST_OF_SINGLE if is_slow_single else _PACKED_COST
+    return -(-batch * key_heads // threads) * (heads // key_heads) * cost < -(-batch * heads // threads)
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Grouped-query attention in which the query heads of one key head are rows of one larger query.
+
+    A single row is attended to twice, because kernels for single rows are slow where this is asked for.
 
     Args:
         query: ``[batch, head, node, channel]``.
         key: ``[batch, key head, slot, channel]``.
         value: ``[batch, key head, slot, value channel]``.
-        mask: additive, ``[batch, 1, node, slot]``.
+        mask: additive, ``[batch, 1, node, slot]``; None = all slots are attended to.
         scale: of the scores; None is 1 over the root of the channels.
 
     Returns:
         ``[batch, head, node, value channel]``.
     """
     batch, heads, nodes, channels = query.shape
-    groups = heads // key.shape[1]
-    packed = query.reshape(batch, key.shape[1], groups * nodes, channels)
+    key_heads = key.shape[1]
+    rows = heads // key_heads * nodes
+    packed = query.reshape(batch, key_heads, rows, channels)
+    if rows == 1:
+        packed = packed.expand(-1, -1, 2, -1)
+    if mask is not None:
+        count = packed.shape[2] // nodes
+        mask = mask.expand(-1, -1, count, -1) if nodes == 1 else mask.repeat(1, 1, count, 1)
     attend = torch.nn.functional.scaled_dot_product_attention
-    output = attend(packed, key, value, attn_mask=mask.repeat(1, 1, groups, 1), scale=scale)
+    output = attend(packed, key, value, attn_mask=mask, scale=scale)[:, :, :rows]
     return output.reshape(batch, heads, nodes, value.shape[-1])
 
 

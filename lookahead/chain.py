@@ -15,7 +15,6 @@ decoding's.
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -159,7 +158,7 @@ class ChainModel:
     def _run(self, tokens: list[list[int]], scored: int) -> Scores:
         """Feed ``tokens`` after what is committed; scores of the last ``scored`` of each row."""
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
-        with fused_pass() if len(tokens[0]) > 1 else nullcontext(), placed(self._scans, lambda: CONTINUING):
+        with fused_pass(), placed(self._scans, lambda: CONTINUING):
             outputs = watched(self._hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
         return score(outputs.logits[:, -scored:], self.harvest)
 

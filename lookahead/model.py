@@ -224,7 +224,9 @@ class FusedModel:
         # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
         seen = self._window is None or base < self._window
         if width == 1 and self._visible is None and seen:
-            return self._scored(self._inference.run(lambda: self._call(**inputs)))
+            with fused_pass():
+                outputs = self._inference.run(lambda: self._call(**inputs))
+            return self._scored(outputs)
         history = None if self._visible is None else self._visible[:, :base]
         buffer = None
         if width <= _WIDEST_BUFFERED:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from lookahead import attention
 from lookahead.attention import fused_pass, grouped_attention, packed_attention
 
 
@@ -55,6 +56,60 @@ def test_the_wrapper_inside_and_outside_a_pass(groups: int) -> None:
     expected = repeated(query, key, value, mask, 0.3).transpose(1, 2)
     assert torch.allclose(inside, expected)
     assert torch.equal(outside, before(module, query, key, value, mask, scaling=0.3)[0])
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("masked", [True, False])
+def test_packed_attention_of_one_node(groups: int, masked: bool) -> None:
+    """One node, which may be one row in all; without a mask it attends to everything."""
+    query, key, value, mask = example(groups)
+    query, mask = query[:, :, :1], mask[:, :, :1] if masked else torch.zeros_like(mask[:, :, :1])
+    packed = packed_attention(query, key, value, mask if masked else None, 0.3)
+    assert torch.allclose(packed, repeated(query, key, value, mask, 0.3))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("slots", [9, 3000])
+def test_every_way_through_the_wrapper(groups: int, nodes: int, dtype: torch.dtype, slots: int) -> None:
+    """Few slots and many, one node and several, with a mask and without, in both kinds of numbers."""
+    generator = torch.Generator().manual_seed(nodes)
+    query = torch.randn(2, 2 * groups, nodes, 32, generator=generator).to(dtype)
+    key, value = torch.randn(2, 2, 2, slots, 32, generator=generator).to(dtype)
+    mask = torch.zeros(2, 1, nodes, slots, dtype=dtype)
+    mask[1, :, :, :4] = torch.finfo(dtype).min
+    module = torch.nn.Module()
+    module.num_key_value_groups = groups
+    module.is_causal = False
+    for given in [mask] if nodes > 1 else [mask, None]:
+        with grouped_attention(), fused_pass():
+            wrapper = ALL_ATTENTION_FUNCTIONS["sdpa"]
+            inside, _ = wrapper(module, query, key, value, given, scaling=0.3)
+        hidden = torch.zeros_like(mask) if given is None else given
+        expected = repeated(*(tensor.double() for tensor in (query, key, value, hidden)), 0.3).transpose(1, 2)
+        assert inside.dtype == dtype
+        assert inside.is_contiguous()
+        torch.testing.assert_close(inside.double(), expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+
+
+def test_where_packing_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for many nodes, few elements or more threads than key heads; always for a single row in bfloat16."""
+
+    def pays(heads: int, key_heads: int, nodes: int, slots: int, dtype: torch.dtype = torch.float32) -> bool:
+        query, key = torch.empty(1, heads, nodes, 64, dtype=dtype), torch.empty(1, key_heads, slots, 64, dtype=dtype)
+        return attention._packing_pays(query, key)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert pays(8, 2, 4, 1000)
+    assert not pays(8, 2, 4, 100)
+    assert not pays(8, 2, 9, 1000)
+    assert not pays(8, 8, 1, 1000)
+    assert pays(8, 8, 1, 1000, torch.bfloat16)
+    assert pays(8, 2, 1, 100, torch.bfloat16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert not pays(8, 2, 4, 1000)
+    assert pays(8, 2, 1, 1000, torch.bfloat16)
 
 
 def test_the_last_one_out_restores() -> None:
