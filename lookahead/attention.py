@@ -23,8 +23,8 @@ _original: Callable[..., Any] | None = None
 _thread = threading.local()
 
 
-# On a CPU, packed rows win for passes of few nodes, where a key head is otherwise read once for each of its query heads,
-# and lose below so many elements of repeated keys, where the copies cost more than that. docs/log.md has the figures.
+# On a CPU, packed rows win for passes of few nodes, where a key head is otherwise read once for each query head of its.
+# Below so many elements of repeated keys they lose, as the copies cost more than that. docs/log.md has the figures.
 _PACKED_NODES = 8
 _PACKED_ELEMENTS = 200_000
 _PACKED_COST = 0.6  # of one thread's time without packing, at most
