@@ -12,6 +12,7 @@ written index. Rows that advance at different speeds each read their own line of
 generator's final state are plain decoding's.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -85,6 +86,7 @@ class Emission:
         self._steps = 0
         self._noise: dict[int, Tensor] = {}
         self._noise_drawn = 0
+        self._most_written = math.inf  # of a row, before it waits for the others
         kinds = {type(rule) for rule in criteria}
         self.pads = any(hasattr(rule, "eos_token_id") for rule in criteria)
         self.end_tokens = frozenset(
@@ -143,6 +145,7 @@ class Emission:
         if self.together:
             return self._decide_together(trees, scores)
         paths = [Path() for _ in trees]
+        self._most_written = self._leaders_limit()
         following = [row for row in range(self.batch) if self.finished[row]]
         going = [row for row in range(self.batch) if not self.finished[row] and not self._held(row)]
         self._write(going, trees, scores, paths)
@@ -270,14 +273,15 @@ class Emission:
 
     def _held(self, row: int) -> bool:
         """Whether a row has to wait: for the model's sake, or sampled and far in the lead."""
-        if self._model_holds(row):
-            return True
+        return self._model_holds(row) or len(self.written[row]) >= self._most_written
+
+    def _leaders_limit(self) -> float:
+        """How many tokens sampled rows may have written, by what the slowest has now."""
         if not self._sample or self.batch == 1:
-            return False
+            return math.inf
         slowest = min((len(w) for w, done in zip(self.written, self.finished, strict=True) if not done), default=0)
         line_bytes = max((noise.nbytes for noise in self._noise.values()), default=1)
-        lead = max(1, min(_MOST_LEAD, _MOST_NOISE_BYTES // line_bytes))
-        return len(self.written[row]) - slowest >= lead
+        return slowest + max(1, min(_MOST_LEAD, _MOST_NOISE_BYTES // line_bytes))
 
     def _choose(self, row: int, tree: TokenTree, node: int, scores: Scores, drawn_from: list[Tensor]) -> int:
         self._checked(scores, row, node)
