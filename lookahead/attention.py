@@ -94,7 +94,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
         packed = packed.expand(-1, -1, 2, -1)
     if mask is not None:
         count = packed.shape[2] // nodes
-        mask = mask.expand(-1, -1, count, -1) if nodes == 1 else mask.repeat(1, 1, count, 1)
+        mask = mask.expand(-1, -1, count, -1) if nodes == 1 else mask.expand(-1, -1, nodes, -1).repeat(1, 1, count, 1)
     attend = torch.nn.functional.scaled_dot_product_attention
     output = attend(packed, key, value, attn_mask=mask, scale=scale)[:, :, :rows]
     return output.reshape(batch, heads, nodes, value.shape[-1])
@@ -119,6 +119,12 @@ def grouped_attention() -> Iterator[None]:
             _users -= 1
             if _users == 0 and _original is not None and registry["sdpa"] is _grouped_sdpa:
                 registry["sdpa"] = _original
+
+
+def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
+    """What is registered for a model's attention implementation, but for our wrapper; None = the model has its own."""
+    function = ALL_ATTENTION_FUNCTIONS.get(model.config.get_text_config()._attn_implementation)
+    return _original if function is _grouped_sdpa else function
 
 
 @contextmanager

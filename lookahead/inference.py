@@ -1,7 +1,8 @@
 """Passes in inference mode: without what autograd notes beside every operation, which ``no_grad`` alone keeps up.
 
 Where a pass is bound by its many small operations, on a CPU and with small models, that is worth several per cent of
-it. Nobody else gets to see a tensor of such a pass, and none stays behind on the model.
+it. Tensors of that mode can be neither trained with nor written into later, so it is used only where all code in a pass
+is transformers' or torch's own, and what such code keeps on the model is copied when the call ends.
 """
 
 from collections.abc import Callable
@@ -12,10 +13,14 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
+from lookahead.attention import attention_function
 from lookahead.hidden import own_hook
 
 _T = TypeVar("_T")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_MODE_STACKS = ("_len_torch_function_stack", "_len_torch_dispatch_stack")  # of modes that see every operation
+_KNOWN_CODE = ("transformers.", "torch.")
+_BUILT_IN = frozenset(vars(nn.Module()))  # what every module has
 
 
 class InferenceMode:
@@ -27,7 +32,7 @@ class InferenceMode:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._is_safe = not torch.is_inference_mode_enabled() and is_safe(model)
+        self._is_safe = is_safe(model)
         self._is_used = False
 
     def run(self, run: Callable[[], _T]) -> _T:
@@ -47,22 +52,33 @@ class InferenceMode:
             return run()
 
     def leave(self) -> None:
-        """Let nothing be found on the model that was made in a pass of this mode: it could not be trained with."""
+        """Let nothing be found on the model that was made in a pass of this mode.
+
+        What several modules share they share afterwards, too.
+        """
         if not self._is_used:
             return
-        for module in self._model.modules():
-            for values in (module._buffers, vars(module)):
-                _replace(values)
+        copies: dict[int, tuple[Tensor, Tensor]] = {}  # with the originals, so that no id is used twice
+        for holder, name, value in _held(self._model):
+            holder[name] = _copied(value, copies)
 
 
 def is_safe(model: PreTrainedModel) -> bool:
-    """Whether nobody is handed a tensor of a pass: no hook, no wrapped ``forward``, no cache of cast weights.
+    """Whether nobody else is handed a tensor of a pass, and none can be left where it is not found.
 
-    Weights that are not plain tensors have code of their own, which need not know of this mode.
+    Not where gradients are wanted, hooks, modes or wrappers are at work, autocast keeps the weights that it has cast,
+    weights are no plain tensors, or any code is neither transformers' nor torch's.
     """
-    if torch.is_autocast_enabled(model.device.type) or any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
+    device = model.device.type
+    if torch.is_inference_mode_enabled() or torch.is_grad_enabled() or device == "meta":
         return False
-    return all(map(_is_plain, model.modules()))
+    if torch.is_autocast_enabled(device) or any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
+        return False
+    if any(getattr(torch._C, name, int)() for name in _MODE_STACKS):
+        return False
+    if not (_is_known(attention_function(model)) and all(map(_is_plain, model.modules()))):
+        return False
+    return not _held(model)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -71,16 +87,50 @@ def _is_plain(module: nn.Module) -> bool:
         return False
     if module._forward_pre_hooks and not all(map(own_hook, module._forward_pre_hooks.values())):
         return False
-    return all(weight is None or type(weight) is nn.Parameter for weight in module._parameters.values())
+    if not (_is_known(type(module)) and _is_known(type(module).forward)):
+        return False
+    return all(
+        weight is None or (type(weight) is nn.Parameter and not weight.is_inference())
+        for weight in module._parameters.values()
+    )
 
 
-def _replace(values: dict[str, Any]) -> None:
-    """Copy, outside of inference mode, what was made in it; also in dicts and lists, one level down."""
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            if value.is_inference():
-                values[name] = value.clone()
-        elif isinstance(value, dict) and value and not name.startswith("_"):
-            values[name].update({k: v.clone() for k, v in value.items() if isinstance(v, Tensor) and v.is_inference()})
-        elif isinstance(value, list):
-            value[:] = [v.clone() if isinstance(v, Tensor) and v.is_inference() else v for v in value]
+def _is_known(code: Any) -> bool:
+    return code is None or code.__module__.startswith(_KNOWN_CODE)
+
+
+def _held(model: PreTrainedModel) -> list[tuple[dict[str, Any], str, Any]]:
+    """All that modules hold of inference mode, beside parameters and other modules: where, by what name, what."""
+    found: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        own = {name: value for name, value in vars(module).items() if name not in _BUILT_IN}
+        for holder, values in ((module._buffers, module._buffers), (vars(module), own)):
+            found += [(holder, name, value) for name, value in values.items() if _holds_inference(value)]
+    return found
+
+
+def _holds_inference(value: Any, depth: int = 3) -> bool:
+    """Whether a value is, or plainly contains, a tensor of inference mode."""
+    if isinstance(value, Tensor):
+        return value.is_inference()
+    parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return depth > 0 and any(_holds_inference(part, depth - 1) for part in parts)
+
+
+def _copied(value: Any, copies: dict[int, tuple[Tensor, Tensor]]) -> Any:
+    """The same with copies, made outside of inference mode, of tensors that were made in it; dicts and lists stay."""
+    if isinstance(value, Tensor):
+        if not value.is_inference():
+            return value
+        if id(value) not in copies:
+            copies[id(value)] = value, value.clone()
+        return copies[id(value)][1]
+    if not _holds_inference(value):
+        return value
+    if type(value) is dict:
+        value.update({key: _copied(part, copies) for key, part in value.items()})
+    elif type(value) is list:
+        value[:] = [_copied(part, copies) for part in value]
+    else:
+        return tuple(_copied(part, copies) for part in value)
+    return value

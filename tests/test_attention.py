@@ -68,6 +68,15 @@ def test_packed_attention_of_one_node(groups: int, masked: bool) -> None:
     assert torch.allclose(packed, repeated(query, key, value, mask, 0.3))
 
 
+def test_packed_attention_under_one_mask_for_all_nodes() -> None:
+    """A mask may have one row for every node, or for every row of the batch."""
+    query, key, value, mask = example(2)
+    for shared in (mask[:, :, :1], mask[:1], mask[:1, :, :1]):
+        assert torch.allclose(
+            packed_attention(query, key, value, shared, 0.3), repeated(query, key, value, shared, 0.3)
+        )
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,6 +8,8 @@ import torch
 from conftest import counting_model, fresh_model, initialised, prompts, same_as_plain
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lookahead import Lookahead, inference
 from lookahead.inference import is_safe
@@ -25,6 +27,7 @@ class Keeping(nn.Module):
         self.last: Tensor | None = None
         self.by_width: dict[int, Tensor] = {}
         self.all: list[Tensor] = []
+        self.pair: tuple[Tensor, dict[str, Tensor]] | None = None
 
     def forward(self, states: Tensor) -> Tensor:
         """As the layer inside."""
@@ -32,12 +35,21 @@ class Keeping(nn.Module):
         self.sizes, self.last = states.norm(dim=-1), states
         self.by_width[states.shape[1]] = states
         self.all.append(states)
+        self.pair = states, {"norm": self.sizes}
         return states
 
     def kept(self) -> list[Tensor]:
         """All of it."""
         assert self.last is not None
-        return [self.sizes, self.last, *self.by_width.values(), *self.all]
+        assert self.pair is not None
+        return [self.sizes, self.last, *self.by_width.values(), *self.all, self.pair[0], *self.pair[1].values()]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """:class:`Keeping` counts as a class of transformers'."""
+    monkeypatch.setattr(Keeping, "__module__", "transformers.models.keeping")
+    monkeypatch.setattr(Keeping.forward, "__module__", "transformers.models.keeping")
 
 
 def modes(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -52,6 +64,7 @@ def modes(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         result: Tensor = forward(self, states)
         return result
 
+    noting.__module__ = forward.__module__  # as if it were the class's own
     monkeypatch.setattr(norm, "forward", noting)
     return seen
 
@@ -67,12 +80,17 @@ def test_all_but_the_prompts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(seen[1:])
 
 
+@pytest.mark.usefixtures("known")
 def test_nothing_stays_on_the_model() -> None:
     """What a model keeps of a pass can be trained with and written into afterwards."""
     model = fresh_model("llama")
     keeping = model.model.norm = Keeping(model.model.norm)
+    with torch.no_grad():
+        assert is_safe(model)
     model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True)
     assert not any(tensor.is_inference() for tensor in keeping.kept())
+    assert keeping.pair is not None
+    assert keeping.pair[0] is keeping.last is keeping.all[-1]  # shared as before
     for tensor in keeping.kept():
         tensor.add_(1.0)
     weight = torch.ones_like(keeping.last, requires_grad=True)
@@ -80,6 +98,7 @@ def test_nothing_stays_on_the_model() -> None:
     assert weight.grad is not None
 
 
+@pytest.mark.usefixtures("known")
 def test_not_after_an_error_either() -> None:
     """A call that breaks off leaves as little."""
     model = fresh_model("llama")
@@ -154,6 +173,7 @@ def test_a_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
         result: Tensor = forward(self, states)
         return result
 
+    counting.__module__ = forward.__module__
     monkeypatch.setattr(rotary, "forward", counting)
     output = same_as_plain(model, prompts(2), max_new_tokens=20)
     assert output.stats.mean_acceptance_length > 1.5
@@ -162,13 +182,14 @@ def test_a_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only errors about the mode lead to a second try."""
     model = counting_model()
-    mode = inference.InferenceMode(model)
     calls = []
 
     def run() -> None:
         calls.append(torch.is_inference_mode_enabled())
         raise RuntimeError("out of luck")
 
+    with torch.no_grad():
+        mode = inference.InferenceMode(model)
     with pytest.raises(RuntimeError, match="out of luck"):
         mode.run(run)
     assert calls == [True]
@@ -195,17 +216,84 @@ def _quantise(model: Any) -> None:
     model.model.norm.weight = nn.Parameter(weight, requires_grad=False)
 
 
-@pytest.mark.parametrize("change", [_hook, _wrap, _compile, _quantise])
+class _Own(nn.Module):
+    """A layer of the user's, which takes a gradient on its way, as ``no_grad`` lets it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.on = False
+
+    def forward(self, states: Tensor) -> Tensor:
+        """A step uphill."""
+        if self.on:
+            with torch.enable_grad():
+                place = states.detach().clone().requires_grad_(True)
+                (slope,) = torch.autograd.grad(self.inner(place)[..., :5].sum(), place)
+            states = states + 20.0 * slope
+        result: Tensor = self.inner(states)
+        return result
+
+
+def _own_layer(model: Any) -> None:
+    model.model.norm = _Own(model.model.norm)
+
+
+def _built_in_inference_mode(model: Any) -> None:
+    with torch.inference_mode():
+        model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.clone()
+
+
+CHANGES = [_hook, _wrap, _compile, _quantise, _own_layer, _built_in_inference_mode]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_is_safe(change: Callable[[Any], None]) -> None:
     """Not where somebody may see a tensor, nor where weights are no plain tensors."""
     model = fresh_model("llama")
-    assert is_safe(model)
-    change(model)
-    assert not is_safe(model)
-
-
-def test_is_not_safe_under_autocast() -> None:
-    """Autocast keeps the weights that it has cast until it ends."""
-    model = fresh_model("llama")
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad():
+        assert is_safe(model)
+        change(model)
         assert not is_safe(model)
+
+
+def test_is_not_safe_in_some_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast keeps weights that it has cast, gradients are wanted, the mode is on already, operations are watched."""
+    model = fresh_model("llama")
+    assert not is_safe(model)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not is_safe(model)
+        with torch.overrides.BaseTorchFunctionMode():
+            assert not is_safe(model)
+        with torch.inference_mode():
+            assert not is_safe(model)
+        norm = type(model.model.norm)
+        with monkeypatch.context() as patch:
+            patch.setattr(norm, "forward", lambda self, states: states)
+            assert not is_safe(model)
+        with monkeypatch.context() as patch:
+            patch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", lambda *args, **kwargs: None)
+            assert not is_safe(model)
+        assert is_safe(model)
+        assert not is_safe(model.to("meta"))
+
+
+def test_gradients_inside_a_layer() -> None:
+    """A layer of the user's gets the gradient that plain decoding gives it, also when it first asks in a later call."""
+    model = fresh_model("llama")
+    _own_layer(model)
+    for on in (False, True):
+        model.model.norm.on = on
+        same_as_plain(model, prompts(1), max_new_tokens=16)
+
+
+def test_what_was_on_the_model_before() -> None:
+    """Neither a tensor of the user's, of whatever mode, nor a dict that cannot be written is touched."""
+    model = fresh_model("llama")
+    with torch.inference_mode():
+        own = torch.ones(3)
+    model.memory, model.own, model.both = BaseModelOutput(last_hidden_state=torch.zeros(1)), own, [own]
+    same_as_plain(model, prompts(1), max_new_tokens=16)
+    assert model.own is own
+    assert model.both[0] is own
