@@ -6,6 +6,7 @@ is transformers' or torch's own, and what such code keeps on the model is copied
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ _T = TypeVar("_T")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _MODE_STACKS = ("_len_torch_function_stack", "_len_torch_dispatch_stack")  # of modes that see every operation
 _KNOWN_CODE = ("transformers.", "torch.")
+_PLAIN = (bool, int, float, str, type(None))
 _BUILT_IN = frozenset(vars(nn.Module()))  # what every module has
 
 
@@ -87,12 +89,18 @@ def _is_plain(module: nn.Module) -> bool:
         return False
     if module._forward_pre_hooks and not all(map(own_hook, module._forward_pre_hooks.values())):
         return False
-    if not (_is_known(type(module)) and _is_known(type(module).forward)):
+    kind: Any = type(module)
+    if not _is_known_class(kind, kind.forward):
         return False
     return all(
         weight is None or (type(weight) is nn.Parameter and not weight.is_inference())
         for weight in module._parameters.values()
     )
+
+
+@lru_cache(1024)
+def _is_known_class(kind: Any, forward: Any) -> bool:
+    return _is_known(kind) and _is_known(forward)
 
 
 def _is_known(code: Any) -> bool:
@@ -103,9 +111,12 @@ def _held(model: PreTrainedModel) -> list[tuple[dict[str, Any], str, Any]]:
     """All that modules hold of inference mode, beside parameters and other modules: where, by what name, what."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
-        own = {name: value for name, value in vars(module).items() if name not in _BUILT_IN}
-        for holder, values in ((module._buffers, module._buffers), (vars(module), own)):
-            found += [(holder, name, value) for name, value in values.items() if _holds_inference(value)]
+        for name, value in vars(module).items():
+            if name not in _BUILT_IN and type(value) not in _PLAIN and _holds_inference(value):
+                found.append((vars(module), name, value))
+        for name, value in module._buffers.items():
+            if _holds_inference(value):
+                found.append((module._buffers, name, value))
     return found
 
 
