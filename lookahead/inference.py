@@ -6,7 +6,6 @@ is transformers' or torch's own, and what such code keeps on the model is copied
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +19,7 @@ from lookahead.hidden import own_hook
 _T = TypeVar("_T")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _MODE_STACKS = ("_len_torch_function_stack", "_len_torch_dispatch_stack")  # of modes that see every operation
-_KNOWN_CODE = ("transformers.", "torch.")
+_KNOWN_CODE = ("transformers.", "torch.nn.")
 _PLAIN = (bool, int, float, str, type(None))
 _BUILT_IN = frozenset(vars(nn.Module()))  # what every module has
 
@@ -90,7 +89,7 @@ def _is_plain(module: nn.Module) -> bool:
     if module._forward_pre_hooks and not all(map(own_hook, module._forward_pre_hooks.values())):
         return False
     kind: Any = type(module)
-    if not _is_known_class(kind, kind.forward):
+    if not (_is_known(kind) and _is_known(kind.forward)):
         return False
     return all(
         weight is None or (type(weight) is nn.Parameter and not weight.is_inference())
@@ -98,13 +97,8 @@ def _is_plain(module: nn.Module) -> bool:
     )
 
 
-@lru_cache(1024)
-def _is_known_class(kind: Any, forward: Any) -> bool:
-    return _is_known(kind) and _is_known(forward)
-
-
 def _is_known(code: Any) -> bool:
-    return code is None or code.__module__.startswith(_KNOWN_CODE)
+    return code is None or str(getattr(code, "__module__", "")).startswith(_KNOWN_CODE)
 
 
 def _held(model: PreTrainedModel) -> list[tuple[dict[str, Any], str, Any]]:
