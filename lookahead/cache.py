@@ -33,10 +33,13 @@ from transformers.cache_utils import (
 from jacobi import LookaheadError
 from lookahead.decoder import decoder_config, is_seq2seq
 
-# Layers that never hold anything (their keys are another layer's); newer versions of transformers have them.
-EMPTY_LAYERS: tuple[type, ...] = tuple(
-    getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)
-)
+
+def layer_kinds(*names: str) -> tuple[type, ...]:
+    """The cache's layers, or mixins of theirs, of these names that this version of transformers has."""
+    return tuple(getattr(cache_utils, name) for name in names if hasattr(cache_utils, name))
+
+
+EMPTY_LAYERS = layer_kinds("DummyLayer")  # they never hold anything: their keys are another layer's
 _GRANULE = 64  # slots; capacities are rounded up to it
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformers import PreTrainedModel, cache_utils
+from transformers import PreTrainedModel
 from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
@@ -13,20 +13,14 @@ from transformers.cache_utils import (
 )
 
 from jacobi import LookaheadError
-from lookahead.cache import EMPTY_LAYERS
+from lookahead.cache import EMPTY_LAYERS, layer_kinds
 from lookahead.decoder import decoder_config, is_seq2seq
 from lookahead.snapshots import holds_keys, recurrent_layers, states_of
 
-
-def _kinds(*names: str) -> tuple[type, ...]:
-    """The layers of these names that this version of transformers has."""
-    return tuple(getattr(cache_utils, name) for name in names if hasattr(cache_utils, name))
-
-
-_INDEXED = _kinds("DynamicIndexedLayer")  # they keep small keys of their own to choose by
+_INDEXED = layer_kinds("DynamicIndexedLayer")  # they keep small keys of their own to choose by
 _CHAIN_LAYERS = (
-    *_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"),
-    *_kinds("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
+    *layer_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"),
+    *layer_kinds("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
     *_INDEXED,
     *EMPTY_LAYERS,
 )

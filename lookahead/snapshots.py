@@ -3,13 +3,12 @@
 from typing import Any
 
 from torch import Tensor
-from transformers import cache_utils
 from transformers.cache_utils import Cache, DynamicLayer
 
+from lookahead.cache import layer_kinds
+
 _CUT_LAYERS = ("DynamicLayer", "LinearAttentionAndFullAttentionLayer")  # all keys are there: the last can be cut off
-_RECURRENT: tuple[type, ...] = tuple(
-    getattr(cache_utils, name) for name in ("LinearAttentionCacheLayerMixin",) if hasattr(cache_utils, name)
-)
+_RECURRENT = layer_kinds("LinearAttentionCacheLayerMixin")
 
 
 def recurrent_layers(cache: Cache) -> list[Any]:
