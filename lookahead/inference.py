@@ -105,10 +105,10 @@ def _held(model: PreTrainedModel) -> list[tuple[dict[str, Any], str, Any]]:
     """All that modules hold of inference mode, beside parameters and other modules: where, by what name, what."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
-        for name, value in vars(module).items():
+        for name, value in list(vars(module).items()):  # other threads' passes may set some meanwhile
             if name not in _BUILT_IN and type(value) not in _PLAIN and _holds_inference(value):
                 found.append((vars(module), name, value))
-        for name, value in module._buffers.items():
+        for name, value in list(module._buffers.items()):
             if _holds_inference(value):
                 found.append((module._buffers, name, value))
     return found
@@ -124,14 +124,12 @@ def _holds_inference(value: Any, depth: int = 3) -> bool:
 
 def _copied(value: Any, copies: dict[int, tuple[Tensor, Tensor]]) -> Any:
     """The same with copies, made outside of inference mode, of tensors that were made in it; dicts and lists stay."""
+    if not _holds_inference(value):
+        return value
     if isinstance(value, Tensor):
-        if not value.is_inference():
-            return value
         if id(value) not in copies:
             copies[id(value)] = value, value.clone()
         return copies[id(value)][1]
-    if not _holds_inference(value):
-        return value
     if type(value) is dict:
         value.update({key: _copied(part, copies) for key, part in value.items()})
     elif type(value) is list:

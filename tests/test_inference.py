@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import counting_model, fresh_model, initialised, prompts, same_as_plain
+from conftest import counting_model, fresh_model, prompts, same_as_plain
 from torch import Tensor, nn
-from transformers import DynamicCache, LlamaConfig
+from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -134,19 +134,10 @@ def test_what_is_returned_can_be_used() -> None:
 
 def test_dynamic_rope_past_its_limit() -> None:
     """Frequencies that change with the text's length are buffers made in a pass; plain passes follow it in the call."""
-    config = LlamaConfig(
-        vocab_size=48,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=20,
-        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
-        initializer_range=0.3,
-        eos_token_id=None,
-    )
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     for _ in range(2):  # the same text from the same state of the model
-        same_as_plain(initialised(config), prompts(1), max_new_tokens=30)
+        model = fresh_model("llama", max_position_embeddings=20, rope_parameters=rope)
+        same_as_plain(model, prompts(1), max_new_tokens=30)
 
 
 def test_hooks_get_plain_tensors() -> None:
@@ -165,8 +156,8 @@ def test_hooks_get_plain_tensors() -> None:
 def test_a_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that fails on tensors of inference mode is run without it, from its first pass on."""
     model = counting_model()
-    rotary = type(model.model.norm)
-    forward = rotary.forward
+    norm = type(model.model.norm)
+    forward = norm.forward
 
     def counting(self: nn.Module, states: Tensor) -> Tensor:
         assert states._version >= 0  # "Inference tensors do not track version counter."
@@ -174,7 +165,7 @@ def test_a_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
         return result
 
     counting.__module__ = forward.__module__
-    monkeypatch.setattr(rotary, "forward", counting)
+    monkeypatch.setattr(norm, "forward", counting)
     output = same_as_plain(model, prompts(2), max_new_tokens=20)
     assert output.stats.mean_acceptance_length > 1.5
 

@@ -52,8 +52,8 @@ def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
     weights = list(heads.blocks.parameters())
     size = max(weight.nbytes for weight in weights)
     alike = len({(weight.device, weight.dtype) for weight in weights}) == 1
-    alike = alike and not any(weight.is_inference() for weight in weights)  # whose changes are not counted
-    if not alike or size > _MOST_BYTES or size * len(blocks) > _MOST_COPIED:
+    counted = not any(weight.is_inference() for weight in weights)  # changes of the others are
+    if not (alike and counted) or size > _MOST_BYTES or size * len(blocks) > _MOST_COPIED:
         return heads
     stamp = tuple((weight.data_ptr(), weight._version) for weight in weights)
     known = _stacks.get(heads)
