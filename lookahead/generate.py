@@ -28,6 +28,7 @@ from lookahead.model import FusedModel
 from lookahead.outputs import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
 from lookahead.plain import PlainLoop
 from lookahead.planner import Planner
+from lookahead.postponed import PostponedTest, can_wait
 from lookahead.snapshots import holds_text
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
@@ -232,6 +233,11 @@ def _decode(
         model_holds=lambda row: fused.holds(row),
         in_lockstep=route == "chain",
     )
+
+    def no_trees(reason: str) -> None:
+        assert isinstance(fused, FusedModel)  # chains are tested before they begin
+        fused.hand_over(plain.told(reason))
+
     new_tokens = emission.most_new
     obstacle = support.call_obstacle(route, model, input_ids, model_kwargs, given_cache, new_tokens)
     if obstacle is not None:
@@ -254,9 +260,13 @@ def _decode(
                 f"{type(strategy).__name__} drafts with heads on a causal model, and {type(model).__name__} is an "
                 "encoder-decoder model. Use Lookahead() or Jacobi()."
             )
-        if route == "tree":
-            support.self_test(model)
         planner = drafts.planner
+        if route == "tree":
+            late = strategy.tests_late and batch == 1 and drafts.hidden is None
+            if planner is not None and late and can_wait(model):
+                planner.test = PostponedTest(model, new_tokens, no_trees)
+            else:
+                support.self_test(model)
         depths = [0] * batch
         drafters = [_RowDrafter(drafter, row, emission, depths) for row, drafter in enumerate(drafts.drafters)]
         if route == "chain":
@@ -303,6 +313,8 @@ def _decode(
                         readers.read(step)
             if streamer is not None:
                 streamer.end()
+            if planner is not None and planner.test is not None:
+                planner.test.close(max(emission.lengths()))
             if export:
                 fused.store(given_cache)
         finally:

@@ -254,6 +254,10 @@ class FusedModel:
             return False
         return self._cache.lengths[row] >= self._boundary[0]
 
+    def hand_over(self, reason: str) -> None:
+        """Let all passes from now on be transformers' own."""
+        self._boundary = 0, reason
+
     def _hand_over(self) -> None:
         """Go on with transformers' own passes: everything the history holds moves to a cache of theirs."""
         assert self._boundary is not None

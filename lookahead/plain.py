@@ -45,13 +45,18 @@ class PlainLoop:
             **kwargs,
         )
 
-    def hand_over(self, model_kwargs: dict[str, Any], given_cache: Any, reason: str, strategy: Strategy) -> Any:
-        """Decode with ``_sample`` because there is nothing else: say so once a model, and in the statistics."""
+    def told(self, reason: str) -> str:
+        """Say once a model why it is decoded plainly."""
         with _warned_lock:
             known = self.model in _warned
             _warned.add(self.model)
         if not known:
-            _log.warning("use_lookahead has no effect, plain decoding goes on: %s.", reason)
+            _log.warning("use_lookahead has no effect, plain decoding goes on: %s.", reason.rstrip("."))
+        return reason
+
+    def hand_over(self, model_kwargs: dict[str, Any], given_cache: Any, reason: str, strategy: Strategy) -> Any:
+        """Decode with ``_sample`` because there is nothing else: say so once a model, and in the statistics."""
+        self.told(reason)
         output = self.sample(model_kwargs, given_cache)
         if not self.generation_config.return_dict_in_generate:
             return output

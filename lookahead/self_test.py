@@ -44,7 +44,7 @@ def _remembered(
     model: PreTrainedModel, test: str, run: Callable[[PreTrainedModel], tuple[str | None, bool]]
 ) -> str | None:
     """The verdict of a test that is run once per model, attention implementation, dtype and device."""
-    key = (test, str(decoder_config(model)._attn_implementation), model.dtype, model.device.type, model.training)
+    key = _key(test, model)
     with _verdicts_lock:
         known = _verdicts.setdefault(model, {})
     if key not in known:
@@ -58,6 +58,15 @@ def _remembered(
             return error
         known[key] = error
     return known[key]
+
+
+def is_tested(model: PreTrainedModel) -> bool:
+    """Whether :func:`tree_error` knows the answer already."""
+    return _key("tree", model) in _verdicts.get(model, {})
+
+
+def _key(test: str, model: PreTrainedModel) -> tuple[Any, ...]:
+    return test, str(decoder_config(model)._attn_implementation), model.dtype, model.device.type, model.training
 
 
 def _random_states(model: PreTrainedModel) -> list[Tensor]:

@@ -1,0 +1,82 @@
+"""The self-test of a model, put off until a draft promises more than the test costs.
+
+The test takes a dozen plain passes' time, which is a quarter of a short text. Plain passes do not need it where the
+record says that the model's class is decoded exactly, so a model of transformers' own is tested right before its first
+tree. How much a tree has to promise until then is decided as one decides between renting and buying: the test may cost
+what could be saved in the tokens still to come, or in as many as were already written without it.
+"""
+
+import math
+import threading
+import weakref
+from collections.abc import Callable
+
+import transformers
+from transformers import PreTrainedModel
+
+from lookahead.decoder import decoder_config
+from lookahead.handover import index_limit, rope_settings
+from lookahead.inference import is_safe
+from lookahead.record import recorded_routes, recorded_version
+from lookahead.self_test import is_tested, tree_error
+
+_COST = 12.0  # passes over one node that the test is taken to cost; measured 8 to 13
+_PROBES_AFTER = 512  # tokens written without the test, after which a draft may be tried only to learn what it brings
+
+_untested: "weakref.WeakKeyDictionary[PreTrainedModel, int]" = weakref.WeakKeyDictionary()  # tokens written
+_untested_lock = threading.Lock()
+
+
+def can_wait(model: PreTrainedModel) -> bool:
+    """Whether plain passes over an untested model are known to be exact, so that only trees need the self-test.
+
+    That is so for code that was found to take trees in this version of transformers, with nobody's changes on it, for
+    models of text alone whose passes do not change with its length.
+    """
+    if is_tested(model) or model.training or recorded_version() != transformers.__version__:
+        return False
+    config = decoder_config(model)
+    if config is not model.config or index_limit(model) is not None:
+        return False
+    if any(rope.get("rope_type", "default") in ("dynamic", "longrope") for rope in rope_settings(config)):
+        return False
+    return recorded_routes(model) == {"tree"} and is_safe(model)
+
+
+class PostponedTest:
+    """One call's waiting for the self-test.
+
+    Args:
+        model: for which :func:`can_wait` is true.
+        new_tokens: most tokens that the call writes.
+        failed: is told why the model cannot be given a tree, if that is what the test says.
+    """
+
+    def __init__(self, model: PreTrainedModel, new_tokens: int, failed: Callable[[str], None]) -> None:
+        self._model = model
+        self._new_tokens = new_tokens
+        self._failed = failed
+        with _untested_lock:
+            self._before = _untested.get(model, 0)
+
+    @property
+    def probes(self) -> bool:
+        """Whether enough was written without a draft to try one that does not seem to pay."""
+        return self._before >= _PROBES_AFTER
+
+    def gain(self, written: int) -> float:
+        """The gain of speed that a draft has to promise after so many tokens, for the test to pay."""
+        tokens = max(0, self._new_tokens - written) + self._before
+        return math.inf if tokens <= _COST else tokens / (tokens - _COST)
+
+    def passes(self) -> bool:
+        """Run the test."""
+        error = tree_error(self._model)
+        if error is not None:
+            self._failed(error)
+        return error is None
+
+    def close(self, written: int) -> None:
+        """The call has ended without the test, after so many tokens."""
+        with _untested_lock:
+            _untested[self._model] = _untested.get(self._model, 0) + written

@@ -1,0 +1,117 @@
+"""The self-test put off: plain passes until a draft is worth it, the same text whatever it says, never for strangers."""
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import fresh_model, prompts, same_as_plain, tiny_model
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from lookahead import Jacobi, Lookahead, LookaheadError, postponed, self_test
+from lookahead.postponed import PostponedTest, can_wait
+from lookahead.self_test import is_tested
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+
+class Derived(LlamaForCausalLM):
+    """Somebody's own class."""
+
+
+def repeating() -> PreTrainedModel:
+    """A model of a class on record that nothing is known of yet, and whose texts repeat themselves."""
+    return fresh_model("llama")
+
+
+def test_waits_for_a_draft_that_pays() -> None:
+    """A short call is too short for the test; a long one has it, and both texts are plain decoding's."""
+    model = repeating()
+    same_as_plain(model, prompts(1), max_new_tokens=8)
+    assert not is_tested(model)
+    stats = same_as_plain(model, prompts(1), max_new_tokens=160).stats
+    assert is_tested(model)
+    assert stats.accepted > 0
+
+
+def test_short_calls_add_up() -> None:
+    """What short calls wrote without the test counts as well, or they would never have it."""
+    model = repeating()
+    calls = 0
+    while not is_tested(model) and calls < 60:
+        model.generate(**prompts(1), max_new_tokens=8, do_sample=False, use_lookahead=True)
+        calls += 1
+    assert 1 < calls < 60
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Lookahead(seed=1), Lookahead(nodes=8), Lookahead(sources=("window",)), Lookahead(window_size=3), Jacobi()],
+    ids=repr,
+)
+def test_only_the_automatic_mode_waits(strategy: Any) -> None:
+    """Where sizes are given or passes have to repeat, the test comes first."""
+    model = repeating()
+    model.generate(**prompts(1), max_new_tokens=4, use_lookahead=True, lookahead_strategy=strategy)
+    assert is_tested(model)
+
+
+def test_batches_do_not_wait() -> None:
+    """The sizes of a batch are chosen by what its trees were worth, so they have to be grown."""
+    model = repeating()
+    model.generate(**prompts(2), max_new_tokens=4, use_lookahead=True)
+    assert is_tested(model)
+
+
+@torch.no_grad()
+def test_strangers_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of other people's code, of hooks, of training mode, of other versions, of texts that change."""
+    model = repeating()
+    assert can_wait(model)
+    hook = model.model.register_forward_hook(lambda *_: None)
+    assert not can_wait(model)
+    hook.remove()
+    model.train()
+    assert not can_wait(model)
+    model.eval()
+    monkeypatch.setattr(transformers, "__version__", "5.0.0")
+    assert not can_wait(model)
+    monkeypatch.undo()
+    assert can_wait(model)
+    assert not can_wait(Derived(model.config).eval())
+    config = type(model.config)(**model.config.to_dict())
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    assert not can_wait(LlamaForCausalLM(config).eval())
+
+
+def test_a_model_that_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It gets no tree; transformers' own passes write the rest, and say why. The next call is refused."""
+    model = repeating()
+    why = "It mixes branches up. Drop use_lookahead for this model."
+    monkeypatch.setattr(self_test, "_tree_verdict", lambda _: (why, True))
+    with caplog.at_level(logging.WARNING, "lookahead"):
+        stats = same_as_plain(model, prompts(1), max_new_tokens=160).stats
+    assert is_tested(model)
+    assert stats.drafted == 0
+    assert [record.getMessage() for record in caplog.records].count(
+        f"use_lookahead has no effect, plain decoding goes on: {why}"
+    ) == 1
+    with pytest.raises(LookaheadError, match="mixes branches up"):
+        model.generate(**prompts(1), max_new_tokens=160, use_lookahead=True)
+
+
+def test_what_a_draft_has_to_promise() -> None:
+    """As much as the test costs, over the tokens to come or those written without it; the rest is as without a test."""
+    model = repeating()
+    test = PostponedTest(model, 120, lambda _: None)
+    assert test.gain(0) == pytest.approx(1.0 / (1.0 - postponed._COST / 120))
+    assert test.gain(60) > test.gain(0)
+    assert test.gain(119) == math.inf
+    assert not test.probes
+    test.close(1000)
+    later = PostponedTest(model, 120, lambda _: None)
+    assert 1.0 < later.gain(119) < test.gain(0)
+    assert later.probes
+    assert PostponedTest(tiny_model("llama"), 120, lambda _: None).gain(0) == test.gain(0), "each model by itself"
