@@ -44,7 +44,7 @@ def _grouped_sdpa(
     if not getattr(_thread, "in_pass", False) or biased or not is_ours:
         return original(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
-    if is_on_cpu and _packing_pays(query, key):
+    if is_on_cpu and _packs(query, key):
         output = packed_attention(query, key, value, attention_mask, scale)
     elif query.shape[1] == key.shape[1]:
         return original(module, query, key, value, attention_mask, **kwargs)
@@ -56,11 +56,20 @@ def _grouped_sdpa(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _packing_pays(query: Tensor, key: Tensor) -> bool:
-    """Whether :func:`packed_attention` is the faster one on a CPU."""
+def _packs(query: Tensor, key: Tensor) -> bool:
+    """Whether to pack: as it was decided for the whole pass, or where it pays."""
+    decided: bool | None = getattr(_thread, "packed", None)
+    if decided is not None:
+        return decided
     batch, heads, nodes, channels = query.shape
-    key_heads, slots = key.shape[1:3]
-    is_slow_single = nodes == 1 and query.dtype == torch.bfloat16
+    return packing_pays(batch, heads, key.shape[1], nodes, key.shape[2], channels, query.dtype)
+
+
+def packing_pays(
+    batch: int, heads: int, key_heads: int, nodes: int, slots: int, channels: int, dtype: torch.dtype
+) -> bool:
+    """Whether :func:`packed_attention` is the faster one on a CPU."""
+    is_slow_single = nodes == 1 and dtype == torch.bfloat16
     if heads == key_heads:
         return is_slow_single
     if not is_slow_single and (nodes > _PACKED_NODES or batch * heads * slots * channels < _PACKED_ELEMENTS):
@@ -179,3 +188,14 @@ def fused_pass() -> Iterator[None]:
         yield
     finally:
         _thread.in_pass = before
+
+
+@contextmanager
+def attention_packed(packed: bool) -> Iterator[None]:
+    """Pack query heads in all layers of this thread's passes, or in none, while the block runs."""
+    before = getattr(_thread, "packed", None)
+    _thread.packed = packed
+    try:
+        yield
+    finally:
+        _thread.packed = before

@@ -161,7 +161,7 @@ class Budgeted(Strategy):
         acceptance = call.memory.acceptance(key, rows[0], call.trust)
         window = [isinstance(source, WindowSource) for source in rows[0]]
         planner = Planner(
-            step_times(call.model, len(rows), call.memory.times, self.step_times(), self.static),
+            step_times(call.model, len(rows), call.memory.times, self.step_times(), self.static, call.traces),
             acceptance,
             batch=len(rows),
             most_nodes=self.max_nodes,

@@ -15,7 +15,8 @@ An offloaded cache's history lies in the host's memory. Each layer fetches its o
 however many nodes the pass has.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -321,6 +322,28 @@ class TreeCache(Cache):
         for group in self._groups:
             states = group.buffer.permute(1, 3, 0, 2, 4)
             states[rows, targets] = states[rows, sources]
+
+    def open_views(self, nodes: int) -> list[Tensor]:
+        """What a pass over so many nodes writes to and reads, for every entry of every group in turn."""
+        start, stop = self.base, self.base + nodes
+        for group in self._groups:
+            if group.span != (start, stop):
+                group.open(start, stop)
+        return [view for group in self._groups for view in (*group.fresh, *group.history)]
+
+    @contextmanager
+    def given_views(self, views: Sequence[Tensor]) -> Iterator[None]:
+        """Let a pass write to and read others, in the order of :meth:`open_views`, while the block runs."""
+        left = iter(views)
+        before = [(group.fresh, group.history) for group in self._groups]
+        for group, (fresh, history) in zip(self._groups, before, strict=True):
+            group.fresh = tuple(next(left) for _ in fresh)
+            group.history = tuple(next(left) for _ in history)
+        try:
+            yield
+        finally:
+            for group, (fresh, history) in zip(self._groups, before, strict=True):
+                group.fresh, group.history = fresh, history
 
     def open_static(self, slots: Tensor, span: int) -> None:
         """Let the next pass write at ``slots`` and read the first ``span`` slots.

@@ -33,6 +33,7 @@ from lookahead.snapshots import holds_text
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
 from lookahead.strategy import CallContext, RowContext, Strategy
+from lookahead.tracing import traces_for, weights_of
 
 _TRUST = 0.7  # of estimates that were made on other texts
 
@@ -254,7 +255,10 @@ def _decode(
     stats = None if strategy.stats == "none" else DecodingStats()
     with borrowed(model, strategy.remembers) as memory:
         choice = _choice(generation_config, logits_processor)
-        drafts = strategy.drafts(CallContext(model, rows, memory, choice, new_tokens, _trust(generation_config)))
+        traces = traces_for(model, batch) if route == "tree" and not strategy.static else None
+        drafts = strategy.drafts(
+            CallContext(model, rows, memory, choice, new_tokens, _trust(generation_config), traces)
+        )
         if is_seq2seq(model) and drafts.hidden is not None:
             raise LookaheadError(
                 f"{type(strategy).__name__} drafts with heads on a causal model, and {type(model).__name__} is an "
@@ -300,6 +304,8 @@ def _decode(
                 emission.sequences,
                 cross=getattr(given_cache, "cross_attention_cache", None),
             )
+        if traces is not None and type(fused) is FusedModel:
+            fused.use(traces, list(weights_of(model).values()))
         if planner is not None:
             planner.bucket = fused.bucket
             planner.again = lambda: fused.again

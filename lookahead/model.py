@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import utils as generation_utils
 
 from jacobi import Path, Scores, TokenTree
-from lookahead.attention import fused_pass
+from lookahead.attention import fused_pass, packing_pays
 from lookahead.biases import Builder, Places, bias_builders, placed
 from lookahead.cache import TreeCache
 from lookahead.handover import PlainPasses, boundary
@@ -22,6 +23,7 @@ from lookahead.inference import InferenceMode
 from lookahead.masks import MaskBuffer, fused_masks, shortest_window
 from lookahead.positions import DecoderPlaces, decoder_builders
 from lookahead.scoring import score
+from lookahead.traces import Traces
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
 _PROMPT_ONLY = (
@@ -83,7 +85,8 @@ class FusedModel:
         text: prompt and text so far ``[batch, token]``, for handing over to plain passes; None = never hand over.
 
     Attributes:
-        route: how passes are run: ``"dynamic"``, or as :mod:`lookahead.static` says ``"static"`` or ``"cuda graphs"``.
+        route: how passes are run: ``"dynamic"``, ``"traced"`` (see :mod:`lookahead.traces`), or as
+            :mod:`lookahead.static` says ``"static"`` or ``"cuda graphs"``.
         route_reason: why it is not a faster one.
         handed_over: why passes are transformers' own by now; None = they are not.
         again: nodes that the next pass feeds once more, and ``fed_again``, how many there have been: none, here.
@@ -134,6 +137,8 @@ class FusedModel:
         self._idle = idle
         self._hidden = hidden
         self._inference = InferenceMode(model)
+        self._traces: Traces | None = None
+        self._weights: Sequence[Tensor] = ()
         self.harvest = harvest
         if harvest and "logits_to_keep" in self._prompt_kwargs:
             self._prompt_kwargs["logits_to_keep"] = prompt_harvest
@@ -207,6 +212,11 @@ class FusedModel:
             self._hand_over()
         if self._plain is not None:
             return self._plain_pass()
+        inputs, masks = self.inputs(trees)
+        return self._scored(self._inference.run(lambda: self._pass(trees, inputs, masks)))
+
+    def inputs(self, trees: Sequence[TokenTree]) -> tuple[dict[str, Tensor], Any]:
+        """What a pass over ``trees`` is given, and its masks; None where it needs none."""
         width = max(map(len, trees))
         tokens, positions = [], []
         for tree, root in zip(trees, self._roots(), strict=True):
@@ -220,39 +230,74 @@ class FusedModel:
             inputs["position_ids"] = position_ids if self._axes is None else self._axes + position_ids
         if self._token_types is not None:
             inputs["token_type_ids"] = self._token_types[:, -1:].expand(-1, width)
-        base = self._cache.base
+        return inputs, None if self._sees_everything(width) else self.masks(trees)
+
+    def _sees_everything(self, width: int) -> bool:
+        """Whether a pass needs no mask."""
         # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
-        seen = self._window is None or base < self._window
-        if width == 1 and self._visible is None and seen:
-            with fused_pass():
-                outputs = self._inference.run(lambda: self._call(**inputs))
-            return self._scored(outputs)
+        seen = self._window is None or self._cache.base < self._window
+        return width == 1 and self._visible is None and seen
+
+    def masks(self, trees: Sequence[TokenTree]) -> Any:
+        """The masks of a pass, one for each kind of layer; those of the pass before are gone."""
+        base = self._cache.base
         history = None if self._visible is None else self._visible[:, :base]
         buffer = None
-        if width <= _WIDEST_BUFFERED:
+        if max(map(len, trees)) <= _WIDEST_BUFFERED:
             if self._masks is None:
                 self._masks = MaskBuffer(len(trees), self._dtype, self._device)
             buffer = self._masks
-        masks = fused_masks(
-            self._rules,
-            trees,
-            base,
-            history,
-            self._coordinates,
-            self._dtype,
-            self._device,
-            buffer,
-            min(self._cache.lengths),
-        )
-        with fused_pass(), placed(self._builders, lambda: self._places(trees, input_ids)):
-            outputs = self._inference.run(lambda: self._call(**inputs, attention_mask=masks))
-        return self._scored(outputs)
+        settled = min(self._cache.lengths)
+        places = self._coordinates
+        return fused_masks(self._rules, trees, base, history, places, self._dtype, self._device, buffer, settled)
+
+    def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> tuple[Tensor, Tensor | None]:
+        with fused_pass(), placed(self._builders, lambda: self._places(trees, inputs["input_ids"])):
+            if self._traces is not None:
+                logits = self._traces.run(self, self._weights, trees, inputs, masks)
+                if logits is not None:
+                    self.route = "traced"
+                    return logits, None
+            return self._call(**inputs) if masks is None else self._call(**inputs, attention_mask=masks)
 
     def holds(self, row: int) -> bool:
         """Whether a row's next token needs a plain pass, for which it waits until all rows have come as far."""
         if self._boundary is None or self._plain is not None:
             return False
         return self._cache.lengths[row] >= self._boundary[0]
+
+    def use(self, traces: Traces, weights: Sequence[Tensor]) -> None:
+        """Run passes by traces where there are any, if nothing about the call stands against it.
+
+        Args:
+            traces: the model's.
+            weights: as a trace is told them.
+        """
+        own = {"past_key_values", "use_cache", "return_dict"}
+        if self._hidden is None and self._token_types is None and set(self._pass_kwargs) == own:
+            self._traces, self._weights = traces, weights
+
+    def open_views(self, nodes: int) -> list[Tensor]:
+        """Of the history, see :meth:`lookahead.cache.TreeCache.open_views`."""
+        return self._cache.open_views(nodes)
+
+    def given_views(self, views: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Of the history, see :meth:`lookahead.cache.TreeCache.given_views`."""
+        return self._cache.given_views(views)
+
+    def packs(self, nodes: int) -> bool:
+        """Whether attention over the history so far packs query heads, in passes over so many nodes."""
+        config = self._model.config.get_text_config()
+        _, batch, key_heads, _, channels = self._cache.buffers[0].shape
+        heads = getattr(config, "num_attention_heads", key_heads)
+        slots = self._cache.base + nodes
+        sdpa = config._attn_implementation == "sdpa"
+        return sdpa and packing_pays(batch, heads, key_heads, nodes, slots, channels, self._dtype)
+
+    def logits(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Tensor:
+        """What the model, or another one with its history, says to inputs ``[batch, node, vocab]``."""
+        logits: Tensor = (module or self._model)(**inputs, **self._pass_kwargs).logits
+        return logits
 
     def hand_over(self, reason: str) -> None:
         """Let all passes from now on be transformers' own."""
@@ -281,9 +326,9 @@ class FusedModel:
     def _call(self, **inputs: Any) -> tuple[Tensor, Tensor | None]:
         """Run the model: logits ``[batch, node, vocab]``, and what the output layer read if somebody wants it."""
         if self._hidden is None:
-            return self._model(**inputs, **self._pass_kwargs).logits, None
+            return self.logits(**inputs), None
         self._hidden.expect()
-        logits: Tensor = self._model(**inputs, **self._pass_kwargs).logits
+        logits = self.logits(**inputs)
         return logits, self._hidden.take(logits)
 
     def _scored(self, outputs: tuple[Tensor, Tensor | None]) -> Scores:

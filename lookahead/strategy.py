@@ -13,6 +13,7 @@ from jacobi import Drafter, LookaheadError
 from lookahead.hidden import HiddenStates
 from lookahead.memory import Memory
 from lookahead.planner import Planner
+from lookahead.traces import Traces
 
 Stats = Literal["none", "summary", "detailed"]
 
@@ -44,6 +45,7 @@ class CallContext:
         choice: stands for processors and sampling: acceptance is learnt separately for each.
         new_tokens: most tokens that the call writes.
         trust: how far estimates are believed for this choice before anything is learnt, from 0 to 1.
+        traces: by which passes are run, as far as there are any; None = by none.
     """
 
     model: PreTrainedModel
@@ -52,6 +54,7 @@ class CallContext:
     choice: Hashable
     new_tokens: int
     trust: float = 1.0
+    traces: Traces | None = None
 
 
 @dataclass(frozen=True, slots=True)

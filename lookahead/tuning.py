@@ -23,6 +23,7 @@ from lookahead.decoder import position_table, vocabulary
 from lookahead.model import FusedModel
 from lookahead.static import dynamic_reason
 from lookahead.step_times import FORMAT, NODES, StepTimes
+from lookahead.traces import Traces
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 
@@ -102,6 +103,7 @@ def step_times(
     memory: dict[Hashable, StepTimes],
     given: StepTimes | None,
     static: bool | None = None,
+    traces: Traces | None = None,
 ) -> StepTimes:
     """The curve for a call: what the caller gave, what earlier calls learnt, what was saved, or one that is empty.
 
@@ -111,14 +113,16 @@ def step_times(
         memory: curves of earlier calls on the model; a new one is put there.
         given: the caller's.
         static: as for :func:`lookahead.static.fused_model`.
+        traces: by which passes are run. Saved curves are of passes without any.
     """
     if given is not None:
         return given
     config = model.config.get_text_config()
     attention, fixed = str(config._attn_implementation), dynamic_reason(static, model) is None
-    key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads())
+    traced = frozenset(traces.made) if traces is not None else frozenset()
+    key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads(), traced)
     if key not in memory:
-        memory[key] = cached(model, batch, static) or StepTimes()
+        memory[key] = (None if traced else cached(model, batch, static)) or StepTimes()
     return memory[key]
 
 

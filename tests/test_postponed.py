@@ -1,4 +1,4 @@
-"""The self-test put off: plain passes until a draft is worth it, the same text whatever it says, never for strangers."""
+"""The self-test put off: plain passes until a draft is worth it, and the same text whatever it says."""
 
 import logging
 import math

@@ -1,0 +1,120 @@
+"""Passes on a CPU as traced operations: the model's Python runs once, and not in every pass.
+
+In a small model most of a pass on a CPU goes into transformers' Python, not into arithmetic. A trace (TorchScript) runs
+the very same operations in the same order without it, so its numbers are the same to the last bit. It is told the
+weights in every pass and holds none of them. :mod:`lookahead.tracing` makes traces.
+
+What a trace says is compared with the model's own pass again whenever the history or the tree has grown to twice of
+what it was compared at before.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from jacobi import TokenTree
+from lookahead.attention import attention_packed
+
+if TYPE_CHECKING:
+    from lookahead.model import FusedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a trace is not told by its inputs.
+
+    Attributes:
+        single: the pass has one node.
+        packed: query heads are packed (see :func:`lookahead.attention.packed_attention`).
+    """
+
+    single: bool
+    packed: bool
+
+
+@dataclass(slots=True)
+class Trace:
+    """One traced pass.
+
+    Attributes:
+        function: from tensors as :func:`flat` orders them, and the weights, to logits ``[batch, node, vocab]``.
+        slots: of history, and ``nodes``, up to twice which it is taken to do what the model does.
+    """
+
+    function: Callable[..., Tensor]
+    slots: int
+    nodes: int
+
+
+@dataclass
+class Traces:
+    """A model's traces for one batch size, attention and setting of the model.
+
+    Attributes:
+        key: stands for those.
+        made: the traces there are.
+        wanted: passes that had none, by kind.
+        failure: why there are none, and will be none.
+    """
+
+    key: Any
+    made: dict[Kind, Trace] = field(default_factory=dict)
+    wanted: Counter[Kind] = field(default_factory=Counter)
+    failure: str | None = None
+
+    def run(
+        self,
+        fused: "FusedModel",
+        weights: Sequence[Tensor],
+        trees: Sequence[TokenTree],
+        inputs: dict[str, Tensor],
+        masks: Any,
+    ) -> Tensor | None:
+        """A pass's logits ``[batch, node, vocab]``, or None where it has to be run as usual.
+
+        Args:
+            fused: the call's view of the model.
+            weights: the model's.
+            trees: of the pass.
+            inputs: of the pass.
+            masks: of the pass; None where the model needs none.
+        """
+        nodes, slots = inputs["input_ids"].shape[1], fused.context
+        kind = Kind(nodes == 1, fused.packs(nodes))
+        trace = self.made.get(kind)
+        if trace is None:
+            self.wanted[kind] += self.failure is None
+            return None
+        if masks is None:
+            masks = fused.masks(trees)
+        logits = played(trace.function, flat(fused, inputs, masks), weights)
+        if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
+            trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
+            with attention_packed(kind.packed):
+                expected = fused.logits(**inputs, attention_mask=masks)
+            if not torch.equal(logits, expected):
+                self.fail("a traced pass says something else than the model's own")
+                return expected
+        return logits
+
+    def fail(self, reason: str) -> None:
+        """Do without traces from now on."""
+        self.failure = reason
+        self.made.clear()
+
+
+def flat(fused: "FusedModel", inputs: dict[str, Tensor], masks: Any) -> list[Tensor]:
+    """What changes from pass to pass: tokens, positions, masks, and what the pass writes to and reads."""
+    several = masks.values() if isinstance(masks, dict) else [masks]
+    views = fused.open_views(inputs["input_ids"].shape[1])
+    return [inputs["input_ids"], inputs["position_ids"], *several, *views]
+
+
+def played(function: Callable[..., Tensor], tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Run a trace as it was recorded: the optimizer would look at it again for every new shape."""
+    with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        return function(*tensors, *weights)

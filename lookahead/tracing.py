@@ -1,0 +1,170 @@
+"""Makes the traces of :mod:`lookahead.traces`, after the passes that could have used one have paid for it.
+
+A trace takes as long as a few dozen passes, so it is made at the beginning of a call, when earlier calls on the model
+have run that many. What a trace might freeze is looked for: a model whose Python reads what tensors hold is left as it
+is, and a trace is compared, to the last bit, with the model's own passes over other trees after a longer history.
+"""
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from jacobi import Path, TokenTree
+from lookahead.arena import fingerprint
+from lookahead.attention import attention_packed, fused_pass
+from lookahead.bare import bare_model
+from lookahead.decoder import decoder_config, is_seq2seq, vocabulary
+from lookahead.handover import index_limit, position_limit
+from lookahead.inference import is_safe
+from lookahead.model import FusedModel, place_builders
+from lookahead.record import recorded_routes
+from lookahead.traces import Kind, Trace, Traces, flat, played
+
+_AFTER = 64  # passes of a kind before it is traced
+_KEPT = 4  # sets of traces of one model
+_PROMPT = 6  # tokens that a trace is made after
+_HOST_READS = {"_local_scalar_dense", "nonzero", "nonzero_numpy", "equal", "is_nonzero", "item", "masked_select"}
+_HOST_READS |= {"unique", "_unique", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"}
+_FROZEN = ("Python list", "NumPy", "Iterating", "len of")  # in the tracer's warnings: more than a shape was read
+
+_kept: "weakref.WeakKeyDictionary[PreTrainedModel, list[Traces]]" = weakref.WeakKeyDictionary()
+_kept_lock = threading.Lock()
+_making = threading.Lock()
+
+
+def untraceable(model: PreTrainedModel) -> str | None:
+    """Why passes over a model are not traced; None = nothing speaks against it."""
+    if model.device.type != "cpu":
+        return "passes are traced on a CPU only"
+    if is_seq2seq(model) or decoder_config(model) is not model.config:
+        return "only decoders of text alone are traced"
+    if position_limit(model) is not None or index_limit(model) is not None:
+        return "its passes change with the text's length"
+    if place_builders(model):
+        return "it is given places for each pass"
+    if recorded_routes(model) != {"tree"}:
+        return "it is not among the classes that were found to take trees"
+    if model.training or not is_safe(model):
+        return "other code than transformers' has a part in its passes, or may be handed their tensors"
+    return None
+
+
+def traces_for(model: PreTrainedModel, batch: int) -> Traces | None:
+    """A model's traces for a call with so many rows; None where its passes are not traced.
+
+    Those are made here that earlier calls could have used often enough.
+    """
+    if untraceable(model) is not None:
+        return None
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    key = (batch, model.dtype, str(decoder_config(model)._attn_implementation), modes, fingerprint(model))
+    with _kept_lock:
+        known = _kept.setdefault(model, [])
+        found = next((traces for traces in known if traces.key == key), None) or Traces(key)
+        known[:] = [*(traces for traces in known if traces is not found), found][-_KEPT:]
+    due = [kind for kind, passes in list(found.wanted.items()) if passes >= _AFTER and kind not in found.made]
+    if due and found.failure is None and _making.acquire(blocking=False):  # while another call is at it, go on as usual
+        try:
+            for kind in due:
+                found.made[kind] = _made(model, batch, kind)
+        except Exception as error:  # whatever the tracer or the model's code objects to
+            found.fail(f"{type(error).__name__}: {error}")
+        finally:
+            _making.release()
+    return found
+
+
+def weights_of(model: nn.Module) -> dict[int, Tensor]:
+    """Parameters and buffers, each once, by their ids."""
+    held = [part for module in model.modules() for part in (module._parameters, module._buffers)]
+    return {id(tensor): tensor for part in held for tensor in part.values() if tensor is not None}
+
+
+class _HostReads(TorchDispatchMode):
+    """Notes the operations by which Python learns what a tensor holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= {func.overloadpacket.__name__} & _HOST_READS
+        return func(*args, **(kwargs or {}))
+
+
+def _made(model: PreTrainedModel, batch: int, kind: Kind) -> Trace:
+    """A trace, compared with the model's own passes after a made-up text.
+
+    Raises:
+        ValueError: it would freeze something, or says something else than the model.
+    """
+    vocab = vocabulary(model)
+    word = [(7 + 13 * place) % vocab for place in range(_PROMPT + 9)]
+    paths: list[list[list[int]]] = [[], [], []]
+    if not kind.single:
+        paths = [[word[7:11], word[11:13], word[13:15]], [word[9:12], word[13:14]], [word[8:14], word[14:15]]]
+    trees = [[TokenTree.from_paths(token, branches)] * batch for token, branches in zip(word[6:], paths, strict=False)]
+    weights = weights_of(model)
+    prompt = torch.tensor([word[:_PROMPT]] * batch)
+    with bare_model(model, prompt, 64) as fused, torch.inference_mode(), fused_pass(), attention_packed(kind.packed):
+        inputs, _ = fused.inputs(trees[0])
+        masks = fused.masks(trees[0])
+        with _HostReads() as reads:
+            fused.logits(**inputs, attention_mask=masks)
+        if reads.found:
+            raise ValueError(f"its Python reads tensors ({', '.join(sorted(reads.found))})")
+        function = _traced(model, fused, inputs, masks, weights)
+        for tree in trees:
+            inputs, _ = fused.inputs(tree)
+            masks = fused.masks(tree)
+            expected = fused.logits(**inputs, attention_mask=masks)
+            if not torch.equal(played(function, flat(fused, inputs, masks), list(weights.values())), expected):
+                raise ValueError("a traced pass says something else than the model's own")
+            nodes = sorted({0, len(tree[0]) - 1})
+            fused.keep([Path(nodes, [0] * len(nodes))] * batch)
+    return Trace(function, fused.context, len(trees[0][0]))
+
+
+def _traced(
+    model: PreTrainedModel, fused: FusedModel, inputs: dict[str, Tensor], masks: Any, weights: dict[int, Tensor]
+) -> Callable[..., Tensor]:
+    """The trace of one pass."""
+    names = tuple(masks) if isinstance(masks, dict) else None
+    count = 1 if names is None else len(names)
+    tensors = flat(fused, inputs, masks)
+
+    def run(*given: Tensor) -> Tensor:
+        tokens, positions, *views = given[: len(tensors)]
+        several, views = views[:count], views[count:]
+        twin = _twin(model, dict(zip(weights, given[len(tensors) :], strict=True)))
+        mask = several[0] if names is None else dict(zip(names, several, strict=True))
+        with fused.given_views(views):
+            return fused.logits(twin, input_ids=tokens, position_ids=positions, attention_mask=mask)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        function: Callable[..., Tensor] = torch.jit.trace(run, (*tensors, *weights.values()), check_trace=False)
+    for message in (str(warning.message) for warning in told):
+        if "trace" in message and any(word in message for word in _FROZEN):
+            raise ValueError(f"its Python reads tensors ({message.split('.')[0]})")
+    return function
+
+
+def _twin(module: nn.Module, tensors: dict[int, Tensor]) -> Any:
+    """A module with other tensors in the places of its own, which stays as it is."""
+    twin = module.__class__.__new__(module.__class__)
+    twin.__dict__.update(vars(module))
+    for name in ("_parameters", "_buffers"):
+        held: dict[str, Tensor | None] = vars(module)[name]
+        twin.__dict__[name] = {key: None if own is None else tensors[id(own)] for key, own in held.items()}
+    twin.__dict__["_modules"] = {
+        key: None if child is None else _twin(child, tensors) for key, child in module._modules.items()
+    }
+    return twin
