@@ -37,6 +37,8 @@ def _grouped_sdpa(
     """``sdpa`` as registered; inside our pass, query heads that share a key head are attended to together."""
     original = _original
     assert original is not None  # only registered while it is set
+    if not getattr(_thread, "masked", True):
+        attention_mask = None
     is_on_cpu = query.device.type == "cpu"
     # One token without a mask attends to everything.
     is_ours = attention_mask.shape[1] == 1 if attention_mask is not None else is_on_cpu and query.shape[2] == 1
@@ -191,11 +193,16 @@ def fused_pass() -> Iterator[None]:
 
 
 @contextmanager
-def attention_packed(packed: bool) -> Iterator[None]:
-    """Pack query heads in all layers of this thread's passes, or in none, while the block runs."""
-    before = getattr(_thread, "packed", None)
-    _thread.packed = packed
+def attention_as(*, packed: bool, masked: bool = True) -> Iterator[None]:
+    """Decide for all layers of this thread's passes while the block runs.
+
+    Args:
+        packed: query heads are packed in all of them, or in none.
+        masked: masks are heeded. A pass without one may have to be given one that hides nothing.
+    """
+    before = getattr(_thread, "packed", None), getattr(_thread, "masked", True)
+    _thread.packed, _thread.masked = packed, masked
     try:
         yield
     finally:
-        _thread.packed = before
+        _thread.packed, _thread.masked = before

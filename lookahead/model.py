@@ -23,7 +23,7 @@ from lookahead.inference import InferenceMode
 from lookahead.masks import MaskBuffer, fused_masks, shortest_window
 from lookahead.positions import DecoderPlaces, decoder_builders
 from lookahead.scoring import score
-from lookahead.traces import Traces
+from lookahead.traces import Traces, masks_given
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
 _PROMPT_ONLY = (
@@ -44,13 +44,16 @@ def takes_positions(forward: Callable[..., Any]) -> bool:
     return "position_ids" in inspect.signature(forward).parameters
 
 
-def place_builders(model: PreTrainedModel) -> list[Builder]:
-    """What has to be given places for a pass over this model, because it counts cache slots by itself."""
+def counts_slots(model: PreTrainedModel) -> bool:
+    """Whether a model counts cache slots by itself, for its positions, its biases or its windows."""
     config = model.config.get_text_config()
     local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
-    if local or getattr(config, "alibi", False) is True or not takes_positions(type(model).forward):
-        return bias_builders(model) or decoder_builders(model)
-    return []
+    return local or getattr(config, "alibi", False) is True or not takes_positions(type(model).forward)
+
+
+def place_builders(model: PreTrainedModel) -> list[Builder]:
+    """What has to be given places for a pass over this model, because it counts cache slots by itself."""
+    return (bias_builders(model) or decoder_builders(model)) if counts_slots(model) else []
 
 
 _WIDEST_BUFFERED = 256  # nodes; masks of wider passes are too large to be kept
@@ -258,7 +261,7 @@ class FusedModel:
                 if logits is not None:
                     self.route = "traced"
                     return logits, None
-            return self._call(**inputs) if masks is None else self._call(**inputs, attention_mask=masks)
+            return self._call(**inputs, **masks_given(masks))
 
     def holds(self, row: int) -> bool:
         """Whether a row's next token needs a plain pass, for which it waits until all rows have come as far."""

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from lookahead.decoder import decoder_config
 from lookahead.handover import index_limit, rope_settings
 from lookahead.inference import is_safe
+from lookahead.model import counts_slots
 from lookahead.record import recorded_routes, recorded_version
 from lookahead.self_test import is_tested, tree_error
 
@@ -36,7 +37,7 @@ def can_wait(model: PreTrainedModel) -> bool:
     if is_tested(model) or model.training or recorded_version() != transformers.__version__:
         return False
     config = decoder_config(model)
-    if config is not model.config or index_limit(model) is not None:
+    if config is not model.config or index_limit(model) is not None or counts_slots(model):
         return False
     if any(rope.get("rope_type", "default") in ("dynamic", "longrope") for rope in rope_settings(config)):
         return False

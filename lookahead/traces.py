@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jacobi import TokenTree
-from lookahead.attention import attention_packed
+from lookahead.attention import attention_as
 
 if TYPE_CHECKING:
     from lookahead.model import FusedModel
@@ -29,10 +29,12 @@ class Kind:
 
     Attributes:
         single: the pass has one node.
+        masked: it needs a mask.
         packed: query heads are packed (see :func:`lookahead.attention.packed_attention`).
     """
 
     single: bool
+    masked: bool
     packed: bool
 
 
@@ -84,18 +86,18 @@ class Traces:
             masks: of the pass; None where the model needs none.
         """
         nodes, slots = inputs["input_ids"].shape[1], fused.context
-        kind = Kind(nodes == 1, fused.packs(nodes))
+        kind = Kind(nodes == 1, masks is not None, fused.packs(nodes))
         trace = self.made.get(kind)
         if trace is None:
             self.wanted[kind] += self.failure is None
             return None
-        if masks is None:
-            masks = fused.masks(trees)
-        logits = played(trace.function, flat(fused, inputs, masks), weights)
+        with torch.inference_mode(False):  # a later pass may write into the same memory outside of it
+            filled = masks if kind.masked else fused.masks(trees)
+        logits = played(trace.function, flat(fused, inputs, filled), weights)
         if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
             trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
-            with attention_packed(kind.packed):
-                expected = fused.logits(**inputs, attention_mask=masks)
+            with attention_as(packed=kind.packed):
+                expected = fused.logits(**inputs, **masks_given(masks))
             if not torch.equal(logits, expected):
                 self.fail("a traced pass says something else than the model's own")
                 return expected
@@ -107,8 +109,16 @@ class Traces:
         self.made.clear()
 
 
+def masks_given(masks: Any) -> dict[str, Any]:
+    """As the model takes them: none where it needs none."""
+    return {} if masks is None else {"attention_mask": masks}
+
+
 def flat(fused: "FusedModel", inputs: dict[str, Tensor], masks: Any) -> list[Tensor]:
-    """What changes from pass to pass: tokens, positions, masks, and what the pass writes to and reads."""
+    """What changes from pass to pass: tokens, positions, masks, and what the pass writes to and reads.
+
+    transformers makes masks of its own where a tracer looks on and none are given, so a trace is always given some.
+    """
     several = masks.values() if isinstance(masks, dict) else [masks]
     views = fused.open_views(inputs["input_ids"].shape[1])
     return [inputs["input_ids"], inputs["position_ids"], *several, *views]

@@ -18,20 +18,20 @@ from transformers import PreTrainedModel
 
 from jacobi import Path, TokenTree
 from lookahead.arena import fingerprint
-from lookahead.attention import attention_packed, fused_pass
+from lookahead.attention import attention_as, fused_pass
 from lookahead.bare import bare_model
 from lookahead.decoder import decoder_config, is_seq2seq, vocabulary
 from lookahead.handover import index_limit, position_limit
 from lookahead.inference import is_safe
-from lookahead.model import FusedModel, place_builders
+from lookahead.model import FusedModel, counts_slots
 from lookahead.record import recorded_routes
-from lookahead.traces import Kind, Trace, Traces, flat, played
+from lookahead.traces import Kind, Trace, Traces, flat, masks_given, played
 
 _AFTER = 64  # passes of a kind before it is traced
 _KEPT = 4  # sets of traces of one model
 _PROMPT = 6  # tokens that a trace is made after
 _HOST_READS = {"_local_scalar_dense", "nonzero", "nonzero_numpy", "equal", "is_nonzero", "item", "masked_select"}
-_HOST_READS |= {"unique", "_unique", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"}
+_HOST_READS |= {"unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
 _FROZEN = ("Python list", "NumPy", "Iterating", "len of")  # in the tracer's warnings: more than a shape was read
 
 _kept: "weakref.WeakKeyDictionary[PreTrainedModel, list[Traces]]" = weakref.WeakKeyDictionary()
@@ -47,7 +47,7 @@ def untraceable(model: PreTrainedModel) -> str | None:
         return "only decoders of text alone are traced"
     if position_limit(model) is not None or index_limit(model) is not None:
         return "its passes change with the text's length"
-    if place_builders(model):
+    if counts_slots(model):
         return "it is given places for each pass"
     if recorded_routes(model) != {"tree"}:
         return "it is not among the classes that were found to take trees"
@@ -113,19 +113,20 @@ def _made(model: PreTrainedModel, batch: int, kind: Kind) -> Trace:
     trees = [[TokenTree.from_paths(token, branches)] * batch for token, branches in zip(word[6:], paths, strict=False)]
     weights = weights_of(model)
     prompt = torch.tensor([word[:_PROMPT]] * batch)
-    with bare_model(model, prompt, 64) as fused, torch.inference_mode(), fused_pass(), attention_packed(kind.packed):
-        inputs, _ = fused.inputs(trees[0])
-        masks = fused.masks(trees[0])
+    with bare_model(model, prompt, 64) as fused, torch.inference_mode(), fused_pass(), attention_as(packed=kind.packed):
+        inputs, masks = fused.inputs(trees[0])
+        if masks is not None and not kind.masked:
+            raise ValueError("a pass after a short text needs a mask")
         with _HostReads() as reads:
-            fused.logits(**inputs, attention_mask=masks)
+            fused.logits(**inputs, **masks_given(masks))
         if reads.found:
             raise ValueError(f"its Python reads tensors ({', '.join(sorted(reads.found))})")
-        function = _traced(model, fused, inputs, masks, weights)
+        function = _traced(model, fused, inputs, fused.masks(trees[0]), weights, kind)
         for tree in trees:
             inputs, _ = fused.inputs(tree)
-            masks = fused.masks(tree)
-            expected = fused.logits(**inputs, attention_mask=masks)
-            if not torch.equal(played(function, flat(fused, inputs, masks), list(weights.values())), expected):
+            filled = fused.masks(tree)
+            expected = fused.logits(**inputs, **masks_given(filled if kind.masked else None))
+            if not torch.equal(played(function, flat(fused, inputs, filled), list(weights.values())), expected):
                 raise ValueError("a traced pass says something else than the model's own")
             nodes = sorted({0, len(tree[0]) - 1})
             fused.keep([Path(nodes, [0] * len(nodes))] * batch)
@@ -133,7 +134,12 @@ def _made(model: PreTrainedModel, batch: int, kind: Kind) -> Trace:
 
 
 def _traced(
-    model: PreTrainedModel, fused: FusedModel, inputs: dict[str, Tensor], masks: Any, weights: dict[int, Tensor]
+    model: PreTrainedModel,
+    fused: FusedModel,
+    inputs: dict[str, Tensor],
+    masks: Any,
+    weights: dict[int, Tensor],
+    kind: Kind,
 ) -> Callable[..., Tensor]:
     """The trace of one pass."""
     names = tuple(masks) if isinstance(masks, dict) else None
@@ -145,7 +151,7 @@ def _traced(
         several, views = views[:count], views[count:]
         twin = _twin(model, dict(zip(weights, given[len(tensors) :], strict=True)))
         mask = several[0] if names is None else dict(zip(names, several, strict=True))
-        with fused.given_views(views):
+        with fused.given_views(views), attention_as(packed=kind.packed, masked=kind.masked):
             return fused.logits(twin, input_ids=tokens, position_ids=positions, attention_mask=mask)
 
     with warnings.catch_warnings(record=True) as told:
@@ -154,6 +160,7 @@ def _traced(
     for message in (str(warning.message) for warning in told):
         if "trace" in message and any(word in message for word in _FROZEN):
             raise ValueError(f"its Python reads tensors ({message.split('.')[0]})")
+    function.__dict__.clear()  # it would hold what it was made from, and so the model
     return function
 
 

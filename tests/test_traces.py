@@ -1,0 +1,216 @@
+"""Traced passes: made when they pay, the same to the last bit, and left alone where they would freeze something."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from conftest import MODELS, fresh_model, prompts, same_as_plain
+from torch import Tensor, nn
+from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
+
+from lookahead import Jacobi, Lookahead, tracing
+from lookahead.traces import Kind, Traces
+from lookahead.tracing import untraceable, weights_of
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+SINGLE = Kind(single=True, masked=False, packed=False)
+TREE = Kind(single=False, masked=True, packed=False)
+STRATEGIES = [Lookahead(window_size=3, ngram_size=4, verification_set_size=4), Lookahead(nodes=9), Jacobi(block_size=6)]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass is enough for a trace."""
+    monkeypatch.setattr(tracing, "_AFTER", 1)
+
+
+def known(model: Any) -> Traces:
+    """The traces that the model's last call used."""
+    found: Traces = tracing._kept[model][-1]
+    return found
+
+
+def warmed(model: Any, batch: int = 1, **settings: Any) -> Traces:
+    """After calls that were plain, and drafted, the next one makes its traces."""
+    for strategy in (None, Lookahead(nodes=4)):
+        settings = {"max_new_tokens": 8, "do_sample": False, "use_lookahead": True} | settings
+        model.generate(**prompts(batch), lookahead_strategy=strategy, **settings)
+    return known(model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_same_text(name: str, batch: int) -> None:
+    """Whatever drafts, greedy or sampled, past windows and in ragged batches."""
+    model = fresh_model(name)
+    warmed(model, batch)
+    for strategy in STRATEGIES:
+        for settings in ({}, {"do_sample": True, "temperature": 0.7}):
+            same_as_plain(model, prompts(batch), strategy, max_new_tokens=32, **settings)
+    assert known(model).failure is None
+    assert TREE in known(model).made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    """Each has its own traces; logits are those of the model's own passes, to the last bit."""
+    model = fresh_model("llama").to(dtype)
+    found = warmed(model)
+    settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "use_lookahead": True}
+    settings |= {
+        "return_dict_in_generate": True,
+        "output_logits": True,
+        "lookahead_strategy": Lookahead(nodes=6, seed=1),
+    }
+    traced = model.generate(**prompts(1), **settings)
+    assert known(model).made
+    found.fail("for comparison")
+    usual = model.generate(**prompts(1), **settings)
+    assert traced.sequences.tolist() == usual.sequences.tolist()
+    assert all(torch.equal(*pair) for pair in zip(traced.logits, usual.logits, strict=True))
+
+
+def test_grouped_heads_are_packed_as_usual() -> None:
+    """Where query heads of one key head are packed, the trace is another one."""
+    model = fresh_model(
+        "llama", max_position_embeddings=4096, num_attention_heads=16, num_key_value_heads=1, head_dim=16
+    )
+    settings: dict[str, Any] = {"max_new_tokens": 12, "lookahead_strategy": Lookahead(nodes=3), "use_lookahead": True}
+    inputs = prompts(1, 2000)
+    for _ in range(3):
+        model.generate(**inputs, do_sample=False, **settings)
+    assert {kind.packed for kind in known(model).made} >= {True}
+    same_as_plain(model, inputs, Lookahead(nodes=3), max_new_tokens=12)
+
+
+def test_made_only_after_passes_that_pay_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace takes as long as a few dozen passes: short use never has one."""
+    monkeypatch.setattr(tracing, "_AFTER", 20)
+    model = fresh_model("llama")
+    settings: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "use_lookahead": True}
+    for _ in range(2):
+        model.generate(**prompts(1), lookahead_strategy=Lookahead(nodes=1), **settings)
+        assert not known(model).made
+    for _ in range(6):
+        model.generate(**prompts(1), lookahead_strategy=Lookahead(nodes=1), **settings)
+    assert known(model).made
+
+
+def test_weights_are_read_anew() -> None:
+    """Changed in place or replaced, it is the model's weights of now that count."""
+    model = fresh_model("llama")
+    warmed(model)
+    before = same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24).sequences
+    with torch.no_grad():
+        model.lm_head.weight.neg_()
+    changed = same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24).sequences
+    assert before.tolist() != changed.tolist()
+    model.lm_head.weight = nn.Parameter(-model.lm_head.weight.detach())
+    again = same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24).sequences
+    assert again.tolist() == before.tolist()
+
+
+def test_settings_count() -> None:
+    """A model that is told to do something else has no traces yet."""
+    model = fresh_model("llama")
+    assert warmed(model).made
+    model.model.layers[0].self_attn.scaling *= 3.0
+    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24)
+    assert not known(model).made
+
+
+def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is gone is gone, traces and weights; nor has tracing left anything on it."""
+    model = fresh_model("llama")
+    attributes = {name: set(vars(module)) for name, module in model.named_modules()}
+    warmed(model)
+    model.generate(**prompts(1), max_new_tokens=8, do_sample=False, use_lookahead=True)
+    assert known(model).made
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
+    weights = [weakref.ref(tensor) for tensor in weights_of(model).values()]
+    watched = weakref.ref(model)
+    del model
+    gc.collect()
+    assert watched() is None
+    assert all(ref() is None for ref in weights)
+
+
+class Derived(LlamaForCausalLM):
+    """Somebody's own class."""
+
+
+@torch.no_grad()
+def test_what_is_not_traced() -> None:
+    """Each for a reason that is told."""
+    model = fresh_model("llama")
+    assert untraceable(model) is None
+    hook = model.model.register_forward_hook(lambda *_: None)
+    assert "other code" in str(untraceable(model))
+    hook.remove()
+    assert "other code" in str(untraceable(Derived(model.config).eval()))
+    model.train()
+    assert "other code" in str(untraceable(model))
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=48, hidden_size=32, n_layer=1, n_head=2)).eval()
+    assert "places" in str(untraceable(bloom))
+    config = type(model.config)(**model.config.to_dict())
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    assert "length" in str(untraceable(LlamaForCausalLM(config).eval()))
+
+
+def test_experts_that_python_chooses_are_not_traced() -> None:
+    """Which experts run is read by Python, and a trace would freeze it."""
+    model = fresh_model("mixtral")
+    model.set_experts_implementation("eager")
+    for _ in range(3):
+        same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=16)
+    found = known(model)
+    assert not found.made
+    assert "reads" in str(found.failure)
+
+
+def test_a_trace_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared again as the history grows; from then on passes are the model's own."""
+    model = fresh_model("llama")
+    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=8)
+    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=8)
+    found = known(model)
+    right = found.made[TREE].function
+
+    def wrong(*tensors: Tensor) -> Tensor:
+        return right(*tensors) + 1.0
+
+    found.made[TREE].function = wrong
+    found.made[TREE].slots = 1
+    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=40)
+    assert "something else" in str(found.failure)
+    assert not found.made
+
+
+def test_a_tracer_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the tracer passes are run as ever."""
+
+    def gone(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no such thing here")
+
+    monkeypatch.setattr(torch.jit, "trace", gone)
+    model = fresh_model("llama")
+    for _ in range(3):
+        same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=16)
+    assert known(model).failure == "RuntimeError: no such thing here"
+
+
+def test_calls_that_are_given_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not among a trace's inputs keeps a call from using it."""
+    model = fresh_model("llama")
+    warmed(model)
+    used: list[Kind] = []
+    monkeypatch.setattr(Traces, "run", lambda self, *_: used.append(SINGLE))
+    settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "use_lookahead": True}
+    model.generate(**prompts(1), **settings)
+    assert used
+    used.clear()
+    model.generate(**prompts(1), lookahead_strategy=Lookahead(static=True, nodes=4), **settings)
+    assert not used
