@@ -156,11 +156,12 @@ def _traced(
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        function: Callable[..., Tensor] = torch.jit.trace(run, (*tensors, *weights.values()), check_trace=False)
+        graph, _ = torch._C._create_graph_by_tracing(run, (*tensors, *weights.values()), lambda value: "", True, False)
     for message in (str(warning.message) for warning in told):
         if "trace" in message and any(word in message for word in _FROZEN):
             raise ValueError(f"its Python reads tensors ({message.split('.')[0]})")
-    function.__dict__.clear()  # it would hold what it was made from, and so the model
+    # torch.jit.trace would keep the graph in a unit that is never freed.
+    function: Callable[..., Tensor] = torch._C.CompilationUnit().create_function("traced", graph)
     return function
 
 

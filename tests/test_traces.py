@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import MODELS, fresh_model, prompts, same_as_plain
 from torch import Tensor, nn
+from torch.jit._state import _python_cu
 from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 
 from lookahead import Jacobi, Lookahead, tracing
@@ -122,9 +123,10 @@ def test_settings_count() -> None:
     assert not known(model).made
 
 
-def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_behind() -> None:
     """A model that is gone is gone, traces and weights; nor has tracing left anything on it."""
     model = fresh_model("llama")
+    functions = len(_python_cu.get_functions())  # nor are traces kept for ever, as torch.jit.trace keeps them
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     warmed(model)
     model.generate(**prompts(1), max_new_tokens=8, do_sample=False, use_lookahead=True)
@@ -136,6 +138,7 @@ def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     assert watched() is None
     assert all(ref() is None for ref in weights)
+    assert len(_python_cu.get_functions()) == functions
 
 
 class Derived(LlamaForCausalLM):
@@ -171,7 +174,7 @@ def test_experts_that_python_chooses_are_not_traced() -> None:
     assert "reads" in str(found.failure)
 
 
-def test_a_trace_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_is_wrong_is_found_out() -> None:
     """It is compared again as the history grows; from then on passes are the model's own."""
     model = fresh_model("llama")
     same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=8)
@@ -195,7 +198,7 @@ def test_a_tracer_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("no such thing here")
 
-    monkeypatch.setattr(torch.jit, "trace", gone)
+    monkeypatch.setattr(torch._C, "_create_graph_by_tracing", gone)
     model = fresh_model("llama")
     for _ in range(3):
         same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=16)
