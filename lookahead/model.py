@@ -257,10 +257,7 @@ class FusedModel:
     def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> tuple[Tensor, Tensor | None]:
         with fused_pass(), placed(self._builders, lambda: self._places(trees, inputs["input_ids"])):
             if self._traces is not None:
-                logits = self._traces.run(self, self._weights, trees, inputs, masks)
-                if logits is not None:
-                    self.route = "traced"
-                    return logits, None
+                return self._traces.run(self, self._weights, trees, inputs, masks), None
             return self._call(**inputs, **masks_given(masks))
 
     def holds(self, row: int) -> bool:
@@ -279,6 +276,7 @@ class FusedModel:
         own = {"past_key_values", "use_cache", "return_dict"}
         if self._hidden is None and self._token_types is None and set(self._pass_kwargs) == own:
             self._traces, self._weights = traces, weights
+            self.route = "traced" if traces.made else self.route
 
     def open_views(self, nodes: int) -> list[Tensor]:
         """Of the history, see :meth:`lookahead.cache.TreeCache.open_views`."""

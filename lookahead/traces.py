@@ -8,9 +8,9 @@ What a trace says is compared with the model's own pass again whenever the histo
 what it was compared at before.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +52,14 @@ class Trace:
     nodes: int
 
 
+@dataclass(slots=True)
+class Missed:
+    """Passes that had no trace: how many, and what they took in all."""
+
+    passes: int = 0
+    ms: float = 0.0
+
+
 @dataclass
 class Traces:
     """A model's traces for one batch size, attention and setting of the model.
@@ -59,13 +67,13 @@ class Traces:
     Attributes:
         key: stands for those.
         made: the traces there are.
-        wanted: passes that had none, by kind.
+        missed: what had none, by kind.
         failure: why there are none, and will be none.
     """
 
     key: Any
     made: dict[Kind, Trace] = field(default_factory=dict)
-    wanted: Counter[Kind] = field(default_factory=Counter)
+    missed: dict[Kind, Missed] = field(default_factory=dict)
     failure: str | None = None
 
     def run(
@@ -75,8 +83,8 @@ class Traces:
         trees: Sequence[TokenTree],
         inputs: dict[str, Tensor],
         masks: Any,
-    ) -> Tensor | None:
-        """A pass's logits ``[batch, node, vocab]``, or None where it has to be run as usual.
+    ) -> Tensor:
+        """A pass's logits ``[batch, node, vocab]``, by its trace where there is one.
 
         Args:
             fused: the call's view of the model.
@@ -89,8 +97,13 @@ class Traces:
         kind = Kind(nodes == 1, masks is not None, fused.packs(nodes))
         trace = self.made.get(kind)
         if trace is None:
-            self.wanted[kind] += self.failure is None
-            return None
+            start = perf_counter()
+            logits = fused.logits(**inputs, **masks_given(masks))
+            if self.failure is None:
+                missed = self.missed.setdefault(kind, Missed())
+                missed.passes += 1
+                missed.ms += 1e3 * (perf_counter() - start)
+            return logits
         with torch.inference_mode(False):  # a later pass may write into the same memory outside of it
             filled = masks if kind.masked else fused.masks(trees)
         logits = played(trace.function, flat(fused, inputs, filled), weights)

@@ -1,7 +1,7 @@
 """Makes the traces of :mod:`lookahead.traces`, after the passes that could have used one have paid for it.
 
-A trace takes as long as a few dozen passes, so it is made at the beginning of a call, when earlier calls on the model
-have run that many. What a trace might freeze is looked for: a model whose Python reads what tensors hold is left as it
+A trace takes as long as a few dozen passes, so it is made at the beginning of a call, when in earlier calls on the model
+transformers' Python has taken as much time as that. What a trace might freeze is looked for: a model whose Python reads what tensors hold is left as it
 is, and a trace is compared, to the last bit, with the model's own passes over other trees after a longer history.
 """
 
@@ -25,9 +25,12 @@ from lookahead.handover import index_limit, position_limit
 from lookahead.inference import is_safe
 from lookahead.model import FusedModel, counts_slots
 from lookahead.record import recorded_routes
-from lookahead.traces import Kind, Trace, Traces, flat, masks_given, played
+from lookahead.traces import Kind, Missed, Trace, Traces, flat, masks_given, played
 
-_AFTER = 64  # passes of a kind before it is traced
+# What it takes to make a trace, and what that is worth in a pass (docs/log.md has the figures).
+_COST = 35.0  # passes' Python
+_COMPARED = 9.0  # whole passes
+_PYTHON_MS = 0.03  # of a pass, for each of the model's modules
 _KEPT = 4  # sets of traces of one model
 _PROMPT = 6  # tokens that a trace is made after
 _HOST_READS = {"_local_scalar_dense", "nonzero", "nonzero_numpy", "equal", "is_nonzero", "item", "masked_select"}
@@ -69,7 +72,8 @@ def traces_for(model: PreTrainedModel, batch: int) -> Traces | None:
         known = _kept.setdefault(model, [])
         found = next((traces for traces in known if traces.key == key), None) or Traces(key)
         known[:] = [*(traces for traces in known if traces is not found), found][-_KEPT:]
-    due = [kind for kind, passes in list(found.wanted.items()) if passes >= _AFTER and kind not in found.made]
+    python_ms = _PYTHON_MS * sum(1 for _ in model.modules())
+    due = [kind for kind, missed in list(found.missed.items()) if kind not in found.made and _is_due(missed, python_ms)]
     if due and found.failure is None and _making.acquire(blocking=False):  # while another call is at it, go on as usual
         try:
             for kind in due:
@@ -79,6 +83,11 @@ def traces_for(model: PreTrainedModel, batch: int) -> Traces | None:
         finally:
             _making.release()
     return found
+
+
+def _is_due(missed: Missed, python_ms: float) -> bool:
+    """Whether the passes that had no trace have taken as much of Python's time as it costs to make one."""
+    return missed.passes >= _COST + _COMPARED * missed.ms / missed.passes / python_ms
 
 
 def weights_of(model: nn.Module) -> dict[int, Tensor]:

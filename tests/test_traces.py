@@ -12,12 +12,11 @@ from torch.jit._state import _python_cu
 from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 
 from lookahead import Jacobi, Lookahead, tracing
-from lookahead.traces import Kind, Traces
+from lookahead.traces import Kind, Missed, Traces
 from lookahead.tracing import untraceable, weights_of
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
-SINGLE = Kind(single=True, masked=False, packed=False)
 TREE = Kind(single=False, masked=True, packed=False)
 STRATEGIES = [Lookahead(window_size=3, ngram_size=4, verification_set_size=4), Lookahead(nodes=9), Jacobi(block_size=6)]
 
@@ -25,7 +24,8 @@ STRATEGIES = [Lookahead(window_size=3, ngram_size=4, verification_set_size=4), L
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass is enough for a trace."""
-    monkeypatch.setattr(tracing, "_AFTER", 1)
+    monkeypatch.setattr(tracing, "_COST", 0.0)
+    monkeypatch.setattr(tracing, "_COMPARED", 0.0)
 
 
 def known(model: Any) -> Traces:
@@ -89,7 +89,7 @@ def test_grouped_heads_are_packed_as_usual() -> None:
 
 def test_made_only_after_passes_that_pay_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace takes as long as a few dozen passes: short use never has one."""
-    monkeypatch.setattr(tracing, "_AFTER", 20)
+    monkeypatch.setattr(tracing, "_COST", 20.0)
     model = fresh_model("llama")
     settings: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "use_lookahead": True}
     for _ in range(2):
@@ -98,6 +98,17 @@ def test_made_only_after_passes_that_pay_for_it(monkeypatch: pytest.MonkeyPatch)
     for _ in range(6):
         model.generate(**prompts(1), lookahead_strategy=Lookahead(nodes=1), **settings)
     assert known(model).made
+
+
+def test_large_models_pay_for_longer() -> None:
+    """Where Python is a small part of a pass, more passes are needed for a trace to pay."""
+    assert tracing._is_due(Missed(passes=40, ms=40.0), 0.0001) is True
+    for ms in (5.0, 50.0, 500.0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tracing, "_COST", 35.0)
+            patch.setattr(tracing, "_COMPARED", 9.0)
+            passes = next(count for count in range(1, 10_000) if tracing._is_due(Missed(count, count * ms), 3.0))
+            assert passes == pytest.approx(35 + 3 * ms, abs=1)
 
 
 def test_weights_are_read_anew() -> None:
@@ -209,8 +220,14 @@ def test_calls_that_are_given_something_else(monkeypatch: pytest.MonkeyPatch) ->
     """What is not among a trace's inputs keeps a call from using it."""
     model = fresh_model("llama")
     warmed(model)
-    used: list[Kind] = []
-    monkeypatch.setattr(Traces, "run", lambda self, *_: used.append(SINGLE))
+    used: list[Any] = []
+    run = Traces.run
+
+    def noting(self: Traces, *pass_: Any) -> Tensor:
+        used.append(pass_)
+        return run(self, *pass_)
+
+    monkeypatch.setattr(Traces, "run", noting)
     settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "use_lookahead": True}
     model.generate(**prompts(1), **settings)
     assert used
