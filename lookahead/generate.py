@@ -309,6 +309,7 @@ def _decode(
         if planner is not None:
             planner.bucket = fused.bucket
             planner.again = lambda: fused.again
+            planner.untraced_ms = traces.untraced_ms if fused.route == "traced" and traces is not None else None
         readers = _Readers(emission, fused, stats, planner, streamer, detailed=strategy.stats == "detailed")
         try:
             steps = solve(fused, drafters, emission)

@@ -51,6 +51,8 @@ class Planner:
         again: number of tokens that the next pass feeds once more before its tree (see :mod:`lookahead.chain`); to be
             set by who knows the model.
         test: what has to be passed before the first draft; to be set by who knows the model, None = nothing.
+        untraced_ms: what transformers' own pass over one node takes where this call's are faster; to be set by who
+            knows the model, None = the same.
         columns: window columns to add to each row's tree, but in a ``single`` pass.
         single: this pass measures what one node costs, so nothing is to be drafted.
         sizes: for this pass, cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on.
@@ -59,7 +61,8 @@ class Planner:
         costly: what is known of sources that cost time.
         costly_ms: what they took in this pass.
         credited: accepted tokens by source.
-        single_ms: what the passes observed so far would have taken with one node each, as far as is known.
+        single_ms: what the passes observed so far would have taken with one node each and as transformers runs them,
+            as far as is known.
         timed_ms: what they took.
     """
 
@@ -78,6 +81,7 @@ class Planner:
         self.bucket: Callable[[int], int] = lambda count: count
         self.again: Callable[[], int] = lambda: 0
         self.test: PostponedTest | None = None
+        self.untraced_ms: float | None = None
         self.columns = 0
         self.costly = costly or CostlySources()
         self.costly_ms = 0.0
@@ -321,7 +325,8 @@ class Planner:
         self._times.add(self.bucket(fed), self._context, taken - beside)
         if self._times.knows_single:
             self.timed_ms += taken
-            self.single_ms += self._curve[0] if self._curve else self._times.ms(1, self._context)
+            single_ms = self._curve[0] if self._curve else self._times.ms(1, self._context)
+            self.single_ms += max(single_ms, self.untraced_ms or 0.0)
         if self._again or self._again_ms:
             self._again_ms *= _AGAIN_FADE
             self._again_passes *= _AGAIN_FADE

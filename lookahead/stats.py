@@ -34,8 +34,9 @@ class DecodingStats:
         draft_ms, forward_ms, verify_ms, keep_ms: growing trees; later forward passes with the transfer to the host;
             processors, sampling and stopping rules; moving keys and values, and learning from the pass.
         sources: accepted tokens by the source that proposed them (automatic mode).
-        single_ms: what the passes after the prompt's would have taken with one node each, as far as that is known, and
-            ``timed_ms``, what those passes took (automatic mode): growing, scoring and keeping the tree.
+        single_ms: what the passes after the prompt's would have taken with one node each and as transformers runs them,
+            as far as that is known, and ``timed_ms``, what those passes took (automatic mode): growing, scoring and
+            keeping the tree.
         plain: calls handed to transformers' own loop, by the reason; nothing else is counted of them.
         fed_again: tokens that passes had to feed once more, where a model can only be given chains.
         passes: with ``stats="detailed"``, one record a pass: nodes, tokens (a list over rows) and milliseconds.

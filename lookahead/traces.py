@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from lookahead.model import FusedModel
 
 
+_ENOUGH = 8  # passes without a trace that tell what they take
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What a trace is not told by its inputs.
@@ -62,19 +65,28 @@ class Missed:
 
 @dataclass
 class Traces:
-    """A model's traces for one batch size, attention and setting of the model.
+    """A model's traces for one batch size, dtype and attention.
 
     Attributes:
         key: stands for those.
+        settings: stands for the model as it was when the traces were made.
         made: the traces there are.
         missed: what had none, by kind.
         failure: why there are none, and will be none.
     """
 
     key: Any
+    settings: Any = None
     made: dict[Kind, Trace] = field(default_factory=dict)
     missed: dict[Kind, Missed] = field(default_factory=dict)
     failure: str | None = None
+
+    @property
+    def untraced_ms(self) -> float | None:
+        """What passes over one node took without a trace; None while too few were run."""
+        single = [missed for kind, missed in list(self.missed.items()) if kind.single]
+        passes = sum(missed.passes for missed in single)
+        return sum(missed.ms for missed in single) / passes if passes >= _ENOUGH else None
 
     def run(
         self,

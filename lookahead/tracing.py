@@ -1,8 +1,9 @@
 """Makes the traces of :mod:`lookahead.traces`, after the passes that could have used one have paid for it.
 
-A trace takes as long as a few dozen passes, so it is made at the beginning of a call, when in earlier calls on the model
-transformers' Python has taken as much time as that. What a trace might freeze is looked for: a model whose Python reads what tensors hold is left as it
-is, and a trace is compared, to the last bit, with the model's own passes over other trees after a longer history.
+A trace takes as long as a few dozen passes, so it is made at the beginning of a call, when transformers' Python has
+taken as long as that in earlier calls on the model. What a trace might freeze is looked for: a model whose Python reads
+what tensors hold is left as it is, and a trace is compared, to the last bit, with the model's own passes over other
+trees after a longer history.
 """
 
 import threading
@@ -44,16 +45,28 @@ _making = threading.Lock()
 
 def untraceable(model: PreTrainedModel) -> str | None:
     """Why passes over a model are not traced; None = nothing speaks against it."""
+    return _wrong_kind(model) or _not_its_own(model)
+
+
+def _wrong_kind(model: PreTrainedModel) -> str | None:
+    """What class and config say against traces."""
+    config = decoder_config(model)
     if model.device.type != "cpu":
         return "passes are traced on a CPU only"
-    if is_seq2seq(model) or decoder_config(model) is not model.config:
+    if is_seq2seq(model) or config is not model.config:
         return "only decoders of text alone are traced"
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return f"{config._attn_implementation} compiles kernels of its own"
     if position_limit(model) is not None or index_limit(model) is not None:
         return "its passes change with the text's length"
     if counts_slots(model):
         return "it is given places for each pass"
     if recorded_routes(model) != {"tree"}:
         return "it is not among the classes that were found to take trees"
+    return None
+
+
+def _not_its_own(model: PreTrainedModel) -> str | None:
     if model.training or not is_safe(model):
         return "other code than transformers' has a part in its passes, or may be handed their tensors"
     return None
@@ -64,18 +77,28 @@ def traces_for(model: PreTrainedModel, batch: int) -> Traces | None:
 
     Those are made here that earlier calls could have used often enough.
     """
-    if untraceable(model) is not None:
+    if _wrong_kind(model) is not None:
         return None
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    key = (batch, model.dtype, str(decoder_config(model)._attn_implementation), modes, fingerprint(model))
+    key = (batch, model.dtype, decoder_config(model)._attn_implementation, modes)
     with _kept_lock:
         known = _kept.setdefault(model, [])
         found = next((traces for traces in known if traces.key == key), None) or Traces(key)
         known[:] = [*(traces for traces in known if traces is not found), found][-_KEPT:]
-    python_ms = _PYTHON_MS * sum(1 for _ in model.modules())
-    due = [kind for kind, missed in list(found.missed.items()) if kind not in found.made and _is_due(missed, python_ms)]
-    if due and found.failure is None and _making.acquire(blocking=False):  # while another call is at it, go on as usual
+    due = _due(model, found)
+    if not (found.made or due):
+        return found  # which counts what it misses
+    if _not_its_own(model) is not None:
+        return None
+    settings = fingerprint(model)
+    if settings != found.settings and found.made:  # the model is not what it was: start over
+        fresh = Traces(key)
+        with _kept_lock:
+            known[:] = [fresh if traces is found else traces for traces in known]
+        return fresh
+    if due and _making.acquire(blocking=False):  # while another call is at it, go on as usual
         try:
+            found.settings = settings
             for kind in due:
                 found.made[kind] = _made(model, batch, kind)
         except Exception as error:  # whatever the tracer or the model's code objects to
@@ -85,8 +108,19 @@ def traces_for(model: PreTrainedModel, batch: int) -> Traces | None:
     return found
 
 
+def _due(model: PreTrainedModel, traces: Traces) -> list[Kind]:
+    """The kinds of passes that have been missed for long enough."""
+    if traces.failure is not None:
+        return []
+    missed = [(kind, missed) for kind, missed in list(traces.missed.items()) if kind not in traces.made]
+    if not any(missed.passes >= _COST for _, missed in missed):
+        return []
+    python_ms = _PYTHON_MS * sum(1 for _ in model.modules())
+    return [kind for kind, missed in missed if _is_due(missed, python_ms)]
+
+
 def _is_due(missed: Missed, python_ms: float) -> bool:
-    """Whether the passes that had no trace have taken as much of Python's time as it costs to make one."""
+    """Whether passes that had no trace have taken as much of Python's time as it costs to make one."""
     return missed.passes >= _COST + _COMPARED * missed.ms / missed.passes / python_ms
 
 

@@ -234,3 +234,18 @@ def test_calls_that_are_given_something_else(monkeypatch: pytest.MonkeyPatch) ->
     used.clear()
     model.generate(**prompts(1), lookahead_strategy=Lookahead(static=True, nodes=4), **settings)
     assert not used
+
+
+def test_what_is_gained_is_told_against_transformers_own_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traced pass over one node is no measure of plain decoding."""
+    monkeypatch.setattr(tracing, "_COST", 20.0)
+    model = fresh_model("llama")
+    settings: dict[str, Any] = {"max_new_tokens": 40, "do_sample": True, "temperature": 9.0, "use_lookahead": True}
+    for _ in range(3):
+        model.generate(**prompts(1), **settings)
+    found = known(model)
+    assert found.made
+    own = found.untraced_ms
+    assert own is not None
+    stats = model.generate(**prompts(1), **settings, return_dict_in_generate=True).stats
+    assert stats.single_ms >= 0.999 * own * (stats.steps - 2)
