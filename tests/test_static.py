@@ -614,7 +614,7 @@ def test_a_model_that_rejects_it(batch: int, made: list[FusedModel], monkeypatch
 
 def test_choosing(made: list[FusedModel]) -> None:
     """On a CPU static shapes are used only when asked for; the setting survives plain data."""
-    model = tiny_model("llama")
+    model = fresh_model("llama")
     for chosen, route in ((None, "dynamic"), (False, "dynamic"), (True, "static")):
         strategy = Lookahead(static=chosen, seed=1)
         assert Lookahead.from_dict(strategy.to_dict()) == strategy

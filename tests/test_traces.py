@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -249,3 +250,20 @@ def test_what_is_gained_is_told_against_transformers_own_passes(monkeypatch: pyt
     assert own is not None
     stats = model.generate(**prompts(1), **settings, return_dict_in_generate=True).stats
     assert stats.single_ms >= 0.999 * own * (stats.steps - 2)
+
+
+def test_calls_at_once() -> None:
+    """Calls in several threads share traces, and each has its own history."""
+    model = fresh_model("llama")
+    warmed(model)
+    given = [prompts(1, length) for length in (5, 9, 14)]
+    settings: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False}
+    plain = [model.generate(**inputs, **settings).tolist() for inputs in given]
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [
+            pool.submit(model.generate, **inputs, **settings, lookahead_strategy=Lookahead(nodes=5))
+            for inputs in given * 3
+        ]
+        texts = [job.result().tolist() for job in jobs]
+    assert texts == plain * 3
+    assert known(model).made
