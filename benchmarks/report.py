@@ -190,12 +190,19 @@ def details(rows: list[dict[str, Any]]) -> str:
 def first_calls(documents: list[dict[str, Any]]) -> str:
     """First calls of a process."""
     lines = [
-        (dtype, case, f"{row['plain_median_ms']:.0f}", f"{row['ours_median_ms']:.0f}", cell(row["speedup"]))
+        (
+            dtype,
+            case,
+            document["new_tokens"],
+            f"{row['plain_median_ms']:.0f}",
+            f"{row['ours_median_ms']:.0f}",
+            cell(row["speedup"]),
+        )
         for document in documents
         for dtype, cases in document["results"].items()
         for case, row in cases.items()
     ]
-    return table(("dtype", "call", "plain, ms", "ours, ms", "speedup"), lines)
+    return table(("dtype", "call", "tokens", "plain, ms", "ours, ms", "speedup"), lines)
 
 
 def questions(document: dict[str, Any]) -> str:
