@@ -378,7 +378,7 @@ def results(tmp_path: Path) -> Path:
     skipped = [{"method": "static", "dtype": "float32", "reason": "no CUDA"}]
     _write(tmp_path, "race", {"benchmark": "race", "theory": {"float32": card}, "rows": rows, "skipped": skipped})
     call = {"plain_median_ms": 100.0, "ours_median_ms": 200.0, "speedup": 0.5}
-    _write(tmp_path, "first", {"benchmark": "first call", "results": {"float32": {"greedy": call}}})
+    _write(tmp_path, "first", {"benchmark": "first call", "new_tokens": 8, "results": {"float32": {"greedy": call}}})
     nodes = [
         {"source": s, "nodes": n, "mode": "greedy", "group": "all", "texts": 2, "S": n / 4, "draft_ms": 0.1}
         for s in ("suffix", "pool")
