@@ -400,7 +400,7 @@ def test_report(bench: SimpleNamespace, results: Path, monkeypatch: pytest.Monke
     assert "| code | greedy | float32 | 1 | 64 | 1.50x | 1.00x |" in text
     assert "| float32 | 1 | 5.0M | 20.0 MB | 10.0 GB/s | 2.00 ms | 3.00 ms | 1.50 |" in text
     assert "- static: no CUDA" in text
-    assert "| float32 | greedy | 100 | 200 | **0.50x** |" in text
+    assert "| float32 | greedy | 8 | 100 | 200 | **0.50x** |" in text
     assert "| suffix | 1.00 | 2.00 |" in text
     assert "`python benchmarks/race.py --modes greedy`" in text
     assert "abc123" in text
