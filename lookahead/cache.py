@@ -15,7 +15,7 @@ An offloaded cache's history lies in the host's memory. Each layer fetches its o
 however many nodes the pass has.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from transformers.cache_utils import (
 )
 
 from jacobi import LookaheadError
+from lookahead.buffers import Allocate, LayerBuffer
 from lookahead.decoder import decoder_config, is_seq2seq
 
 
@@ -41,11 +42,6 @@ def layer_kinds(*names: str) -> tuple[type, ...]:
 
 
 EMPTY_LAYERS = layer_kinds("DummyLayer")  # they never hold anything: their keys are another layer's
-_GRANULE = 64  # slots; capacities are rounded up to it
-
-
-def _rounded(slots: int) -> int:
-    return -(-slots // _GRANULE) * _GRANULE
 
 
 class TreeLayer(DynamicLayer):
@@ -55,9 +51,9 @@ class TreeLayer(DynamicLayer):
         self._own: dict[str, Tensor | None] = {}  # keys and values, until they move into buffers
         super().__init__()
         self._store = store
-        self.key_entry: tuple[_Group, int] | None = None
-        self.value_entry: tuple[_Group, int] | None = None
-        self.index_entry: tuple[_Group, int] | None = None
+        self.key_entry: tuple[LayerBuffer, int] | None = None
+        self.value_entry: tuple[LayerBuffer, int] | None = None
+        self.index_entry: tuple[LayerBuffer, int] | None = None
         self.indexer_keys: Tensor | None = None  # [batch, slot, channel], until they move into a buffer
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -92,17 +88,16 @@ class TreeLayer(DynamicLayer):
             return self.indexer_keys
         return self._append(self.index_entry, indexer_key_states[:, None])[:, 0]
 
-    def _append(self, place: "tuple[_Group, int]", states: Tensor) -> Tensor:
+    def _append(self, place: "tuple[LayerBuffer, int]", states: Tensor) -> Tensor:
         """Write a pass's states ``[batch, head, node, channel]`` at ``base``; return history and pass together."""
         start = self._store.base
         stop = start + states.shape[-2]
         group, entry = place
-        if group.span != (start, stop):
-            group.open(start, stop)
+        group.open(start, stop)
         group.fresh[entry].copy_(states)
         return group.history[entry].to(states.device)
 
-    def _states(self, name: str, entry: "tuple[_Group, int] | None") -> Tensor | None:
+    def _states(self, name: str, entry: "tuple[LayerBuffer, int] | None") -> Tensor | None:
         if entry is None:
             return self._own.get(name)
         return entry[0].buffer[entry[1], :, :, : self._store.base]
@@ -130,57 +125,6 @@ class TreeLayer(DynamicLayer):
         return self._store.base if self.key_entry is not None else super().get_seq_length()
 
 
-class _Group:
-    """All entries of one shape, dtype and device, in one buffer that grows geometrically.
-
-    Attributes:
-        buffer: ``[entry, batch, head, slot, channel]``.
-        span: first and last-plus-one slot of the pass that the views below are for.
-        fresh: for each entry, the slots of the pass; unused with static shapes.
-        history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
-    """
-
-    def __init__(
-        self, entries: list[Tensor], capacity: int, allocate: "Allocate | None" = None, *, pinned: bool = False
-    ) -> None:
-        first = entries[0]
-        batch, heads, length, channels = first.shape
-        shape = (len(entries), batch, heads, _rounded(max(capacity, length)), channels)
-        self.buffer = first.new_empty(shape, pin_memory=pinned) if allocate is None else allocate(shape, first)
-        for slot, entry in enumerate(entries):
-            self.buffer[slot, :, :, :length] = entry
-        self.span = (0, 0)
-        self.fresh: tuple[Tensor, ...] = ()
-        self.history: tuple[Tensor, ...] = ()
-
-    def open(self, start: int, stop: int) -> None:
-        """Make the views for a pass over slots ``start`` to ``stop``: once for all layers, growing where needed."""
-        capacity = self.buffer.shape[3]
-        if stop > capacity:
-            self.grow(_rounded(max(stop, 2 * capacity)))
-        self.span = (start, stop)
-        self.fresh = self.buffer[:, :, :, start:stop].unbind(0)
-        self.history = self.buffer[:, :, :, :stop].unbind(0)
-
-    def open_static(self, span: int) -> None:
-        """Make the views for passes that read ``span`` slots, wherever they write."""
-        if self.span != (-1, span):
-            self.span = (-1, span)
-            self.fresh = ()
-            self.history = self.buffer[:, :, :, :span].unbind(0)
-
-    def grow(self, capacity: int) -> None:
-        """Go on in a buffer of ``capacity`` slots, zero past those of the old one."""
-        old = self.buffer
-        with torch.inference_mode(old.is_inference()):  # a pass in inference mode may be what asks for it
-            buffer = old.new_zeros((*old.shape[:3], capacity, old.shape[4]), pin_memory=old.is_pinned())
-            buffer[:, :, :, : old.shape[3]] = old
-        self.buffer, self.span = buffer, (0, 0)
-
-
-Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # (shape, a tensor of the dtype and device) -> buffer
-
-
 class TreeCache(Cache):
     """The cache that fused passes run on.
 
@@ -203,7 +147,7 @@ class TreeCache(Cache):
         self.base = 0
         self.lengths: list[int] = []
         self.slots: Tensor | None = None
-        self._groups: list[_Group] = []
+        self._groups: list[LayerBuffer] = []
 
     def load(self, cache: Cache) -> None:
         """Start from another cache's history; the other cache is only read.
@@ -256,7 +200,7 @@ class TreeCache(Cache):
             )
         for members in by_kind.values():
             pinned = self.on_host and torch.cuda.is_available()
-            group = _Group([states for _, _, states in members], capacity, allocate, pinned=pinned)
+            group = LayerBuffer([states for _, _, states in members], capacity, allocate, pinned=pinned)
             self._groups.append(group)
             for entry, (layer, name, _) in enumerate(members):
                 setattr(layer, f"{name}_entry", (group, entry))
@@ -327,8 +271,7 @@ class TreeCache(Cache):
         """What a pass over so many nodes writes to and reads, for every entry of every group in turn."""
         start, stop = self.base, self.base + nodes
         for group in self._groups:
-            if group.span != (start, stop):
-                group.open(start, stop)
+            group.open(start, stop)
         return [view for group in self._groups for view in (*group.fresh, *group.history)]
 
     @contextmanager
