@@ -15,7 +15,8 @@ from lookahead.cache import empty_cache
 from lookahead.chain import ChainModel, chain_cache
 from lookahead.decoder import is_seq2seq
 from lookahead.masks import mask_rules
-from lookahead.model import FusedModel, takes_positions
+from lookahead.model import FusedModel
+from lookahead.places import takes_positions
 from lookahead.seq2seq import stand_in_encoder
 from lookahead.static import fused_model
 

@@ -27,8 +27,7 @@ from jacobi import LookaheadError, Path, Scores, TokenTree
 from lookahead.attention import fused_pass
 from lookahead.biases import placed
 from lookahead.hidden import HiddenStates, watched
-from lookahead.model import prompt_scores
-from lookahead.scoring import score
+from lookahead.scoring import prompt_scores, score
 from lookahead.snapshots import Snapshot, recurrent_layers, states_of
 from lookahead.time_steps import CONTINUING, bounded_scans
 

@@ -33,7 +33,7 @@ from lookahead.snapshots import holds_text
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
 from lookahead.strategy import CallContext, RowContext, Strategy
-from lookahead.tracing import traces_for, weights_of
+from lookahead.tracing import traces_for
 
 _TRUST = 0.7  # of estimates that were made on other texts
 
@@ -305,11 +305,12 @@ def _decode(
                 cross=getattr(given_cache, "cross_attention_cache", None),
             )
         if traces is not None and type(fused) is FusedModel:
-            fused.use(traces, list(weights_of(model).values()))
+            fused.use(traces)
         if planner is not None:
             planner.bucket = fused.bucket
             planner.again = lambda: fused.again
-            planner.untraced_ms = traces.untraced_ms if fused.route == "traced" and traces is not None else None
+            if traces is not None and fused.route == "traced":
+                planner.untraced_ms = traces.untraced_ms
         readers = _Readers(emission, fused, stats, planner, streamer, detailed=strategy.stats == "detailed")
         try:
             steps = solve(fused, drafters, emission)

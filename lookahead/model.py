@@ -1,9 +1,8 @@
 """A transformers model as the solver sees it: prompt pass, fused pass, keep."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,16 @@ from transformers.generation import utils as generation_utils
 
 from jacobi import Path, Scores, TokenTree
 from lookahead.attention import fused_pass, packing_pays
-from lookahead.biases import Builder, Places, bias_builders, placed
+from lookahead.biases import Places, placed
 from lookahead.cache import TreeCache
 from lookahead.handover import PlainPasses, boundary
 from lookahead.hidden import HiddenStates, watched
 from lookahead.inference import InferenceMode
 from lookahead.masks import MaskBuffer, fused_masks, shortest_window
-from lookahead.positions import DecoderPlaces, decoder_builders
-from lookahead.scoring import score
-from lookahead.traces import Traces, masks_given
+from lookahead.places import place_builders, takes_positions
+from lookahead.positions import DecoderPlaces
+from lookahead.scoring import prompt_scores, score
+from lookahead.traces import Traces, masks_given, weights_of
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
 _PROMPT_ONLY = (
@@ -37,36 +37,7 @@ _PROMPT_ONLY = (
     *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()),
 )
 
-
-@lru_cache
-def takes_positions(forward: Callable[..., Any]) -> bool:
-    """Whether a model's ``forward`` is told the positions of its tokens."""
-    return "position_ids" in inspect.signature(forward).parameters
-
-
-def counts_slots(model: PreTrainedModel) -> bool:
-    """Whether a model counts cache slots by itself, for its positions, its biases or its windows."""
-    config = model.config.get_text_config()
-    local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
-    return local or getattr(config, "alibi", False) is True or not takes_positions(type(model).forward)
-
-
-def place_builders(model: PreTrainedModel) -> list[Builder]:
-    """What has to be given places for a pass over this model, because it counts cache slots by itself."""
-    return (bias_builders(model) or decoder_builders(model)) if counts_slots(model) else []
-
-
 _WIDEST_BUFFERED = 256  # nodes; masks of wider passes are too large to be kept
-
-
-def prompt_scores(logits: Tensor, harvest: int) -> Scores:
-    """Scores for the prompt's last token, with the best next tokens at all of ``logits`` ``[batch, token, vocab]``."""
-    scores = score(logits[:, -1:], harvest)
-    if scores.successors is not None and logits.shape[1] > 1:  # what the rest of the prompt said
-        earlier = score(logits[:, :-1], harvest).successors or []
-        for row, before in zip(scores.successors, earlier, strict=True):
-            row.tokens[:0], row.levels[:0] = before.tokens, before.levels
-    return scores
 
 
 class FusedModel:
@@ -141,7 +112,6 @@ class FusedModel:
         self._hidden = hidden
         self._inference = InferenceMode(model)
         self._traces: Traces | None = None
-        self._weights: Sequence[Tensor] = ()
         self.harvest = harvest
         if harvest and "logits_to_keep" in self._prompt_kwargs:
             self._prompt_kwargs["logits_to_keep"] = prompt_harvest
@@ -257,7 +227,7 @@ class FusedModel:
     def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> tuple[Tensor, Tensor | None]:
         with fused_pass(), placed(self._builders, lambda: self._places(trees, inputs["input_ids"])):
             if self._traces is not None:
-                return self._traces.run(self, self._weights, trees, inputs, masks), None
+                return self._traces.run(self, trees, inputs, masks), None
             return self._call(**inputs, **masks_given(masks))
 
     def holds(self, row: int) -> bool:
@@ -266,17 +236,17 @@ class FusedModel:
             return False
         return self._cache.lengths[row] >= self._boundary[0]
 
-    def use(self, traces: Traces, weights: Sequence[Tensor]) -> None:
-        """Run passes by traces where there are any, if nothing about the call stands against it.
-
-        Args:
-            traces: the model's.
-            weights: as a trace is told them.
-        """
+    def use(self, traces: Traces) -> None:
+        """Run passes by a model's traces where there are any, if nothing about the call stands against it."""
         own = {"past_key_values", "use_cache", "return_dict"}
         if self._hidden is None and self._token_types is None and set(self._pass_kwargs) == own:
-            self._traces, self._weights = traces, weights
+            self._traces = traces
             self.route = "traced" if traces.made else self.route
+
+    @cached_property
+    def weights(self) -> list[Tensor]:
+        """The model's, as traces are told them."""
+        return list(weights_of(self._model).values())
 
     def open_views(self, nodes: int) -> list[Tensor]:
         """Of the history, see :meth:`lookahead.cache.TreeCache.open_views`."""

@@ -14,11 +14,8 @@ from collections.abc import Callable
 import transformers
 from transformers import PreTrainedModel
 
-from lookahead.decoder import decoder_config
-from lookahead.handover import index_limit, rope_settings
-from lookahead.inference import is_safe
-from lookahead.model import counts_slots
-from lookahead.record import recorded_routes, recorded_version
+from lookahead.familiar import changed, unfamiliar
+from lookahead.record import recorded_version
 from lookahead.self_test import is_tested, tree_error
 
 _COST = 12.0  # passes over one node that the test is taken to cost; measured 8 to 13
@@ -34,14 +31,9 @@ def can_wait(model: PreTrainedModel) -> bool:
     That is so for code that was found to take trees in this version of transformers, with nobody's changes on it, for
     models of text alone whose passes do not change with its length.
     """
-    if is_tested(model) or model.training or recorded_version() != transformers.__version__:
+    if is_tested(model) or recorded_version() != transformers.__version__:
         return False
-    config = decoder_config(model)
-    if config is not model.config or index_limit(model) is not None or counts_slots(model):
-        return False
-    if any(rope.get("rope_type", "default") in ("dynamic", "longrope") for rope in rope_settings(config)):
-        return False
-    return recorded_routes(model) == {"tree"} and is_safe(model)
+    return unfamiliar(model) is None and changed(model) is None
 
 
 class PostponedTest:

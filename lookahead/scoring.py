@@ -163,3 +163,13 @@ def _take_highest(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarra
         highest[rank] = flat[at]
         flat[at] = -np.inf
     return highest.T, places.T
+
+
+def prompt_scores(logits: Tensor, harvest: int) -> Scores:
+    """Scores for the prompt's last token, with the best next tokens at all of ``logits`` ``[batch, token, vocab]``."""
+    scores = score(logits[:, -1:], harvest)
+    if scores.successors is not None and logits.shape[1] > 1:  # what the rest of the prompt said
+        earlier = score(logits[:, :-1], harvest).successors or []
+        for row, before in zip(scores.successors, earlier, strict=True):
+            row.tokens[:0], row.levels[:0] = before.tokens, before.levels
+    return scores

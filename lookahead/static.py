@@ -40,7 +40,8 @@ from lookahead.attention import fused_pass
 from lookahead.decoder import is_seq2seq
 from lookahead.handover import index_limit, position_limit
 from lookahead.masks import StaticPlaces, static_masks
-from lookahead.model import FusedModel, place_builders
+from lookahead.model import FusedModel
+from lookahead.places import place_builders
 from lookahead.seq2seq import Seq2SeqModel
 
 # What a model that cannot run a static pass may raise in its first one.

@@ -9,7 +9,7 @@ from jacobi import LookaheadError
 from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
 from lookahead.handover import boundary, rope_settings
 from lookahead.masks import windows_of_the_cache
-from lookahead.model import place_builders, takes_positions
+from lookahead.places import place_builders, takes_positions
 from lookahead.self_test import chain_error, tree_error
 from lookahead.seq2seq import forgets_padding, own_steps
 from lookahead.snapshots import holds_text

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jacobi import TokenTree
 from lookahead.attention import attention_as
@@ -91,7 +91,6 @@ class Traces:
     def run(
         self,
         fused: "FusedModel",
-        weights: Sequence[Tensor],
         trees: Sequence[TokenTree],
         inputs: dict[str, Tensor],
         masks: Any,
@@ -100,7 +99,6 @@ class Traces:
 
         Args:
             fused: the call's view of the model.
-            weights: the model's.
             trees: of the pass.
             inputs: of the pass.
             masks: of the pass; None where the model needs none.
@@ -118,7 +116,7 @@ class Traces:
             return logits
         with torch.inference_mode(False):  # a later pass may write into the same memory outside of it
             filled = masks if kind.masked else fused.masks(trees)
-        logits = played(trace.function, flat(fused, inputs, filled), weights)
+        logits = played(trace.function, flat(fused, inputs, filled), fused.weights)
         if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
             trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
             with attention_as(packed=kind.packed):
@@ -153,3 +151,9 @@ def played(function: Callable[..., Tensor], tensors: Sequence[Tensor], weights: 
     """Run a trace as it was recorded: the optimizer would look at it again for every new shape."""
     with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
         return function(*tensors, *weights)
+
+
+def weights_of(model: nn.Module) -> dict[int, Tensor]:
+    """Parameters and buffers, each once, by their ids."""
+    held = [part for module in model.modules() for part in (module._parameters, module._buffers)]
+    return {id(tensor): tensor for part in held for tensor in part.values() if tensor is not None}

@@ -21,12 +21,10 @@ from jacobi import Path, TokenTree
 from lookahead.arena import fingerprint
 from lookahead.attention import attention_as, fused_pass
 from lookahead.bare import bare_model
-from lookahead.decoder import decoder_config, is_seq2seq, vocabulary
-from lookahead.handover import index_limit, position_limit
-from lookahead.inference import is_safe
-from lookahead.model import FusedModel, counts_slots
-from lookahead.record import recorded_routes
-from lookahead.traces import Kind, Missed, Trace, Traces, flat, masks_given, played
+from lookahead.decoder import decoder_config, vocabulary
+from lookahead.familiar import changed, unfamiliar
+from lookahead.model import FusedModel
+from lookahead.traces import Kind, Missed, Trace, Traces, flat, masks_given, played, weights_of
 
 # What it takes to make a trace, and what that is worth in a pass (docs/log.md has the figures).
 _COST = 35.0  # passes' Python
@@ -45,31 +43,17 @@ _making = threading.Lock()
 
 def untraceable(model: PreTrainedModel) -> str | None:
     """Why passes over a model are not traced; None = nothing speaks against it."""
-    return _wrong_kind(model) or _not_its_own(model)
+    return _wrong_kind(model) or changed(model)
 
 
 def _wrong_kind(model: PreTrainedModel) -> str | None:
     """What class and config say against traces."""
-    config = decoder_config(model)
     if model.device.type != "cpu":
         return "passes are traced on a CPU only"
-    if is_seq2seq(model) or config is not model.config:
-        return "only decoders of text alone are traced"
-    if config._attn_implementation not in ("sdpa", "eager"):
-        return f"{config._attn_implementation} compiles kernels of its own"
-    if position_limit(model) is not None or index_limit(model) is not None:
-        return "its passes change with the text's length"
-    if counts_slots(model):
-        return "it is given places for each pass"
-    if recorded_routes(model) != {"tree"}:
-        return "it is not among the classes that were found to take trees"
-    return None
-
-
-def _not_its_own(model: PreTrainedModel) -> str | None:
-    if model.training or not is_safe(model):
-        return "other code than transformers' has a part in its passes, or may be handed their tensors"
-    return None
+    attention = decoder_config(model)._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        return f"{attention} compiles kernels of its own"
+    return unfamiliar(model)
 
 
 def traces_for(model: PreTrainedModel, batch: int) -> Traces | None:
@@ -88,7 +72,7 @@ def traces_for(model: PreTrainedModel, batch: int) -> Traces | None:
     due = _due(model, found)
     if not (found.made or due):
         return found  # which counts what it misses
-    if _not_its_own(model) is not None:
+    if changed(model) is not None:
         return None
     settings = fingerprint(model)
     if settings != found.settings and found.made:  # the model is not what it was: start over
@@ -122,12 +106,6 @@ def _due(model: PreTrainedModel, traces: Traces) -> list[Kind]:
 def _is_due(missed: Missed, python_ms: float) -> bool:
     """Whether passes that had no trace have taken as much of Python's time as it costs to make one."""
     return missed.passes >= _COST + _COMPARED * missed.ms / missed.passes / python_ms
-
-
-def weights_of(model: nn.Module) -> dict[int, Tensor]:
-    """Parameters and buffers, each once, by their ids."""
-    held = [part for module in model.modules() for part in (module._parameters, module._buffers)]
-    return {id(tensor): tensor for part in held for tensor in part.values() if tensor is not None}
 
 
 class _HostReads(TorchDispatchMode):

@@ -12,7 +12,7 @@ from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
 from lookahead.bare import bare_model
 from lookahead.biases import Places, placed
-from lookahead.model import place_builders
+from lookahead.places import place_builders
 from lookahead.support import route
 
 pytestmark = pytest.mark.usefixtures("augmented")
@@ -109,7 +109,7 @@ def test_nothing_is_left_behind(name: str) -> None:
 
 def test_the_self_test_needs_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them, the self-test finds out: siblings would be counted one after the other."""
-    monkeypatch.setattr("lookahead.model.bias_builders", lambda model: [])
+    monkeypatch.setattr("lookahead.places.bias_builders", lambda model: [])
     for name in ("falcon", "gpt_neo"):
         model = slot_counters()[name]
         monkeypatch.setattr("lookahead.support.place_builders", lambda model: ["none that work"])

@@ -13,8 +13,8 @@ from torch.jit._state import _python_cu
 from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 
 from lookahead import Jacobi, Lookahead, tracing
-from lookahead.traces import Kind, Missed, Traces
-from lookahead.tracing import untraceable, weights_of
+from lookahead.traces import Kind, Missed, Traces, weights_of
+from lookahead.tracing import untraceable
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
