@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import TokenTree
-from lookahead.hidden import own_hook
+from lookahead.hidden import Outputs, own_hook
 from lookahead.masks import ancestor_words
 
 _BUCKETS = (1, 8, 16, 32, 64, 128)
@@ -26,7 +26,6 @@ KEPT = 2  # sets of buffers that wait for a model's next call
 
 
 _T = TypeVar("_T")
-Outputs = tuple[Tensor, Tensor | None]  # logits [batch, node, vocab]; what the output layer read, if it is wanted
 
 
 def bucket_of(nodes: int) -> int:

@@ -14,6 +14,7 @@ from lookahead.attention import grouped_attention
 from lookahead.cache import empty_cache
 from lookahead.chain import ChainModel, chain_cache
 from lookahead.decoder import is_seq2seq
+from lookahead.hidden import HiddenStates
 from lookahead.masks import mask_rules
 from lookahead.model import FusedModel
 from lookahead.places import takes_positions
@@ -29,6 +30,7 @@ def bare_model(
     *,
     static: bool | None = False,
     past: Cache | None = None,
+    hidden: HiddenStates | None = None,
     **inputs: Any,
 ) -> Iterator[FusedModel]:
     """A view of ``model`` with all of ``prompt`` in its history: the trees of a pass start with the token after it.
@@ -39,6 +41,7 @@ def bare_model(
         new_tokens: slots to make room for, beside the prompt's.
         static: as for :func:`lookahead.static.fused_model`.
         past: what comes before the prompt; only read.
+        hidden: is given what the output layer reads in every pass; None = nobody wants it.
         inputs: what else the model is given, as :class:`lookahead.model.FusedModel` takes it.
     """
     cache = empty_cache(model, past)
@@ -60,6 +63,7 @@ def bare_model(
         new_tokens,
         None,
         lambda row: False,
+        hidden=hidden,
     )
     with grouped_attention(), _read(fused, batch):
         yield fused

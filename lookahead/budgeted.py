@@ -160,8 +160,13 @@ class Budgeted(Strategy):
         key = (kinds, call.choice)
         acceptance = call.memory.acceptance(key, rows[0], call.trust)
         window = [isinstance(source, WindowSource) for source in rows[0]]
+        given = self.step_times()
+
+        def times() -> StepTimes:
+            return step_times(call.model, len(rows), call.memory.times, given, self.static, call.traces)
+
         planner = Planner(
-            step_times(call.model, len(rows), call.memory.times, self.step_times(), self.static, call.traces),
+            times(),
             acceptance,
             batch=len(rows),
             most_nodes=self.max_nodes,
@@ -169,6 +174,7 @@ class Budgeted(Strategy):
             window=any(window),
             window_only=all(window),
             costly=call.memory.costly_sources(key) if any(map(is_costly, rows[0])) else None,
+            anew=times,
         )
         drafters = [
             AutomaticDrafter(row.prompt, sources, planner, acceptance, chain)

@@ -33,7 +33,7 @@ from lookahead.snapshots import holds_text
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
 from lookahead.strategy import CallContext, RowContext, Strategy
-from lookahead.tracing import traces_for
+from lookahead.tracing import CallTraces, traces_for
 
 _TRUST = 0.7  # of estimates that were made on other texts
 
@@ -65,7 +65,7 @@ class _RowDrafter:
 
 
 class _Readers:
-    """What looks at every pass: statistics, the planner of sizes, the streamer."""
+    """What looks at every pass: statistics, the planner of sizes, who makes traces, the streamer."""
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class _Readers:
         fused: FusedModel | ChainModel,
         stats: DecodingStats | None,
         planner: Planner | None,
+        traced: CallTraces | None,
         streamer: BaseStreamer | None,
         *,
         detailed: bool,
@@ -81,6 +82,7 @@ class _Readers:
         self._fused = fused
         self._stats = stats
         self._planner = planner
+        self._traced = traced
         self._streaming = None if streamer is None else _Streaming(streamer, emission)
         self._detailed = detailed
         self._first = True
@@ -93,13 +95,15 @@ class _Readers:
             written = [now - then for now, then in zip(after, self._before, strict=True)]
             self._stats.count(step, written, first=self._first, detailed=self._detailed)
             self._before = after
-        if self._planner is not None:
-            if not self._first:
-                self._planner.observe(step)
-            self._planner.open(self._fused.context)
-            self._fused.harvest = self._planner.harvest
+        if self._planner is not None and not self._first:
+            self._planner.observe(step)
         if self._streaming is not None:
             self._streaming.flush()
+        if self._traced is not None and not all(self._emission.finished):
+            self._traced.look(max(self._emission.lengths()))
+        if self._planner is not None:
+            self._planner.open(self._fused.context)
+            self._fused.harvest = self._planner.harvest
         self._first = False
 
 
@@ -255,7 +259,7 @@ def _decode(
     stats = None if strategy.stats == "none" else DecodingStats()
     with borrowed(model, strategy.remembers) as memory:
         choice = _choice(generation_config, logits_processor)
-        traces = traces_for(model, batch) if route == "tree" and not strategy.static else None
+        traces = traces_for(model, batch, strategy.reads_hidden) if route == "tree" and not strategy.static else None
         drafts = strategy.drafts(
             CallContext(model, rows, memory, choice, new_tokens, _trust(generation_config), traces)
         )
@@ -304,14 +308,13 @@ def _decode(
                 emission.sequences,
                 cross=getattr(given_cache, "cross_attention_cache", None),
             )
+        traced = None
         if traces is not None and type(fused) is FusedModel:
-            fused.use(traces)
+            traced = CallTraces(model, traces, fused, planner, batch, new_tokens)
         if planner is not None:
             planner.bucket = fused.bucket
             planner.again = lambda: fused.again
-            if traces is not None and fused.route == "traced":
-                planner.untraced_ms = traces.untraced_ms
-        readers = _Readers(emission, fused, stats, planner, streamer, detailed=strategy.stats == "detailed")
+        readers = _Readers(emission, fused, stats, planner, traced, streamer, detailed=strategy.stats == "detailed")
         try:
             steps = solve(fused, drafters, emission)
             with grouped_attention(), drafts.hidden or nullcontext():

@@ -10,6 +10,8 @@ from torch.utils.hooks import RemovableHandle
 
 from jacobi import LookaheadError
 
+Outputs = tuple[Tensor, Tensor | None]  # logits [batch, node, vocab]; what the output layer read, if it is wanted
+
 
 class HiddenStates:
     """The input of an output layer in the last pass of one call, one thread.

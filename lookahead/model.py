@@ -17,7 +17,7 @@ from lookahead.attention import fused_pass, packing_pays
 from lookahead.biases import Places, placed
 from lookahead.cache import TreeCache
 from lookahead.handover import PlainPasses, boundary
-from lookahead.hidden import HiddenStates, watched
+from lookahead.hidden import HiddenStates, Outputs, watched
 from lookahead.inference import InferenceMode
 from lookahead.masks import MaskBuffer, fused_masks, shortest_window
 from lookahead.places import place_builders, takes_positions
@@ -224,11 +224,11 @@ class FusedModel:
         places = self._coordinates
         return fused_masks(self._rules, trees, base, history, places, self._dtype, self._device, buffer, settled)
 
-    def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> tuple[Tensor, Tensor | None]:
+    def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
         with fused_pass(), placed(self._builders, lambda: self._places(trees, inputs["input_ids"])):
             if self._traces is not None:
-                return self._traces.run(self, trees, inputs, masks), None
-            return self._call(**inputs, **masks_given(masks))
+                return self._traces.run(self, trees, inputs, masks)
+            return self.call(**inputs, **masks_given(masks))
 
     def holds(self, row: int) -> bool:
         """Whether a row's next token needs a plain pass, for which it waits until all rows have come as far."""
@@ -236,12 +236,14 @@ class FusedModel:
             return False
         return self._cache.lengths[row] >= self._boundary[0]
 
-    def use(self, traces: Traces) -> None:
-        """Run passes by a model's traces where there are any, if nothing about the call stands against it."""
+    def use(self, traces: Traces) -> bool:
+        """Run passes by a model's traces where there are any, unless something about the call stands against it."""
         own = {"past_key_values", "use_cache", "return_dict"}
-        if self._hidden is None and self._token_types is None and set(self._pass_kwargs) == own:
-            self._traces = traces
-            self.route = "traced" if traces.made else self.route
+        if self._token_types is not None or set(self._pass_kwargs) != own:
+            return False
+        self._traces = traces
+        self.route = "traced" if traces.made else self.route
+        return True
 
     @cached_property
     def weights(self) -> list[Tensor]:
@@ -265,10 +267,12 @@ class FusedModel:
         sdpa = config._attn_implementation == "sdpa"
         return sdpa and packing_pays(batch, heads, key_heads, nodes, slots, channels, self._dtype)
 
-    def logits(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Tensor:
-        """What the model, or another one with its history, says to inputs ``[batch, node, vocab]``."""
+    def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
+        """Run the model, or another one with its history, over a pass's inputs and masks."""
+        if self._hidden is not None:
+            self._hidden.expect()
         logits: Tensor = (module or self._model)(**inputs, **self._pass_kwargs).logits
-        return logits
+        return logits, None if self._hidden is None else self._hidden.take(logits)
 
     def hand_over(self, reason: str) -> None:
         """Let all passes from now on be transformers' own."""
@@ -294,15 +298,7 @@ class FusedModel:
         outputs = watched(self._hidden, lambda: plain.forward(text()), last=1)
         return score(outputs.logits[:, -1:], self.harvest)
 
-    def _call(self, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-        """Run the model: logits ``[batch, node, vocab]``, and what the output layer read if somebody wants it."""
-        if self._hidden is None:
-            return self.logits(**inputs), None
-        self._hidden.expect()
-        logits = self.logits(**inputs)
-        return logits, self._hidden.take(logits)
-
-    def _scored(self, outputs: tuple[Tensor, Tensor | None]) -> Scores:
+    def _scored(self, outputs: Outputs) -> Scores:
         logits, hidden = outputs
         if self._hidden is not None and hidden is not None:
             self._hidden.put(hidden)

@@ -45,6 +45,7 @@ class Planner:
         window: some of the sources is a window.
         window_only: there is no other source.
         costly: what is known of those that cost time; None = there are none.
+        anew: finds the step-time curve for passes as they are run from now on; None = it stays the same.
 
     Attributes:
         bucket: number of nodes that a pass over so many really computes; to be set by who knows the model.
@@ -77,6 +78,7 @@ class Planner:
         window: bool = False,
         window_only: bool = False,
         costly: CostlySources | None = None,
+        anew: Callable[[], StepTimes] | None = None,
     ) -> None:
         self.bucket: Callable[[int], int] = lambda count: count
         self.again: Callable[[], int] = lambda: 0
@@ -89,6 +91,7 @@ class Planner:
         self.single_ms = 0.0
         self.timed_ms = 0.0
         self._times = times
+        self._anew = anew
         self._acceptance = acceptance
         self._batch = batch
         self._nodes = nodes
@@ -147,6 +150,12 @@ class Planner:
         """
         measures = self._probing or self.single or self._times.frozen
         return self._nodes is None and self._batch == 1 and not measures
+
+    def renew(self) -> None:
+        """From now on passes are run in another way, and take another time."""
+        if self._anew is not None:
+            self._times = self._anew()
+            self._curve = []
 
     def open(self, context: int) -> None:
         """Prepare the next pass; to be called once before the rows draft.

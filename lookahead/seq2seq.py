@@ -5,7 +5,7 @@ prompt's pass and never change; they stay in the cache that ``generate`` prepare
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers.modeling_outputs import MoEModelOutput
 from jacobi import Scores, TokenTree
 from lookahead.biases import placed
 from lookahead.decoder import decoder_config
+from lookahead.hidden import Outputs
 from lookahead.model import FusedModel
 from lookahead.positions import COUNT, DecoderPlaces, decoder_builders
 
@@ -120,20 +121,20 @@ class Seq2SeqModel(FusedModel):
         """The cache that transformers' own passes are given."""
         return EncoderDecoderCache(history, self._caches.cross_attention_cache)
 
-    def _call(self, **inputs: Any) -> tuple[Tensor, Tensor | None]:
+    def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
         """Run the decoder, whose position modules are told where the nodes lie."""
         tokens, positions, mask = inputs["input_ids"], inputs["position_ids"], inputs.get("attention_mask")
         renamed = {"decoder_input_ids": tokens}
         if self._tells_decoder:
             renamed[_POSITIONS] = positions
         if mask is None:  # one token of one row: the model's own count is right
-            return super()._call(**renamed)
+            return super().call(module, **renamed)
         renamed[self.mask_name] = mask
         base = self._cache.base
         past = torch.arange(base, device=tokens.device).expand(len(tokens), -1)
         places = DecoderPlaces(tokens, positions, torch.cat([past, positions], dim=1), *self._reach)
         with placed(self._decoder_builders, lambda: places):
-            return super()._call(**renamed)
+            return super().call(module, **renamed)
 
 
 @dataclass

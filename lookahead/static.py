@@ -26,7 +26,6 @@ from lookahead.arena import (
     Arena,
     Graph,
     Inputs,
-    Outputs,
     bucket_of,
     capturing,
     fingerprint,
@@ -39,6 +38,7 @@ from lookahead.arena import (
 from lookahead.attention import fused_pass
 from lookahead.decoder import is_seq2seq
 from lookahead.handover import index_limit, position_limit
+from lookahead.hidden import Outputs
 from lookahead.masks import StaticPlaces, static_masks
 from lookahead.model import FusedModel
 from lookahead.places import place_builders
@@ -281,7 +281,7 @@ class StaticModel(FusedModel):
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)
             with fused_pass():
-                return self._call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
+                return self.call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
 
         return _Pass(run, inputs, (nodes, span))
 

@@ -92,6 +92,7 @@ class Strategy:
     """
 
     name: ClassVar[str]
+    reads_hidden: ClassVar[bool] = False  # its drafts are made from what the output layer reads
 
     verification: Literal["exact", "rejection"] = "exact"
     seed: int | None = None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from jacobi import TokenTree
 from lookahead.attention import attention_as
+from lookahead.hidden import Outputs
 
 if TYPE_CHECKING:
     from lookahead.model import FusedModel
@@ -46,11 +47,12 @@ class Trace:
     """One traced pass.
 
     Attributes:
-        function: from tensors as :func:`flat` orders them, and the weights, to logits ``[batch, node, vocab]``.
+        function: from tensors as :func:`flat` orders them, and the weights, to logits ``[batch, node, vocab]``; where
+            it is wanted, to a pair of these and what the output layer read, ``[batch, node, hidden]``.
         slots: of history, and ``nodes``, up to twice which it is taken to do what the model does.
     """
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Any]
     slots: int
     nodes: int
 
@@ -65,10 +67,11 @@ class Missed:
 
 @dataclass
 class Traces:
-    """A model's traces for one batch size, dtype and attention.
+    """A model's traces for one batch size, dtype and attention, with or without what the output layer reads.
 
     Attributes:
         key: stands for those.
+        reads_hidden: a pass tells what the output layer reads, too.
         settings: stands for the model as it was when the traces were made.
         made: the traces there are.
         missed: what had none, by kind.
@@ -76,6 +79,7 @@ class Traces:
     """
 
     key: Any
+    reads_hidden: bool = False
     settings: Any = None
     made: dict[Kind, Trace] = field(default_factory=dict)
     missed: dict[Kind, Missed] = field(default_factory=dict)
@@ -94,8 +98,8 @@ class Traces:
         trees: Sequence[TokenTree],
         inputs: dict[str, Tensor],
         masks: Any,
-    ) -> Tensor:
-        """A pass's logits ``[batch, node, vocab]``, by its trace where there is one.
+    ) -> Outputs:
+        """A pass, by its trace where there is one.
 
         Args:
             fused: the call's view of the model.
@@ -108,23 +112,23 @@ class Traces:
         trace = self.made.get(kind)
         if trace is None:
             start = perf_counter()
-            logits = fused.logits(**inputs, **masks_given(masks))
+            outputs = fused.call(**inputs, **masks_given(masks))
             if self.failure is None:
                 missed = self.missed.setdefault(kind, Missed())
                 missed.passes += 1
                 missed.ms += 1e3 * (perf_counter() - start)
-            return logits
+            return outputs
         with torch.inference_mode(False):  # a later pass may write into the same memory outside of it
             filled = masks if kind.masked else fused.masks(trees)
-        logits = played(trace.function, flat(fused, inputs, filled), fused.weights)
+        outputs = played(trace.function, flat(fused, inputs, filled), fused.weights)
         if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
             trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
             with attention_as(packed=kind.packed):
-                expected = fused.logits(**inputs, **masks_given(masks))
-            if not torch.equal(logits, expected):
+                expected = fused.call(**inputs, **masks_given(masks))
+            if not same(outputs, expected):
                 self.fail("a traced pass says something else than the model's own")
                 return expected
-        return logits
+        return outputs
 
     def fail(self, reason: str) -> None:
         """Do without traces from now on."""
@@ -147,10 +151,18 @@ def flat(fused: "FusedModel", inputs: dict[str, Tensor], masks: Any) -> list[Ten
     return [inputs["input_ids"], inputs["position_ids"], *several, *views]
 
 
-def played(function: Callable[..., Tensor], tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+def played(function: Callable[..., Any], tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:
     """Run a trace as it was recorded: the optimizer would look at it again for every new shape."""
     with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-        return function(*tensors, *weights)
+        told = function(*tensors, *weights)
+    return told if isinstance(told, tuple) else (told, None)
+
+
+def same(told: Outputs, expected: Outputs) -> bool:
+    """Whether two passes say the same, to the last bit."""
+    ours = [tensor for tensor in told if tensor is not None]
+    theirs = [tensor for tensor in expected if tensor is not None]
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
 def weights_of(model: nn.Module) -> dict[int, Tensor]:

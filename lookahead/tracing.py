@@ -1,7 +1,8 @@
 """Makes the traces of :mod:`lookahead.traces`, after the passes that could have used one have paid for it.
 
-A trace takes as long as a few dozen passes, so it is made at the beginning of a call, when transformers' Python has
-taken as long as that in earlier calls on the model. What a trace might freeze is looked for: a model whose Python reads
+A trace takes as long as a few dozen passes, so it is made when transformers' Python has taken as long as that in passes
+over the model: at the beginning of a call or, in one that has still so far to go that it gets the time back by itself,
+in the middle. What a trace might freeze is looked for: a model whose Python reads
 what tensors hold is left as it is, and a trace is compared, to the last bit, with the model's own passes over other
 trees after a longer history.
 """
@@ -10,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -23,13 +25,17 @@ from lookahead.attention import attention_as, fused_pass
 from lookahead.bare import bare_model
 from lookahead.decoder import decoder_config, vocabulary
 from lookahead.familiar import changed, unfamiliar
+from lookahead.hidden import HiddenStates, Outputs
 from lookahead.model import FusedModel
-from lookahead.traces import Kind, Missed, Trace, Traces, flat, masks_given, played, weights_of
+from lookahead.planner import Planner
+from lookahead.traces import Kind, Missed, Trace, Traces, flat, masks_given, played, same, weights_of
 
 # What it takes to make a trace, and what that is worth in a pass (docs/log.md has the figures).
 _COST = 35.0  # passes' Python
 _COMPARED = 9.0  # whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
+_SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
+_LOOKS = 16  # passes from one look to the next
 _KEPT = 4  # sets of traces of one model
 _PROMPT = 6  # tokens that a trace is made after
 _HOST_READS = {"_local_scalar_dense", "nonzero", "nonzero_numpy", "equal", "is_nonzero", "item", "masked_select"}
@@ -56,18 +62,23 @@ def _wrong_kind(model: PreTrainedModel) -> str | None:
     return unfamiliar(model)
 
 
-def traces_for(model: PreTrainedModel, batch: int) -> Traces | None:
-    """A model's traces for a call with so many rows; None where its passes are not traced.
+def traces_for(model: PreTrainedModel, batch: int, reads_hidden: bool = False) -> Traces | None:
+    """A model's traces for a call; None where its passes are not traced.
 
     Those are made here that earlier calls could have used often enough.
+
+    Args:
+        model: the model.
+        batch: rows of the call.
+        reads_hidden: it wants to know what the output layer reads.
     """
     if _wrong_kind(model) is not None:
         return None
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    key = (batch, model.dtype, decoder_config(model)._attn_implementation, modes)
+    key = (batch, model.dtype, decoder_config(model)._attn_implementation, modes, reads_hidden)
     with _kept_lock:
         known = _kept.setdefault(model, [])
-        found = next((traces for traces in known if traces.key == key), None) or Traces(key)
+        found = next((traces for traces in known if traces.key == key), None) or Traces(key, reads_hidden)
         known[:] = [*(traces for traces in known if traces is not found), found][-_KEPT:]
     due = _due(model, found)
     if not (found.made or due):
@@ -76,20 +87,81 @@ def traces_for(model: PreTrainedModel, batch: int) -> Traces | None:
         return None
     settings = fingerprint(model)
     if settings != found.settings and found.made:  # the model is not what it was: start over
-        fresh = Traces(key)
+        fresh = Traces(key, reads_hidden)
         with _kept_lock:
             known[:] = [fresh if traces is found else traces for traces in known]
         return fresh
-    if due and _making.acquire(blocking=False):  # while another call is at it, go on as usual
-        try:
-            found.settings = settings
-            for kind in due:
-                found.made[kind] = _made(model, batch, kind)
-        except Exception as error:  # whatever the tracer or the model's code objects to
-            found.fail(f"{type(error).__name__}: {error}")
-        finally:
-            _making.release()
+    if due:
+        _make(model, batch, found, settings, due)
     return found
+
+
+class CallTraces:
+    """One call's passes by traces: those that there are and, in a long call, those that it will pay for by itself.
+
+    Args:
+        model: the model.
+        traces: of :func:`traces_for`.
+        fused: the call's view of the model.
+        planner: of the call, who has to be told when passes begin to take another time; None = there is none.
+        batch: rows of the call.
+        new_tokens: most tokens that the call writes.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        traces: Traces,
+        fused: FusedModel,
+        planner: Planner | None,
+        batch: int,
+        new_tokens: int,
+    ) -> None:
+        self._model = model
+        self._traces = traces
+        self._fused = fused
+        self._planner = planner
+        self._batch = batch
+        self._new_tokens = new_tokens
+        self._passes = 0
+        self._before = {kind: missed.passes for kind, missed in list(traces.missed.items())}
+        self._start()
+
+    def _start(self) -> None:
+        """Let passes be run by what there is."""
+        self._uses = self._fused.use(self._traces)
+        if self._planner is not None and self._fused.route == "traced":
+            self._planner.untraced_ms = self._traces.untraced_ms
+
+    def look(self, written: int) -> None:
+        """Make what has come to pay; to be called after each pass.
+
+        Args:
+            written: tokens of the longest row so far.
+        """
+        self._passes += 1
+        if self._passes % _LOOKS or not self._uses:
+            return
+        model, traces = self._model, self._traces
+        due = [
+            kind
+            for kind in _due(model, traces)
+            if self._passes_left(kind, written) >= _SURELY * _enough(model, traces.missed[kind])
+        ]
+        if not due or changed(model) is not None:
+            return
+        settings = fingerprint(model)
+        if traces.made and settings != traces.settings:
+            return  # somebody changes the model while it writes
+        _make(model, self._batch, traces, settings, due)
+        self._start()
+        if self._planner is not None:
+            self._planner.renew()
+
+    def _passes_left(self, kind: Kind, written: int) -> float:
+        """How many passes of a kind there will be, if the call goes on as it has begun."""
+        here = min(self._passes, self._traces.missed[kind].passes - self._before.get(kind, 0))
+        return here * (self._new_tokens - written) / max(1, written)
 
 
 def _due(model: PreTrainedModel, traces: Traces) -> list[Kind]:
@@ -97,15 +169,27 @@ def _due(model: PreTrainedModel, traces: Traces) -> list[Kind]:
     if traces.failure is not None:
         return []
     missed = [(kind, missed) for kind, missed in list(traces.missed.items()) if kind not in traces.made]
-    if not any(missed.passes >= _COST for _, missed in missed):
-        return []
+    return [kind for kind, missed in missed if missed.passes >= _COST and missed.passes >= _enough(model, missed)]
+
+
+def _enough(model: PreTrainedModel, missed: Missed) -> float:
+    """How many passes without a trace take as much of Python's time as it costs to make one."""
     python_ms = _PYTHON_MS * sum(1 for _ in model.modules())
-    return [kind for kind, missed in missed if _is_due(missed, python_ms)]
+    return _COST + _COMPARED * missed.ms / max(1, missed.passes) / python_ms
 
 
-def _is_due(missed: Missed, python_ms: float) -> bool:
-    """Whether passes that had no trace have taken as much of Python's time as it costs to make one."""
-    return missed.passes >= _COST + _COMPARED * missed.ms / missed.passes / python_ms
+def _make(model: PreTrainedModel, batch: int, traces: Traces, settings: Any, due: list[Kind]) -> None:
+    """Make the traces that are due, unless another call is at it: then go on as usual."""
+    if not _making.acquire(blocking=False):
+        return
+    try:
+        traces.settings = settings
+        for kind in due:
+            traces.made[kind] = _made(model, batch, kind, traces.reads_hidden)
+    except Exception as error:  # whatever the tracer or the model's code objects to
+        traces.fail(f"{type(error).__name__}: {error}")
+    finally:
+        _making.release()
 
 
 class _HostReads(TorchDispatchMode):
@@ -120,7 +204,7 @@ class _HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _made(model: PreTrainedModel, batch: int, kind: Kind) -> Trace:
+def _made(model: PreTrainedModel, batch: int, kind: Kind, reads_hidden: bool) -> Trace:
     """A trace, compared with the model's own passes after a made-up text.
 
     Raises:
@@ -134,20 +218,24 @@ def _made(model: PreTrainedModel, batch: int, kind: Kind) -> Trace:
     trees = [[TokenTree.from_paths(token, branches)] * batch for token, branches in zip(word[6:], paths, strict=False)]
     weights = weights_of(model)
     prompt = torch.tensor([word[:_PROMPT]] * batch)
-    with bare_model(model, prompt, 64) as fused, torch.inference_mode(), fused_pass(), attention_as(packed=kind.packed):
+    with ExitStack() as stack:
+        hidden = stack.enter_context(HiddenStates(model.get_output_embeddings())) if reads_hidden else None
+        fused = stack.enter_context(bare_model(model, prompt, 64, hidden=hidden))
+        for context in (torch.inference_mode(), fused_pass(), attention_as(packed=kind.packed)):
+            stack.enter_context(context)
         inputs, masks = fused.inputs(trees[0])
         if masks is not None and not kind.masked:
             raise ValueError("a pass after a short text needs a mask")
         with _HostReads() as reads:
-            fused.logits(**inputs, **masks_given(masks))
+            fused.call(**inputs, **masks_given(masks))
         if reads.found:
             raise ValueError(f"its Python reads tensors ({', '.join(sorted(reads.found))})")
         function = _traced(model, fused, inputs, fused.masks(trees[0]), weights, kind)
         for tree in trees:
             inputs, _ = fused.inputs(tree)
             filled = fused.masks(tree)
-            expected = fused.logits(**inputs, **masks_given(filled if kind.masked else None))
-            if not torch.equal(played(function, flat(fused, inputs, filled), list(weights.values())), expected):
+            expected = fused.call(**inputs, **masks_given(filled if kind.masked else None))
+            if not same(played(function, flat(fused, inputs, filled), list(weights.values())), expected):
                 raise ValueError("a traced pass says something else than the model's own")
             nodes = sorted({0, len(tree[0]) - 1})
             fused.keep([Path(nodes, [0] * len(nodes))] * batch)
@@ -161,19 +249,20 @@ def _traced(
     masks: Any,
     weights: dict[int, Tensor],
     kind: Kind,
-) -> Callable[..., Tensor]:
+) -> Callable[..., Any]:
     """The trace of one pass."""
     names = tuple(masks) if isinstance(masks, dict) else None
     count = 1 if names is None else len(names)
     tensors = flat(fused, inputs, masks)
 
-    def run(*given: Tensor) -> Tensor:
+    def run(*given: Tensor) -> Tensor | Outputs:
         tokens, positions, *views = given[: len(tensors)]
         several, views = views[:count], views[count:]
         twin = _twin(model, dict(zip(weights, given[len(tensors) :], strict=True)))
         mask = several[0] if names is None else dict(zip(names, several, strict=True))
         with fused.given_views(views), attention_as(packed=kind.packed, masked=kind.masked):
-            return fused.logits(twin, input_ids=tokens, position_ids=positions, attention_mask=mask)
+            told = fused.call(twin, input_ids=tokens, position_ids=positions, attention_mask=mask)
+        return told if told[1] is not None else told[0]
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -182,7 +271,7 @@ def _traced(
         if "trace" in message and any(word in message for word in _FROZEN):
             raise ValueError(f"its Python reads tensors ({message.split('.')[0]})")
     # torch.jit.trace would keep the graph in a unit that is never freed.
-    function: Callable[..., Tensor] = torch._C.CompilationUnit().create_function("traced", graph)
+    function: Callable[..., Any] = torch._C.CompilationUnit().create_function("traced", graph)
     return function
 
 

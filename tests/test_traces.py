@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.jit._state import _python_cu
 from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 
-from lookahead import Jacobi, Lookahead, tracing
+from lookahead import Jacobi, Lookahead, memory, tracing
+from lookahead.hidden import HiddenStates
+from lookahead.medusa import Medusa, MedusaHeads
 from lookahead.traces import Kind, Missed, Traces, weights_of
 from lookahead.tracing import untraceable
 
@@ -101,15 +103,69 @@ def test_made_only_after_passes_that_pay_for_it(monkeypatch: pytest.MonkeyPatch)
     assert known(model).made
 
 
-def test_large_models_pay_for_longer() -> None:
+def test_large_models_pay_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Python is a small part of a pass, more passes are needed for a trace to pay."""
-    assert tracing._is_due(Missed(passes=40, ms=40.0), 0.0001) is True
+    model = fresh_model("llama")
+    python_ms = 0.03 * len(list(model.modules()))
+    for name, value in {"_COST": 35.0, "_COMPARED": 9.0}.items():
+        monkeypatch.setattr(tracing, name, value)
     for ms in (5.0, 50.0, 500.0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tracing, "_COST", 35.0)
-            patch.setattr(tracing, "_COMPARED", 9.0)
-            passes = next(count for count in range(1, 10_000) if tracing._is_due(Missed(count, count * ms), 3.0))
-            assert passes == pytest.approx(35 + 3 * ms, abs=1)
+        assert tracing._enough(model, Missed(40, 40 * ms)) == pytest.approx(35 + 9 * ms / python_ms)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_made_in_the_middle_of_a_long_call(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    """The first call has them as soon as the rest of it promises twice what they cost."""
+    monkeypatch.setattr(tracing, "_COST", 20.0)
+    made: list[int] = []
+    look = tracing.CallTraces.look
+
+    def noting(self: tracing.CallTraces, written: int) -> None:
+        look(self, written)
+        made.extend([written] * (len(self._traces.made) - len(made)))
+
+    monkeypatch.setattr(tracing.CallTraces, "look", noting)
+    hot = {"do_sample": True, "temperature": 9.0}  # nothing is accepted, so a pass writes a token
+    short, long = fresh_model("llama"), fresh_model("llama")
+    same_as_plain(short, prompts(batch), Lookahead(), max_new_tokens=56, **hot)
+    assert not made
+    same_as_plain(long, prompts(batch), Lookahead(), max_new_tokens=100, **hot)
+    assert made[0] == pytest.approx(tracing._LOOKS * 2, abs=2)
+    assert known(long).failure is None
+
+
+def test_a_curve_of_its_own_from_the_middle_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What traced passes take is not mixed with what other passes took before."""
+    monkeypatch.setattr(tracing, "_COST", 20.0)
+    model = fresh_model("llama")
+    stats = same_as_plain(model, prompts(1), Lookahead(), max_new_tokens=120, do_sample=True, temperature=9.0).stats
+    assert {len(key[-1]) for key in memory._memories[model].times} == {0, 1}
+    assert stats.single_ms >= stats.timed_ms * 0.999
+
+
+def test_heads_are_told_what_the_output_layer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed trees and the automatic mode: texts of usual passes, and hidden states to the last bit."""
+    told: dict[HiddenStates, list[Tensor]] = {}
+    put = HiddenStates.put
+
+    def noting(self: HiddenStates, hidden: Tensor) -> None:
+        told.setdefault(self, []).append(hidden)
+        put(self, hidden)
+
+    monkeypatch.setattr(HiddenStates, "put", noting)
+    model = fresh_model("llama")
+    torch.manual_seed(3)
+    heads = MedusaHeads.for_model(model, num_heads=2)
+    calls = []
+    for _ in range(4):
+        told.clear()
+        same_as_plain(model, prompts(1), Medusa(heads, choices=[2, 1]), max_new_tokens=24)
+        calls.append(max(told.values(), key=len))  # beside those that are told while a trace is made
+    assert known(model).made
+    assert known(model).reads_hidden
+    assert all(torch.equal(*pair) for call in calls[1:] for pair in zip(calls[0], call, strict=True))
+    same_as_plain(model, prompts(1), Medusa(heads, sources=("heads", "suffix"), nodes=5), max_new_tokens=24)
+    assert known(model).failure is None
 
 
 def test_weights_are_read_anew() -> None:
@@ -129,10 +185,11 @@ def test_weights_are_read_anew() -> None:
 def test_settings_count() -> None:
     """A model that is told to do something else has no traces yet."""
     model = fresh_model("llama")
-    assert warmed(model).made
+    before = warmed(model)
+    assert before.made
     model.model.layers[0].self_attn.scaling *= 3.0
     same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24)
-    assert not known(model).made
+    assert known(model) is not before
 
 
 def test_nothing_is_left_behind() -> None:

@@ -229,6 +229,7 @@ class Medusa(Budgeted):
     """
 
     name: ClassVar[str] = "medusa"
+    reads_hidden: ClassVar[bool] = True
     known_sources: ClassVar[tuple[str, ...]] = ("heads", *FREE_SOURCES)
 
     heads: MedusaHeads | str | PathLike[str] | None = None
