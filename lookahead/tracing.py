@@ -10,7 +10,7 @@ trees after a longer history.
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from jacobi import Path, TokenTree
+from jacobi import LookaheadError, Path, TokenTree
 from lookahead.arena import fingerprint
 from lookahead.attention import attention_as, fused_pass
 from lookahead.bare import bare_model
@@ -162,6 +162,32 @@ class CallTraces:
         """How many passes of a kind there will be, if the call goes on as it has begun."""
         here = min(self._passes, self._traces.missed[kind].passes - self._before.get(kind, 0))
         return here * (self._new_tokens - written) / max(1, written)
+
+
+def trace_now(model: PreTrainedModel, batch: int, fused: FusedModel, passes: Iterable[Sequence[TokenTree]]) -> None:
+    """Let passes be run by traces at once, whatever that costs, so that they can be measured.
+
+    Args:
+        model: the model.
+        batch: rows of a pass.
+        fused: a view of the model; its history stays as it is.
+        passes: their trees; each of them is run once as it is.
+
+    Raises:
+        LookaheadError: passes over this model are not traced.
+    """
+    reason, traces = untraceable(model), None
+    if reason is None and type(fused) is FusedModel:
+        traces = traces_for(model, batch)
+    if traces is None or not fused.use(traces):
+        raise LookaheadError(f"Passes over this model cannot be traced: {reason or 'something is special about them'}.")
+    for trees in passes:
+        fused.forward(trees)
+    due = [kind for kind in list(traces.missed) if kind not in traces.made]
+    _make(model, batch, traces, fingerprint(model), due)
+    if not traces.made.keys() >= set(due):
+        raise LookaheadError(f"Passes over this model cannot be traced: {traces.failure or 'another call is at it'}.")
+    fused.use(traces)
 
 
 def _due(model: PreTrainedModel, traces: Traces) -> list[Kind]:

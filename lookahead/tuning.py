@@ -24,6 +24,7 @@ from lookahead.model import FusedModel
 from lookahead.static import dynamic_reason
 from lookahead.step_times import FORMAT, NODES, StepTimes
 from lookahead.traces import Traces
+from lookahead.tracing import trace_now
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 
@@ -40,13 +41,16 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def describe(model: PreTrainedModel, batch: int = 1, static: bool | None = None) -> dict[str, Any]:
+def describe(
+    model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False
+) -> dict[str, Any]:
     """All that the curve depends on: shape and dtypes of the model, attention, device, threads, versions, batch.
 
     Args:
         model: the model.
         batch: rows of a pass.
         static: as for :func:`lookahead.static.fused_model`; passes with static shapes have a curve of their own.
+        traced: so have passes that are traced, see :mod:`lookahead.traces`.
     """
     config = model.config.get_text_config()
     shape = {
@@ -59,7 +63,7 @@ def describe(model: PreTrainedModel, batch: int = 1, static: bool | None = None)
     for parameter in model.parameters():
         dtypes[str(parameter.dtype)] = dtypes.get(str(parameter.dtype), 0) + parameter.numel()
     device = model.device
-    return {
+    about = {
         "model": type(model).__name__,
         "shape": shape,
         "parameters": dtypes,
@@ -71,6 +75,7 @@ def describe(model: PreTrainedModel, batch: int = 1, static: bool | None = None)
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+    return about | ({"traced": True} if traced else {})
 
 
 def cache_folder() -> Path:
@@ -88,9 +93,11 @@ def cache_file(about: dict[str, Any]) -> Path:
     return cache_folder() / f"step-times-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
-def cached(model: PreTrainedModel, batch: int = 1, static: bool | None = None) -> StepTimes | None:
+def cached(
+    model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False
+) -> StepTimes | None:
     """The saved curve of this model on this machine; None where there is none that can be read."""
-    about = describe(model, batch, static)
+    about = describe(model, batch, static, traced)
     try:
         return StepTimes.load(cache_file(about), frozen=False)
     except (LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
@@ -113,7 +120,7 @@ def step_times(
         memory: curves of earlier calls on the model; a new one is put there.
         given: the caller's.
         static: as for :func:`lookahead.static.fused_model`.
-        traces: by which passes are run. Saved curves are of passes without any.
+        traces: by which passes are run. Saved curves are of passes without any, or of nothing but traced ones.
     """
     if given is not None:
         return given
@@ -122,7 +129,9 @@ def step_times(
     traced = frozenset(traces.made) if traces is not None else frozenset()
     key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads(), traced)
     if key not in memory:
-        memory[key] = (None if traced else cached(model, batch, static)) or StepTimes()
+        everything = {kind.single for kind in traced} == {True, False}
+        saved = cached(model, batch, static, everything) if everything or not traced else None
+        memory[key] = saved or StepTimes()
     return memory[key]
 
 
@@ -135,6 +144,7 @@ def sweep(
     nodes: Sequence[int] = NODES,
     contexts: Sequence[int] = (64, 512),
     seconds: float = 8.0,
+    traced: bool = False,
     save: bool = True,
     report: Callable[[float], None] | None = None,
 ) -> StepTimes:
@@ -149,6 +159,7 @@ def sweep(
         nodes: sizes to measure, nodes a row.
         contexts: histories to measure at, in tokens; those the model has no positions for are left out.
         seconds: about how long to measure, warm-up left out; every size is run three times at least.
+        traced: measure traced passes, which decodes on a CPU run after a while, see :mod:`lookahead.traces`.
         save: keep the curve in the cache folder, where later automatic decodes find it.
         report: told the share that is done, from 0 to 1.
 
@@ -156,7 +167,7 @@ def sweep(
         The curve.
 
     Raises:
-        LookaheadError: the model can follow neither a tree nor a chain.
+        LookaheadError: the model can follow neither a tree nor a chain, or is to be traced and cannot be.
     """
     support.check_model(model)
     route, reason = support.route(model)
@@ -164,7 +175,7 @@ def sweep(
         raise LookaheadError(f"There are no passes to measure: {reason}. This model is decoded plainly.")
     if route == "tree":
         support.self_test(model)
-    about = describe(model, batch, static)
+    about = describe(model, batch, static, traced)
     times = StepTimes(about=about)
     limit = position_table(model) or 1 << 30
     usable = [context for context in contexts if context + max(nodes) < limit] or [max(1, (limit - max(nodes)) // 2)]
@@ -186,6 +197,8 @@ def sweep(
         else:
             trees = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
             with bare_model(model, prompt, max(nodes) + 1, static=static) as fused:
+                if traced:
+                    trace_now(model, batch, fused, trees.values())
                 samples = _measure(fused, trees, seconds / len(usable), tell)
         for count, taken in samples.items():
             times.put(count, context, statistics.median(taken))

@@ -469,9 +469,11 @@ def test_tune_measures_saves_and_recommends(folder: Path, curves: Path, prompt_f
     assert re.search(r"7/5/7 \d+\.\d \d+\.\d\d \d+\.\d\dx", ran.words)
     assert re.search(r"Budget: (\d+ drafted nodes a pass, expected \d+\.\d\dx|none; no draft pays)", ran.words)
     assert re.search(r"W, N, G as published: \d+/\d+/\d+, expected \d+\.\d\dx\.", ran.words)
-    (file,) = curves.iterdir()
-    assert StepTimes.load(file).ms(8, 20) > 0.0
-    assert file.name in "".join(ran.out.split())
+    files = list(curves.iterdir())
+    assert all(StepTimes.load(file).ms(8, 20) > 0.0 for file in files)
+    assert sorted(StepTimes.load(file).about.get("traced", False) for file in files) == [False, True]
+    assert str(curves) in "".join(ran.out.split())
+    assert "These passes are traced" in ran.words
 
 
 def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: Path, tmp_path: Path) -> None:
@@ -480,9 +482,11 @@ def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: P
     ran = run("tune", "--model", folder, "--prompts", prompt_file, "--json", "--output", output, "--batch", 2, *SHORT)
     assert (ran.status, ran.err) == (0, "")
     document = json.loads(ran.out)
-    (file,) = curves.iterdir()
-    assert document["saved"] == [str(file), str(output)]
-    assert json.loads(output.read_text()) == json.loads(file.read_text()) == document["curve"]
+    own, traced = map(Path, document["saved"][:2])
+    assert set(curves.iterdir()) == {own, traced}
+    assert document["saved"][2:] == [str(output)]
+    assert json.loads(output.read_text()) == json.loads(traced.read_text()) == document["curve"]
+    assert document["plain_ms"] > 0.0
     assert document["curve"]["about"]["batch"] == 2
     assert [entry["nodes"] for entry in document["budgets"]] == [4, 8, 16, 24, 32, 48, 64, 96, 128]
     for entry in [*document["budgets"], *document["published"]]:

@@ -19,6 +19,7 @@ from toy import examples
 from jacobi import LookaheadError
 from lookahead import tuning
 from lookahead.step_times import NODES, StepTimes
+from lookahead.tracing import traces_for
 
 CURVES = st.lists(st.floats(0.1, 50.0), min_size=len(NODES), max_size=len(NODES))
 
@@ -459,6 +460,34 @@ def test_sweep(folder: Path) -> None:
     saved = tuning.cached(model)
     assert saved is not None and saved.to_dict() == times.to_dict()
     assert saved.about == tuning.describe(model)
+
+
+def test_sweep_of_traced_passes(folder: Path) -> None:
+    """They have a curve of their own, which calls take that have traces."""
+    model = fresh_model("llama")
+    tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01)
+    times = tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
+    assert len(list(folder.iterdir())) == 2
+    saved = tuning.cached(model, traced=True)
+    assert saved is not None and saved.to_dict() == times.to_dict()
+    own = tuning.cached(model)
+    assert own is not None and own.about | {"traced": True} == saved.about
+    with torch.no_grad():
+        traces = traces_for(model, 1)
+    assert traces is not None and {kind.single for kind in traces.made} == {True, False}
+    assert tuning.step_times(model, 1, {}, None, traces=traces).to_dict() == times.to_dict()
+    assert tuning.step_times(model, 1, {}, None).to_dict() == own.to_dict()
+    traces.made = {kind: trace for kind, trace in traces.made.items() if kind.single}
+    assert not tuning.step_times(model, 1, {}, None, traces=traces).knows_single, "a mixture is learnt from passes"
+
+
+def test_sweep_of_what_cannot_be_traced(folder: Path) -> None:
+    model = tiny_model("llama")
+    hook = model.model.register_forward_hook(lambda *_: None)
+    with pytest.raises(LookaheadError, match="cannot be traced: other code"):
+        tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
+    hook.remove()
+    assert not folder.exists()
 
 
 def test_sweep_without_saving_and_with_a_batch(folder: Path) -> None:

@@ -1,9 +1,11 @@
 """``lookahead tune``: measure what a pass costs here, save it, and say what that recommends."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +16,7 @@ from lookahead.cli import common
 from lookahead.stats import DecodingStats
 from lookahead.step_times import NODES, StepTimes
 from lookahead.strategies import Lookahead
+from lookahead.tracing import untraceable
 
 _BUDGETS = (4, 8, 16, 24, 32, 48, 64, 96, 128)  # drafted nodes
 _LADE = ((1, 4, 2), (1, 5, 5), (1, 5, 10), (4, 4, 4), (3, 5, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15))  # W, N, G
@@ -42,12 +45,12 @@ def tune(
     context = longest + new_tokens // 2
     with common.progress() as progress:
         bar = progress.add_task("Measuring passes", total=1.0)
-        times = tuning.sweep(
+        times, own = _curves(
             loaded,
-            batch=batch,
-            contexts=sorted({min(64, context), context, 4 * context}),
-            seconds=seconds,
-            report=lambda share: progress.update(bar, completed=share),
+            batch,
+            sorted({min(64, context), context, 4 * context}),
+            seconds,
+            lambda share: progress.update(bar, completed=share),
         )
         bar = progress.add_task("Trying drafts", total=len(inputs) * (len(_BUDGETS) + len(_LADE)))
         lengths = {budget: _acceptance(loaded, inputs, new_tokens, progress, bar, nodes=budget) for budget in _BUDGETS}
@@ -64,7 +67,7 @@ def tune(
             )
             for sizes in _LADE
         }
-    single = times.ms(1, context)
+    single = own.ms(1, context)
     speeds = {
         budget: length / (times.ms(round(nodes) + 1, context) / single) for budget, (length, nodes) in lengths.items()
     }
@@ -73,12 +76,13 @@ def tune(
     }
     budget = max(speeds, key=speeds.__getitem__)
     w, n, g = max(lade, key=lade.__getitem__)
-    file = tuning.cache_file(times.about)
+    files = [str(tuning.cache_file(curve.about)) for curve in ([times] if times is own else [own, times])]
     if output is not None:
         times.save(output)
     if as_json:
         document: dict[str, Any] = {
             "curve": times.to_dict(),
+            "plain_ms": single,
             "context": context,
             "budgets": [
                 {"nodes": nodes, "S": length, "drafted": drafted, "speedup": speeds[nodes]}
@@ -91,13 +95,18 @@ def tune(
             ],
             "recommended": {"nodes": budget if speeds[budget] > 1 else 0, "window_size": w, "ngram_size": n}
             | {"verification_set_size": g},
-            "saved": [str(file), *([str(output)] if output else [])],
+            "saved": [*files, *([str(output)] if output else [])],
             "versions": common.versions(),
         }
         typer.echo(json.dumps(document, indent=2))
         return
     console = Console(highlight=False)
     console.print(_curve_table(times, context))
+    if times is not own:
+        console.print(
+            "These passes are traced, as decodes run them after a while. A node alone takes transformers "
+            f"{single:.2f} ms, which is what speedups are measured by."
+        )
     console.print(_budget_table(lengths, speeds))
     console.print(_published_table(published, lade))
     if speeds[budget] > 1:
@@ -107,8 +116,34 @@ def tune(
     console.print(f"W, N, G as published: {w}/{n}/{g}, expected {lade[w, n, g]:.2f}x.", style="bold")
     console.print(
         "These are S over the cost of a pass, without processors and the prompt's pass. The automatic mode needs no "
-        f"numbers: it reads the curve from {file}."
+        f"numbers: it reads curves from {tuning.cache_folder()}."
     )
+
+
+def _curves(
+    model: Any, batch: int, contexts: list[int], seconds: float, report: Callable[[float], None]
+) -> tuple[StepTimes, StepTimes]:
+    """The curve of passes as decodes run them in the long run, and as transformers' own code runs them."""
+    with torch.no_grad():
+        traced = untraceable(model) is None
+    sweeps = 2 if traced else 1
+    own = tuning.sweep(
+        model, batch=batch, contexts=contexts, seconds=seconds / sweeps, report=lambda share: report(share / sweeps)
+    )
+    if not traced:
+        return own, own
+    try:
+        times = tuning.sweep(
+            model,
+            batch=batch,
+            contexts=contexts,
+            seconds=seconds / sweeps,
+            traced=True,
+            report=lambda share: report((1 + share) / sweeps),
+        )
+    except LookaheadError:  # then no decode is traced either
+        return own, own
+    return times, own
 
 
 def read_prompts(file: Path) -> list[str]:
