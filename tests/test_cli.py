@@ -4,6 +4,8 @@ import dataclasses
 import importlib
 import json
 import re
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,15 @@ def other_token(place: int, change: Callable[[int], int]) -> Callable[[common.De
 
 
 # --- the app ----------------------------------------------------------------------------------------------------
+
+
+def test_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """``python -m lookahead`` where there is no script on the path."""
+    monkeypatch.setattr(sys, "argv", ["lookahead", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("lookahead", run_name="__main__")
+    assert ended.value.code == 0
+    assert torch.__version__ in capsys.readouterr().out
 
 
 def test_version_names_what_decides_about_a_text() -> None:
