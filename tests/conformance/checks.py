@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from conftest import F32, F64, run, same_outputs
@@ -10,7 +11,7 @@ from families import Family, Inputs, build, inputs_for
 from known import knowing
 from transformers import GenerationMixin
 
-from lookahead import Lookahead, LookaheadError, support
+from lookahead import Jacobi, Lookahead, LookaheadError, support, tracing
 from lookahead.chain import cache_name
 
 NEW_TOKENS = 24
@@ -22,7 +23,10 @@ STRATEGIES = [
     Lookahead(window_size=5, ngram_size=4, verification_set_size=5, seed=0),
     Lookahead(window_size=2, ngram_size=3, verification_set_size=0, seed=1),
     Lookahead(window_size=9, ngram_size=2, verification_set_size=3, seed=2),
+    Jacobi(block_size=4, mode="hybrid", seed=3),
+    Jacobi(block_size=5, mode="sliding", seed=4),
 ]
+AT_ONCE = {"_COST": 0.0, "_COMPARED": 0.0, "_LOOKS": 2}  # passes are traced from a call's third on
 _ADVICE = re.compile(r"[.\s]*Drop use_lookahead( for this model)?\.$|\.$")
 # What another processor measures otherwise, and what another version of torch or transformers words otherwise.
 _MEASURED = re.compile(r"\bby [-+.\d]+(?:e[-+]?\d+)?(?:nan|inf)? of their spread, allowed [-+.\d]+(?:e[-+]?\d+)?")
@@ -102,7 +106,10 @@ def judged(family: Family) -> tuple[Verdict, Any, Inputs | None]:
 
 
 def exact(model: Any, inputs: Inputs) -> None:
-    """Assert that a model writes plain decoding's text: greedy, sampled, in a batch, from a cache, for all drafts."""
+    """Assert that a model writes plain decoding's text: greedy, sampled, in a batch, from a cache, for all drafts.
+
+    And from traced passes, where it has any.
+    """
     for batch in (1, 3):
         given = inputs(batch)
         start = 1 if model.config.is_encoder_decoder else given["input_ids"].shape[1]
@@ -125,6 +132,10 @@ def exact(model: Any, inputs: Inputs) -> None:
                 assert not stats.plain, "handed over, though the route says otherwise"
                 if batch == 1 and strategy is right:
                     assert stats.mean_acceptance_length > 1.5, "drafts of the true text were not followed"
+            with patch.multiple(tracing, **AT_ONCE):
+                for strategy in STRATEGIES[:2]:
+                    ours = run(model, given, use_lookahead=True, lookahead_strategy=strategy, **settings)
+                    same_outputs(ours, plain, model.dtype, tolerance)
         _continued(model, given)
 
 
