@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import TokenTree
-from lookahead.hidden import Outputs, own_hook
+from lookahead.hidden import Outputs
 from lookahead.masks import ancestor_words
 
 _BUCKETS = (1, 8, 16, 32, 64, 128)
@@ -260,38 +260,3 @@ def sparing(allocate: Callable[[], _T]) -> _T:
     except torch.OutOfMemoryError:
         release()
         return allocate()
-
-
-def fingerprint(model: PreTrainedModel) -> int:
-    """A number that changes when the model would run other operations, or on other memory, than it did.
-
-    A graph replays memory addresses and takes no branch again: so weights, hooks and every plain setting count, among
-    them the ones by which adapters are switched.
-    """
-    parts: list[Any] = [sorted(_plain(vars(model.config.get_text_config())))]
-    for module in model.modules():
-        parts.append(_plain(vars(module)))
-        parts.append((id(type(module).forward), id(vars(module).get("forward"))))
-        before = sum(not own_hook(hook) for hook in module._forward_pre_hooks.values())
-        parts.append((len(module._forward_hooks), before))
-        parts.extend(_address(tensor) for tensor in module._parameters.values())
-        parts.extend(_address(tensor) for tensor in module._buffers.values())
-    return hash(repr(parts))
-
-
-def _address(tensor: Tensor | None) -> int:
-    if tensor is None:
-        return 0
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # some quantized weights have no memory of their own
-        return id(tensor)
-
-
-def _plain(settings: dict[str, Any]) -> list[tuple[str, Any]]:
-    plain = (bool, int, float, str, type(None))
-    return [
-        (name, value)
-        for name, value in settings.items()
-        if isinstance(value, plain) or (isinstance(value, list) and all(isinstance(item, plain) for item in value))
-    ]

@@ -24,6 +24,6 @@ def unfamiliar(model: PreTrainedModel) -> str | None:
 
 def changed(model: PreTrainedModel) -> str | None:
     """What was done to a model since its class was tried; None = it runs transformers' and torch's own code."""
-    if model.training or not is_safe(model):
+    if any(module.training for module in model.modules()) or not is_safe(model):
         return "other code than transformers' has a part in its passes, or may be handed their tensors"
     return None

@@ -2,18 +2,18 @@
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
-from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Step, Successors, TokenTree, solve
+from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Successors, TokenTree, solve
 from lookahead import support
 from lookahead.attention import grouped_attention, switched_attention
 from lookahead.cache import empty_cache
@@ -23,19 +23,20 @@ from lookahead.decoder import is_seq2seq, vocabulary
 from lookahead.emission import Emission
 from lookahead.lossy import LossyEmission
 from lookahead.masks import mask_rules
-from lookahead.memory import borrowed
+from lookahead.memory import Memory, borrowed
 from lookahead.model import FusedModel
 from lookahead.outputs import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
 from lookahead.plain import PlainLoop
-from lookahead.planner import Planner
 from lookahead.postponed import PostponedTest, can_wait
+from lookahead.readers import Readers
 from lookahead.snapshots import holds_text
 from lookahead.static import fused_model
 from lookahead.stats import DecodingStats
-from lookahead.strategy import CallContext, RowContext, Strategy
+from lookahead.strategy import CallContext, Drafts, RowContext, Strategy
 from lookahead.tracing import CallTraces, traces_for
 
 _TRUST = 0.7  # of estimates that were made on other texts
+_NOT_THE_MODELS = ("tokenizer", "assistant_tokenizer", "assistant_model")
 
 
 class _RowDrafter:
@@ -62,70 +63,6 @@ class _RowDrafter:
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         if self._writes:  # or did when the tree was drafted
             self.drafter.learn(tree, greedy, path, successors)
-
-
-class _Readers:
-    """What looks at every pass: statistics, the planner of sizes, who makes traces, the streamer."""
-
-    def __init__(
-        self,
-        emission: Emission,
-        fused: FusedModel | ChainModel,
-        stats: DecodingStats | None,
-        planner: Planner | None,
-        traced: CallTraces | None,
-        streamer: BaseStreamer | None,
-        *,
-        detailed: bool,
-    ) -> None:
-        self._emission = emission
-        self._fused = fused
-        self._stats = stats
-        self._planner = planner
-        self._traced = traced
-        self._streaming = None if streamer is None else _Streaming(streamer, emission)
-        self._detailed = detailed
-        self._first = True
-        self._before = [0] * emission.batch
-
-    def read(self, step: Step) -> None:
-        """Take in one pass."""
-        if self._stats is not None:
-            after = self._emission.lengths()
-            written = [now - then for now, then in zip(after, self._before, strict=True)]
-            self._stats.count(step, written, first=self._first, detailed=self._detailed)
-            self._before = after
-        if self._planner is not None and not self._first:
-            self._planner.observe(step)
-        if self._streaming is not None:
-            self._streaming.flush()
-        if self._traced is not None and not all(self._emission.finished):
-            self._traced.look(max(self._emission.lengths()))
-        if self._planner is not None:
-            self._planner.open(self._fused.context)
-            self._fused.harvest = self._planner.harvest
-        self._first = False
-
-
-class _Streaming:
-    """Reads steps and puts every index that all rows have written, one 1-D tensor each, as ``generate`` does."""
-
-    def __init__(self, streamer: BaseStreamer, emission: Emission) -> None:
-        self._streamer = streamer
-        self._emission = emission
-        self._put = 0
-
-    def flush(self) -> None:
-        """Put what has become complete."""
-        emission = self._emission
-        everything = all(emission.finished)
-        lengths = [len(row) for row in emission.written]
-        going = [n for n, done in zip(lengths, emission.finished, strict=True) if not done]
-        complete = max(lengths) if everything else min(going)
-        for index in range(self._put, complete):
-            tokens = [row[index] if index < len(row) else emission.pad for row in emission.written]
-            self._put = index + 1
-            self._streamer.put(torch.tensor(tokens))
 
 
 def generate(
@@ -163,211 +100,261 @@ def generate(
         LookaheadError: the call cannot be decoded with lookahead, raised before any pass of the text; or, in the
             middle, the logits are NaN or the processed scores give no probabilities.
     """
-    with switched_attention(model, strategy.attention):
-        return _decode(
-            strategy,
-            model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            streamer,
-            model_kwargs,
-            synced_gpus,
-        )
-
-
-def _is_users(cache: Any) -> bool:
-    """Whether a cache is the caller's, and not one that ``generate`` has just made."""
-    return getattr(cache, "_is_user_defined", False) or (cache is not None and holds_text(cache))
-
-
-def _is_usual(cache: Any) -> bool:
-    """Whether there is nothing about a cache that would have to be checked."""
-    return cache is None or (type(cache) is DynamicCache and not cache.offloading and not _is_users(cache))
-
-
-def _decode(
-    strategy: Strategy,
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    streamer: BaseStreamer | None,
-    model_kwargs: dict[str, Any],
-    synced_gpus: bool,
-) -> LookaheadOutput | Tensor:
-    """The call, with the attention that it uses."""
-    model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("tokenizer", "assistant_tokenizer")}
-    given_cache = model_kwargs.pop(cache_name(model), None)
-    batch = input_ids.shape[0]
-    if synced_gpus:
-        raise LookaheadError("synced_gpus=True is not supported with lookahead: expected one process. Drop it.")
-    support.check_mode(generation_config, model_kwargs.pop("assistant_model", None))
-    support.check_model(model)
-    support.check_prompt(model, input_ids, model_kwargs)
-    plain = PlainLoop(model, input_ids, logits_processor, stopping_criteria, generation_config, streamer)
-    returned = generation_config.return_dict_in_generate
-    lossy = strategy.rule if generation_config.do_sample else None
-    most = (generation_config.max_length or math.inf) - input_ids.shape[1]
-    if strategy.automatic and most <= 1 and not returned and lossy is None and _is_usual(given_cache):
-        # The prompt's pass writes all there is: whatever would be prepared here for drafts could only cost time.
-        return plain.sample(model_kwargs, given_cache)
-    route, reason = support.route(model)
-    if route == "plain":
-        assert reason is not None  # as route says
-        return plain.hand_over(model_kwargs, given_cache, reason, strategy)
-    if route == "chain" and strategy.static is True:
-        raise LookaheadError(f"static=True cannot be used: {reason}. Leave static unset, or set it to False.")
-
-    wants_cache = bool(model_kwargs.get("use_cache", True))
-    users_cache = _is_users(given_cache)
-    export = given_cache is not None and wants_cache and (returned or users_cache)
-    scored = returned and (generation_config.output_scores or generation_config.output_logits)
-
-    fused: FusedModel | ChainModel
-    emission = (Emission if lossy is None else partial(LossyEmission, rule=lossy))(
+    cache = cache_name(model)
+    call = _Call(
+        strategy,
+        model,
         input_ids,
         logits_processor,
         stopping_criteria,
         generation_config,
-        verification=strategy.verification,
-        keep_up=bool(export or scored),
-        model_room=lambda: fused.room(),
-        model_holds=lambda row: fused.holds(row),
-        in_lockstep=route == "chain",
+        streamer,
+        {name: given for name, given in model_kwargs.items() if name not in (*_NOT_THE_MODELS, cache)},
+        model_kwargs.get(cache),
     )
+    with switched_attention(model, strategy.attention):
+        if synced_gpus:
+            raise LookaheadError("synced_gpus=True is not supported with lookahead: expected one process. Drop it.")
+        support.check_mode(generation_config, model_kwargs.get("assistant_model"))
+        return _decode(call)
 
-    def no_trees(reason: str) -> None:
-        assert isinstance(fused, FusedModel)  # chains are tested before they begin
-        fused.hand_over(plain.told(reason))
 
-    new_tokens = emission.most_new
-    obstacle = support.call_obstacle(route, model, input_ids, model_kwargs, given_cache, new_tokens)
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What ``generate`` prepared; ``kwargs`` are what the model is given beside the tokens and the cache."""
+
+    strategy: Strategy
+    model: PreTrainedModel
+    input_ids: Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    streamer: BaseStreamer | None
+    kwargs: dict[str, Any]
+    cache: Any
+
+    @property
+    def batch(self) -> int:
+        """Rows."""
+        return len(self.input_ids)
+
+    @property
+    def rule(self) -> Callable[[Tensor], Tensor] | None:
+        """What a lossy decode may keep; None = it is exact."""
+        return self.strategy.rule if self.config.do_sample else None
+
+    @property
+    def has_users_cache(self) -> bool:
+        """Whether the cache is the caller's, and not one that ``generate`` has just made."""
+        return getattr(self.cache, "_is_user_defined", False) or (self.cache is not None and holds_text(self.cache))
+
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether the prompt's pass writes all there is, and nothing about the call has to be looked at."""
+        most = (self.config.max_length or math.inf) - self.input_ids.shape[1]
+        cache = self.cache
+        usual = cache is None or (type(cache) is DynamicCache and not cache.offloading and not self.has_users_cache)
+        told = self.config.return_dict_in_generate or self.rule is not None
+        return self.strategy.automatic and most <= 1 and usual and not told
+
+
+def _decode(call: _Call) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
+    """Decode with drafts, or hand over to transformers' own loop."""
+    model = call.model
+    support.check_model(model)
+    support.check_prompt(model, call.input_ids, call.kwargs)
+    plain = PlainLoop(model, call.input_ids, call.processors, call.criteria, call.config, call.streamer)
+    if call.is_one_pass:  # whatever would be prepared for drafts could only cost time
+        return plain.sample(call.kwargs, call.cache)
+    route, reason = support.route(model)
+    if route == "plain":
+        assert reason is not None  # as route says
+        return plain.hand_over(call.kwargs, call.cache, reason, call.strategy)
+    if route == "chain" and call.strategy.static is True:
+        raise LookaheadError(f"static=True cannot be used: {reason}. Leave static unset, or set it to False.")
+    decoding = _Decoding(call, route, reason, plain)
+    new_tokens = decoding.emission.most_new
+    obstacle = support.call_obstacle(route, model, call.input_ids, call.kwargs, call.cache, new_tokens)
     if obstacle is not None:
         reason = obstacle if reason is None else f"{reason}; {obstacle}"
-        return plain.hand_over(model_kwargs, given_cache, reason, strategy)
+        return plain.hand_over(call.kwargs, call.cache, reason, call.strategy)
     if route == "chain":
-        check_chain_cache(given_cache, model.config.get_text_config().num_hidden_layers, batch)
+        check_chain_cache(call.cache, model.config.get_text_config().num_hidden_layers, call.batch)
     else:
-        check_caches(model, given_cache, batch, input_ids.shape[1] + new_tokens - 1)
-    prefix = "decoder_" if is_seq2seq(model) else ""
-    limit = support.depth_limit(model)
-    mask = model_kwargs.get(f"{prefix}attention_mask")
-    rows = _rows(strategy, input_ids, mask, vocabulary(model), emission, chain=route == "chain")
-    stats = None if strategy.stats == "none" else DecodingStats()
-    with borrowed(model, strategy.remembers) as memory:
-        choice = _choice(generation_config, logits_processor)
-        traces = traces_for(model, batch, strategy.reads_hidden) if route == "tree" and not strategy.static else None
-        drafts = strategy.drafts(
-            CallContext(model, rows, memory, choice, new_tokens, _trust(generation_config), traces)
+        check_caches(model, call.cache, call.batch, call.input_ids.shape[1] + new_tokens - 1)
+    with borrowed(model, call.strategy.remembers) as memory:
+        decoding.prepare(memory)
+        decoding.run()
+    return decoding.output()
+
+
+class _Decoding:
+    """One call under way: who drafts, the model that is asked, and who chooses what is written.
+
+    Args:
+        call: what ``generate`` prepared.
+        route: ``"tree"`` or ``"chain"``, see :func:`lookahead.support.route`.
+        reason: why it is no tree.
+        plain: transformers' own loop, for a model that turns out not to be decoded with drafts.
+    """
+
+    _drafts: Drafts
+    _drafters: list[_RowDrafter]
+    _fused: FusedModel | ChainModel
+    _traced: CallTraces | None
+
+    def __init__(self, call: _Call, route: str, reason: str | None, plain: PlainLoop) -> None:
+        self._call = call
+        self._route = route
+        self._reason = reason
+        self._plain = plain
+        self._stats = None if call.strategy.stats == "none" else DecodingStats()
+        config = call.config
+        returned = config.return_dict_in_generate
+        wanted = call.cache is not None and bool(call.kwargs.get("use_cache", True))
+        self._exports = wanted and (returned or call.has_users_cache)  # who sees the cache when all is written
+        scored = returned and (config.output_scores or config.output_logits)
+        make = Emission if call.rule is None else partial(LossyEmission, rule=call.rule)
+        self.emission = make(
+            call.input_ids,
+            call.processors,
+            call.criteria,
+            config,
+            verification=call.strategy.verification,
+            keep_up=bool(self._exports or scored),
+            model_room=lambda: self._fused.room(),
+            model_holds=lambda row: self._fused.holds(row),
+            in_lockstep=route == "chain",
         )
-        if is_seq2seq(model) and drafts.hidden is not None:
+
+    def prepare(self, memory: Memory) -> None:
+        """Make the drafters and the view of the model, and test the model if that cannot wait.
+
+        Raises:
+            LookaheadError: the strategy cannot draft for this model, or the model fails the test.
+        """
+        call, model, emission = self._call, self._call.model, self.emission
+        strategy, new_tokens = call.strategy, emission.most_new
+        traces = None
+        if self._route == "tree" and not strategy.static:
+            traces = traces_for(model, call.batch, strategy.reads_hidden)
+        choice, trust = _choice(call.config, call.processors), _trust(call.config)
+        self._drafts = strategy.drafts(CallContext(model, self._rows(), memory, choice, new_tokens, trust, traces))
+        planner = self._drafts.planner
+        if is_seq2seq(model) and self._drafts.hidden is not None:
             raise LookaheadError(
                 f"{type(strategy).__name__} drafts with heads on a causal model, and {type(model).__name__} is an "
                 "encoder-decoder model. Use Lookahead() or Jacobi()."
             )
-        planner = drafts.planner
-        if route == "tree":
-            late = strategy.tests_late and batch == 1 and drafts.hidden is None
+        if self._route == "tree":
+            late = strategy.tests_late and call.batch == 1 and self._drafts.hidden is None
             if planner is not None and late and can_wait(model):
-                planner.test = PostponedTest(model, new_tokens, no_trees)
+                planner.test = PostponedTest(model, new_tokens, self._no_trees)
             else:
                 support.self_test(model)
-        depths = [0] * batch
-        drafters = [_RowDrafter(drafter, row, emission, depths) for row, drafter in enumerate(drafts.drafters)]
-        if route == "chain":
-            fused = ChainModel(
-                model,
-                chain_cache(model, given_cache),
-                input_ids,
-                generation_config,
-                model_kwargs,
+        self._fused = self._view()
+        if planner is not None:
+            planner.bucket = self._fused.bucket
+            planner.again = lambda: self._fused.again
+        self._traced = None
+        if traces is not None and type(self._fused) is FusedModel:
+            self._traced = CallTraces(model, traces, self._fused, planner, call.batch, new_tokens)
+
+    def _rows(self) -> list[RowContext]:
+        """What drafters may know of each row."""
+        call, emission = self._call, self.emission
+        prompts = call.input_ids.tolist()
+        mask = call.kwargs.get("decoder_attention_mask" if is_seq2seq(call.model) else "attention_mask")
+        if mask is not None and mask.shape == call.input_ids.shape:
+            prompts = [
+                [t for t, real in zip(row, flags, strict=True) if real]
+                for row, flags in zip(prompts, mask.tolist(), strict=True)
+            ]
+        vocab, seed = vocabulary(call.model), call.strategy.seed
+        pad = emission.pad if 0 <= emission.pad < vocab else 0  # a draft must be tokens that the model can be fed
+        rows = []
+        for index, prompt in enumerate(prompts):
+            rng = random.Random(None if seed is None else seed + index)
+            rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng, index, self._route == "chain"))
+        return rows
+
+    def _view(self) -> FusedModel | ChainModel:
+        """The model as the loop sees it."""
+        call, drafts, limit = self._call, self._drafts, support.depth_limit(self._call.model)
+        if self._route == "chain":
+            return ChainModel(
+                call.model,
+                chain_cache(call.model, call.cache),
+                call.input_ids,
+                call.config,
+                call.kwargs,
                 depth_limit=limit,
                 harvest=drafts.harvest,
                 prompt_harvest=drafts.prompt_harvest,
                 hidden=drafts.hidden,
-                reason=reason,
+                reason=self._reason,
             )
-        else:
-            fused = fused_model(
-                strategy.static,
-                model,
-                mask_rules(model),
-                empty_cache(model, given_cache),
-                input_ids,
-                generation_config,
-                model_kwargs,
-                new_tokens,
-                limit,
-                emission.idle,
-                drafts.harvest,
-                drafts.prompt_harvest,
-                drafts.hidden,
-                emission.sequences,
-                cross=getattr(given_cache, "cross_attention_cache", None),
-            )
-        traced = None
-        if traces is not None and type(fused) is FusedModel:
-            traced = CallTraces(model, traces, fused, planner, batch, new_tokens)
-        if planner is not None:
-            planner.bucket = fused.bucket
-            planner.again = lambda: fused.again
-        readers = _Readers(emission, fused, stats, planner, traced, streamer, detailed=strategy.stats == "detailed")
+        return fused_model(
+            call.strategy.static,
+            call.model,
+            mask_rules(call.model),
+            empty_cache(call.model, call.cache),
+            call.input_ids,
+            call.config,
+            call.kwargs,
+            self.emission.most_new,
+            limit,
+            self.emission.idle,
+            drafts.harvest,
+            drafts.prompt_harvest,
+            drafts.hidden,
+            self.emission.sequences,
+            cross=getattr(call.cache, "cross_attention_cache", None),
+        )
+
+    def _no_trees(self, reason: str) -> None:
+        """The postponed test has failed."""
+        assert isinstance(self._fused, FusedModel)  # chains are tested before they begin
+        self._fused.hand_over(self._plain.told(reason))
+
+    def run(self) -> None:
+        """Write the text."""
+        call, emission, fused, drafts = self._call, self.emission, self._fused, self._drafts
+        depths = [0] * call.batch
+        self._drafters = [_RowDrafter(drafter, row, emission, depths) for row, drafter in enumerate(drafts.drafters)]
+        detailed = call.strategy.stats == "detailed"
+        readers = Readers(emission, fused, self._stats, drafts.planner, self._traced, call.streamer, detailed=detailed)
         try:
-            steps = solve(fused, drafters, emission)
+            steps = solve(fused, self._drafters, emission)
             with grouped_attention(), drafts.hidden or nullcontext():
                 readers.read(next(steps))  # the prompt's pass, for which transformers keeps its own choice of kernels
-                with _optimized(model):
+                with _optimized(call.model):
                     for step in steps:
                         readers.read(step)
-            if streamer is not None:
-                streamer.end()
-            if planner is not None and planner.test is not None:
-                planner.test.close(max(emission.lengths()))
-            if export:
-                fused.store(given_cache)
+            readers.close()
+            if self._exports:
+                fused.store(call.cache)
         finally:
             fused.close()
-    if stats is not None:
-        stats.fed_again = fused.fed_again
-        if planner is not None:
-            stats.add_plan(planner.credited, planner.single_ms, planner.timed_ms)
-    if not returned:
-        return emission.sequences()
-    trajectories = [d.drafter.trajectory for d in drafters if isinstance(d.drafter, JacobiDrafter)]
-    iterates = [t for t in trajectories if t is not None] or None
-    output: dict[str, Any] = {
-        "sequences": emission.sequences(),
-        "scores": emission.recorded("scores"),
-        "logits": emission.recorded("logits"),
-        "past_key_values": given_cache if export else None,
-    }
-    return output_of(model, output, stats, iterates)
 
-
-def _rows(
-    strategy: Strategy,
-    input_ids: Tensor,
-    mask: Tensor | None,
-    vocab: int,
-    emission: Emission,
-    *,
-    chain: bool,
-) -> list[RowContext]:
-    prompts = input_ids.tolist()
-    if mask is not None and mask.shape == input_ids.shape:
-        prompts = [
-            [t for t, real in zip(row, flags, strict=True) if real]
-            for row, flags in zip(prompts, mask.tolist(), strict=True)
-        ]
-    pad = emission.pad if 0 <= emission.pad < vocab else 0  # a draft must be tokens that the model can be fed
-    rows = []
-    for index, prompt in enumerate(prompts):
-        rng = random.Random(None if strategy.seed is None else strategy.seed + index)
-        rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng, index, chain))
-    return rows
+    def output(self) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
+        """What ``generate`` returns."""
+        call, emission, planner, stats = self._call, self.emission, self._drafts.planner, self._stats
+        if not call.config.return_dict_in_generate:
+            return emission.sequences()
+        if stats is not None:
+            stats.fed_again = self._fused.fed_again
+            if planner is not None:
+                stats.add_plan(planner.credited, planner.single_ms, planner.timed_ms)
+        told = [row.drafter.trajectory for row in self._drafters if isinstance(row.drafter, JacobiDrafter)]
+        iterates = [trajectory for trajectory in told if trajectory is not None] or None
+        output: dict[str, Any] = {
+            "sequences": emission.sequences(),
+            "scores": emission.recorded("scores"),
+            "logits": emission.recorded("logits"),
+            "past_key_values": call.cache if self._exports else None,
+        }
+        return output_of(call.model, output, stats, iterates)
 
 
 def _choice(config: GenerationConfig, processors: LogitsProcessorList) -> tuple[Any, ...]:

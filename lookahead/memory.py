@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from lookahead.budget import Acceptance
 from lookahead.costly import CostlySources
+from lookahead.decoder import vocabulary
 from lookahead.sources import Source, SuccessorTable
 from lookahead.step_times import StepTimes
 
@@ -26,12 +27,14 @@ class Memory:
     """One model's.
 
     Attributes:
+        vocab_size: of the model, when it was made.
         table: the model's best successors after what it has seen.
         acceptances: estimates by what they were learnt under: sources, and how tokens are chosen.
         costly: what is known of sources that cost time, by the same.
         times: step-time curves, by what they depend on.
     """
 
+    vocab_size: int = 0
     table: SuccessorTable = field(default_factory=SuccessorTable)
     acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
     costly: dict[tuple[Hashable, Hashable], CostlySources] = field(default_factory=dict)
@@ -66,16 +69,19 @@ _memories: "weakref.WeakKeyDictionary[PreTrainedModel, Memory]" = weakref.WeakKe
 
 @contextmanager
 def borrowed(model: PreTrainedModel, remember: bool) -> Iterator[Memory]:
-    """The model's memory while the block runs; an empty one if another call has it.
+    """The model's memory while the block runs; an empty one if another call has it, or the vocabulary was another.
 
     Args:
         model: the model.
         remember: use and keep what drafts learnt; otherwise only step times, which are the machine's, are shared.
     """
+    vocab_size = vocabulary(model)
     with _lock:
-        kept = _memories.pop(model, None) or Memory()
+        kept = _memories.pop(model, None)
+    if kept is None or kept.vocab_size != vocab_size:
+        kept = Memory(vocab_size)
     try:
-        yield kept if remember else Memory(times=kept.times)
+        yield kept if remember else Memory(vocab_size, times=kept.times)
     finally:
         with _lock:
             _memories.setdefault(model, kept)

@@ -43,7 +43,7 @@ def chain_error(model: PreTrainedModel) -> str | None:
 def _remembered(
     model: PreTrainedModel, test: str, run: Callable[[PreTrainedModel], tuple[str | None, bool]]
 ) -> str | None:
-    """The verdict of a test that is run once per model, attention implementation, dtype and device."""
+    """The verdict of a test that is run once per model, its layers, attention implementation, dtype and device."""
     key = _key(test, model)
     with _verdicts_lock:
         known = _verdicts.setdefault(model, {})
@@ -66,7 +66,8 @@ def is_tested(model: PreTrainedModel) -> bool:
 
 
 def _key(test: str, model: PreTrainedModel) -> tuple[Any, ...]:
-    return test, str(decoder_config(model)._attn_implementation), model.dtype, model.device.type, model.training
+    modules = tuple((type(module), module.training, len(module._forward_hooks)) for module in model.modules())
+    return test, str(decoder_config(model)._attn_implementation), model.dtype, model.device.type, hash(modules)
 
 
 def _random_states(model: PreTrainedModel) -> list[Tensor]:

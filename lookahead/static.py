@@ -28,7 +28,6 @@ from lookahead.arena import (
     Inputs,
     bucket_of,
     capturing,
-    fingerprint,
     padded_moves,
     span_of,
     sparing,
@@ -37,6 +36,7 @@ from lookahead.arena import (
 )
 from lookahead.attention import fused_pass
 from lookahead.decoder import is_seq2seq
+from lookahead.fingerprint import fingerprint
 from lookahead.handover import index_limit, position_limit
 from lookahead.hidden import Outputs
 from lookahead.masks import StaticPlaces, static_masks

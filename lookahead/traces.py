@@ -120,7 +120,11 @@ class Traces:
             return outputs
         with torch.inference_mode(False):  # a later pass may write into the same memory outside of it
             filled = masks if kind.masked else fused.masks(trees)
-        outputs = played(trace.function, flat(fused, inputs, filled), fused.weights)
+        try:
+            outputs = played(trace.function, flat(fused, inputs, filled), fused.weights)
+        except Exception as error:  # if the model objects as well, it says so by itself
+            self.fail(f"{type(error).__name__}: {error}")
+            return fused.call(**inputs, **masks_given(masks))
         if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
             trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
             with attention_as(packed=kind.packed):

@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, Path, TokenTree
-from lookahead.arena import fingerprint
 from lookahead.attention import attention_as, fused_pass
 from lookahead.bare import bare_model
 from lookahead.decoder import decoder_config, vocabulary
 from lookahead.familiar import changed, unfamiliar
+from lookahead.fingerprint import fingerprint
 from lookahead.hidden import HiddenStates, Outputs
 from lookahead.model import FusedModel
 from lookahead.planner import Planner

@@ -38,7 +38,8 @@ from transformers import (
 
 import lookahead
 from jacobi import LookaheadError
-from lookahead import DecodingStats, Lookahead, LookaheadOutput, StepTimes, arena
+from lookahead import DecodingStats, Lookahead, LookaheadOutput, StepTimes
+from lookahead.fingerprint import fingerprint
 from lookahead.hidden import HiddenStates
 from lookahead.medusa import ChoiceTree, Medusa, MedusaHeads, choices_from, output_layer
 from lookahead.medusa import decoding as module
@@ -611,9 +612,9 @@ def test_graphs_outlive_other_strategies(monkeypatch: pytest.MonkeyPatch, made: 
     """The hook does not make another model of it: both kinds of graphs wait side by side."""
     model, heads = counting(3)
     layer = output_layer(model)
-    before = arena.fingerprint(model)
+    before = fingerprint(model)
     with HiddenStates(layer):
-        assert arena.fingerprint(model) == before
+        assert fingerprint(model) == before
     for _ in range(2):
         run(model, prompts(1), lookahead_strategy=Medusa(heads, SMALL, static=True), max_new_tokens=9)
         run(model, prompts(1), lookahead_strategy=Lookahead(window_size=3, static=True), max_new_tokens=9)

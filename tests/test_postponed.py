@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from conftest import fresh_model, prompts, same_as_plain
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from lookahead import Jacobi, Lookahead, LookaheadError, postponed, self_test
 from lookahead.postponed import PostponedTest, can_wait
+from lookahead.record import recorded_version
 from lookahead.self_test import is_tested
 
-pytestmark = pytest.mark.usefixtures("augmented")
+pytestmark = [
+    pytest.mark.usefixtures("augmented"),
+    pytest.mark.skipif(
+        recorded_version() != transformers.__version__, reason="nothing waits in versions that are not on record"
+    ),
+]
 
 
 class Derived(LlamaForCausalLM):
@@ -33,6 +40,17 @@ def test_waits_for_a_draft_that_pays() -> None:
     stats = same_as_plain(model, prompts(1), max_new_tokens=160).stats
     assert is_tested(model)
     assert stats.accepted > 0
+
+
+def test_layers_that_drop_out_do_not_wait() -> None:
+    """Plain passes would draw random numbers, and nobody would have been told."""
+    model = fresh_model("llama", attention_dropout=0.5)
+    same_as_plain(model, prompts(1), max_new_tokens=8)
+    for layer in model.model.layers:
+        layer.self_attn.train()
+    assert not can_wait(model)
+    with pytest.raises(LookaheadError):
+        model.generate(**prompts(1), max_new_tokens=8, do_sample=False, use_lookahead=True)
 
 
 def test_short_calls_add_up() -> None:

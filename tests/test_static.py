@@ -366,22 +366,6 @@ def test_leftovers_do_no_harm(made: list[FusedModel]) -> None:
     same_as_plain(model, prompts(1), SMALL, max_new_tokens=20)
 
 
-def test_a_changed_model_starts_anew(made: list[FusedModel]) -> None:
-    """Graphs hold addresses and branches: other weights, settings or hooks are another model."""
-    model = fresh_model("llama")
-    before = arenas.fingerprint(model)
-    assert arenas.fingerprint(model) == before
-    model.model.layers[0].mlp._active_adapter = ["one"]
-    adapted = arenas.fingerprint(model)
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    replaced = arenas.fingerprint(model)
-    handle = model.model.norm.register_forward_hook(lambda *_: None)
-    hooked = arenas.fingerprint(model)
-    handle.remove()
-    model.config.sliding_window = 3
-    assert len({before, adapted, replaced, hooked, arenas.fingerprint(model)}) == 5
-
-
 def test_a_model_is_let_go(made: list[FusedModel]) -> None:
     """What waits for a model does not keep it alive."""
     model = fresh_model("llama")

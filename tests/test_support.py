@@ -8,7 +8,7 @@ import torch
 import transformers
 from conftest import VOCAB, fresh_model, prompts, run, same_as_plain, tiny_model
 from known import known
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from lookahead import Jacobi, Lookahead, LookaheadError, support
@@ -225,6 +225,28 @@ def test_an_attention_that_a_model_does_not_have() -> None:
 
 
 # --- weights -------------------------------------------------------------------------------------------------------
+
+
+def test_layers_that_were_exchanged_are_tested_again() -> None:
+    """A verdict is of the layers that there were."""
+    model = fresh_model("llama").float()
+    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=8)
+
+    class Together(nn.Module):
+        """Scales by all tokens of a pass."""
+
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, states: Tensor) -> Tensor:
+            scaled: Tensor = self.inner(states / states.abs().amax())
+            return scaled
+
+    for layer in model.model.layers:
+        layer.mlp.down_proj = Together(layer.mlp.down_proj)
+    with pytest.raises(LookaheadError):
+        model.generate(**prompts(1), max_new_tokens=8, use_lookahead=True, lookahead_strategy=Lookahead(nodes=4))
 
 
 def test_quantised_weights() -> None:

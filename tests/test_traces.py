@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from conftest import MODELS, fresh_model, prompts, same_as_plain
 from torch import Tensor, nn
 from torch.jit._state import _python_cu
-from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM
+from transformers.models.ministral3 import modeling_ministral3
 
 from lookahead import Jacobi, Lookahead, memory, tracing
 from lookahead.hidden import HiddenStates
@@ -259,6 +261,54 @@ def test_a_trace_that_is_wrong_is_found_out() -> None:
     same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=40)
     assert "something else" in str(found.failure)
     assert not found.made
+
+
+def test_a_trace_that_cannot_be_run_any_more() -> None:
+    """The pass is the model's own then, and so are all from there on."""
+    model = fresh_model("llama")
+    for _ in range(2):
+        same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=8)
+    found = known(model)
+    right = found.made[TREE].function
+    found.made[TREE].function = lambda *tensors: right(*tensors[:-1])
+    same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24)
+    assert "missing value" in str(found.failure)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "two weights over one memory": lambda model: model.load_state_dict(model.state_dict(), assign=True),
+    "inside a dict": lambda model: model.config.rope_parameters.update(llama_4_scaling_beta=5.0),
+    "code": lambda model: setattr(modeling_ministral3, "rotate_half", lambda states: states.flip(-1)),
+    "smaller vocabulary": lambda model: model.resize_token_embeddings(24),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_between_calls(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call writes what the changed model writes."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16}
+    rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+    }
+    config = Ministral3Config(
+        vocab_size=48, num_key_value_heads=2, rope_parameters=rope, tie_word_embeddings=True, sliding_window=None,
+        initializer_range=0.3, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Ministral3ForCausalLM(config).to(torch.float64).eval()
+    inputs = {"input_ids": prompts(1)["input_ids"] % 24}
+    for _ in range(3):
+        before = same_as_plain(model, inputs, Lookahead(nodes=4), max_new_tokens=40).sequences
+    assert known(model).made
+    monkeypatch.setattr(modeling_ministral3, "rotate_half", modeling_ministral3.rotate_half)
+    CHANGES[change](model)
+    after = same_as_plain(model, inputs, Lookahead(nodes=4), max_new_tokens=40).sequences
+    assert (after.tolist() == before.tolist()) == (change == "two weights over one memory")
 
 
 def test_a_tracer_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
