@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 
@@ -18,9 +19,14 @@ def decoder_config(model: PreTrainedModel) -> Any:
 
 def vocabulary(model: PreTrainedModel) -> int:
     """How many tokens the writing part can be fed."""
-    if not is_seq2seq(model):
-        return int(model.get_input_embeddings().weight.shape[0])
-    return int(decoder_config(model).vocab_size)
+    if is_seq2seq(model):
+        return int(decoder_config(model).vocab_size)
+    embeddings = model.get_input_embeddings()
+    if isinstance(getattr(embeddings, "weight", None), Tensor):
+        return int(embeddings.weight.shape[0])
+    # Where tokens of speech stand beside each other, there is a table for each, or one inside.
+    tables = [part.num_embeddings for part in embeddings.modules() if isinstance(part, nn.Embedding)]
+    return min(tables) if tables else int(decoder_config(model).vocab_size)
 
 
 def position_table(model: PreTrainedModel) -> int | None:

@@ -1,5 +1,6 @@
 """What can be decoded with lookahead, checked before any pass: each refusal names the culprit and the way out."""
 
+import inspect
 from typing import Any, Literal
 
 from torch import Tensor
@@ -52,8 +53,14 @@ def check_model(model: PreTrainedModel, attention: str | None = None) -> None:
         attention: the implementation that the call will use; None = the model's own.
 
     Raises:
-        LookaheadError: an attention without custom masks where trees need them.
+        LookaheadError: a decoding loop of the model's own, or an attention without custom masks where trees need them.
     """
+    loop = _own_loop(model)
+    if loop is not None:
+        raise LookaheadError(
+            f"{type(model).__name__} writes in a decoding loop of its own ({loop}._sample), and lookahead cannot take "
+            "its place. Drop use_lookahead for this model."
+        )
     attention = attention or decoder_config(model)._attn_implementation
     if attention not in _ATTENTION and no_tree(model) is None:
         raise LookaheadError(
@@ -61,6 +68,18 @@ def check_model(model: PreTrainedModel, attention: str | None = None) -> None:
             "Decode with Lookahead(attention='sdpa'), which switches for the call, call "
             "model.set_attn_implementation('sdpa') first, or drop use_lookahead."
         )
+
+
+def _own_loop(model: PreTrainedModel) -> str | None:
+    """The class whose ``_sample`` does not end in transformers' own, as speech models have it; None = there is none."""
+    for kind in type(model).__mro__:
+        if kind is GenerationMixin:
+            break
+        own = vars(kind).get("_sample")
+        code = None if own is None else getattr(inspect.unwrap(own), "__code__", None)
+        if code is not None and "_sample" not in code.co_names:
+            return kind.__name__
+    return None
 
 
 def no_tree(model: PreTrainedModel) -> str | None:

@@ -9,7 +9,7 @@ import transformers
 from conftest import VOCAB, fresh_model, prompts, run, same_as_plain, tiny_model
 from known import known
 from torch import Tensor, nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from lookahead import Jacobi, Lookahead, LookaheadError, support
 from lookahead.attention import switched_attention
@@ -44,6 +44,66 @@ def test_passes_that_draw_random_numbers() -> None:
     assert route == "plain"
     assert reason is not None and "draws random numbers" in reason
     assert torch.equal(before, torch.get_rng_state())
+
+
+class OwnLoop(LlamaForCausalLM):
+    """Writes in its own way, as models do that write speech beside the text."""
+
+    @torch.no_grad()
+    def _sample(self, input_ids: Tensor, **_: Any) -> Tensor:
+        return torch.cat([input_ids, input_ids[:, :1]], dim=1)
+
+
+class AroundTheLoop(LlamaForCausalLM):
+    """Leaves the writing to transformers."""
+
+    calls = 0
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return super()._sample(*args, **kwargs)
+
+
+@pytest.mark.parametrize("settings", [{"use_lookahead": True}, {"custom_generate": Lookahead()}])
+def test_a_decoding_loop_of_the_models_own(settings: dict[str, Any]) -> None:
+    """It would not notice that it was asked for lookahead, so the call is refused."""
+    model = OwnLoop(tiny_model("llama").config)
+    assert run(model, prompts(1), max_new_tokens=4)[0].shape == (1, 13)
+    with pytest.raises(LookaheadError, match=r"OwnLoop writes in a decoding loop of its own \(OwnLoop._sample\)"):
+        run(model, prompts(1), max_new_tokens=4, **settings)
+    route, reason = support.verdict(model)
+    assert route == "plain"
+    assert reason is not None and "a decoding loop of its own" in reason
+
+
+def test_something_around_the_decoding_loop() -> None:
+    """It stays around ours."""
+    model = AroundTheLoop(tiny_model("llama").config).double().eval()
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    output = same_as_plain(model, prompts(1), Lookahead(window_size=3, seed=0), max_new_tokens=8)
+    assert output.stats is not None and not output.stats.plain
+    assert model.calls == 2
+
+
+class TablesInside(nn.Module):
+    """Input embeddings that have no table of their own, as where codebooks are added up."""
+
+    def __init__(self, tables: list[nn.Embedding]) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(tables)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.stack([table(ids) for table in self.tables]).sum(0)
+
+
+def test_embeddings_without_a_table_of_their_own() -> None:
+    """The vocabulary is what every table inside has a row for."""
+    model = fresh_model("llama")
+    own = model.get_input_embeddings()
+    model.set_input_embeddings(TablesInside([own, nn.Embedding(VOCAB + 4, own.embedding_dim, dtype=own.weight.dtype)]))
+    same_as_plain(model, prompts(1), Lookahead(window_size=3, seed=0), max_new_tokens=8)
+    with pytest.raises(LookaheadError, match="Token id 48 is outside the vocabulary: expected 0 to 47"):
+        run(model, {"input_ids": torch.tensor([[5, 48]])}, max_new_tokens=4, use_lookahead=True)
 
 
 # --- positions of several axes -------------------------------------------------------------------------------------
