@@ -2,21 +2,31 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import seq2seq_toys
 import torch
 import transformers
 from conftest import prompts, run
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 VOCAB = 64
+# Fields that differ from the pattern's, by family. Names with an underscore in front are not the config's:
+#   _layers      of each stack
+#   _bare        only these fields, no others
+#   _part        of the config, which is the class's own
+#   _generation  settings of generate that the class cannot do without
+#   _without     config classes whose models no text passes through, and which are left out
+#   _noise       what the class reads beside texts, or in their stead: shapes of a row
+#   _rows        that make up a text, one for each codebook
 OVERRIDES: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "overrides.json").read_text())
 
 # The first pattern that a field's whole name matches decides its value; "tiny" numbers that fit each other.
@@ -156,9 +166,8 @@ def _configs(family: Family) -> Iterator[PretrainedConfig]:
         return
     kind = CONFIG_MAPPING[family.name]
     changes = dict(OVERRIDES.get(family.name, {}))
-    layers = changes.pop("_layers", 2)
-    part = changes.pop("_part", None)
-    bare = changes.pop("_bare", False)
+    layers, part, bare = changes.get("_layers", 2), changes.get("_part"), changes.get("_bare", False)
+    changes = {name: value for name, value in changes.items() if not name.startswith("_")}
     failed = None
     for derived in (True, False):
         fields = _changed({} if bare else tiny_fields(kind(), layers, derived=derived), changes)
@@ -196,8 +205,9 @@ def build(family: Family, seed: int = 0, attention: str | None = None) -> Any:
             torch.manual_seed(seed)
             try:
                 make = getattr(kind, "_from_config", None) or kind
-                model = make(config, **({} if attention is None else {"attn_implementation": attention})).eval()
-                _settle(model)
+                with _without(OVERRIDES.get(family.name, {}).get("_without", ())):
+                    model = make(config, **({} if attention is None else {"attn_implementation": attention})).eval()
+                _settle(family, model)
                 inputs_for(family, model)
             except Exception as error:
                 failed = error
@@ -205,11 +215,24 @@ def build(family: Family, seed: int = 0, attention: str | None = None) -> Any:
         return model
 
 
-def _settle(model: Any) -> None:
+@contextmanager
+def _without(names: Sequence[str]) -> Iterator[None]:
+    """While a model is built, its parts with configs of these classes are left out."""
+    make = transformers.AutoModel.from_config
+
+    def made(config: PretrainedConfig, **settings: Any) -> nn.Module:
+        return nn.Identity() if type(config).__name__ in names else make(config, **settings)
+
+    with mock.patch.object(transformers.AutoModel, "from_config", made):
+        yield
+
+
+def _settle(family: Family, model: Any) -> None:
     """Nothing ends its texts."""
     seq2seq = model.config.is_encoder_decoder
     start = {"decoder_start_token_id": seq2seq_toys.START} if seq2seq else {}
-    model.generation_config = transformers.GenerationConfig(pad_token_id=1 if seq2seq else 0, **start)
+    settings = {"pad_token_id": 1 if seq2seq else 0} | start | OVERRIDES.get(family.name, {}).get("_generation", {})
+    model.generation_config = transformers.GenerationConfig(**settings)
 
 
 def inputs_for(family: Family, model: Any) -> Inputs:
@@ -232,19 +255,33 @@ def inputs_for(family: Family, model: Any) -> Inputs:
 
 def _inputs(family: Family, model: Any) -> Iterator[Inputs]:
     config, name = model.config, model.main_input_name
-    if not config.is_encoder_decoder or name == "input_ids":
-        yield lambda batch: _texts(batch) if config.is_encoder_decoder else prompts(batch)
-        return
 
-    def noise(*shape: int) -> Inputs:
+    def noise(shapes: dict[str, Sequence[int]], texts: Inputs = lambda batch: {}) -> Inputs:
         generator = torch.Generator().manual_seed(7)
-        return lambda batch: {name: torch.randn((batch, *shape), generator=generator.manual_seed(7)).to(model.dtype)}
 
-    bins = {8, *(int(n) for n in (_field(config, "num_mel_bins"), _field(config, "feature_size")) if n)}
+        def inputs(batch: int) -> dict[str, Tensor]:
+            generator.manual_seed(7)
+            made = {key: torch.randn((batch, *shape), generator=generator) for key, shape in shapes.items()}
+            return texts(batch) | {key: value.to(model.dtype) for key, value in made.items()}
+
+        return inputs
+
+    known = OVERRIDES.get(family.name, {})
+    if "_rows" in known:
+        yield lambda batch: _in_rows(batch, known["_rows"])
+        return
+    if "_noise" in known:
+        yield noise(known["_noise"]) if config.is_encoder_decoder else noise(known["_noise"], prompts)
+        return
+    if not config.is_encoder_decoder or name == "input_ids":
+        yield _texts if config.is_encoder_decoder else prompts
+        return
+    widths = (_field(config, name) for name in ("num_mel_bins", "feature_size", "feature_projection_input_dim"))
+    bins = {8, *(int(width) for width in widths if width)}
     for mel in sorted(bins, reverse=True):
-        yield noise(mel, 20)
-        yield noise(20, mel)
-    yield noise(2000)
+        yield noise({name: (mel, 20)})
+        yield noise({name: (20, mel)})
+    yield noise({name: (2000,)})
 
 
 def _field(config: Any, name: str) -> Any:
@@ -252,6 +289,12 @@ def _field(config: Any, name: str) -> Any:
         if isinstance(getattr(part, name, None), int):
             return getattr(part, name)
     return None
+
+
+def _in_rows(batch: int, rows: int) -> dict[str, Tensor]:
+    """Texts of several rows each, one for each codebook, under one mask."""
+    ids = prompts(batch * rows, ragged=False)["input_ids"]
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids[::rows])}
 
 
 def _texts(batch: int, length: int = 9) -> dict[str, Tensor]:
