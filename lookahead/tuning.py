@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,7 @@ from lookahead.model import FusedModel
 from lookahead.static import dynamic_reason
 from lookahead.step_times import FORMAT, NODES, StepTimes
 from lookahead.traces import Traces
-from lookahead.tracing import trace_now
+from lookahead.tracing import trace_now, untraceable
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 
@@ -207,6 +207,40 @@ def sweep(
     if save:
         times.save(cache_file(about))
     return times
+
+
+def sweep_all(
+    model: PreTrainedModel,
+    *,
+    batch: int = 1,
+    contexts: Sequence[int] = (64, 512),
+    seconds: float = 8.0,
+    report: Callable[[float], None] | None = None,
+) -> tuple[StepTimes, StepTimes]:
+    """Measure and save the curves of passes as decodes run them in the long run, and as transformers' own code does.
+
+    Both are one and the same where passes are not traced.
+
+    Args:
+        model, batch, contexts, report: see :func:`sweep`.
+        seconds: about how long to measure in all.
+    """
+
+    def told(part: int, share: float) -> None:
+        if report is not None:
+            report((part + share) / parts)
+
+    with torch.no_grad():
+        parts = 2 if untraceable(model) is None else 1
+    settings: dict[str, Any] = {"batch": batch, "contexts": contexts, "seconds": seconds / parts}
+    own = sweep(model, **settings, report=partial(told, 0))
+    if parts == 1:
+        return own, own
+    try:
+        return sweep(model, **settings, traced=True, report=partial(told, 1)), own
+    except LookaheadError:  # then decodes are not traced either
+        told(1, 1.0)
+        return own, own
 
 
 def _measure(

@@ -48,7 +48,7 @@ class _Budget:
         nodes: the best size.
         lengths: expected lengths of trees of 0, 1, ... nodes.
         pass_ms: a pass over 1, 2, ... nodes with the heads.
-        plain_ms: a pass over one node without them.
+        plain_ms: a pass over one node without them, as transformers runs it.
         heads_ms: what the heads take of each pass.
         origin: where the curve comes from.
     """
@@ -208,12 +208,14 @@ def _budget(
     model: Any, heads: MedusaHeads, table: HeadAccuracies, context: int, seconds: float, report: Any
 ) -> _Budget:
     """Choose the size by the saved step-time curve, or by one measured now."""
-    times = tuning.cached(model)
+    own = tuning.cached(model)
     origin = "saved in"
-    if times is None:
+    if own is None:
         contexts = sorted({min(64, context), context, 4 * context})
-        times = tuning.sweep(model, contexts=contexts, seconds=seconds, report=report)
+        times, own = tuning.sweep_all(model, contexts=contexts, seconds=seconds, report=report)
         origin = "measured now and saved in"
+    else:
+        times = tuning.cached(model, traced=True) or own
     report(1.0)
     curve = times.curve(context, NODES[-1])
     extra = heads_ms(model, heads, len(table.accuracies[0]))
@@ -222,9 +224,9 @@ def _budget(
         nodes=best_size(table, passes),
         lengths=expected_lengths(table, NODES[-1] - 1),
         pass_ms=passes,
-        plain_ms=curve[0],
+        plain_ms=own.ms(1, context),
         heads_ms=extra,
-        origin=f"{origin} {tuning.cache_file(tuning.describe(model))}",
+        origin=f"{origin} {tuning.cache_file(times.about)}",
     )
 
 

@@ -1,11 +1,9 @@
 """``lookahead tune``: measure what a pass costs here, save it, and say what that recommends."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +14,6 @@ from lookahead.cli import common
 from lookahead.stats import DecodingStats
 from lookahead.step_times import NODES, StepTimes
 from lookahead.strategies import Lookahead
-from lookahead.tracing import untraceable
 
 _BUDGETS = (4, 8, 16, 24, 32, 48, 64, 96, 128)  # drafted nodes
 _LADE = ((1, 4, 2), (1, 5, 5), (1, 5, 10), (4, 4, 4), (3, 5, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15))  # W, N, G
@@ -45,12 +42,12 @@ def tune(
     context = longest + new_tokens // 2
     with common.progress() as progress:
         bar = progress.add_task("Measuring passes", total=1.0)
-        times, own = _curves(
+        times, own = tuning.sweep_all(
             loaded,
-            batch,
-            sorted({min(64, context), context, 4 * context}),
-            seconds,
-            lambda share: progress.update(bar, completed=share),
+            batch=batch,
+            contexts=sorted({min(64, context), context, 4 * context}),
+            seconds=seconds,
+            report=lambda share: progress.update(bar, completed=share),
         )
         bar = progress.add_task("Trying drafts", total=len(inputs) * (len(_BUDGETS) + len(_LADE)))
         lengths = {budget: _acceptance(loaded, inputs, new_tokens, progress, bar, nodes=budget) for budget in _BUDGETS}
@@ -118,32 +115,6 @@ def tune(
         "These are S over the cost of a pass, without processors and the prompt's pass. The automatic mode needs no "
         f"numbers: it reads curves from {tuning.cache_folder()}."
     )
-
-
-def _curves(
-    model: Any, batch: int, contexts: list[int], seconds: float, report: Callable[[float], None]
-) -> tuple[StepTimes, StepTimes]:
-    """The curve of passes as decodes run them in the long run, and as transformers' own code runs them."""
-    with torch.no_grad():
-        traced = untraceable(model) is None
-    sweeps = 2 if traced else 1
-    own = tuning.sweep(
-        model, batch=batch, contexts=contexts, seconds=seconds / sweeps, report=lambda share: report(share / sweeps)
-    )
-    if not traced:
-        return own, own
-    try:
-        times = tuning.sweep(
-            model,
-            batch=batch,
-            contexts=contexts,
-            seconds=seconds / sweeps,
-            traced=True,
-            report=lambda share: report((1 + share) / sweeps),
-        )
-    except LookaheadError:  # then no decode is traced either
-        return own, own
-    return times, own
 
 
 def read_prompts(file: Path) -> list[str]:
