@@ -24,9 +24,10 @@ def vocabulary(model: PreTrainedModel) -> int:
     embeddings = model.get_input_embeddings()
     if isinstance(getattr(embeddings, "weight", None), Tensor):
         return int(embeddings.weight.shape[0])
-    # Where tokens of speech stand beside each other, there is a table for each, or one inside.
+    # Where tokens of speech stand beside each other, there is a table for each, or one inside; and there are others.
+    told = int(decoder_config(model).vocab_size)
     tables = [part.num_embeddings for part in embeddings.modules() if isinstance(part, nn.Embedding)]
-    return min(tables) if tables else int(decoder_config(model).vocab_size)
+    return min((size for size in tables if size >= told), default=told)
 
 
 def position_table(model: PreTrainedModel) -> int | None:

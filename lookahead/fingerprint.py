@@ -16,7 +16,7 @@ from lookahead.hidden import own_hook
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _BUILT_IN = frozenset(vars(nn.Module())) - {"training"}  # what every module has, beside its settings
-_FAMILIES = "transformers.models."
+_COMMON = frozenset(PreTrainedModel.__mro__)  # has hundreds of methods, and none of them in a pass
 _DEPTH = 4  # of lists and dicts in a setting that are looked into
 
 
@@ -64,10 +64,10 @@ def _setting(value: Any, configs: dict[int, Hashable], depth: int = _DEPTH) -> H
             configs[id(value)] = tuple((name, _setting(part, configs)) for name, part in vars(value).items())
         return configs[id(value)]
     if isinstance(value, MethodType):
-        value = value.__func__
+        return weakref.ref(value.__func__), id(value.__self__)
     if isinstance(value, FunctionType | type):
         return weakref.ref(value)
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, Tensor | np.ndarray) or callable(value):
         return kind, id(value)
     if depth and isinstance(value, dict):
         return tuple((str(name), _setting(part, configs, depth - 1)) for name, part in list(value.items()))
@@ -77,10 +77,11 @@ def _setting(value: Any, configs: dict[int, Hashable], depth: int = _DEPTH) -> H
 
 
 def _code(model: PreTrainedModel, kinds: Iterable[type]) -> Iterator[Hashable]:
-    """The functions that passes are made of: methods of the family's classes, and what its files define or import."""
+    """The functions that passes are made of: the modules' methods, and what the files of these define or import."""
+    yield from (weakref.ref(nn.Module.__call__), weakref.ref(nn.Module._call_impl))
     files: dict[str, None] = {}
     for kind in dict.fromkeys(base for derived in kinds for base in derived.__mro__):
-        if kind.__module__.startswith(_FAMILIES):
+        if kind not in _COMMON:
             files[kind.__module__] = None
             yield from _functions(vars(kind))
     attention = attention_function(model)

@@ -38,7 +38,7 @@ class Memory:
     table: SuccessorTable = field(default_factory=SuccessorTable)
     acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
     costly: dict[tuple[Hashable, Hashable], CostlySources] = field(default_factory=dict)
-    times: dict[Hashable, StepTimes] = field(default_factory=dict)
+    times: dict[tuple[Hashable, ...], StepTimes] = field(default_factory=dict)
 
     def acceptance(self, key: tuple[Hashable, Hashable], sources: Sequence[Source], trust: float) -> Acceptance:
         """The estimates for ``key`` (sources, way of choosing); new ones start from those last used for the sources.

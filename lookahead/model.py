@@ -237,12 +237,17 @@ class FusedModel:
         return self._cache.lengths[row] >= self._boundary[0]
 
     def use(self, traces: Traces) -> bool:
-        """Run passes by a model's traces where there are any, unless something about the call stands against it."""
+        """Run passes by a model's traces where there are any.
+
+        Returns:
+            Whether nothing about the call stands against it.
+        """
         own = {"past_key_values", "use_cache", "return_dict"}
-        if self._token_types is not None or set(self._pass_kwargs) != own:
+        hears = self._hidden is not None
+        if self._token_types is not None or set(self._pass_kwargs) != own or hears != traces.reads_hidden:
             return False
         self._traces = traces
-        self.route = "traced" if traces.made else self.route
+        self.route, self.route_reason = ("traced", None) if traces.made else ("dynamic", traces.failure)
         return True
 
     @cached_property

@@ -116,6 +116,12 @@ class StepTimes:
         other.frozen, other._mean, other._weight = True, dict(self._mean), dict(self._weight)
         return other
 
+    def as_guess(self) -> Self:
+        """The same curve for passes that are run in another way: believed until there is a measurement."""
+        other = copy.copy(self)
+        other.about, other._mean, other._weight = {}, dict(self._mean), dict.fromkeys(self._weight, 1.0)
+        return other
+
     def to_dict(self) -> dict[str, Any]:
         """The curve as plain data."""
         cells = [[*cell, self._mean[cell] * self._drift, self._weight[cell]] for cell in sorted(self._mean)]

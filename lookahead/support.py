@@ -129,8 +129,8 @@ def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
     """How a model is decoded, and why not better: the checks of a call, and the self-test with its weights."""
     way, why = route(model)
     try:
+        check_model(model)
         if way == "tree":
-            check_model(model)
             self_test(model)
     except LookaheadError as error:
         return "plain", str(error)

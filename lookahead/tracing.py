@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ _KEPT = 4  # sets of traces of one model
 _PROMPT = 6  # tokens that a trace is made after
 _HOST_READS = {"_local_scalar_dense", "nonzero", "nonzero_numpy", "equal", "is_nonzero", "item", "masked_select"}
 _HOST_READS |= {"unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
+_WARNING: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
 _FROZEN = ("Python list", "NumPy", "Iterating", "len of")  # in the tracer's warnings: more than a shape was read
 
 _kept: "weakref.WeakKeyDictionary[PreTrainedModel, list[Traces]]" = weakref.WeakKeyDictionary()
@@ -128,10 +130,11 @@ class CallTraces:
         self._start()
 
     def _start(self) -> None:
-        """Let passes be run by what there is."""
+        """Let passes be run by what there is now."""
+        self._made = frozenset(self._traces.made)
         self._uses = self._fused.use(self._traces)
-        if self._planner is not None and self._fused.route == "traced":
-            self._planner.untraced_ms = self._traces.untraced_ms
+        if self._planner is not None:
+            self._planner.untraced_ms = self._traces.untraced_ms if self._fused.route == "traced" else None
 
     def look(self, written: int) -> None:
         """Make what has come to pay; to be called after each pass.
@@ -140,23 +143,27 @@ class CallTraces:
             written: tokens of the longest row so far.
         """
         self._passes += 1
-        if self._passes % _LOOKS or not self._uses:
+        if not self._uses:
             return
+        if self._passes % _LOOKS == 0:
+            start = perf_counter()
+            self._make_what_pays(written)
+            if self._planner is not None and self._traces.made.keys() != self._made:
+                self._planner.timed_ms += 1e3 * (perf_counter() - start)
+        if self._traces.made.keys() != self._made:  # by this call or another, which may also have found one wrong
+            self._start()
+            if self._planner is not None:
+                self._planner.renew()
+
+    def _make_what_pays(self, written: int) -> None:
         model, traces = self._model, self._traces
         due = [
             kind
             for kind in _due(model, traces)
             if self._passes_left(kind, written) >= _SURELY * _enough(model, traces.missed[kind])
         ]
-        if not due or changed(model) is not None:
-            return
-        settings = fingerprint(model)
-        if traces.made and settings != traces.settings:
-            return  # somebody changes the model while it writes
-        _make(model, self._batch, traces, settings, due)
-        self._start()
-        if self._planner is not None:
-            self._planner.renew()
+        if due and changed(model) is None:
+            _make(model, self._batch, traces, fingerprint(model), due)
 
     def _passes_left(self, kind: Kind, written: int) -> float:
         """How many passes of a kind there will be, if the call goes on as it has begun."""
@@ -164,7 +171,7 @@ class CallTraces:
         return here * (self._new_tokens - written) / max(1, written)
 
 
-def trace_now(model: PreTrainedModel, batch: int, fused: FusedModel, passes: Iterable[Sequence[TokenTree]]) -> None:
+def trace_now(model: PreTrainedModel, batch: int, fused: FusedModel, passes: Iterable[Sequence[TokenTree]]) -> Traces:
     """Let passes be run by traces at once, whatever that costs, so that they can be measured.
 
     Args:
@@ -173,14 +180,18 @@ def trace_now(model: PreTrainedModel, batch: int, fused: FusedModel, passes: Ite
         fused: a view of the model; its history stays as it is.
         passes: their trees; each of them is run once as it is.
 
+    Returns:
+        The traces; where they have a ``failure`` afterwards, passes were not run by them.
+
     Raises:
         LookaheadError: passes over this model are not traced.
     """
     reason, traces = untraceable(model), None
     if reason is None and type(fused) is FusedModel:
         traces = traces_for(model, batch)
-    if traces is None or not fused.use(traces):
-        raise LookaheadError(f"Passes over this model cannot be traced: {reason or 'something is special about them'}.")
+    if traces is None or traces.failure is not None or not fused.use(traces):
+        reason = reason or (traces and traces.failure) or "something is special about them"
+        raise LookaheadError(f"Passes over this model cannot be traced: {reason}.")
     for trees in passes:
         fused.forward(trees)
     due = [kind for kind in list(traces.missed) if kind not in traces.made]
@@ -188,6 +199,7 @@ def trace_now(model: PreTrainedModel, batch: int, fused: FusedModel, passes: Ite
     if not traces.made.keys() >= set(due):
         raise LookaheadError(f"Passes over this model cannot be traced: {traces.failure or 'another call is at it'}.")
     fused.use(traces)
+    return traces
 
 
 def _due(model: PreTrainedModel, traces: Traces) -> list[Kind]:
@@ -205,13 +217,17 @@ def _enough(model: PreTrainedModel, missed: Missed) -> float:
 
 
 def _make(model: PreTrainedModel, batch: int, traces: Traces, settings: Any, due: list[Kind]) -> None:
-    """Make the traces that are due, unless another call is at it: then go on as usual."""
+    """Make the traces that are due, unless another call is at it, or the model is not what it was for the others."""
     if not _making.acquire(blocking=False):
         return
     try:
+        if traces.made and settings != traces.settings:
+            return
         traces.settings = settings
         for kind in due:
-            traces.made[kind] = _made(model, batch, kind, traces.reads_hidden)
+            made = traces.made.get(kind) or _made(model, batch, kind, traces.reads_hidden)
+            if traces.failure is None:  # which another call may have found meanwhile
+                traces.made[kind] = made
     except Exception as error:  # whatever the tracer or the model's code objects to
         traces.fail(f"{type(error).__name__}: {error}")
     finally:
@@ -291,10 +307,13 @@ def _traced(
         return told if told[1] is not None else told[0]
 
     with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", _WARNING)
         graph, _ = torch._C._create_graph_by_tracing(run, (*tensors, *weights.values()), lambda value: "", True, False)
-    for message in (str(warning.message) for warning in told):
-        if "trace" in message and any(word in message for word in _FROZEN):
+    for warning in told:
+        message = str(warning.message)
+        if not issubclass(warning.category, _WARNING):  # of other threads, or the model's own
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        elif any(word in message for word in _FROZEN):
             raise ValueError(f"its Python reads tensors ({message.split('.')[0]})")
     # torch.jit.trace would keep the graph in a unit that is never freed.
     function: Callable[..., Any] = torch._C.CompilationUnit().create_function("traced", graph)

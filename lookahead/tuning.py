@@ -107,7 +107,7 @@ def cached(
 def step_times(
     model: PreTrainedModel,
     batch: int,
-    memory: dict[Hashable, StepTimes],
+    memory: dict[tuple[Hashable, ...], StepTimes],
     given: StepTimes | None,
     static: bool | None = None,
     traces: Traces | None = None,
@@ -129,9 +129,10 @@ def step_times(
     traced = frozenset(traces.made) if traces is not None else frozenset()
     key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads(), traced)
     if key not in memory:
+        near = [curve for other, curve in memory.items() if other[:-1] == key[:-1]]
         everything = {kind.single for kind in traced} == {True, False}
         saved = cached(model, batch, static, everything) if everything or not traced else None
-        memory[key] = saved or StepTimes()
+        memory[key] = saved or (near[-1].as_guess() if near else StepTimes())
     return memory[key]
 
 
@@ -175,6 +176,8 @@ def sweep(
         raise LookaheadError(f"There are no passes to measure: {reason}. This model is decoded plainly.")
     if route == "tree":
         support.self_test(model)
+    elif traced:
+        raise LookaheadError(f"Passes over this model cannot be traced: {reason}.")
     about = describe(model, batch, static, traced)
     times = StepTimes(about=about)
     limit = position_table(model) or 1 << 30
@@ -197,9 +200,10 @@ def sweep(
         else:
             trees = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
             with bare_model(model, prompt, max(nodes) + 1, static=static) as fused:
-                if traced:
-                    trace_now(model, batch, fused, trees.values())
+                traces = trace_now(model, batch, fused, trees.values()) if traced else None
                 samples = _measure(fused, trees, seconds / len(usable), tell)
+                if traces is not None and traces.failure is not None:
+                    raise LookaheadError(f"Passes over this model cannot be traced: {traces.failure}.")
         for count, taken in samples.items():
             times.put(count, context, statistics.median(taken))
     if report is not None:

@@ -1,5 +1,6 @@
 """Every change of a model that changes what its passes do is seen, and nothing else is."""
 
+import functools
 import gc
 import types
 import weakref
@@ -11,6 +12,7 @@ import pytest
 import torch
 from conftest import fresh_model
 from torch import nn
+from transformers import LlamaForCausalLM, activations
 from transformers.models.llama import modeling_llama
 
 from lookahead.fingerprint import fingerprint
@@ -25,6 +27,7 @@ def model_with_settings() -> Any:
     layer = model.model.layers[0]
     layer.tensor, layer.array, layer.number = torch.tensor(1.0), np.ones(2), np.float32(1.0)
     layer.mlp.config = type(model.config)(num_hidden_layers=5)  # a copy of its own
+    model.model.forward = functools.partial(type(model.model).forward, model.model)
     layer.self_attn.helper = lambda states: states
     return model
 
@@ -48,6 +51,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "method": lambda model: setattr(
         model.model.layers[0].mlp, "act", types.MethodType(lambda self, states: states, model)
     ),
+    "partial": lambda model: setattr(model.model, "forward", functools.partial(type(model.model).forward, model.model)),
     "training": lambda model: model.model.layers[0].self_attn.train(),
     "hook": lambda model: model.model.norm.register_forward_hook(lambda *_: None),
     "hook before": lambda model: model.model.norm.register_forward_pre_hook(lambda *_: None),
@@ -91,6 +95,24 @@ def test_functions_of_the_family_are_code(name: str, monkeypatch: pytest.MonkeyP
     assert fingerprint(model) != before
     monkeypatch.undo()
     assert fingerprint(model) == before
+
+
+class Derived(LlamaForCausalLM):
+    """Somebody's own class."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, modeling_llama.LlamaDecoderLayer, activations.SiLUActivation, Derived])
+def test_passes_of_other_classes_are_code(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where a wrapper looks like what it wraps."""
+    model = Derived(fresh_model("llama").config)
+    model.model.layers[0].mlp.act_fn = activations.SiLUActivation()
+    before = fingerprint(model)
+    own = kind.forward
+    monkeypatch.setattr(kind, "forward", functools.wraps(own)(lambda *states, **given: own(*states, **given)))
+    assert fingerprint(model) != before
 
 
 def test_methods_and_torchs_functions_are_code(monkeypatch: pytest.MonkeyPatch) -> None:

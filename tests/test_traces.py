@@ -12,11 +12,13 @@ from conftest import MODELS, fresh_model, prompts, same_as_plain
 from torch import Tensor, nn
 from torch.jit._state import _python_cu
 from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM
+from transformers.generation.streamers import BaseStreamer
 from transformers.models.ministral3 import modeling_ministral3
 
 from lookahead import Jacobi, Lookahead, memory, tracing
 from lookahead.hidden import HiddenStates
 from lookahead.medusa import Medusa, MedusaHeads
+from lookahead.planner import Planner
 from lookahead.traces import Kind, Missed, Traces, weights_of
 from lookahead.tracing import untraceable
 
@@ -140,9 +142,43 @@ def test_a_curve_of_its_own_from_the_middle_on(monkeypatch: pytest.MonkeyPatch) 
     """What traced passes take is not mixed with what other passes took before."""
     monkeypatch.setattr(tracing, "_COST", 20.0)
     model = fresh_model("llama")
-    stats = same_as_plain(model, prompts(1), Lookahead(), max_new_tokens=120, do_sample=True, temperature=9.0).stats
+    planners: list[Planner] = []
+    renew = Planner.renew
+    monkeypatch.setattr(Planner, "renew", lambda self: (planners.append(self), renew(self)))
+    same_as_plain(model, prompts(1), Lookahead(), max_new_tokens=120, do_sample=True, temperature=9.0)
     assert {len(key[-1]) for key in memory._memories[model].times} == {0, 1}
-    assert stats.single_ms >= stats.timed_ms * 0.999
+    assert planners[-1].untraced_ms == known(model).untraced_ms is not None
+    traced = {key: times for key, times in memory._memories[model].times.items() if key[-1]}
+    assert planners[-1]._times in traced.values()
+    assert planners[-1]._times.knows_single, "what is known of other passes is a guess about these"
+
+
+def test_traces_that_another_call_makes() -> None:
+    """A call goes on with them, and is told that its passes take another time."""
+    model = fresh_model("llama")
+    inner = [True]
+    found: list[tracing.CallTraces] = []
+
+    class Streamer(BaseStreamer):
+        """Writes another text in the middle of this one."""
+
+        def put(self, value: Tensor) -> None:
+            if inner and (value.numel() == 1):
+                inner.pop()
+                warmed(model)
+                model.generate(**prompts(1), max_new_tokens=8, do_sample=False, use_lookahead=True)
+
+        def end(self) -> None:
+            """Nothing to do."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "_LOOKS", 1000)  # this call makes none
+        start = tracing.CallTraces._start
+        patch.setattr(tracing.CallTraces, "_start", lambda self: (found.append(self), start(self)))
+        settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "use_lookahead": True}
+        model.generate(**prompts(1), streamer=Streamer(), **settings)
+    assert found[0]._made == frozenset(known(model).made) != frozenset()
+    assert found[0]._fused.route == "traced"
 
 
 def test_heads_are_told_what_the_output_layer_reads(monkeypatch: pytest.MonkeyPatch) -> None:

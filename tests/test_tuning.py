@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import F32, counting_model, fresh_model, tiny_model
+from hybrids import hybrid
 from hypothesis import given
 from hypothesis import strategies as st
 from toy import examples
@@ -481,12 +482,33 @@ def test_sweep_of_traced_passes(folder: Path) -> None:
     assert not tuning.step_times(model, 1, {}, None, traces=traces).knows_single, "a mixture is learnt from passes"
 
 
+def test_sweep_where_traces_turn_out_to_be_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is saved as traced that was not; and what was found wrong is not made again."""
+    model = fresh_model("llama")
+    measure = tuning._measure
+
+    def failing(*args: Any) -> Any:
+        with torch.no_grad():
+            found = traces_for(model, 1)
+        assert found is not None
+        found.fail("wrong")
+        return measure(*args)
+
+    monkeypatch.setattr(tuning, "_measure", failing)
+    for _ in range(2):
+        with pytest.raises(LookaheadError, match="cannot be traced: wrong"):
+            tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
+    assert not folder.exists()
+
+
 def test_sweep_of_what_cannot_be_traced(folder: Path) -> None:
     model = tiny_model("llama")
     hook = model.model.register_forward_hook(lambda *_: None)
     with pytest.raises(LookaheadError, match="cannot be traced: other code"):
         tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
     hook.remove()
+    with pytest.raises(LookaheadError, match=r"cannot be traced: .* recurrent"):
+        tuning.sweep(hybrid("lfm2"), nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
     assert not folder.exists()
 
 

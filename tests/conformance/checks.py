@@ -110,6 +110,8 @@ def exact(model: Any, inputs: Inputs) -> None:
 
     And from traced passes, where it has any.
     """
+    with torch.no_grad():
+        may_be_traced = support.route(model)[0] == "tree" and tracing.untraceable(model) is None
     for batch in (1, 3):
         given = inputs(batch)
         start = 1 if model.config.is_encoder_decoder else given["input_ids"].shape[1]
@@ -137,7 +139,15 @@ def exact(model: Any, inputs: Inputs) -> None:
                 for strategy in STRATEGIES[:2]:
                     ours = run(model, given, use_lookahead=True, lookahead_strategy=strategy, **settings)
                     same_outputs(ours, plain, model.dtype, tolerance)
+                if may_be_traced:
+                    _is_traced(model)
         _continued(model, given)
+
+
+def _is_traced(model: Any) -> None:
+    """Assert that a model's passes were traced, or could not be for a reason that lies in its code."""
+    found = tracing._kept[model][-1]
+    assert found.made or re.search("reads tensors|TorchScript interpreter", str(found.failure)), found.failure
 
 
 def own_output(model: Any) -> bool:

@@ -20,8 +20,8 @@ _INTRODUCTION = """# Models
 Every causal and every encoder-decoder family of transformers {version}, as `make conformance` finds it: a tiny random
 model of each is made from its config, judged, and compared with plain `generate`: greedy and seeded sampling, alone and
 in a batch padded on the left, texts longer than the sliding window, a second turn from the first one's cache, drafts
-from the model's own text, from windows of several sizes, from Jacobi iterations and from the automatic mode, and passes
-that are traced. This page is made from that run by `tests/conformance/record.py`.
+from the model's own text, from windows of several sizes, from Jacobi iterations and from the automatic mode, and by
+traced passes where the family has any. This page is made from that run by `tests/conformance/record.py`.
 
 | route | families | meaning |
 |---|---|---|
