@@ -28,16 +28,22 @@ class InferenceMode:
     """Runs one call's passes over a model in inference mode, if that is safe there.
 
     Args:
-        model: any model; looked at once, here.
+        model: any model; looked at once, before its first pass.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._is_safe = is_safe(model)
+        self._is_safe: bool | None = None
         self._is_used = False
+
+    def trust(self) -> None:
+        """Take the model for safe, because somebody else has just looked at it."""
+        self._is_safe = True
 
     def run(self, run: Callable[[], _T]) -> _T:
         """Run a pass that may be run again where it fails."""
+        if self._is_safe is None:
+            self._is_safe = is_safe(self._model)
         if not self._is_safe:
             return run()
         self._is_used = True

@@ -246,6 +246,8 @@ class FusedModel:
         hears = self._hidden is not None
         if self._token_types is not None or set(self._pass_kwargs) != own or hears != traces.reads_hidden:
             return False
+        if traces.made and self._traces is None:  # they are there for models that were found safe as this call began
+            self._inference.trust()
         self._traces = traces
         self.route, self.route_reason = ("traced", None) if traces.made else ("dynamic", traces.failure)
         return True

@@ -180,9 +180,8 @@ def test_another_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(torch.is_inference_mode_enabled())
         raise RuntimeError("out of luck")
 
-    with torch.no_grad():
-        mode = inference.InferenceMode(model)
-    with pytest.raises(RuntimeError, match="out of luck"):
+    mode = inference.InferenceMode(model)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="out of luck"):
         mode.run(run)
     assert calls == [True]
 
