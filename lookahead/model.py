@@ -249,7 +249,10 @@ class FusedModel:
         if traces.made and self._traces is None:  # they are there for models that were found safe as this call began
             self._inference.trust()
         self._traces = traces
-        self.route, self.route_reason = ("traced", None) if traces.made else ("dynamic", traces.failure)
+        if traces.made:
+            self.route, self.route_reason = "traced", None
+        elif self.route == "traced":  # they were found wrong
+            self.route, self.route_reason = "dynamic", traces.failure
         return True
 
     @cached_property
