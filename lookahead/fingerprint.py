@@ -3,7 +3,7 @@
 import sys
 import weakref
 from collections.abc import Hashable, Iterable, Iterator
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from lookahead.attention import attention_function
 from lookahead.hidden import own_hook
+from lookahead.inference import BUILT_IN
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
-_BUILT_IN = frozenset(vars(nn.Module())) - {"training"}  # what every module has, beside its settings
+_NO_SETTINGS = BUILT_IN - {"training"}
 _COMMON = frozenset(PreTrainedModel.__mro__)  # has hundreds of methods, and none of them in a pass
 _DEPTH = 4  # of lists and dicts in a setting that are looked into
 
@@ -33,12 +34,12 @@ def fingerprint(model: PreTrainedModel) -> Hashable:
     modules = list(model.modules())
     for module in modules:
         settings = vars(module)
-        parts.append(frozenset((name, _setting(settings[name], configs)) for name in settings.keys() - _BUILT_IN))
+        parts.append(frozenset((name, _setting(settings[name], configs)) for name in settings.keys() - _NO_SETTINGS))
         before = [hook for hook in module._forward_pre_hooks.values() if not own_hook(hook)]
         parts.append((weakref.ref(type(module)), len(module._forward_hooks), len(before)))
         for held in (module._parameters, module._buffers):
             parts += [(numbers.setdefault(id(tensor), len(numbers)), _address(tensor)) for tensor in held.values()]
-    parts += _code(model, {type(module): None for module in modules})
+    parts += _code(model, dict.fromkeys(map(type, modules)))
     return tuple(parts)
 
 
@@ -86,7 +87,7 @@ def _code(model: PreTrainedModel, kinds: Iterable[type]) -> Iterator[Hashable]:
             yield from _functions(vars(kind))
     attention = attention_function(model)
     for name in (*files, str(getattr(attention, "__module__", "")), torch.nn.functional.__name__):
-        file: ModuleType | None = sys.modules.get(name)
+        file = sys.modules.get(name)
         if file is not None:
             yield from _functions(vars(file))
     if isinstance(attention, FunctionType):

@@ -21,7 +21,7 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _MODE_STACKS = ("_len_torch_function_stack", "_len_torch_dispatch_stack")  # of modes that see every operation
 _KNOWN_CODE = ("transformers.", "torch.nn.")
 _PLAIN = (bool, int, float, str, type(None))
-_BUILT_IN = frozenset(vars(nn.Module()))  # what every module has
+BUILT_IN = frozenset(vars(nn.Module()))  # what every module has
 
 
 class InferenceMode:
@@ -112,7 +112,7 @@ def _held(model: PreTrainedModel) -> list[tuple[dict[str, Any], str, Any]]:
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
         for name, value in list(vars(module).items()):  # other threads' passes may set some meanwhile
-            if name not in _BUILT_IN and type(value) not in _PLAIN and _holds_inference(value):
+            if name not in BUILT_IN and type(value) not in _PLAIN and _holds_inference(value):
                 found.append((vars(module), name, value))
         for name, value in list(module._buffers.items()):
             if _holds_inference(value):

@@ -34,7 +34,7 @@ class Memory:
         times: step-time curves, by what they depend on.
     """
 
-    vocab_size: int = 0
+    vocab_size: int
     table: SuccessorTable = field(default_factory=SuccessorTable)
     acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
     costly: dict[tuple[Hashable, Hashable], CostlySources] = field(default_factory=dict)

@@ -151,8 +151,13 @@ class Planner:
         measures = self._probing or self.single or self._times.frozen
         return self._nodes is None and self._batch == 1 and not measures
 
-    def renew(self) -> None:
-        """From now on passes are run in another way, and take another time."""
+    def renew(self, spent_ms: float) -> None:
+        """From now on passes are run in another way, and take another time.
+
+        Args:
+            spent_ms: what the change itself has taken.
+        """
+        self.timed_ms += spent_ms
         if self._anew is not None:
             self._times = self._anew()
             self._curve = []

@@ -112,14 +112,19 @@ class StepTimes:
 
     def as_frozen(self) -> Self:
         """The same curve, that learns nothing more."""
-        other = copy.copy(self)
-        other.frozen, other._mean, other._weight = True, dict(self._mean), dict(self._weight)
+        other = self._copy()
+        other.frozen = True
         return other
 
     def as_guess(self) -> Self:
         """The same curve for passes that are run in another way: believed until there is a measurement."""
+        other = self._copy()
+        other.about, other._weight = {}, dict.fromkeys(self._weight, 1.0)
+        return other
+
+    def _copy(self) -> Self:
         other = copy.copy(self)
-        other.about, other._mean, other._weight = {}, dict(self._mean), dict.fromkeys(self._weight, 1.0)
+        other._mean, other._weight = dict(self._mean), dict(self._weight)
         return other
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 A trace takes as long as a few dozen passes, so it is made when transformers' Python has taken as long as that in passes
 over the model: at the beginning of a call or, in one that has still so far to go that it gets the time back by itself,
-in the middle. What a trace might freeze is looked for: a model whose Python reads
-what tensors hold is left as it is, and a trace is compared, to the last bit, with the model's own passes over other
-trees after a longer history.
+in the middle. What a trace might freeze is looked for: a model whose Python reads what tensors hold is left as it is,
+and a trace is compared, to the last bit, with the model's own passes over other trees after a longer history.
 """
 
 import threading
@@ -94,7 +93,7 @@ def traces_for(model: PreTrainedModel, batch: int, reads_hidden: bool = False) -
             known[:] = [fresh if traces is found else traces for traces in known]
         return fresh
     if due:
-        _make(model, batch, found, settings, due)
+        _make(model, batch, found, settings, list(due))
     return found
 
 
@@ -145,25 +144,20 @@ class CallTraces:
         self._passes += 1
         if not self._uses:
             return
+        start = perf_counter()
         if self._passes % _LOOKS == 0:
-            start = perf_counter()
             self._make_what_pays(written)
-            if self._planner is not None and self._traces.made.keys() != self._made:
-                self._planner.timed_ms += 1e3 * (perf_counter() - start)
         if self._traces.made.keys() != self._made:  # by this call or another, which may also have found one wrong
             self._start()
             if self._planner is not None:
-                self._planner.renew()
+                self._planner.renew(1e3 * (perf_counter() - start))
 
     def _make_what_pays(self, written: int) -> None:
         model, traces = self._model, self._traces
-        due = [
-            kind
-            for kind in _due(model, traces)
-            if self._passes_left(kind, written) >= _SURELY * _enough(model, traces.missed[kind])
-        ]
-        if due and changed(model) is None:
-            _make(model, self._batch, traces, fingerprint(model), due)
+        due = _due(model, traces)
+        paid = [kind for kind, passes in due.items() if self._passes_left(kind, written) >= _SURELY * passes]
+        if paid and changed(model) is None:
+            _make(model, self._batch, traces, fingerprint(model), paid)
 
     def _passes_left(self, kind: Kind, written: int) -> float:
         """How many passes of a kind there will be, if the call goes on as it has begun."""
@@ -186,33 +180,43 @@ def trace_now(model: PreTrainedModel, batch: int, fused: FusedModel, passes: Ite
     Raises:
         LookaheadError: passes over this model are not traced.
     """
-    reason, traces = untraceable(model), None
-    if reason is None and type(fused) is FusedModel:
-        traces = traces_for(model, batch)
-    if traces is None or traces.failure is not None or not fused.use(traces):
-        reason = reason or (traces and traces.failure) or "something is special about them"
-        raise LookaheadError(f"Passes over this model cannot be traced: {reason}.")
+    reason = untraceable(model)
+    if reason is not None:
+        raise refusal(reason)
+    traces = traces_for(model, batch)
+    if traces is None or type(fused) is not FusedModel or not fused.use(traces):
+        raise refusal("something is special about them")
+    if traces.failure is not None:
+        raise refusal(traces.failure)
     for trees in passes:
         fused.forward(trees)
     due = [kind for kind in list(traces.missed) if kind not in traces.made]
     _make(model, batch, traces, fingerprint(model), due)
     if not traces.made.keys() >= set(due):
-        raise LookaheadError(f"Passes over this model cannot be traced: {traces.failure or 'another call is at it'}.")
+        raise refusal(traces.failure or "another call is at it")
     fused.use(traces)
     return traces
 
 
-def _due(model: PreTrainedModel, traces: Traces) -> list[Kind]:
-    """The kinds of passes that have been missed for long enough."""
+def refusal(reason: str) -> LookaheadError:
+    """What is raised where passes have to be traced and cannot be."""
+    return LookaheadError(f"Passes over this model cannot be traced: {reason}.")
+
+
+def _due(model: PreTrainedModel, traces: Traces) -> dict[Kind, float]:
+    """The kinds of passes that have been missed for long enough, and how many passes that is."""
     if traces.failure is not None:
-        return []
-    missed = [(kind, missed) for kind, missed in list(traces.missed.items()) if kind not in traces.made]
-    return [kind for kind, missed in missed if missed.passes >= _COST and missed.passes >= _enough(model, missed)]
-
-
-def _enough(model: PreTrainedModel, missed: Missed) -> float:
-    """How many passes without a trace take as much of Python's time as it costs to make one."""
+        return {}
+    missed = {kind: missed for kind, missed in list(traces.missed.items()) if kind not in traces.made}
+    if all(some.passes < _COST for some in missed.values()):
+        return {}
     python_ms = _PYTHON_MS * sum(1 for _ in model.modules())
+    enough = {kind: _enough(some, python_ms) for kind, some in missed.items()}
+    return {kind: passes for kind, passes in enough.items() if missed[kind].passes >= passes}
+
+
+def _enough(missed: Missed, python_ms: float) -> float:
+    """How many passes without a trace take as much of Python's time as it costs to make one."""
     return _COST + _COMPARED * missed.ms / max(1, missed.passes) / python_ms
 
 

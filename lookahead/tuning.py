@@ -24,7 +24,7 @@ from lookahead.model import FusedModel
 from lookahead.static import dynamic_reason
 from lookahead.step_times import FORMAT, NODES, StepTimes
 from lookahead.traces import Traces
-from lookahead.tracing import trace_now, untraceable
+from lookahead.tracing import refusal, trace_now, untraceable
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 
@@ -177,7 +177,7 @@ def sweep(
     if route == "tree":
         support.self_test(model)
     elif traced:
-        raise LookaheadError(f"Passes over this model cannot be traced: {reason}.")
+        raise refusal(str(reason))
     about = describe(model, batch, static, traced)
     times = StepTimes(about=about)
     limit = position_table(model) or 1 << 30
@@ -203,7 +203,7 @@ def sweep(
                 traces = trace_now(model, batch, fused, trees.values()) if traced else None
                 samples = _measure(fused, trees, seconds / len(usable), tell)
                 if traces is not None and traces.failure is not None:
-                    raise LookaheadError(f"Passes over this model cannot be traced: {traces.failure}.")
+                    raise refusal(traces.failure)
         for count, taken in samples.items():
             times.put(count, context, statistics.median(taken))
     if report is not None:
@@ -215,9 +215,9 @@ def sweep(
 
 def sweep_all(
     model: PreTrainedModel,
+    context: int,
     *,
     batch: int = 1,
-    contexts: Sequence[int] = (64, 512),
     seconds: float = 8.0,
     report: Callable[[float], None] | None = None,
 ) -> tuple[StepTimes, StepTimes]:
@@ -226,7 +226,8 @@ def sweep_all(
     Both are one and the same where passes are not traced.
 
     Args:
-        model, batch, contexts, report: see :func:`sweep`.
+        model, batch, report: see :func:`sweep`.
+        context: the history that matters most, in tokens; shorter and longer ones are measured beside it.
         seconds: about how long to measure in all.
     """
 
@@ -236,6 +237,7 @@ def sweep_all(
 
     with torch.no_grad():
         parts = 2 if untraceable(model) is None else 1
+    contexts = sorted({min(64, context), context, 4 * context})
     settings: dict[str, Any] = {"batch": batch, "contexts": contexts, "seconds": seconds / parts}
     own = sweep(model, **settings, report=partial(told, 0))
     if parts == 1:

@@ -111,10 +111,17 @@ def test_large_models_pay_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Python is a small part of a pass, more passes are needed for a trace to pay."""
     model = fresh_model("llama")
     python_ms = 0.03 * len(list(model.modules()))
+    assert list(tracing._due(model, Traces(None, missed={TREE: Missed(40, 40.0)}))) == [TREE]
     for name, value in {"_COST": 35.0, "_COMPARED": 9.0}.items():
         monkeypatch.setattr(tracing, name, value)
     for ms in (5.0, 50.0, 500.0):
-        assert tracing._enough(model, Missed(40, 40 * ms)) == pytest.approx(35 + 9 * ms / python_ms)
+        price = 35 + 9 * ms / python_ms
+        passes = next(
+            count
+            for count in range(1, 10_000)
+            if tracing._due(model, Traces(None, missed={TREE: Missed(count, count * ms)}))
+        )
+        assert passes == pytest.approx(price, abs=1)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -144,7 +151,7 @@ def test_a_curve_of_its_own_from_the_middle_on(monkeypatch: pytest.MonkeyPatch) 
     model = fresh_model("llama")
     planners: list[Planner] = []
     renew = Planner.renew
-    monkeypatch.setattr(Planner, "renew", lambda self: (planners.append(self), renew(self)))
+    monkeypatch.setattr(Planner, "renew", lambda self, ms: (planners.append(self), renew(self, ms)))
     same_as_plain(model, prompts(1), Lookahead(), max_new_tokens=120, do_sample=True, temperature=9.0)
     assert {len(key[-1]) for key in memory._memories[model].times} == {0, 1}
     assert planners[-1].untraced_ms == known(model).untraced_ms is not None
@@ -220,14 +227,16 @@ def test_weights_are_read_anew() -> None:
     assert again.tolist() == before.tolist()
 
 
-def test_settings_count() -> None:
+def test_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is told to do something else has no traces yet."""
+    monkeypatch.setattr(tracing, "_LOOKS", 1000)  # nor are any made in the middle
     model = fresh_model("llama")
     before = warmed(model)
     assert before.made
     model.model.layers[0].self_attn.scaling *= 3.0
     same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=24)
     assert known(model) is not before
+    assert not known(model).made
 
 
 def test_nothing_is_left_behind() -> None:

@@ -211,8 +211,7 @@ def _budget(
     own = tuning.cached(model)
     origin = "saved in"
     if own is None:
-        contexts = sorted({min(64, context), context, 4 * context})
-        times, own = tuning.sweep_all(model, contexts=contexts, seconds=seconds, report=report)
+        times, own = tuning.sweep_all(model, context, seconds=seconds, report=report)
         origin = "measured now and saved in"
     else:
         times = tuning.cached(model, traced=True) or own

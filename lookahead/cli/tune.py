@@ -44,8 +44,8 @@ def tune(
         bar = progress.add_task("Measuring passes", total=1.0)
         times, own = tuning.sweep_all(
             loaded,
+            context,
             batch=batch,
-            contexts=sorted({min(64, context), context, 4 * context}),
             seconds=seconds,
             report=lambda share: progress.update(bar, completed=share),
         )
@@ -73,7 +73,7 @@ def tune(
     }
     budget = max(speeds, key=speeds.__getitem__)
     w, n, g = max(lade, key=lade.__getitem__)
-    files = [str(tuning.cache_file(curve.about)) for curve in ([times] if times is own else [own, times])]
+    files = list(dict.fromkeys(str(tuning.cache_file(curve.about)) for curve in (own, times)))
     if output is not None:
         times.save(output)
     if as_json:
