@@ -236,6 +236,10 @@ class FusedModel:
             return False
         return self._cache.lengths[row] >= self._boundary[0]
 
+    def trust(self) -> None:
+        """Take it for found that passes can be run in inference mode (:func:`lookahead.inference.is_safe`)."""
+        self._inference.trust()
+
     def use(self, traces: Traces) -> bool:
         """Run passes by a model's traces where there are any.
 
@@ -247,7 +251,7 @@ class FusedModel:
         if self._token_types is not None or set(self._pass_kwargs) != own or hears != traces.reads_hidden:
             return False
         if traces.made and self._traces is None:  # they are there for models that were found safe as this call began
-            self._inference.trust()
+            self.trust()
         self._traces = traces
         if traces.made:
             self.route, self.route_reason = "traced", None

@@ -17,6 +17,7 @@ from jacobi import LookaheadError
 from lookahead import support
 from lookahead.generate import generate
 from lookahead.privates import check_privates
+from lookahead.record import recorded_version
 from lookahead.strategies import strategy_from
 
 _FIELDS = ("use_lookahead", "lookahead_strategy")
@@ -102,6 +103,7 @@ def augment_all() -> None:
         if getattr(GenerationMixin, "_sample", None) is _sample:
             return
         check_privates()
+        recorded_version()  # reads the record now, and not in the first call
         for name, dispatcher in _DISPATCHERS.items():
             _originals[name] = getattr(GenerationMixin, name)
             dispatcher.lookahead_original = _originals[name]  # type: ignore[attr-defined]

@@ -97,9 +97,10 @@ def cached(
     model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False
 ) -> StepTimes | None:
     """The saved curve of this model on this machine; None where there is none that can be read."""
-    about = describe(model, batch, static, traced)
     try:
-        return StepTimes.load(cache_file(about), frozen=False)
+        if not any(cache_folder().glob("step-times-*")):
+            return None
+        return StepTimes.load(cache_file(describe(model, batch, static, traced)), frozen=False)
     except (LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
         return None
 
