@@ -13,7 +13,7 @@ from jacobi import Path
 from lookahead.attention import grouped_attention
 from lookahead.cache import empty_cache
 from lookahead.chain import ChainModel, chain_cache
-from lookahead.decoder import is_seq2seq
+from lookahead.decoder import input_device, is_seq2seq
 from lookahead.hidden import HiddenStates
 from lookahead.masks import mask_rules
 from lookahead.model import FusedModel
@@ -50,7 +50,7 @@ def bare_model(
     if is_seq2seq(model):
         inputs = {"encoder_outputs": stand_in_encoder(model, batch)} | inputs
     else:
-        positions = torch.arange(before, before + count, device=model.device)[None].expand(batch, -1)
+        positions = torch.arange(before, before + count, device=input_device(model))[None].expand(batch, -1)
         inputs = {"position_ids": positions} | inputs
     fused = fused_model(
         static,

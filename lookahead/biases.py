@@ -1,6 +1,7 @@
 """Logical places for models that build position biases themselves, from the cache's slots.
 
-ALiBi adds a bias to every key that grows with the key's place, and GPT-Neo cuts its local windows out of a table. Both
+ALiBi adds a bias to every key that grows with the key's place, GPT-Neo cuts its local windows out of a table, and
+Llama 4 scales the queries of layers without RoPE by how far the text has come. All
 count slots, which is right for a text and wrong for a tree, whose siblings lie in different slots at the same place.
 For the duration of a pass their builders are asked for a plain stretch of text, and every slot reads the line of its
 own place; so slopes, offsets and roundings stay the model's.
@@ -28,6 +29,7 @@ class Places:
         nodes: ``[batch, node]``, counted in slots from the row's first token.
         slots: ``[batch, slot]``, the same for all slots that the pass reads, the nodes' own last.
         tokens: ``[batch, slot]``, counted in tokens that are not masked.
+        numbers: ``[batch, node]``, the slots that plain decoding would use for the nodes; padding counts.
         high: at least the largest place.
         mask_dtype: of the mask that the prompt was given.
     """
@@ -35,6 +37,7 @@ class Places:
     nodes: Tensor
     slots: Tensor
     tokens: Tensor
+    numbers: Tensor
     high: int
     mask_dtype: torch.dtype
 
@@ -84,6 +87,38 @@ class _Table:
         return (places.nodes[:, None, :, None] - places.slots[:, None, None, :]) < self._window
 
 
+class _QueryScales:
+    """What Llama 4 makes of :class:`_ScaleFactor`: a scale for each node of each row, where it expects one row's."""
+
+    def __init__(self, scales: Tensor) -> None:
+        self._scales = scales  # [batch, node]
+
+    def __add__(self, other: float) -> "_QueryScales":
+        return _QueryScales(self._scales + other)
+
+    def view(self, *_: Any) -> "_QueryScales":
+        return self
+
+    def expand(self, *_: Any) -> Tensor:
+        return self._scales[:, :, None, None]
+
+
+class _ScaleFactor:
+    """Llama 4's ``attn_scale``: a number outside of a pass; inside, what it is multiplied with is made from places."""
+
+    def __init__(self, module: Any, factor: float) -> None:
+        self._module = module
+        self._factor = factor
+
+    def __rmul__(self, logarithms: Tensor) -> Any:
+        places = current_places()
+        if places is None:
+            return logarithms * self._factor
+        numbers = places.numbers.to(logarithms.device)
+        steps = torch.floor((numbers.float() + 1.0) / self._module.floor_scale)
+        return _QueryScales(torch.log1p(steps) * self._factor)
+
+
 def current_places() -> Any:
     """The places of the pass that this thread is in; None outside of one."""
     return getattr(_thread, "places", None)
@@ -124,8 +159,10 @@ def bias_builders(model: nn.Module) -> list[Builder]:
             home = sys.modules[type(module).__module__]
             if hasattr(home, "build_alibi_tensor"):
                 found.append(Builder(home, "build_alibi_tensor", _token_alibi))
-        elif type(module).__name__ == "GPTNeoSelfAttention" and isinstance(getattr(module, "bias", None), Tensor):
+        elif type(module).__name__ == "GPTNeoSelfAttention" and "bias" in module._buffers:
             found.append(Builder(module, "bias", _Table))
+        elif getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+            found.append(Builder(module, "attn_scale", _ScaleFactor))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -15,6 +16,15 @@ def decoder_config(model: PreTrainedModel) -> Any:
     """The config of the layers that write, under a causal model's names (``num_hidden_layers``, ``vocab_size``)."""
     config = model.config
     return config.get_text_config(decoder=True) if is_seq2seq(model) else config.get_text_config()
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its tokens; its weights may be elsewhere, and come when they are needed."""
+    if model.device.type != "meta":
+        return model.device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())  # accelerate's
+    places = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((place for place in places if place is not None), "cpu"))
 
 
 def vocabulary(model: PreTrainedModel) -> int:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, create_masks_for_generate
 
 from jacobi import TokenTree, additive_mask
-from lookahead.decoder import decoder_config
+from lookahead.decoder import decoder_config, input_device
 
 _RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
 _recording = threading.Lock()
@@ -51,7 +51,7 @@ def mask_rules(model: PreTrainedModel) -> Any:
         try:
             rules = create(
                 config=config,
-                inputs_embeds=torch.empty((1, 1, 0), device=model.device, dtype=model.dtype),
+                inputs_embeds=torch.empty((1, 1, 0), device=input_device(model), dtype=model.dtype),
                 attention_mask=None,
                 past_key_values=None,
                 position_ids=None,

@@ -16,6 +16,7 @@ from jacobi import Path, Scores, TokenTree
 from lookahead.attention import fused_pass, packing_pays
 from lookahead.biases import Places, placed
 from lookahead.cache import TreeCache
+from lookahead.decoder import input_device
 from lookahead.handover import PlainPasses, boundary
 from lookahead.hidden import HiddenStates, Outputs, watched
 from lookahead.inference import InferenceMode
@@ -115,7 +116,7 @@ class FusedModel:
         self.harvest = harvest
         if harvest and "logits_to_keep" in self._prompt_kwargs:
             self._prompt_kwargs["logits_to_keep"] = prompt_harvest
-        self._device = model.device
+        self._device = input_device(model)
         self._dtype = model.dtype
         self._token_types: Tensor | None = model_kwargs.get("token_type_ids")
         self._positions: list[int] = []  # of each row's last kept token
@@ -348,7 +349,8 @@ class FusedModel:
             last = visible.sum(1, keepdim=True) + torch.tensor(depths, device=self._device)
             counted = torch.cat([(visible.cumsum(1) - 1).clamp(min=0), last], dim=1)
         mask = self._prompt_kwargs.get(self.mask_name)
-        return Places(nodes, slots, counted, base + width, torch.long if mask is None else mask.dtype)
+        numbers = nodes + torch.tensor(self._padding, device=self._device)[:, None]
+        return Places(nodes, slots, counted, numbers, base + width, torch.long if mask is None else mask.dtype)
 
     def _numbered(self, trees: Sequence[TokenTree], tokens: Tensor) -> DecoderPlaces:
         lengths, width = self._cache.lengths, tokens.shape[1]

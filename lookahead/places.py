@@ -18,10 +18,11 @@ def takes_positions(forward: Callable[..., Any]) -> bool:
 
 
 def counts_slots(model: PreTrainedModel) -> bool:
-    """Whether a model counts cache slots by itself, for its positions, its biases or its windows."""
+    """Whether a model counts cache slots by itself, for its positions, its biases, its windows or its scales."""
     config = model.config.get_text_config()
     local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
-    return local or getattr(config, "alibi", False) is True or not takes_positions(type(model).forward)
+    biased = local or getattr(config, "alibi", False) is True or bool(getattr(config, "attn_temperature_tuning", False))
+    return biased or not takes_positions(type(model).forward)
 
 
 def place_builders(model: PreTrainedModel) -> list[Builder]:

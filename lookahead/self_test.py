@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache
 from jacobi import LookaheadError, Path, TokenTree
 from lookahead.bare import bare_chain, bare_model, masked_inputs
 from lookahead.chain import ChainModel
-from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
+from lookahead.decoder import decoder_config, input_device, is_seq2seq, position_table, vocabulary
 from lookahead.handover import PlainPasses, index_limit, position_limit
 from lookahead.record import recorded_routes
 from lookahead.seq2seq import stepwise
@@ -48,7 +48,8 @@ def _remembered(
     with _verdicts_lock:
         known = _verdicts.setdefault(model, {})
     if key not in known:
-        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        device = input_device(model)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             before = _random_states(model)
             error, certain = run(model)
             drew = any(not torch.equal(*pair) for pair in zip(before, _random_states(model), strict=True))
@@ -73,8 +74,9 @@ def _key(test: str, model: PreTrainedModel) -> tuple[Any, ...]:
 def _random_states(model: PreTrainedModel) -> list[Tensor]:
     """Of the generators that a model's passes may draw from."""
     states = [torch.get_rng_state()]
-    if model.device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(model.device))
+    device = input_device(model)
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
     return states
 
 
@@ -87,7 +89,7 @@ def _tree_verdict(model: PreTrainedModel) -> tuple[str | None, bool]:
     """
     vocab, causal = vocabulary(model), not is_seq2seq(model)
     word = [(7 + 13 * i) % vocab for i in range(8)]
-    prompt = torch.tensor([word[:4]] * (4 if causal else 3), device=model.device)
+    prompt = torch.tensor([word[:4]] * (4 if causal else 3), device=input_device(model))
     left, right = word[5:8], [(token + 1) % vocab for token in word[5:7]]
     trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
 
@@ -142,7 +144,7 @@ def _plain_error(model: PreTrainedModel, prompt: Tensor, tokens: list[int], fuse
     """
     inputs = _padded_last(model, prompt)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    text = torch.cat([prompt, torch.tensor([tokens] * len(prompt), device=model.device)], dim=1)
+    text = torch.cat([prompt, torch.tensor([tokens] * len(prompt), device=input_device(model))], dim=1)
     length = prompt.shape[1] + 1
     try:
         model(input_ids=prompt, past_key_values=cache, use_cache=True, **inputs)
@@ -236,7 +238,7 @@ def _chain_passes(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor], l
     longest = max(17, min([18 + _LONG, *(limit for limit in limits if limit)]))
     word = [(7 + 13 * i + i // vocab) % vocab for i in range(longest)]
     wrong = [(token + 1) % vocab for token in word]
-    prompt = torch.tensor([word[:6]] * 2, device=model.device)
+    prompt = torch.tensor([word[:6]] * 2, device=input_device(model))
     mask = torch.ones_like(prompt)
     mask[1, :2] = 0
     drafts = [(6, 9, 9), (9, 11, 13), (11, 12, 14), (12, 16, 16), (16, 17, 17)]  # first token, first wrong one, end

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import MoEModelOutput
 
 from jacobi import Scores, TokenTree
 from lookahead.biases import placed
-from lookahead.decoder import decoder_config
+from lookahead.decoder import decoder_config, input_device
 from lookahead.hidden import Outputs
 from lookahead.model import FusedModel
 from lookahead.positions import COUNT, DecoderPlaces, decoder_builders
@@ -157,7 +157,7 @@ def stand_in_encoder(model: PreTrainedModel, batch: int, length: int = 5) -> MoE
     sizes = (getattr(source, name, None) for source in (encoder, config) for name in ("hidden_size", "d_model"))
     size = next((size for size in sizes if isinstance(size, int)), None) or decoder_config(model).hidden_size
     noise = torch.randn((1, length, size), generator=torch.Generator().manual_seed(0))
-    return _StandIn(last_hidden_state=noise.to(model.device, model.dtype).repeat(batch, 1, 1))
+    return _StandIn(last_hidden_state=noise.to(input_device(model), model.dtype).repeat(batch, 1, 1))
 
 
 def stepwise(model: PreTrainedModel, prompt: Tensor, tokens: Sequence[int]) -> Tensor:

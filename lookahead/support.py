@@ -5,10 +5,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import StaticCache
 
 from jacobi import LookaheadError
+from lookahead.biases import bias_builders
 from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
-from lookahead.handover import boundary, rope_settings
+from lookahead.handover import boundary, position_limit, rope_settings
 from lookahead.masks import windows_of_the_cache
 from lookahead.places import place_builders, takes_positions
 from lookahead.self_test import chain_error, tree_error
@@ -218,19 +220,29 @@ def call_obstacle(
         cache: what ``generate`` prepared or the user gave.
         new_tokens: how many tokens will follow at most.
     """
+    embeds, mask = model_kwargs.get("inputs_embeds"), model_kwargs.get("attention_mask")
+    length = max(part.shape[1] for part in (input_ids, embeds, mask) if part is not None)
     if route == "tree":
         name = type(model).__name__
+        if isinstance(cache, StaticCache) and any(builder.name == "bias" for builder in bias_builders(model)):
+            return f"{name} cuts its masks by the cache's length, which for a static cache is not the text's"
+        if model_kwargs.get("use_cache", True) is False and position_limit(model) is not None:
+            change = _change(model, length, model_kwargs)
+            if change is not None and change[0] < length + new_tokens:
+                return f"{change[1]}, within this text, and without a cache each pass recomputes all of it"
         if cache is not None and holds_text(cache) and windows_of_the_cache(model):
             return f"{name} leaves its windows to the cache, and a cache is continued that has dropped tokens"
         if _sees_images(model, model_kwargs, cache):
             return f"{name} keeps what its cross-attention layers know of images in the cache of the text"
         return None  # where a tree's model changes, its passes change too
-    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
-    embeds = model_kwargs.get("inputs_embeds")
-    length = max(part.shape[1] for part in (input_ids, embeds, mask) if part is not None)
-    last = length - 1 if positions is None else int(positions.max())
-    change = boundary(model, length, [last])
+    change = _change(model, length, model_kwargs)
     return None if change is None or change[0] >= length + new_tokens else f"{change[1]}, within this text"
+
+
+def _change(model: PreTrainedModel, length: int, model_kwargs: dict[str, Any]) -> tuple[int, str] | None:
+    """Where and why a model's passes change after a prompt of so many slots; None = they do not."""
+    positions = model_kwargs.get("position_ids")
+    return boundary(model, length, [length - 1 if positions is None else int(positions.max())])
 
 
 def _sees_images(model: PreTrainedModel, model_kwargs: dict[str, Any], cache: Any) -> bool:

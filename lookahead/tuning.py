@@ -19,7 +19,7 @@ from jacobi import LookaheadError, TokenTree
 from lookahead import support
 from lookahead.bare import bare_chain, bare_model
 from lookahead.chain import ChainModel
-from lookahead.decoder import position_table, vocabulary
+from lookahead.decoder import input_device, position_table, vocabulary
 from lookahead.model import FusedModel
 from lookahead.static import dynamic_reason
 from lookahead.step_times import FORMAT, NODES, StepTimes
@@ -190,7 +190,9 @@ def sweep(
             if report is not None:
                 report((done + share) / len(usable))
 
-        prompt = torch.tensor([[(17 + 13 * place) % vocab for place in range(context)]] * batch, device=model.device)
+        prompt = torch.tensor(
+            [[(17 + 13 * place) % vocab for place in range(context)]] * batch, device=input_device(model)
+        )
         if route == "chain":
             chains = {
                 count: [TokenTree.chain(0, [node % vocab for node in range(1, count)])] * batch for count in nodes

@@ -98,10 +98,11 @@ MODELS = {
         "Llama4TextConfig",
         _SIZES
         | {"head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 8, "no_rope_layers": [1, 0]}
-        | {"num_local_experts": 2, "num_experts_per_tok": 1},
+        | {"num_local_experts": 2, "num_experts_per_tok": 1, "floor_scale": 12, "attn_scale": 0.5},
         F32,
     ),
 }
+MODELS["llama4_flat"] = Tiny("Llama4TextConfig", MODELS["llama4"].fields | {"attn_temperature_tuning": False}, F32)
 
 
 def fresh_model(name: str, seed: int = 0, **changes: Any) -> Any:

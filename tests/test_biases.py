@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import F32, F64, VOCAB, initialised, prompts, run, same_as_plain
+from conftest import F32, F64, VOCAB, fresh_model, initialised, prompts, run, same_as_plain
 
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
@@ -52,6 +52,7 @@ def slot_counters() -> dict[str, Any]:
             ),
             dtype=F32,
         ),
+        "llama4": fresh_model("llama4", floor_scale=5),
         "gpt_neo": initialised(
             transformers.GPTNeoConfig(window_size=6, max_position_embeddings=64, **_NEO, **_SIZES), dtype=F32
         ),
@@ -97,14 +98,32 @@ def test_nothing_is_left_behind(name: str) -> None:
     plain = run(model, prompts(1), max_new_tokens=8)[0]
     count = torch.arange(40)[None]
     seen: list[Any] = []
-    with placed(builders, lambda: Places(count, count, count, 40, torch.long)):
+    with placed(builders, lambda: Places(count, count, count, count, 40, torch.long)):
         thread = threading.Thread(target=lambda: seen.append(model.generate(**prompts(1), max_new_tokens=8)))
         thread.start()
         thread.join()
+        assert [builder.name for builder in place_builders(model)] == [builder.name for builder in builders]
     assert seen[0].tolist() == plain.tolist()
     assert [vars(builder.owner).get(builder.name) for builder in builders] == before
     run(model, prompts(2), max_new_tokens=8, use_lookahead=True)
     assert [vars(builder.owner).get(builder.name) for builder in builders] == before
+
+
+def test_scales_past_what_the_self_test_sees() -> None:
+    """Llama 4's queries grow with the text in layers without RoPE, far behind the few tokens that a test takes."""
+    model = fresh_model("llama4", floor_scale=24)
+    for batch in (1, 2):
+        for sample in (False, True):
+            same_as_plain(model, prompts(batch), Lookahead(nodes=24), max_new_tokens=80, do_sample=sample)
+
+
+def test_a_static_cache_of_gpt_neo() -> None:
+    """Its own passes over one see something else: the same text is what they write."""
+    texts = [
+        run(MODELS["gpt_neo"], prompts(1), max_new_tokens=20, cache_implementation="static", **extra)[0].tolist()
+        for extra in ({}, {"use_lookahead": True})
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_the_self_test_needs_the_places(monkeypatch: pytest.MonkeyPatch) -> None:

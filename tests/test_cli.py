@@ -18,11 +18,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    CLIPConfig,
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    WhisperConfig,
 )
 from typer.testing import CliRunner
 
@@ -600,6 +603,16 @@ def test_support_of_a_config_that_is_not_in_the_record(tmp_path: Path, monkeypat
     status, facts = _supported(hybrid("lfm2").config, tmp_path)
     assert (status, facts["route"]) == (0, "unknown")
     assert "does not have this class, and there are no weights for the self-test" in facts["checked"]
+
+
+def test_support_of_a_config_that_names_no_class(tmp_path: Path) -> None:
+    """As a config made by hand is saved; it may be that of a model for images or speech."""
+    assert _supported(Qwen2VLConfig(), tmp_path)[1]["model"] == "Qwen2VLForConditionalGeneration"
+    assert _supported(WhisperConfig(), tmp_path)[1]["route"] == "tree"
+    CLIPConfig().save_pretrained(tmp_path)
+    result = CliRunner().invoke(app, ["support", "--model", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "no model of type 'clip'" in " ".join(result.stderr.split())
 
 
 def test_support_of_an_encoder_decoder(tmp_path: Path) -> None:

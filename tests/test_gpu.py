@@ -61,7 +61,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("strategy", [Lookahead(seed=0), Jacobi(seed=0, block_size=40)], ids=lambda s: s.name)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", ["llama", "llama_mha", "mistral", "gpt2", "qwen2_mixed", "gemma3", "llama4"])
+@pytest.mark.parametrize("name", ["llama", "llama_mha", "mistral", "gpt2", "qwen2_mixed", "gemma3", "llama4_flat"])
 def test_graphs_write_the_same_text(
     name: str, batch: int, strategy: Any, made: list[Any], captures: list[tuple[int, int]]
 ) -> None:

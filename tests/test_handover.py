@@ -87,6 +87,17 @@ def test_rows_that_end_before_it(name: str, recorded: bool) -> None:
             )
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_without_a_cache(name: str) -> None:
+    """Each plain pass then computes the whole text anew, as long as it is by then."""
+    for length, new_tokens in ((12, 12), (12, 40), (40, 8)):
+        texts = []
+        for extra in ({}, {"use_lookahead": True}, {"lookahead_strategy": STRATEGIES[1]}):
+            run(MODELS[name], prompts(1, 4), max_new_tokens=1)
+            texts.append(run(MODELS[name], prompts(1, length), max_new_tokens=new_tokens, use_cache=False, **extra)[0])
+        assert texts[0].tolist() == texts[1].tolist() == texts[2].tolist()
+
+
 class _Together:
     """A rule of the user's, for which all rows write together."""
 

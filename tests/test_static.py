@@ -70,7 +70,7 @@ def test_ancestor_words(nodes: int) -> None:
     assert not bits.flatten(1)[:, nodes:].any()
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "llama4"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "llama4_flat"])
 def test_masks(name: str) -> None:
     """The same as the dynamic path's, and nothing to be seen anywhere else."""
     rng = random.Random(0)

@@ -9,7 +9,17 @@ import transformers
 import typer
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, DynamicCache, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from jacobi import LookaheadError
 from lookahead import support as checks
@@ -62,17 +72,30 @@ def _load(source: str, dtype: common.DtypeName, device: str) -> tuple[PreTrained
         config = AutoConfig.from_pretrained(folder if path.exists() else source)
         named: Any = getattr(transformers, (config.architectures or [""])[0] or "AutoModel", None)
         own = hasattr(named, "_from_config") and hasattr(named, "generate")
-        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        maker = named if own else _auto_class(config)
         if weights and not config.is_encoder_decoder:
             with common.no_bars(), Console(stderr=True).status("Loading the model"):
                 return load_weights(path, dtype=getattr(torch, dtype), device=device), True
         if weights:
-            loader = named if own else auto
-            return loader.from_pretrained(path, dtype=getattr(torch, dtype)).to(device).eval(), True
+            return maker.from_pretrained(path, dtype=getattr(torch, dtype)).to(device).eval(), True
         with torch.device("meta"):
-            return (named._from_config(config) if own else auto.from_config(config)), False
+            return (maker._from_config if own else maker.from_config)(config), False
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise LookaheadError(f"--model {source} cannot be read as a model that writes text: {error}") from error
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    """The first of transformers' mappings that knows a config, which need not name a class.
+
+    Raises:
+        ValueError: none of them does.
+    """
+    first = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    others = (AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM)
+    found = next((auto for auto in (first, *others) if type(config) in auto._model_mapping), None)
+    if found is None:
+        raise ValueError(f"transformers knows no model of type {config.model_type!r} that does")
+    return found
 
 
 def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
