@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from racing import Method, wait
 
 
@@ -41,8 +42,27 @@ class Answer:
 
 
 def read_questions(file: Path, count: int | None = None) -> list[dict[str, Any]]:
-    """The questions of a file of JSON lines."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()][:count]
+    """The questions of a file of JSON lines.
+
+    Raises:
+        typer.BadParameter: a line is no question, by its number.
+    """
+    questions = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            question = json.loads(line)
+            turns = question["turns"]
+            fits = {"question_id", "category"} <= question.keys() and turns and all(isinstance(t, str) for t in turns)
+        except (ValueError, KeyError, TypeError):
+            fits = False
+        if not fits:
+            raise typer.BadParameter(
+                f"{file}, line {number}: expected a JSON object with question_id, category and turns, a list of texts."
+            )
+        questions.append(question)
+    return questions[:count]
 
 
 def conversation(tokenizer: Any, turns: list[str], answers: list[str]) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from jacobi import LookaheadError, Path, TokenTree
+from jacobi import Path, TokenTree
 from lookahead.sources.base import Source
 
 _SLOTS = 2  # weights of a kind: where its source is the first to propose the token, and where it agrees with another
@@ -56,10 +56,6 @@ class Acceptance:
         for source in sources:
             self.offsets.append(len(self.weights))
             for prior in source.priors:
-                if not 0.0 < prior < 1.0:
-                    raise LookaheadError(
-                        f"Source {source.name!r} has the prior {prior}: expected a share above 0 and below 1."
-                    )
                 weight = log(prior / (1.0 - prior))
                 self.weights += [weight, max(0.0, _AGREEMENT[0] + _AGREEMENT[1] * weight)]
         self._information = [_INFORMATION] * len(self.weights)

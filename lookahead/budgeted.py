@@ -11,6 +11,7 @@ from lookahead.costly import is_costly
 from lookahead.memory import Memory
 from lookahead.planner import Planner
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
+from lookahead.sources.checked import CheckedSource
 from lookahead.sources.recycling import BEST
 from lookahead.step_times import StepTimes
 from lookahead.strategy import CallContext, Drafts, RowContext, Strategy
@@ -153,7 +154,10 @@ class Budgeted(Strategy):
         if chain:  # where a window cannot run, n-grams come from the text alone
             names = [name for name in names if name != "window"] or ["pool"]
         rows = [
-            [makers[name](row, call.memory) if isinstance(name, str) else name(row) for name in names]
+            [
+                makers[name](row, call.memory) if isinstance(name, str) else CheckedSource(name(row), row.vocab_size)
+                for name in names
+            ]
             for row in call.rows
         ]
         kinds = tuple((source.name, len(source.priors)) for source in rows[0])

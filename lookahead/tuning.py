@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import statistics
@@ -26,6 +27,7 @@ from lookahead.step_times import FORMAT, NODES, StepTimes
 from lookahead.traces import Traces
 from lookahead.tracing import refusal, trace_now, untraceable
 
+_logger = logging.getLogger("lookahead")
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 
 
@@ -212,7 +214,13 @@ def sweep(
     if report is not None:
         report(1.0)
     if save:
-        times.save(cache_file(about))
+        try:
+            times.save(cache_file(about))
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+            _logger.warning(
+                "The step times are not kept for later: %s. Name a folder that can be written to by LOOKAHEAD_CACHE.",
+                error,
+            )
     return times
 
 

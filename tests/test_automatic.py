@@ -689,6 +689,34 @@ def test_a_users_source_is_checked() -> None:
 
     with pytest.raises(LookaheadError, match=r"Source 'oracle' has the prior 1.0"):
         drafted(tiny_model("llama"), Lookahead(sources=(Sure,)))
+    with pytest.raises(LookaheadError, match="object is no source of candidates: it has no start, root"):
+        drafted(tiny_model("llama"), Lookahead(sources=(lambda row: object(),)))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "told"),
+    [
+        ([(10**6, 0)], "proposed token 1000000: expected 0 to"),
+        ([(-3, 0)], "proposed token -3"),
+        ([(1, 9)], "of kind 9: its priors know 0 to 0"),
+        ([(1, -1)], "of kind -1"),
+        (None, "proposed None: expected pairs"),
+        ([1, 2], r"proposed \[1, 2\]: expected pairs"),
+        ([(1.5, 0)], "expected pairs"),
+    ],
+)
+@pytest.mark.parametrize("nodes", [None, 6])
+def test_a_users_candidates_are_checked(candidates: Any, told: str, nodes: int | None) -> None:
+    """By name, and not by an index error inside the model."""
+
+    class Odd(Oracle):
+        priors = (0.5,)
+
+        def propose(self, state: Any) -> Any:
+            return candidates
+
+    with pytest.raises(LookaheadError, match=f"Source 'oracle' proposed.*{told.removeprefix('proposed ')}"):
+        drafted(tiny_model("llama"), Lookahead(sources=(Odd,), nodes=nodes, tuning=None if nodes else FLAT))
 
 
 def test_there_and_back(tmp_path: FilePath) -> None:

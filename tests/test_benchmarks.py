@@ -206,6 +206,10 @@ def test_answers(bench: SimpleNamespace, loaded: tuple[Any, Any], tmp_path: Path
     ]
     file.write_text("".join(json.dumps(question) + "\n" for question in asked))
     questions = bench.specbench.read_questions(file)
+    for bad in ('{"question_id": 1, "category": "qa"}', "[]", "{", '{"question_id": 1, "category": "a", "turns": []}'):
+        (tmp_path / "bad.jsonl").write_text(f"{json.dumps(asked[0])}\n\n{bad}\n")
+        with pytest.raises(typer.BadParameter, match="line 3: expected a JSON object with question_id"):
+            bench.specbench.read_questions(tmp_path / "bad.jsonl")
     table, _ = bench.racing.methods(["w7"], "cpu")
     contenders = {name: (table[name], tmp_path / f"{name}.jsonl") for name in ("w7", "plain")}
     mode = bench.racing.MODES["greedy"]

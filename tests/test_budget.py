@@ -15,6 +15,7 @@ from toy import examples, seeded
 from jacobi import LookaheadError, Path, Successors, TokenTree
 from lookahead.budget import Acceptance, BudgetedTree
 from lookahead.planner import least_slopes
+from lookahead.sources.checked import CheckedSource
 
 SLOTS = 2  # of a kind: first to propose a token, or in agreement
 
@@ -82,7 +83,7 @@ def source(*priors: float, name: str = "one") -> TableSource:
 @pytest.mark.parametrize("prior", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_priors_are_shares(prior: float) -> None:
     with pytest.raises(LookaheadError, match="Source 'odd' has the prior"):
-        Acceptance([source(0.5, prior, name="odd")])
+        CheckedSource(source(0.5, prior, name="odd"), 99)
 
 
 def test_weights_start_from_priors() -> None:

@@ -189,7 +189,7 @@ def test_the_parts_of_one_head_count_once(tmp_path: pathlib.Path) -> None:
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, num_heads: int, num_layers: int, own: bool, naming: Any
 ) -> None:
-    heads = made(num_heads, max(num_layers, not own), own)
+    heads = made(num_heads, max(num_layers, int(not own)), own)
     folder = tmp_path_factory.mktemp("heads")
     write_heads(heads, folder, naming.__name__, model=tiny_model("llama"))
     (file,) = folder.glob("*.safetensors")

@@ -227,6 +227,9 @@ def test_a_tree_is_checked_when_made() -> None:
 def test_ranks_beyond_the_candidates_are_refused() -> None:
     with pytest.raises(LookaheadError, match=r"Path \[0, 2\] asks for rank 2, and topk is 2"):
         buffers(GOLDEN, topk=2)
+    for topk in (0, 3.5, "a", None, True):
+        with pytest.raises(LookaheadError, match=r"buffers\(topk=\) cannot be"):
+            buffers(GOLDEN, topk=topk)  # type: ignore[arg-type]
     with pytest.raises(LookaheadError, match="no preset and no file"):
         buffers("nothing")
 

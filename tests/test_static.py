@@ -163,7 +163,7 @@ def no_places(trees: Any) -> Any:
 
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"llama4"}))  # which is given places for each pass
 def test_same_as_plain(name: str, batch: int, sample: bool, made: list[FusedModel]) -> None:
     """Every kind of model, alone and in a left-padded batch, greedy and sampled."""
     same_as_plain(tiny_model(name), prompts(batch), SMALL, max_new_tokens=24, do_sample=sample)

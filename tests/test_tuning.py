@@ -296,6 +296,17 @@ def test_a_missing_file_or_a_folder(tmp_path: Path) -> None:
             StepTimes.load(path)
 
 
+def test_a_sweep_survives_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was measured is not lost."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "file"))
+    times = tuning.sweep(tiny_model("llama"), contexts=(16,), seconds=0.01)
+    assert times.ms(1, 16) > 0.0
+    assert "The step times are not kept for later" in caplog.text
+
+
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
     file = tmp_path / "curve.json"
     measured({1: 1.0}).save(file)

@@ -194,7 +194,8 @@ def show(console: Console, evaluation: Evaluation) -> None:
     console.print(table)
     if evaluation.before is not None:
         console.print(f"The model's own loss: {evaluation.before.loss:.4f} before, {own.loss:.4f} after, nats a token.")
-    console.print(f"The first head is right {evaluation.ratio:.2f} times as often as the model itself.")
+    if own.top1:
+        console.print(f"The first head is right {evaluation.ratio:.2f} times as often as the model itself.")
     expected = f"Tokens a pass over {len(evaluation.choices.paths)} nodes: {evaluation.expected:.2f} expected"
     measured = evaluation.measured
     if measured is None:

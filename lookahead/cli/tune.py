@@ -73,7 +73,8 @@ def tune(
     }
     budget = max(speeds, key=speeds.__getitem__)
     w, n, g = max(lade, key=lade.__getitem__)
-    files = list(dict.fromkeys(str(tuning.cache_file(curve.about)) for curve in (own, times)))
+    places = dict.fromkeys(tuning.cache_file(curve.about) for curve in (own, times))
+    files = [str(place) for place in places if place.is_file()]
     if output is not None:
         times.save(output)
     if as_json:

@@ -193,9 +193,11 @@ def buffers(choices: Any, topk: int = 10, device: str | torch.device = "cpu") ->
         ``medusa_attn_mask``: 1 where the row's node sees the column's, else 0, float32 ``[1, 1, node, node]``.
 
     Raises:
-        LookaheadError: the choices are not valid, or a rank is not below ``topk``.
+        LookaheadError: the choices are not valid, ``topk`` is no number of candidates, or a rank is not below it.
     """
     tree = choices_from(choices)
+    if not _natural(topk):
+        raise LookaheadError(f"buffers(topk=) cannot be {topk!r}: expected an integer from 1 on.")
     for path in tree.paths:
         if path[-1] >= topk:
             raise LookaheadError(

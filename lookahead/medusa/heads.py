@@ -111,7 +111,7 @@ class MedusaHeads(
             ("num_heads", num_heads, 1),
             ("num_layers", num_layers, 0 if own_output else 1),
         ):
-            if not isinstance(size, int) or size < least:
+            if not isinstance(size, int) or isinstance(size, bool) or size < least:
                 raise LookaheadError(f"MedusaHeads cannot have {name}={size!r}: expected an integer from {least} on.")
         self.hidden_size = hidden_size
         self.vocab_size = vocab_size

@@ -90,7 +90,8 @@ class Place:
                 f"{self.name} on the hub has none of {', '.join(_FILES)}, or cannot be reached: expected a folder here "
                 "or a repository with Medusa heads."
             )
-        others = sorted(path.name for path in self.folder.iterdir() if path.suffix in (".safetensors", ".pt", ".bin"))
+        suffixes = (".safetensors", ".pt", ".bin")
+        others = sorted(path.name for path in self.folder.iterdir() if path.suffix in suffixes and path.is_file())
         if len(others) == 1:
             return self._open(others[0])
         found = f"found {', '.join(others)}; name the one to read" if others else "found no file of tensors"
