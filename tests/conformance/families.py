@@ -44,6 +44,8 @@ _SIZES: list[tuple[str, Any]] = [
     (r"num_experts_per_tok|moe_k|moe_topk|top_k_experts|.*experts_per_tok|moe_top_k|num_selected_experts", 2),
     (r"n_shared_experts|num_shared_experts|n_group|topk_group|.*n_groups?", 1),
     (r"sliding_window|.*_window_size|window_size|attention_chunk_size|.*sliding_window", 6),
+    (r"floor_scale", 5),  # Llama 4's, in a layer without RoPE
+    (r"no_rope_layer_interval", 2),
     (r"initializer_range|init_std|.*initializer_range", 0.3),
     (r"num_nextn_predict_layers|num_mtp_layers|first_k_dense_replace|num_dense_layers", 0),
     (r".*dropout.*|.*_pdrop", 0),
