@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import VOCAB, fresh_model, tiny_model
+from conftest import VOCAB, fresh_model, prompts, same_as_plain, tiny_model
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from jacobi import LookaheadError
 from lookahead.cli import app
-from lookahead.medusa import MedusaHeads, output_layer, read_heads, storage, write_heads
+from lookahead.medusa import Medusa, MedusaHeads, output_layer, read_heads, storage, write_heads
 from lookahead.medusa import checkpoints as module
 from lookahead.medusa.checkpoints import read_checkpoint
 
@@ -362,7 +362,13 @@ def test_incomplete_heads_are_refused(
         (without("blocks.1.layers.1.bias"), "lack blocks.1.layers.1.bias"),
         (plus({"blocks.0.norm": LONG}), "have blocks.0.norm"),
         (plus({"lm_head.weight": WIDE}), "have lm_head.weight"),
-        (plus({"token_map": torch.arange(VOCAB)}), "has a token_map: its output layers score 48 chosen tokens"),
+        (plus({"token_map": torch.arange(VOCAB + 1)}), "expected 48 different tokens from 0 to 47"),
+        (
+            plus({"token_map": torch.zeros(VOCAB, dtype=torch.long)}),
+            "token_map, torch.int64 of shape .48., is not",
+        ),
+        (plus({"token_map": torch.arange(VOCAB) + 1}), "expected 48 different tokens"),
+        (plus({"token_map": torch.arange(VOCAB) / 2}), "token_map, torch.float32"),
     ],
 )
 def test_vllms_incomplete_heads_are_refused(
@@ -377,6 +383,50 @@ def test_a_token_map_is_not_needed_where_all_tokens_are_scored(tmp_path: pathlib
     heads = made()
     tensors = vllm(heads) | {"token_map": torch.arange(0, VOCAB, 2)}
     assert_same(read_heads(store(tmp_path, "model.safetensors", tensors, truncated_vocab_size=24)), heads)
+
+
+@pytest.mark.usefixtures("augmented")
+def test_heads_that_score_some_tokens(tmp_path: pathlib.Path) -> None:
+    """vLLM's truncated vocabulary: the others are never proposed, and it is written again as it was."""
+    full, chosen = made(), torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:20]
+    tensors = {name: part[chosen] if name.startswith("lm_heads") else part for name, part in vllm(full).items()}
+    folder = store(
+        tmp_path / "a", "model.safetensors", tensors | {"token_map": chosen}, **SERVED | {"truncated_vocab_size": 20}
+    )
+    model = tiny_model("llama")
+    heads = read_heads(folder, model)
+    assert heads.vocab_size == VOCAB and heads.token_map is not None and heads.token_map.tolist() == chosen.tolist()
+    expected, found = full(states(2)), heads(states(2))
+    assert torch.equal(found[..., chosen], expected[..., chosen])
+    others = [token for token in range(VOCAB) if token not in chosen.tolist()]
+    assert bool((found[..., others] == -torch.inf).all())
+    assert set(heads.top(states(2), None, 20)[1].unique().tolist()) == set(chosen.tolist())
+    settings: list[dict[str, Any]] = [{"choices": [20, 1]}, {"choices": [30, 2]}, {"sources": ("heads", "suffix")}]
+    for setting in settings:  # some ask for more candidates than are scored
+        same_as_plain(model, prompts(2), Medusa(heads, **setting), max_new_tokens=20)
+    write_heads(heads, tmp_path / "b", "vllm")
+    assert load_file(tmp_path / "b" / "model.safetensors").keys() == tensors.keys() | {"token_map"}
+    again = read_heads(tmp_path / "b")
+    assert torch.equal(again(states(2)), found) and again.vocab_size == VOCAB
+    with pytest.raises(LookaheadError, match="score 20 of 48 tokens, and only vLLM's format can say which"):
+        write_heads(heads, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    (folder / "config.json").unlink()
+    assert read_heads(folder, model).vocab_size == VOCAB
+    with pytest.raises(LookaheadError, match="nothing says of how many"):
+        read_heads(folder)
+
+
+def test_a_copy_of_some_lines_of_the_models_layer(tmp_path: pathlib.Path) -> None:
+    """Then the model's own layer is there, with all of them."""
+    model, heads, chosen = tiny_model("llama"), made(own_output=False), torch.arange(1, VOCAB, 2)
+    copy = output_layer(model).weight.detach()[chosen]
+    config = SERVED | {"original_lm_head": True, "truncated_vocab_size": len(chosen)}
+    tensors = vllm(heads) | {"token_map": chosen, "lm_heads.0.weight": copy.clone()}
+    assert_same(read_heads(store(tmp_path / "a", "model.safetensors", tensors, **config), model), heads)
+    tensors["lm_heads.0.weight"] = torch.randn(copy.shape, dtype=copy.dtype)
+    with pytest.raises(LookaheadError, match="says original_lm_head, but its output layer is not"):
+        read_heads(store(tmp_path / "b", "model.safetensors", tensors, **config), model)
 
 
 def test_an_unknown_tensor_of_the_heads_in_a_full_model_is_refused(tmp_path: pathlib.Path) -> None:

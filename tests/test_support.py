@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from accelerate import cpu_offload
 from conftest import VOCAB, fresh_model, prompts, run, same_as_plain, tiny_model
 from known import known
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 from lookahead import Jacobi, Lookahead, LookaheadError, support
 from lookahead.attention import switched_attention
+from lookahead.decoder import input_device
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -338,3 +340,16 @@ def test_tokens_that_are_quantised_together() -> None:
             part.__class__ = _CoupledLinear
     with pytest.raises(LookaheadError, match="says something else in a pass over a tree than in plain passes"):
         run(model, prompts(1), max_new_tokens=8, use_lookahead=True)
+
+
+def test_a_model_of_which_every_part_is_offloaded() -> None:
+    """Its weights are nowhere between passes, and it still says where it takes its tokens."""
+    model, twin = fresh_model("llama"), fresh_model("llama")
+    cpu_offload(model, execution_device="cpu")
+    assert model.device.type == "meta" and input_device(model).type == "cpu"
+    for sample in (False, True):
+        settings = {"do_sample": sample, "max_new_tokens": 20}
+        expected = run(twin, prompts(2), **settings)[0]
+        for strategy in (None, Lookahead(nodes=8)):
+            found = run(model, prompts(2), use_lookahead=True, lookahead_strategy=strategy, **settings)[0]
+            assert found.tolist() == expected.tolist()

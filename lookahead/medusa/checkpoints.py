@@ -131,6 +131,11 @@ def write_heads(
 
 def write_files(heads: MedusaHeads, folder: Path) -> None:
     """Write the tensors and config.json in the format of version 1, or of version 2 for heads without output layers."""
+    if heads.token_map is not None:
+        raise LookaheadError(
+            f"These heads score {len(heads.token_map)} of {heads.vocab_size} tokens, and only vLLM's format can say "
+            "which: write them as 'vllm' (--to vllm on the command line)."
+        )
     outputs = range(heads.num_heads if heads.own_output else 0)
     names = MEDUSA.names(heads.num_heads, heads.num_layers, ("weight", "bias"), outputs)
     config = {
@@ -158,10 +163,12 @@ def _write_vllm(heads: MedusaHeads, folder: Path, *, shared: Tensor | None) -> N
         "num_hidden_layers": heads.num_layers,
         "original_lm_head": shared is not None,
         "torch_dtype": str(next(heads.parameters()).dtype).removeprefix("torch."),
-        "truncated_vocab_size": vocab_size,
+        "truncated_vocab_size": vocab_size if heads.token_map is None else len(heads.token_map),
         "vocab_size": vocab_size,
     }
     extra = {} if shared is None else {VLLM.output.format(head=0): shared}
+    if heads.token_map is not None:
+        extra[TOKEN_MAP] = heads.token_map
     _write(heads, names, extra, folder / MODEL_FILE, config)
     heads.generate_model_card().save(folder / "README.md")
 
@@ -208,10 +215,15 @@ def _assemble(place: Place, tensors: StoredTensors, config: dict[str, Any], mode
                 f"{place.name}: {layout.stored[names[ours]]} has shape {list(tensor.shape)}, expected {shape} after "
                 "the first head. The heads do not belong together, or are damaged."
             )
-    if TOKEN_MAP in layout.stored:
-        _check_token_map(place, get(TOKEN_MAP, floating=False), vocab_size)
-    remarks = _remarks(config, layout, hidden_size, vocab_size)
-    if layout.copied:
+    token_map: Tensor | None = None
+    if TOKEN_MAP in layout.stored and vocab_size is not None:
+        known = config.get("vocab_size") if model is None else output_sizes(model)[1]
+        token_map = _token_map(place, get(TOKEN_MAP, floating=False), vocab_size, known)
+    remarks = _remarks(config, layout, hidden_size, vocab_size if token_map is None else None)
+    if token_map is not None and layout.copied:  # the model's own layer scores all tokens
+        _check_copy(place, state.pop("outputs.0.weight"), model, token_map)
+        token_map, vocab_size = None, known
+    elif layout.copied:
         copy = state.pop("outputs.0.weight", None)
         if copy is None and LM_HEAD in layout.stored:
             copy = get(LM_HEAD)
@@ -232,6 +244,8 @@ def _assemble(place: Place, tensors: StoredTensors, config: dict[str, Any], mode
         heads = MedusaHeads(hidden_size, vocab_size, layout.num_heads, layout.num_layers, layout.own_output, base_model)
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in state.values()))
     heads.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()}, assign=True)
+    if token_map is not None:
+        heads.token_map, heads.vocab_size = token_map, known
     files = {tensors.files[key].name for key in layout.stored.values()}
     return Checkpoint(heads.eval(), layout.title, tuple(sorted(files)), tuple(remarks))
 
@@ -254,18 +268,34 @@ def _size(tensor: Tensor, axis: int) -> int:
     return tensor.shape[axis] if tensor.ndim else 0
 
 
-def _check_token_map(place: Place, token_map: Tensor, vocab_size: int | None) -> None:
-    """Refuse output layers that score some tokens only; full ones can do without the map."""
-    if vocab_size is None or token_map.numel() >= vocab_size:
+def _token_map(place: Place, token_map: Tensor, scored: int, vocab_size: Any) -> Tensor | None:
+    """The tokens that output layers over ``scored`` of them score; None where they score all and need no map.
+
+    Raises:
+        LookaheadError: the map is not one of such layers, or nothing says how large the vocabulary is.
+    """
+    if token_map.numel() < scored:
+        return None
+    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool):
         raise LookaheadError(
-            f"{place.name} has a token_map: its output layers score {token_map.numel()} chosen tokens, and heads here "
-            "score the whole vocabulary. Use a checkpoint without truncated_vocab_size."
+            f"{place.name} has a token_map: its output layers score {scored} chosen tokens, and nothing says of how "
+            "many. Name the model that the heads are for, or give vocab_size in config.json."
         )
+    tokens = token_map.flatten().long() if not token_map.is_floating_point() else token_map.new_empty(0)
+    within = bool(((tokens >= 0) & (tokens < vocab_size)).all())
+    if len(tokens) != scored or len(tokens.unique()) != scored or not within:
+        raise LookaheadError(
+            f"{place.name}: token_map, {token_map.dtype} of shape {list(token_map.shape)}, is not that of its output "
+            f"layers: expected {scored} different tokens from 0 to {vocab_size - 1}."
+        )
+    return tokens
 
 
-def _check_copy(place: Place, copy: Tensor, model: Any) -> None:
-    """Refuse an output layer that is said to be the model's, and is not."""
+def _check_copy(place: Place, copy: Tensor, model: Any, token_map: Tensor | None = None) -> None:
+    """Refuse an output layer that is said to be the model's, or some lines of it, and is not."""
     weight = None if model is None else copyable_weight(output_layer(model))
+    if weight is not None and token_map is not None:
+        weight = weight[token_map.to(weight.device)]
     if weight is None or copy.shape != weight.shape:
         return  # other shapes are MedusaHeads.check's to refuse
     difference = (copy.to(weight.device, weight.dtype) - weight).abs().max()

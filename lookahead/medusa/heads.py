@@ -90,6 +90,8 @@ class MedusaHeads(
     Attributes:
         blocks: the residual blocks ``[head][layer]``.
         outputs: the heads' own output layers; empty if they use the model's.
+        token_map: the tokens that own output layers score, int64 ``[scored]``, where those are not all of the
+            vocabulary (vLLM's ``truncated_vocab_size``); else None. Such heads are read, and not made here.
 
     Raises:
         LookaheadError: a size that is not a natural number, or heads without anything to learn.
@@ -125,6 +127,8 @@ class MedusaHeads(
         self.outputs = nn.ModuleList(
             nn.Linear(hidden_size, vocab_size or 0, bias=False) for _ in range(num_heads if own_output else 0)
         )
+        self.token_map: Tensor | None
+        self.register_buffer("token_map", None, persistent=False)
 
     @classmethod
     def for_model(cls, model: Any, num_heads: int = 4, num_layers: int = 1, own_output: bool = False) -> Self:
@@ -307,13 +311,22 @@ class MedusaHeads(
         if self.own_output:
             first = next(self.outputs.parameters())
             states = states.to(first.device, first.dtype)
-            return torch.stack([layer(state) for layer, state in zip(self.outputs, states, strict=True)])
+            scored = torch.stack([layer(state) for layer, state in zip(self.outputs, states, strict=True)])
+            return self.over_vocabulary(scored)
         if output is None:
             raise LookaheadError(
                 "These heads use the model's output layer: expected it as the second argument, got none. Pass "
                 "output_layer(model)."
             )
         return output(states)  # one product for all heads
+
+    def over_vocabulary(self, scored: Tensor) -> Tensor:
+        """What own output layers say, ``[..., scored]``, as logits ``[..., vocab]``; -inf where they do not score."""
+        if self.token_map is None:
+            return scored
+        logits = scored.new_full((*scored.shape[:-1], self.vocab_size or 0), -torch.inf)
+        logits[..., self.token_map] = scored
+        return logits
 
     def top(self, hidden: Tensor, output: Output | None, count: int) -> tuple[Tensor, Tensor]:
         """The best candidates of every head, the best first.

@@ -96,7 +96,7 @@ def _logits(heads: MedusaHeads, head: int, output: Output) -> Callable[[Tensor],
         for layer in heads.blocks[head].children():
             state = layer(state)
         if heads.own_output:
-            return heads.outputs[head](state).to(hidden.device)
+            return heads.over_vocabulary(heads.outputs[head](state)).to(hidden.device)
         return output(state.to(hidden.device, hidden.dtype))
 
     return run
