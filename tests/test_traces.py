@@ -49,7 +49,7 @@ def warmed(model: Any, batch: int = 1, **settings: Any) -> Traces:
     return known(model)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"llama4"}))  # which is given places for each pass
 @pytest.mark.parametrize("batch", [1, 3])
 def test_same_text(name: str, batch: int) -> None:
     """Whatever drafts, greedy or sampled, past windows and in ragged batches."""
