@@ -8,7 +8,6 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from jacobi import LookaheadError
-from lookahead.biases import bias_builders
 from lookahead.decoder import decoder_config, is_seq2seq, position_table, vocabulary
 from lookahead.handover import boundary, position_limit, rope_settings
 from lookahead.masks import windows_of_the_cache
@@ -20,6 +19,7 @@ from lookahead.snapshots import holds_text
 Route = Literal["tree", "chain", "plain"]
 
 _ATTENTION = ("sdpa", "eager", "flex_attention")
+_UNMASKED = ("GPTNeoSelfAttention", "LEDDecoder")
 _RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
 
 
@@ -224,8 +224,8 @@ def call_obstacle(
     length = max(part.shape[1] for part in (input_ids, embeds, mask) if part is not None)
     if route == "tree":
         name = type(model).__name__
-        if isinstance(cache, StaticCache) and any(builder.name == "bias" for builder in bias_builders(model)):
-            return f"{name} cuts its masks by the cache's length, which for a static cache is not the text's"
+        if isinstance(getattr(cache, "self_attention_cache", cache), StaticCache) and _sees_spare_slots(model):
+            return f"{name} looks at slots of a static cache that hold no text"
         if model_kwargs.get("use_cache", True) is False and position_limit(model) is not None:
             change = _change(model, length, model_kwargs)
             if change is not None and change[0] < length + new_tokens:
@@ -237,6 +237,11 @@ def call_obstacle(
         return None  # where a tree's model changes, its passes change too
     change = _change(model, length, model_kwargs)
     return None if change is None or change[0] >= length + new_tokens else f"{change[1]}, within this text"
+
+
+def _sees_spare_slots(model: PreTrainedModel) -> bool:
+    """Whether transformers' own passes over one token mask nothing in a static cache; no other pass equals them."""
+    return any(type(module).__name__ in _UNMASKED for module in model.modules())
 
 
 def _change(model: PreTrainedModel, length: int, model_kwargs: dict[str, Any]) -> tuple[int, str] | None:

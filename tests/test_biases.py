@@ -117,15 +117,6 @@ def test_scales_past_what_the_self_test_sees() -> None:
             same_as_plain(model, prompts(batch), Lookahead(nodes=24), max_new_tokens=80, do_sample=sample)
 
 
-def test_a_static_cache_of_gpt_neo() -> None:
-    """Its own passes over one see something else: the same text is what they write."""
-    texts = [
-        run(MODELS["gpt_neo"], prompts(1), max_new_tokens=20, cache_implementation="static", **extra)[0].tolist()
-        for extra in ({}, {"use_lookahead": True})
-    ]
-    assert texts[0] == texts[1]
-
-
 def test_the_self_test_needs_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them, the self-test finds out: siblings would be counted one after the other."""
     monkeypatch.setattr("lookahead.places.bias_builders", lambda model: [])

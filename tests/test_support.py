@@ -7,8 +7,9 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload
-from conftest import VOCAB, fresh_model, prompts, run, same_as_plain, tiny_model
+from conftest import F32, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
 from known import known
+from seq2seq_toys import seq2seq_model
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaForCausalLM
 
@@ -340,6 +341,20 @@ def test_tokens_that_are_quantised_together() -> None:
             part.__class__ = _CoupledLinear
     with pytest.raises(LookaheadError, match="says something else in a pass over a tree than in plain passes"):
         run(model, prompts(1), max_new_tokens=8, use_lookahead=True)
+
+
+def test_static_caches_whose_spare_slots_are_seen() -> None:
+    """There transformers writes something else than with other caches, and the same text is what it writes."""
+    neo = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "initializer_range": 0.3, "vocab_size": VOCAB}
+    led = seq2seq_model("led")
+    for model in (initialised(transformers.GPTNeoConfig(window_size=6, **neo, **ends), dtype=F32), led):
+        inputs = prompts(1) | ({} if model is led else {"attention_mask": torch.ones_like(prompts(1)["input_ids"])})
+        texts = [
+            run(model, inputs, max_new_tokens=16, cache_implementation=cache, use_lookahead=use)[0].tolist()
+            for cache, use in (("static", False), ("static", True), (None, False))
+        ]
+        assert texts[0] == texts[1] != texts[2]
 
 
 def test_a_model_of_which_every_part_is_offloaded() -> None:
