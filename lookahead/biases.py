@@ -1,8 +1,8 @@
 """Logical places for models that build position biases themselves, from the cache's slots.
 
 ALiBi adds a bias to every key that grows with the key's place, GPT-Neo cuts its local windows out of a table, and
-Llama 4 scales the queries of layers without RoPE by how far the text has come. All
-count slots, which is right for a text and wrong for a tree, whose siblings lie in different slots at the same place.
+Llama 4 scales the queries of layers without RoPE by how far the text has come. All count slots, which is right for a
+text and wrong for a tree, whose siblings lie in different slots at the same place.
 For the duration of a pass their builders are asked for a plain stretch of text, and every slot reads the line of its
 own place; so slopes, offsets and roundings stay the model's.
 """

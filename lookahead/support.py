@@ -220,23 +220,20 @@ def call_obstacle(
         cache: what ``generate`` prepared or the user gave.
         new_tokens: how many tokens will follow at most.
     """
-    embeds, mask = model_kwargs.get("inputs_embeds"), model_kwargs.get("attention_mask")
-    length = max(part.shape[1] for part in (input_ids, embeds, mask) if part is not None)
     if route == "tree":
         name = type(model).__name__
         if isinstance(getattr(cache, "self_attention_cache", cache), StaticCache) and _sees_spare_slots(model):
             return f"{name} looks at slots of a static cache that hold no text"
-        if model_kwargs.get("use_cache", True) is False and position_limit(model) is not None:
-            change = _change(model, length, model_kwargs)
-            if change is not None and change[0] < length + new_tokens:
-                return f"{change[1]}, within this text, and without a cache each pass recomputes all of it"
+        if model_kwargs.get("use_cache") is False and position_limit(model) is not None and not is_seq2seq(model):
+            change = _change_within(model, input_ids, model_kwargs, new_tokens)
+            if change is not None:
+                return f"{change}, and without a cache each pass recomputes all of it"
         if cache is not None and holds_text(cache) and windows_of_the_cache(model):
             return f"{name} leaves its windows to the cache, and a cache is continued that has dropped tokens"
         if _sees_images(model, model_kwargs, cache):
             return f"{name} keeps what its cross-attention layers know of images in the cache of the text"
         return None  # where a tree's model changes, its passes change too
-    change = _change(model, length, model_kwargs)
-    return None if change is None or change[0] >= length + new_tokens else f"{change[1]}, within this text"
+    return _change_within(model, input_ids, model_kwargs, new_tokens)
 
 
 def _sees_spare_slots(model: PreTrainedModel) -> bool:
@@ -244,10 +241,16 @@ def _sees_spare_slots(model: PreTrainedModel) -> bool:
     return any(type(module).__name__ in _UNMASKED for module in model.modules())
 
 
-def _change(model: PreTrainedModel, length: int, model_kwargs: dict[str, Any]) -> tuple[int, str] | None:
-    """Where and why a model's passes change after a prompt of so many slots; None = they do not."""
-    positions = model_kwargs.get("position_ids")
-    return boundary(model, length, [length - 1 if positions is None else int(positions.max())])
+def _change_within(
+    model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any], new_tokens: int
+) -> str | None:
+    """Why a causal model's passes change within a text; None = they do not."""
+    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    embeds = model_kwargs.get("inputs_embeds")
+    length = max(part.shape[1] for part in (input_ids, embeds, mask) if part is not None)
+    last = length - 1 if positions is None else int(positions.max())
+    change = boundary(model, length, [last])
+    return None if change is None or change[0] >= length + new_tokens else f"{change[1]}, within this text"
 
 
 def _sees_images(model: PreTrainedModel, model_kwargs: dict[str, Any], cache: Any) -> bool:

@@ -27,7 +27,7 @@ from lookahead.step_times import FORMAT, NODES, StepTimes
 from lookahead.traces import Traces
 from lookahead.tracing import refusal, trace_now, untraceable
 
-_logger = logging.getLogger("lookahead")
+_log = logging.getLogger("lookahead")
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 
 
@@ -217,7 +217,7 @@ def sweep(
         try:
             times.save(cache_file(about))
         except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-            _logger.warning(
+            _log.warning(
                 "The step times are not kept for later: %s. Name a folder that can be written to by LOOKAHEAD_CACHE.",
                 error,
             )

@@ -51,6 +51,8 @@ class CheckedSource:
         self._vocab_size = vocab_size
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a copy is asked for some before it has anything
+            raise AttributeError(name)
         return getattr(self._source, name)
 
     def propose(self, state: Any) -> Sequence[tuple[int, int]]:
