@@ -29,7 +29,6 @@ class Places:
         nodes: ``[batch, node]``, counted in slots from the row's first token.
         slots: ``[batch, slot]``, the same for all slots that the pass reads, the nodes' own last.
         tokens: ``[batch, slot]``, counted in tokens that are not masked.
-        numbers: ``[batch, node]``, the slots that plain decoding would use for the nodes; padding counts.
         high: at least the largest place.
         mask_dtype: of the mask that the prompt was given.
     """
@@ -37,7 +36,6 @@ class Places:
     nodes: Tensor
     slots: Tensor
     tokens: Tensor
-    numbers: Tensor
     high: int
     mask_dtype: torch.dtype
 
@@ -114,8 +112,8 @@ class _ScaleFactor:
         places = current_places()
         if places is None:
             return logarithms * self._factor
-        numbers = places.numbers.to(logarithms.device)
-        steps = torch.floor((numbers.float() + 1.0) / self._module.floor_scale)
+        numbers = places.nodes - places.slots[:, :1]  # the slots that plain decoding would use, padding included
+        steps = torch.floor((numbers.to(logarithms.device).float() + 1.0) / self._module.floor_scale)
         return _QueryScales(torch.log1p(steps) * self._factor)
 
 

@@ -246,18 +246,16 @@ class _Decoding:
                 f"{type(strategy).__name__} drafts with heads on a causal model, and {type(model).__name__} is an "
                 "encoder-decoder model. Use Lookahead() or Jacobi()."
             )
-        waits = False
         if self._route == "tree":
             late = strategy.tests_late and call.batch == 1 and self._drafts.hidden is None
             if planner is not None and late and can_wait(model):
-                waits = True
                 planner.test = PostponedTest(model, new_tokens, self._no_trees)
             else:
                 support.self_test(model)
         self._fused = self._view()
-        if waits and isinstance(self._fused, FusedModel):
-            self._fused.trust()  # can_wait has looked at the model
         if planner is not None:
+            if planner.test is not None and isinstance(self._fused, FusedModel):
+                self._fused.trust()  # can_wait has looked at the model
             planner.bucket = self._fused.bucket
             planner.again = lambda: self._fused.again
         self._traced = None

@@ -349,8 +349,7 @@ class FusedModel:
             last = visible.sum(1, keepdim=True) + torch.tensor(depths, device=self._device)
             counted = torch.cat([(visible.cumsum(1) - 1).clamp(min=0), last], dim=1)
         mask = self._prompt_kwargs.get(self.mask_name)
-        numbers = nodes + torch.tensor(self._padding, device=self._device)[:, None]
-        return Places(nodes, slots, counted, numbers, base + width, torch.long if mask is None else mask.dtype)
+        return Places(nodes, slots, counted, base + width, torch.long if mask is None else mask.dtype)
 
     def _numbered(self, trees: Sequence[TokenTree], tokens: Tensor) -> DecoderPlaces:
         lengths, width = self._cache.lengths, tokens.shape[1]

@@ -98,7 +98,7 @@ def test_nothing_is_left_behind(name: str) -> None:
     plain = run(model, prompts(1), max_new_tokens=8)[0]
     count = torch.arange(40)[None]
     seen: list[Any] = []
-    with placed(builders, lambda: Places(count, count, count, count, 40, torch.long)):
+    with placed(builders, lambda: Places(count, count, count, 40, torch.long)):
         thread = threading.Thread(target=lambda: seen.append(model.generate(**prompts(1), max_new_tokens=8)))
         thread.start()
         thread.join()

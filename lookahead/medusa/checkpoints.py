@@ -220,16 +220,14 @@ def _assemble(place: Place, tensors: StoredTensors, config: dict[str, Any], mode
         known = config.get("vocab_size") if model is None else output_sizes(model)[1]
         token_map = _token_map(place, get(TOKEN_MAP, floating=False), vocab_size, known)
     remarks = _remarks(config, layout, hidden_size, vocab_size if token_map is None else None)
-    if token_map is not None and layout.copied:  # the model's own layer scores all tokens
-        _check_copy(place, state.pop("outputs.0.weight"), model, token_map)
-        token_map, vocab_size = None, known
-    elif layout.copied:
+    if layout.copied:
         copy = state.pop("outputs.0.weight", None)
         if copy is None and LM_HEAD in layout.stored:
             copy = get(LM_HEAD)
         if copy is not None:
-            vocab_size = _size(copy, 0)
-            _check_copy(place, copy, model)
+            vocab_size = _size(copy, 0) if token_map is None else known
+            _check_copy(place, copy, model, token_map)
+            token_map = None  # the model's own layer scores all tokens
     if vocab_size is None and isinstance(config.get("vocab_size"), int):
         vocab_size = config["vocab_size"]
     if vocab_size is None and model is not None:
