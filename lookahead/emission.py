@@ -24,6 +24,7 @@ from transformers.generation import stopping_criteria as criteria_module
 
 from jacobi import LookaheadError, Path, Scores, TokenTree, reject, walk
 from lookahead.rowwise import PREFIX_FREE, ROW_PROCESSORS, ROW_RULES, SIMPLE_RULES, direct, for_row
+from lookahead.scoring import nan_error
 from lookahead.text import Text
 
 _MOST_ROOM = 1 << 16  # deepest tree where nothing else sets a limit
@@ -379,10 +380,7 @@ class Emission:
 
     def _checked(self, scores: Scores, row: int, node: int) -> None:
         if (row, node) in scores.broken and not self._nan_is_fine:
-            raise LookaheadError(
-                f"The model's logits are NaN at step {self._steps} (row {row}, token {len(self.written[row]) + 1}): "
-                "expected finite numbers. Check the weights and the dtype (float16 overflows where bfloat16 does not)."
-            )
+            raise nan_error(self._steps, row, len(self.written[row]) + 1)
 
     def sequences(self) -> Tensor:
         """Prompt and text ``[batch, token]``, shorter rows padded."""

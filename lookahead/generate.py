@@ -27,7 +27,7 @@ from lookahead.memory import Memory, borrowed
 from lookahead.model import FusedModel
 from lookahead.outputs import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
 from lookahead.plain import PlainLoop
-from lookahead.postponed import PostponedTest, can_wait
+from lookahead.postponed import PostponedTest, can_wait, too_short, wrote_untested
 from lookahead.readers import Readers
 from lookahead.snapshots import holds_text
 from lookahead.static import fused_model
@@ -150,12 +150,28 @@ class _Call:
 
     @property
     def is_one_pass(self) -> bool:
-        """Whether the prompt's pass writes all there is, and nothing about the call has to be looked at."""
-        most = (self.config.max_length or math.inf) - self.input_ids.shape[1]
+        """Whether the prompt's pass writes all there is, and there is nothing else that drafts would leave behind."""
+        return self._most_new <= 1 and self._leaves_only_text
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether no draft can be worth the self-test before the text ends (see :mod:`lookahead.postponed`)."""
+        strategy = self.strategy
+        usual = strategy.tests_late and strategy.verification == "exact" and not strategy.static
+        return usual and self.batch == 1 and self._leaves_only_text and too_short(self.model, self._most_new)
+
+    @property
+    def _most_new(self) -> float:
+        """Tokens that a row can write at most."""
+        return (self.config.max_length or math.inf) - self.input_ids.shape[1]
+
+    @property
+    def _leaves_only_text(self) -> bool:
+        """Whether nobody will see more of an automatic call than the tokens, nor of its cache."""
         cache = self.cache
         usual = cache is None or (type(cache) is DynamicCache and not cache.offloading and not self.has_users_cache)
         told = self.config.return_dict_in_generate or self.rule is not None
-        return self.strategy.automatic and most <= 1 and usual and not told
+        return self.strategy.automatic and usual and not told and not self.strategy.reads_hidden
 
 
 def _decode(call: _Call) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
@@ -165,8 +181,12 @@ def _decode(call: _Call) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
     support.check_prompt(model, call.input_ids, call.kwargs)
     plain = PlainLoop(model, call.input_ids, call.processors, call.criteria, call.config, call.streamer)
     if call.is_one_pass:  # whatever would be prepared for drafts could only cost time
-        return plain.sample(call.kwargs, call.cache)
+        return plain.text(call.kwargs, call.cache)
     route, reason = support.route(model)
+    if route == "tree" and call.is_too_short:
+        text = plain.text(call.kwargs, call.cache)
+        wrote_untested(model, text.shape[1] - call.input_ids.shape[1])
+        return text
     if route == "plain":
         assert reason is not None  # as route says
         return plain.hand_over(call.kwargs, call.cache, reason, call.strategy)

@@ -19,6 +19,7 @@ from lookahead.record import recorded_version
 from lookahead.self_test import is_tested, tree_error
 
 _COST = 12.0  # passes over one node that the test is taken to cost; measured 8 to 13
+_HOPELESS = 2 * _COST  # tokens, with those written before, whose passes a draft would have to halve to pay for the test
 _PROBES_AFTER = 512  # tokens written without the test, after which a draft may be tried only to learn what it brings
 
 _untested: "weakref.WeakKeyDictionary[PreTrainedModel, int]" = weakref.WeakKeyDictionary()  # tokens written
@@ -36,6 +37,27 @@ def can_wait(model: PreTrainedModel) -> bool:
     return unfamiliar(model) is None and changed(model) is None
 
 
+def too_short(model: PreTrainedModel, new_tokens: float) -> bool:
+    """Whether a call ends before it is likely that a draft pays for the test, which waits: no drafts are needed at all.
+
+    Args:
+        model: any model.
+        new_tokens: most tokens that the call writes.
+    """
+    return new_tokens + _untested_tokens(model) <= _HOPELESS and can_wait(model)
+
+
+def wrote_untested(model: PreTrainedModel, tokens: int) -> None:
+    """Take in that so many tokens were written without the test."""
+    with _untested_lock:
+        _untested[model] = _untested.get(model, 0) + tokens
+
+
+def _untested_tokens(model: PreTrainedModel) -> int:
+    with _untested_lock:
+        return _untested.get(model, 0)
+
+
 class PostponedTest:
     """One call's waiting for the self-test.
 
@@ -49,8 +71,7 @@ class PostponedTest:
         self._model = model
         self._new_tokens = new_tokens
         self._failed = failed
-        with _untested_lock:
-            self._before = _untested.get(model, 0)
+        self._before = _untested_tokens(model)
 
     @property
     def probes(self) -> bool:
@@ -71,5 +92,4 @@ class PostponedTest:
 
     def close(self, written: int) -> None:
         """The call has ended without the test, after so many tokens."""
-        with _untested_lock:
-            _untested[self._model] = _untested.get(self._model, 0) + written
+        wrote_untested(self._model, written)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jacobi import LEVEL_STEPS, Scores, Successors
+from jacobi import LEVEL_STEPS, LookaheadError, Scores, Successors
 
 _CHUNK = 128  # vocabulary entries whose maximum is taken first
 _SMALL = 1 << 19  # passes with fewer scores than this are searched in one go
@@ -53,6 +53,14 @@ def score(logits: Tensor, best: int = 0) -> Scores:
     greedy = [line[0] for line in ids]
     broken = np.nonzero(np.isnan(values[:, 0]))[0].tolist()
     return Scores(logits, _by_row(greedy, nodes), _pairs(broken, nodes), _successors(ids, levels, nodes))
+
+
+def nan_error(step: int, row: int, token: int) -> LookaheadError:
+    """What is raised for logits that are NaN: in which pass, and for which token (counted from 1) of which row."""
+    return LookaheadError(
+        f"The model's logits are NaN at step {step} (row {row}, token {token}): "
+        "expected finite numbers. Check the weights and the dtype (float16 overflows where bfloat16 does not)."
+    )
 
 
 def _successors(ids: list[list[int]], levels: list[list[int]], nodes: int) -> list[Successors]:

@@ -9,8 +9,10 @@ import torch
 import transformers
 from conftest import fresh_model, prompts, same_as_plain
 from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from lookahead import Jacobi, Lookahead, LookaheadError, postponed, self_test
+from lookahead.model import FusedModel
 from lookahead.postponed import PostponedTest, can_wait
 from lookahead.record import recorded_version
 from lookahead.self_test import is_tested
@@ -21,6 +23,19 @@ pytestmark = [
         recorded_version() != transformers.__version__, reason="nothing waits in versions that are not on record"
     ),
 ]
+
+
+class Heard(BaseStreamer):
+    """What a streamer is put."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Any] = []
+
+    def put(self, value: Any) -> None:
+        self.tokens.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.tokens.append("end")
 
 
 class Derived(LlamaForCausalLM):
@@ -40,6 +55,53 @@ def test_waits_for_a_draft_that_pays() -> None:
     stats = same_as_plain(model, prompts(1), max_new_tokens=160).stats
     assert is_tested(model)
     assert stats.accepted > 0
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+def test_a_call_too_short_for_drafts(monkeypatch: pytest.MonkeyPatch, sample: bool) -> None:
+    """It is transformers' own loop's, text, random numbers and streamed tokens included, until enough was written."""
+    model, rows = repeating(), prompts(1)
+    monkeypatch.setattr(FusedModel, "__init__", lambda *_, **__: pytest.fail("drafts were prepared"))
+    for calls in range(2):
+        told: dict[bool, Any] = {}
+        for ours in (False, True):
+            torch.manual_seed(calls)
+            heard = Heard()
+            text = model.generate(**rows, max_new_tokens=12, do_sample=sample, use_lookahead=ours, streamer=heard)
+            told[ours] = (text.tolist(), torch.rand(1).item(), heard.tokens)
+        assert told[True] == told[False]
+    monkeypatch.undo()
+    counted = [0]
+    make = FusedModel.__init__
+    monkeypatch.setattr(FusedModel, "__init__", lambda *given, **named: (counted.append(1), make(*given, **named))[1])
+    model.generate(**rows, max_new_tokens=12, do_sample=sample, use_lookahead=True)
+    assert sum(counted) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"return_dict_in_generate": True}, {"lookahead_strategy": Lookahead(verification="rejection")}],
+    ids=["statistics", "rejection"],
+)
+def test_short_calls_that_show_more_than_text(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    """Statistics are those of our loop, and rejection writes a text of its own."""
+    made = []
+    make = FusedModel.__init__
+    monkeypatch.setattr(FusedModel, "__init__", lambda *given, **named: (made.append(1), make(*given, **named))[1])
+    repeating().generate(**prompts(1), max_new_tokens=8, do_sample=True, use_lookahead=True, **settings)
+    assert made
+
+
+@pytest.mark.parametrize("new_tokens", [1, 8])
+def test_a_short_call_refuses_nan(new_tokens: int) -> None:
+    """By name, as a long one does; and writes on where a processor is there to mend it."""
+    model = repeating()
+    with torch.no_grad():
+        model.lm_head.weight[3] = math.nan
+    with pytest.raises(LookaheadError, match=r"logits are NaN at step 1 \(row 0, token 1\)"):
+        model.generate(**prompts(1), max_new_tokens=new_tokens, do_sample=False, use_lookahead=True)
+    kwargs = {**prompts(1), "max_new_tokens": new_tokens, "do_sample": False, "remove_invalid_values": True}
+    assert torch.equal(model.generate(**kwargs, use_lookahead=True), model.generate(**kwargs))
 
 
 def test_layers_that_drop_out_do_not_wait() -> None:
