@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 ROOT = Path(__file__).parents[1]
-KINDS = ("race", "first call", "questions", "ablation", "medusa", "step time")
+KINDS = ("race", "first call", "long context", "questions", "ablation", "medusa", "step time")
 OURS = ("auto", "cold")  # the automatic mode, whose losses are listed by themselves
 
 
@@ -203,6 +203,37 @@ def first_calls(documents: list[dict[str, Any]]) -> str:
         for case, row in cases.items()
     ]
     return table(("dtype", "call", "tokens", "plain, ms", "ours, ms", "speedup"), lines)
+
+
+def long_contexts(document: dict[str, Any]) -> str:
+    """What the length of the history changes: speedups, with and without reading the prompt, and passes."""
+    lines = [
+        (
+            row["context"],
+            row["mode"],
+            row["dtype"],
+            row["label"],
+            f"{row['S']:.2f}",
+            f"{row['nodes']:.1f}",
+            f"{row['prompt_ms']:.0f}",
+            f"{row['token_ms']:.2f}",
+            cell(row["speedup_median"]),
+            cell(row["after_prompt_median"]),
+            "{:.2f}-{:.2f}".format(*row["after_prompt_interval"]),
+            f"{row['texts_that_differ']} of {row['texts']}",
+        )
+        for row in document["rows"]
+    ]
+    head = ("context", "mode", "dtype", "method", "S", "nodes", "prompt, ms", "ms a token")
+    head += ("speedup", "after the prompt", "95%", "texts that differ")
+    shapes = [{"preset": document["model"], "batch": 1, **row} for row in document["passes"]]
+    return (
+        f"{document['new_tokens']} new tokens after prompts of so many; the prompt's time is that of plain calls of "
+        "one token, and the second speedup is that of the rest.\n\n"
+        + table(head, lines)
+        + "\nTheir passes, as transformers runs them:\n\n"
+        + step_times([{"rows": shapes}])
+    )
 
 
 def questions(document: dict[str, Any]) -> str:
@@ -401,6 +432,7 @@ def build(results: Path, out: Path) -> str:
         parts += ["### In full", details(rows)]
     for kind, title, write in (
         ("first call", "First call of a process", first_calls),
+        ("long context", "Long contexts", lambda documents: "\n".join(map(long_contexts, documents))),
         ("questions", "Spec-Bench questions", lambda documents: "\n".join(map(questions, documents))),
         ("ablation", "Sources of drafts", lambda documents: "\n".join(map(ablation, documents))),
         ("medusa", "Medusa", lambda documents: "\n".join(map(medusa, documents))),

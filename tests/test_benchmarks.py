@@ -23,7 +23,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 def bench() -> Iterator[SimpleNamespace]:
     """The scripts as modules, imported from their folder as when they are run."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("racing", "race", "theory", "step_time", "specbench", "ablation", "medusa", "report")
+    names = ("racing", "race", "theory", "step_time", "specbench", "ablation", "long_context", "medusa", "report")
     try:
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     finally:
@@ -306,6 +306,57 @@ def test_ablation(bench: SimpleNamespace, loaded: tuple[Any, Any]) -> None:
     assert found["all"]["texts"] == 2
     assert found["all"]["S"] >= 1.0
     assert found["all"]["nodes_per_pass"] > 0
+
+
+def test_long_prompts(bench: SimpleNamespace, loaded: tuple[Any, Any]) -> None:
+    """A prompt of the set at the end, those before it in front; no more tokens than there are."""
+    texts = ["def a():\n    return 1\n", "class B:\n    pass\n", "import os\n"]
+    rows = [loaded[1](text)["input_ids"] for text in texts]
+    given = bench.long_context.prompts_of(loaded[1], texts, 8, 3, "cpu")
+    assert [unit.index for unit in given] == [0, 1, 2]
+    for index, unit in enumerate(given):
+        joined = rows[index - 2] + rows[index - 1] + rows[index]
+        assert unit.inputs["input_ids"].tolist() == [joined[-8:]]
+        assert unit.inputs["attention_mask"].all()
+    with pytest.raises(typer.BadParameter, match="got --contexts 9000"):
+        bench.long_context.prompts_of(loaded[1], texts, 9000, 1, "cpu")
+
+
+def test_stretched_models(bench: SimpleNamespace, tmp_path: Path) -> None:
+    """The bundled model's own text where it has the positions; beyond them YaRN, and no second stretching."""
+    if not (bundled.BUNDLED / "config.json").exists():
+        pytest.skip("needs the bundled model")
+    stretched = bench.long_context.stretched
+    model, _ = stretched(bundled.BUNDLED, 1024, "float32", "cpu")
+    assert model.config.rope_parameters["rope_type"] == "default"
+    model, tokenizer = stretched(bundled.BUNDLED, 4096, "float32", "cpu")
+    assert model.config.rope_parameters["factor"] == 4.0
+    assert model.config.max_position_embeddings == 4096
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(typer.BadParameter, match="RoPE of type yarn for 4096 positions"):
+        stretched(tmp_path, 8192, "float32", "cpu")
+
+
+@pytest.mark.usefixtures("augmented")
+def test_long_contexts(bench: SimpleNamespace, tmp_path: Path) -> None:
+    """From the command line to JSON to a report."""
+    if not (bundled.BUNDLED / "config.json").exists():
+        pytest.skip("needs the bundled model")
+    app = typer.Typer()
+    app.command()(bench.long_context.main)
+    options = "--contexts 16,40 --prompts 1 --modes greedy --methods plain,auto --new-tokens 6"
+    result = CliRunner().invoke(app, [*options.split(), "--out", str(tmp_path / "long.json")])
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "long.json").read_text())
+    assert [(row["context"], row["method"]) for row in document["rows"]] == [
+        (context, method) for context in (16, 40) for method in ("plain", "auto")
+    ]
+    assert all(row["texts_that_differ"] == 0 and row["S"] >= 1.0 for row in document["rows"])
+    assert {row["after_prompt_median"] for row in document["rows"] if row["method"] == "plain"} == {1.0}
+    text = bench.report.build(tmp_path, tmp_path / "BENCHMARKS.md")
+    assert "## Long contexts" in text
+    assert "| bundled | float32 | 40 | 1 |" in text
 
 
 def test_medusa(bench: SimpleNamespace, loaded: tuple[Any, Any], tmp_path: Path) -> None:
