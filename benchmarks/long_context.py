@@ -5,8 +5,7 @@
 A prompt of so many tokens is a code prompt with others of the set before it. A model with fewer positions than the
 longest prompt needs is stretched by YaRN (Peng et al. 2023, arXiv:2309.00071); the bundled one, trained on 1,024
 tokens, has to be. Reading a long prompt takes longer than writing a hundred tokens, and no draft makes it shorter, so
-a speedup is also given for what comes after it: calls of one token are timed as well, and taken off. The last line on
-stdout is one JSON document.
+a speedup is also given for what comes after the first token. The last line on stdout is one JSON document.
 """
 
 import json
@@ -90,28 +89,25 @@ def prompts_of(tokenizer: Any, texts: Sequence[str], context: int, count: int, d
 def measure(
     model: Any, table: dict[str, Any], given: Sequence[Unit], mode: str, new_tokens: int, rounds: int, tick: Any
 ) -> list[dict[str, Any]]:
-    """Every method's figures, with the speedup after the prompt."""
-    warm, rest = given[:_WARM], given[_WARM:]
-    results = contest(model, table, rest, warm, MODES[mode], new_tokens, rounds, tick)
-    plain = {"plain": table["plain"]}
-    prompt = [min(taken) for taken in contest(model, plain, rest, warm, MODES[mode], 1, rounds, tick)["plain"].seconds]
+    """Every method's figures, with those after the first token."""
+    rest = given[_WARM:]
+    results = contest(model, table, rest, given[:_WARM], MODES[mode], new_tokens, rounds, tick, apart=True)
+    plain = results["plain"]
+    keep = range(len(rest))
     rows = []
     for name, method in table.items():
-        found = row(results, name, range(len(rest)), new_tokens, 1)
-        after = {
-            other: [typical(results[other].seconds[i]) - prompt[i] for i in range(len(rest))]
-            for other in (name, "plain")
-        }
-        ratios = [theirs / mine for mine, theirs in zip(after[name], after["plain"], strict=True)]
+        mine = results[name]
+        ratios = [typical(plain.after[i]) / typical(mine.after[i]) for i in keep]
+        prompts = [whole - after for i in keep for whole, after in zip(mine.seconds[i], mine.after[i], strict=True)]
         rows.append(
             {
                 "method": name,
                 "label": method.label,
-                **found,
-                "prompt_ms": 1e3 * statistics.median(prompt),
-                "after_prompt_median": statistics.median(ratios),
-                "after_prompt_interval": list(bootstrap(ratios)),
-                "token_ms": 1e3 * statistics.median(after[name]) / (new_tokens - 1),
+                **row(results, name, keep, new_tokens, 1),
+                "first_token_ms": 1e3 * statistics.median(prompts),
+                "token_ms": 1e3 * statistics.median(typical(mine.after[i]) for i in keep) / (new_tokens - 1),
+                "after_median": statistics.median(ratios),
+                "after_interval": list(bootstrap(ratios)),
             }
         )
     return rows
@@ -158,16 +154,16 @@ def main(
             document["passes"].append({"dtype": dtype, "context": context, "pass_ms": pass_ms})
             for mode in wanted:
                 with Progress(console=console, transient=True) as progress:
-                    turns = 2 * (rounds + 1) * (len(given) - _WARM)
+                    turns = (rounds + 1) * (len(given) - _WARM)
                     task = progress.add_task(f"{context} tokens, {mode}, {dtype}", total=turns)
                     rows = measure(model, table, given, mode, new_tokens, rounds, partial(progress.advance, task))
                 document["rows"] += [{"context": context, "mode": mode, "dtype": dtype, **found} for found in rows]
                 save(document, out)
                 shown = Table(
-                    "method", "S", "nodes", "speedup", "after the prompt", title=f"{context}, {mode}, {dtype}"
+                    "method", "S", "nodes", "speedup", "after its first token", title=f"{context}, {mode}, {dtype}"
                 )
                 for found in rows:
-                    figures = (found[key] for key in ("S", "nodes", "speedup_median", "after_prompt_median"))
+                    figures = (found[key] for key in ("S", "nodes", "speedup_median", "after_median"))
                     shown.add_row(found["label"], *(f"{figure:.2f}" for figure in figures))
                 console.print(shown)
         del model

@@ -4,6 +4,7 @@ import racing  # from benchmarks/race.py, bench_decode.py and ablation.py; nothi
 """
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ import typer
 from machine import describe
 from rich.console import Console
 from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
 
 import lookahead
 from lookahead import DecodingStats, Jacobi, Lookahead
@@ -289,6 +291,7 @@ class Result:
 
     Attributes:
         seconds: the time of every round.
+        after: of every round, the time after the first new token, where it was asked for.
         passes: forward passes, the prompt's included.
         drafted: drafted nodes a row, over all passes; rows: passes over all rows that could have had some.
         stats: ours only.
@@ -303,6 +306,27 @@ class Result:
     stats: list[DecodingStats | None]
     differ: list[set[int]]
     looping: list[bool]
+    after: list[list[float]] = field(default_factory=list)
+
+
+class FirstToken(BaseStreamer):
+    """Knows when a call has written its first token."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._heard = 0
+        self.at = math.nan
+
+    def put(self, value: Tensor) -> None:
+        """Take in the prompt, and then tokens as they are written."""
+        self._heard += 1
+        if self._heard == 2:
+            wait(self._device)
+            self.at = time.perf_counter()
+
+    def end(self) -> None:
+        """Be ready for the next call."""
+        self._heard = 0
 
 
 def _count(model: Any, method: Method, call: Callable[..., Any], new_tokens: int, batch: int) -> dict[str, Any]:
@@ -334,8 +358,12 @@ def contest(
     new_tokens: int,
     rounds: int,
     tick: Callable[[], None] = lambda: None,
+    *,
+    apart: bool = False,
 ) -> dict[str, Result]:
     """Decode every unit with every method in turn: one round that counts, then ``rounds`` that are timed.
+
+    ``apart`` times what comes after the first token for itself as well; of single prompts only.
 
     A method that remembers starts each round with a blank memory and meets each unit once in it, so that it never
     writes a text that it has seen; warm-up texts belong to no unit. The order of methods turns round from one unit to
@@ -345,6 +373,8 @@ def contest(
     texts: dict[str, list[Tensor]] = {name: [] for name in table}
     longest = max(given, key=lambda unit: unit.inputs["input_ids"].shape[1])
     batch = len(given[0].inputs["input_ids"])
+    heard = FirstToken(model.device)
+    streamed = {"streamer": heard} if apart else {}
 
     def call(method: Method, unit: Unit, **more: Any) -> Any:
         torch.manual_seed(unit.index)
@@ -368,13 +398,17 @@ def contest(
                     for key, value in counts.items():
                         getattr(result, key).append(value)
                     result.seconds.append([])
+                    result.after.append([])
                     result.differ.append(set())
                 else:
                     wait(model.device)
                     start = time.perf_counter()
-                    ids = bound()
+                    ids = bound(**streamed)
                     wait(model.device)
-                    result.seconds[place].append(time.perf_counter() - start)
+                    end = time.perf_counter()
+                    result.seconds[place].append(end - start)
+                    if apart:
+                        result.after[place].append(end - heard.at)
                     _compare(ids, texts["plain"][place], result.differ[place])
             if turn == 0:
                 start_of_text = unit.inputs["input_ids"].shape[1]

@@ -215,21 +215,21 @@ def long_contexts(document: dict[str, Any]) -> str:
             row["label"],
             f"{row['S']:.2f}",
             f"{row['nodes']:.1f}",
-            f"{row['prompt_ms']:.0f}",
+            f"{row['first_token_ms']:.0f}",
             f"{row['token_ms']:.2f}",
             cell(row["speedup_median"]),
-            cell(row["after_prompt_median"]),
-            "{:.2f}-{:.2f}".format(*row["after_prompt_interval"]),
+            cell(row["after_median"]),
+            "{:.2f}-{:.2f}".format(*row["after_interval"]),
             f"{row['texts_that_differ']} of {row['texts']}",
         )
         for row in document["rows"]
     ]
-    head = ("context", "mode", "dtype", "method", "S", "nodes", "prompt, ms", "ms a token")
-    head += ("speedup", "after the prompt", "95%", "texts that differ")
+    head = ("context", "mode", "dtype", "method", "S", "nodes", "first token, ms", "ms a later token")
+    head += ("speedup", "of later tokens", "95%", "texts that differ")
     shapes = [{"preset": document["model"], "batch": 1, **row} for row in document["passes"]]
     return (
-        f"{document['new_tokens']} new tokens after prompts of so many; the prompt's time is that of plain calls of "
-        "one token, and the second speedup is that of the rest.\n\n"
+        f"{document['new_tokens']} new tokens after prompts of so many. The first token's time is that of reading the "
+        "prompt; the second speedup is that of the tokens after it.\n\n"
         + table(head, lines)
         + "\nTheir passes, as transformers runs them:\n\n"
         + step_times([{"rows": shapes}])
