@@ -2,7 +2,7 @@
 
     python benchmarks/report.py
 
-It reads what race.py, ablation.py, medusa.py and step_time.py wrote to benchmarks/results; plots need matplotlib
+It reads what the scripts beside it wrote to benchmarks/results; plots need matplotlib
 (``pip install lookahead-decoding[bench]``) and are left out without it.
 """
 
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 ROOT = Path(__file__).parents[1]
-KINDS = ("race", "first call", "long context", "questions", "ablation", "medusa", "step time")
+KINDS = ("race", "first call", "long context", "families", "questions", "ablation", "medusa", "step time")
 OURS = ("auto", "cold")  # the automatic mode, whose losses are listed by themselves
 
 
@@ -236,6 +236,28 @@ def long_contexts(document: dict[str, Any]) -> str:
     )
 
 
+def families(document: dict[str, Any]) -> str:
+    """Other architectures, with random weights."""
+    lines = [
+        (
+            row["family"],
+            row["route"],
+            row["mode"],
+            f"{row['plain_token_ms']:.1f}",
+            cell(row["speedup_median"]),
+            _interval(row),
+            f"{row['S']:.2f}",
+            f"{row['texts_that_differ']} of {row['texts']}",
+        )
+        for row in document["rows"]
+    ]
+    head = ("family", "route", "mode", "plain, ms a token", "speedup", "95%", "S", "texts that differ")
+    return (
+        "Small models with random weights, prompts of random tokens: at temperature 1.5 there is nothing to gain, and "
+        "a speedup is that of passes; greedy texts soon repeat themselves.\n\n" + table(head, lines)
+    )
+
+
 def questions(document: dict[str, Any]) -> str:
     """Spec-Bench's summary by category."""
     results = document["results"]
@@ -433,6 +455,7 @@ def build(results: Path, out: Path) -> str:
     for kind, title, write in (
         ("first call", "First call of a process", first_calls),
         ("long context", "Long contexts", lambda documents: "\n".join(map(long_contexts, documents))),
+        ("families", "Other architectures", lambda documents: "\n".join(map(families, documents))),
         ("questions", "Spec-Bench questions", lambda documents: "\n".join(map(questions, documents))),
         ("ablation", "Sources of drafts", lambda documents: "\n".join(map(ablation, documents))),
         ("medusa", "Medusa", lambda documents: "\n".join(map(medusa, documents))),

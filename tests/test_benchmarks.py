@@ -23,7 +23,18 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 def bench() -> Iterator[SimpleNamespace]:
     """The scripts as modules, imported from their folder as when they are run."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("racing", "race", "theory", "step_time", "specbench", "ablation", "long_context", "medusa", "report")
+    names = (
+        "racing",
+        "race",
+        "theory",
+        "step_time",
+        "specbench",
+        "ablation",
+        "long_context",
+        "families",
+        "medusa",
+        "report",
+    )
     try:
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     finally:
@@ -358,6 +369,25 @@ def test_long_contexts(bench: SimpleNamespace, tmp_path: Path) -> None:
     text = bench.report.build(tmp_path, tmp_path / "BENCHMARKS.md")
     assert "## Long contexts" in text
     assert "| bundled | float32 | 40 | 1 |" in text
+
+
+@pytest.mark.usefixtures("augmented")
+def test_families(bench: SimpleNamespace, tmp_path: Path) -> None:
+    """A tree, a chain and an encoder-decoder model, from the command line to JSON to a report."""
+    app = typer.Typer()
+    app.command()(bench.families.main)
+    options = "--families llama,lfm2,bart --prompts 1 --rounds 1 --new-tokens 8"
+    result = CliRunner().invoke(app, [*options.split(), "--out", str(tmp_path / "families.json")])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "families.json").read_text())["rows"]
+    assert [(row["family"], row["mode"], row["route"]) for row in rows] == [
+        (family, mode, "chain" if family == "lfm2" else "tree")
+        for family in ("llama", "lfm2", "bart")
+        for mode in ("t1.5", "greedy")
+    ]
+    assert all(row["texts_that_differ"] == 0 for row in rows)
+    text = bench.report.build(tmp_path, tmp_path / "BENCHMARKS.md")
+    assert "| lfm2 | chain | t1.5 |" in text
 
 
 def test_medusa(bench: SimpleNamespace, loaded: tuple[Any, Any], tmp_path: Path) -> None:

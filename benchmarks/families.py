@@ -1,0 +1,145 @@
+"""What idle drafts cost on other architectures: random weights, texts in which nothing can be gained.
+
+    python benchmarks/families.py --threads 2 --out benchmarks/results/families.json
+
+Models of six layers of 256 channels (encoder-decoders: four and four) with weights drawn at random write from prompts
+of random tokens at temperature 1.5, where no draft is right. So a speedup is that of passes, and what is below 1x is
+what drafts cost that are looked for in vain. Greedy texts are compared, too, but random weights soon repeat themselves,
+so their speed says little. The last line on stdout is one JSON document.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from racing import MODES, Unit, chosen, contest, methods, quiet_console, random_prompt, row, save
+from rich.progress import Progress
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+import lookahead
+from lookahead.decoder import is_seq2seq
+
+_SIZES = {
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 768,
+    "vocab_size": 8192,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 0,
+}
+_ENCODED = {
+    "d_model": 256,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 768,
+    "decoder_ffn_dim": 768,
+    "vocab_size": 8192,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _SIZES,
+    "qwen3": _SIZES | {"head_dim": 64},
+    "gpt2": {"n_embd": 256, "n_layer": 6, "n_head": 4, "vocab_size": 8192},
+    "gpt_neox": _SIZES,
+    "opt": {"hidden_size": 256, "word_embed_proj_dim": 256, "ffn_dim": 768, "num_hidden_layers": 6}
+    | {"num_attention_heads": 4, "vocab_size": 8192},
+    "mistral": _SIZES | {"sliding_window": 32},
+    "gemma3_text": _SIZES | {"head_dim": 64, "sliding_window": 64},
+    "gpt_oss": _SIZES | {"head_dim": 64, "num_local_experts": 4, "sliding_window": 32},
+    "mixtral": _SIZES | {"num_local_experts": 4},
+    "deepseek_v3": _SIZES
+    | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    | {"kv_lora_rank": 64, "q_lora_rank": 96, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    | {"moe_intermediate_size": 128, "first_k_dense_replace": 1},
+    "bloom": {"hidden_size": 256, "n_layer": 6, "n_head": 4, "vocab_size": 8192},
+    "lfm2": _SIZES | {"layer_types": ["conv", "conv", "full_attention"] * 2},
+    "qwen3_next": _SIZES
+    | _EXPERTS
+    | {"head_dim": 64, "shared_expert_intermediate_size": 128, "linear_num_key_heads": 4}
+    | {"linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    "falcon_h1": _SIZES | {"mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_state": 32, "mamba_d_head": 32},
+    "t5": {"d_model": 256, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 4, "d_kv": 64, "d_ff": 768}
+    | {"vocab_size": 8192},
+    "bart": _ENCODED,
+}
+
+
+def random_of(family: str, seed: int = 0) -> Any:
+    """A model of a family with random weights, large enough for its greedy text not to be one token over and over."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(family, **FAMILIES[family])
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = kind.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(1.5)
+    settings = model.generation_config
+    settings.eos_token_id = settings.forced_eos_token_id = None
+    settings.pad_token_id = 0
+    if config.is_encoder_decoder:
+        settings.decoder_start_token_id = 2
+    return model
+
+
+def prompts_of(model: Any, count: int) -> list[Unit]:
+    """Prompts of random tokens; of an encoder-decoder model the encoder's."""
+    vocab = model.config.get_text_config().vocab_size
+    found = []
+    for index in range(count):
+        ids = torch.tensor([[max(3, token) for token in random_prompt(index, vocab)]])
+        found.append(Unit(index, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}))
+    return found
+
+
+def main(
+    families: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(FAMILIES)}.")] = "all",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of each family.")] = 4,
+    modes: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(MODES)}.")] = "t1.5,greedy",
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to write.")] = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed calls of every method on every prompt.")] = 5,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: torch's choice.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
+) -> None:
+    """Measure every family."""
+    console = quiet_console(threads)
+    names, wanted = chosen(families, FAMILIES, "family"), chosen(modes, MODES, "mode")
+    contenders, _ = methods(["plain", "auto"], "cpu")
+    lookahead.augment_all()
+    rows: list[dict[str, Any]] = []
+    document = {"benchmark": "families", "device": "cpu", "new_tokens": new_tokens, "rounds": rounds, "rows": rows}
+    shown = Table("family", "mode", "speedup", "95%", "S", "differ")
+    for name in names:
+        model = random_of(name)
+        given = prompts_of(model, prompts + 2)
+        for mode in wanted:
+            turns = rounds if MODES[mode]["do_sample"] else 1
+            with Progress(console=console, transient=True) as progress:
+                task = progress.add_task(f"{name}, {mode}", total=prompts * (turns + 1))
+                tick = partial(progress.advance, task)
+                results = contest(model, contenders, given[2:], given[:2], MODES[mode], new_tokens, turns, tick)
+            found = row(results, "auto", range(prompts), new_tokens, 1)
+            plain = row(results, "plain", range(prompts), new_tokens, 1)
+            way = lookahead.support.verdict(model)[0]
+            rows.append(
+                {"family": name, "mode": mode, "route": way, "encoder_decoder": is_seq2seq(model), **found}
+                | {"plain_token_ms": 1e3 / plain["tokens_per_s_median"]}
+            )
+            save(document, out)
+            low, high = found["speedup_interval"]
+            figures = f"{found['speedup_median']:.2f}x", f"{low:.2f}-{high:.2f}", f"{found['S']:.2f}"
+            shown.add_row(name, mode, *figures, f"{found['texts_that_differ']}/{found['texts']}")
+        del model
+    console.print(shown)
+    print(save(document, out))
+
+
+if __name__ == "__main__":
+    typer.run(main)
