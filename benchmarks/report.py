@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 ROOT = Path(__file__).parents[1]
-KINDS = ("race", "first call", "long context", "families", "questions", "ablation", "medusa", "step time")
+KINDS = ("race", "first call", "long context", "architectures", "questions", "ablation", "medusa", "step time")
 OURS = ("auto", "cold")  # the automatic mode, whose losses are listed by themselves
 
 
@@ -236,7 +236,7 @@ def long_contexts(document: dict[str, Any]) -> str:
     )
 
 
-def families(document: dict[str, Any]) -> str:
+def architectures(document: dict[str, Any]) -> str:
     """Other architectures, with random weights."""
     lines = [
         (
@@ -455,7 +455,7 @@ def build(results: Path, out: Path) -> str:
     for kind, title, write in (
         ("first call", "First call of a process", first_calls),
         ("long context", "Long contexts", lambda documents: "\n".join(map(long_contexts, documents))),
-        ("families", "Other architectures", lambda documents: "\n".join(map(families, documents))),
+        ("architectures", "Other architectures", lambda documents: "\n".join(map(architectures, documents))),
         ("questions", "Spec-Bench questions", lambda documents: "\n".join(map(questions, documents))),
         ("ablation", "Sources of drafts", lambda documents: "\n".join(map(ablation, documents))),
         ("medusa", "Medusa", lambda documents: "\n".join(map(medusa, documents))),

@@ -31,7 +31,7 @@ def bench() -> Iterator[SimpleNamespace]:
         "specbench",
         "ablation",
         "long_context",
-        "families",
+        "architectures",
         "medusa",
         "report",
     )
@@ -372,14 +372,14 @@ def test_long_contexts(bench: SimpleNamespace, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("augmented")
-def test_families(bench: SimpleNamespace, tmp_path: Path) -> None:
+def test_architectures(bench: SimpleNamespace, tmp_path: Path) -> None:
     """A tree, a chain and an encoder-decoder model, from the command line to JSON to a report."""
     app = typer.Typer()
-    app.command()(bench.families.main)
+    app.command()(bench.architectures.main)
     options = "--families llama,lfm2,bart --prompts 1 --rounds 1 --new-tokens 8"
-    result = CliRunner().invoke(app, [*options.split(), "--out", str(tmp_path / "families.json")])
+    result = CliRunner().invoke(app, [*options.split(), "--out", str(tmp_path / "architectures.json")])
     assert result.exit_code == 0, result.output
-    rows = json.loads((tmp_path / "families.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "architectures.json").read_text())["rows"]
     assert [(row["family"], row["mode"], row["route"]) for row in rows] == [
         (family, mode, "chain" if family == "lfm2" else "tree")
         for family in ("llama", "lfm2", "bart")

@@ -1,6 +1,6 @@
 """What idle drafts cost on other architectures: random weights, texts in which nothing can be gained.
 
-    python benchmarks/families.py --threads 2 --out benchmarks/results/families.json
+    python benchmarks/architectures.py --threads 2 --out benchmarks/results/architectures.json
 
 Models of six layers of 256 channels (encoder-decoders: four and four) with weights drawn at random write from prompts
 of random tokens at temperature 1.5, where no draft is right. So a speedup is that of passes, and what is below 1x is
@@ -114,7 +114,7 @@ def main(
     contenders, _ = methods(["plain", "auto"], "cpu")
     lookahead.augment_all()
     rows: list[dict[str, Any]] = []
-    document = {"benchmark": "families", "device": "cpu", "new_tokens": new_tokens, "rounds": rounds, "rows": rows}
+    document = {"benchmark": "architectures", "device": "cpu", "new_tokens": new_tokens, "rounds": rounds, "rows": rows}
     shown = Table("family", "mode", "speedup", "95%", "S", "differ")
     for name in names:
         model = random_of(name)
