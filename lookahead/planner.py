@@ -19,6 +19,7 @@ _SINGLE_AFTER = (2, 8, 16)  # passes after which t(1) is measured, while it rest
 _SINGLE_EVERY = 256  # and once it is known
 _PROBE_FIRST, _PROBE_LAST = 32, 512  # plain passes between two trials of a small draft, while none seems to pay
 _PROBE_NODES = 4
+_PROBE_SHARE = 0.02  # of plain passes' time, that such trials may take
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
 _LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
 _BATCH_GAIN = 0.075  # more for every doubling of a batch: out of step, rows need copies, and the slowest gains least
@@ -181,7 +182,7 @@ class Planner:
         serves = max(_REFRESH, min(self._quiet, _LONGEST_REFRESH))
         if not self._curve or self._passes - self._read_at >= serves or self._again != again:
             self._read_curve()
-        self._probing = self._quiet >= self._probe_after and (self.test is None or self.test.probes)
+        self._probing = self._quiet >= self._probe_at() and (self.test is None or self.test.probes)
         self.single = not self._probing and self._measure_single()
         self.gain = 1.0
         if self._again and self._curve[self._again] > _AGAIN_COST * self._curve[1]:
@@ -227,11 +228,17 @@ class Planner:
         if self._window and self.test is None and self._passes >= self._columns_until:
             self._choose_columns()
         spent = window_nodes(self.columns) + self._again
-        self._grown = self._curve[spent:]  # cost of a tree of 1, 2, ... nodes beside the window's
+        # What is fed again has been paid for by the draft that was cut short: without it, one node would take t(1).
+        paid = self._again_cost()
+        self._grown = [cost - paid for cost in self._curve[spent:]]  # of a tree of 1, 2, ... nodes beside the window's
         if self._again_ms:  # a draft that is cut short has to be paid for once more
             later = self._again_ms / self._again_passes
             self._grown[1:] = [cost + later for cost in self._grown[1:]]
         self._least = least_slopes(self._grown)
+
+    def _again_cost(self) -> float:
+        """What feeding tokens again adds to a pass over one node."""
+        return self._curve[self._again] - self._curve[0]
 
     def _choose_columns(self) -> None:
         """As many columns as pay beside the trees of late; a choice stands for a while, because a window pays late."""
@@ -258,6 +265,11 @@ class Planner:
     def _expected(self, nodes: int) -> float:
         """Tokens that the sources' trees of so many nodes brought of late."""
         return self._acceptance.expected(self._worth[:nodes])
+
+    def _probe_at(self) -> float:
+        """After how many plain passes a draft is tried: seldom enough for what it takes, all of it in vain."""
+        probe = self._grown[min(len(self._grown) - 1, _PROBE_NODES)]
+        return max(self._probe_after, (probe / self._curve[0] - 1.0) / _PROBE_SHARE)
 
     def _measure_single(self) -> bool:
         if self._times.frozen:
@@ -345,7 +357,7 @@ class Planner:
             self._again_ms *= _AGAIN_FADE
             self._again_passes *= _AGAIN_FADE
             if self._curve:
-                self._again_ms += self._curve[fed - 1] - self._curve[width - 1]
+                self._again_ms += self._again_cost()
         self._again_passes += width > 1
         if width > 1:
             if self._probing:
