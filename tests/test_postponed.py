@@ -25,6 +25,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture
+def hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short first calls are left to transformers' own loop, as outside of tests."""
+    monkeypatch.setattr(postponed, "_HOPELESS", 2.0 * postponed._COST)
+
+
 class Heard(BaseStreamer):
     """What a streamer is put."""
 
@@ -57,6 +63,7 @@ def test_waits_for_a_draft_that_pays() -> None:
     assert stats.accepted > 0
 
 
+@pytest.mark.usefixtures("hopeless")
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 def test_a_call_too_short_for_drafts(monkeypatch: pytest.MonkeyPatch, sample: bool) -> None:
     """It is transformers' own loop's, text, random numbers and streamed tokens included, until enough was written."""
@@ -78,6 +85,7 @@ def test_a_call_too_short_for_drafts(monkeypatch: pytest.MonkeyPatch, sample: bo
     assert sum(counted) == 1
 
 
+@pytest.mark.usefixtures("hopeless")
 @pytest.mark.parametrize(
     "settings",
     [{"return_dict_in_generate": True}, {"lookahead_strategy": Lookahead(verification="rejection")}],
@@ -92,6 +100,7 @@ def test_short_calls_that_show_more_than_text(monkeypatch: pytest.MonkeyPatch, s
     assert made
 
 
+@pytest.mark.usefixtures("hopeless")
 @pytest.mark.parametrize("new_tokens", [1, 8])
 def test_a_short_call_refuses_nan(new_tokens: int) -> None:
     """By name, as a long one does; and writes on where a processor is there to mend it."""
