@@ -14,13 +14,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from racing import MODES, Unit, chosen, contest, methods, quiet_console, random_prompt, row, save
+from racing import MODES, WARM, Unit, chosen, contest, methods, quiet_console, random_prompt, row, save, unit_of
 from rich.progress import Progress
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import lookahead
-from lookahead.decoder import is_seq2seq
 
 _SIZES = {
     "hidden_size": 256,
@@ -32,17 +31,6 @@ _SIZES = {
     "max_position_embeddings": 2048,
     "pad_token_id": 0,
 }
-_ENCODED = {
-    "d_model": 256,
-    "encoder_layers": 4,
-    "decoder_layers": 4,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 768,
-    "decoder_ffn_dim": 768,
-    "vocab_size": 8192,
-}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _SIZES,
     "qwen3": _SIZES | {"head_dim": 64},
@@ -61,13 +49,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 256, "n_layer": 6, "n_head": 4, "vocab_size": 8192},
     "lfm2": _SIZES | {"layer_types": ["conv", "conv", "full_attention"] * 2},
     "qwen3_next": _SIZES
-    | _EXPERTS
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
     | {"head_dim": 64, "shared_expert_intermediate_size": 128, "linear_num_key_heads": 4}
     | {"linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
     "falcon_h1": _SIZES | {"mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_state": 32, "mamba_d_head": 32},
     "t5": {"d_model": 256, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 4, "d_kv": 64, "d_ff": 768}
     | {"vocab_size": 8192},
-    "bart": _ENCODED,
+    "bart": {
+        "d_model": 256,
+        "encoder_layers": 4,
+        "decoder_layers": 4,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 768,
+        "decoder_ffn_dim": 768,
+        "vocab_size": 8192,
+    },
 }
 
 
@@ -92,11 +89,8 @@ def random_of(family: str, seed: int = 0) -> Any:
 def prompts_of(model: Any, count: int) -> list[Unit]:
     """Prompts of random tokens; of an encoder-decoder model the encoder's."""
     vocab = model.config.get_text_config().vocab_size
-    found = []
-    for index in range(count):
-        ids = torch.tensor([[max(3, token) for token in random_prompt(index, vocab)]])
-        found.append(Unit(index, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}))
-    return found
+    rows = [[max(3, token) for token in random_prompt(index, vocab)] for index in range(count)]
+    return [unit_of(index, [row], "cpu") for index, row in enumerate(rows)]
 
 
 def main(
@@ -118,18 +112,18 @@ def main(
     shown = Table("family", "mode", "speedup", "95%", "S", "differ")
     for name in names:
         model = random_of(name)
-        given = prompts_of(model, prompts + 2)
+        given = prompts_of(model, prompts + WARM)
+        way, _ = lookahead.support.verdict(model)
         for mode in wanted:
             turns = rounds if MODES[mode]["do_sample"] else 1
             with Progress(console=console, transient=True) as progress:
                 task = progress.add_task(f"{name}, {mode}", total=prompts * (turns + 1))
                 tick = partial(progress.advance, task)
-                results = contest(model, contenders, given[2:], given[:2], MODES[mode], new_tokens, turns, tick)
+                results = contest(model, contenders, given[WARM:], given[:WARM], MODES[mode], new_tokens, turns, tick)
             found = row(results, "auto", range(prompts), new_tokens, 1)
             plain = row(results, "plain", range(prompts), new_tokens, 1)
-            way = lookahead.support.verdict(model)[0]
             rows.append(
-                {"family": name, "mode": mode, "route": way, "encoder_decoder": is_seq2seq(model), **found}
+                {"family": name, "mode": mode, "route": way, **found}
                 | {"plain_token_ms": 1e3 / plain["tokens_per_s_median"]}
             )
             save(document, out)

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import step_time
-import torch
 import typer
-from race import DTYPES
 from racing import (
+    DTYPES,
     METHODS,
     MODES,
     PROMPTS,
+    WARM,
     Unit,
     bootstrap,
     chosen,
@@ -36,6 +36,7 @@ from racing import (
     save,
     texts_of,
     typical,
+    unit_of,
     whole_numbers,
 )
 from rich.progress import Progress
@@ -46,7 +47,6 @@ from lookahead.bundled import BUNDLED
 
 CONTEXTS = "128,1024,4096,8192"
 NODES = (1, 8, 16, 32, 64)
-_WARM = 2  # prompts that are only warmed up with
 
 
 def stretched(folder: Path, length: int, dtype: str, device: str) -> tuple[Any, Any]:
@@ -81,8 +81,7 @@ def prompts_of(tokenizer: Any, texts: Sequence[str], context: int, count: int, d
         while len(tokens) < context:
             tokens = rows[before] + tokens
             before -= 1
-        ids = torch.tensor([tokens[-context:]], device=device)
-        found.append(Unit(index, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}))
+        found.append(unit_of(index, [tokens[-context:]], device))
     return found
 
 
@@ -90,8 +89,8 @@ def measure(
     model: Any, table: dict[str, Any], given: Sequence[Unit], mode: str, new_tokens: int, rounds: int, tick: Any
 ) -> list[dict[str, Any]]:
     """Every method's figures, with those after the first token."""
-    rest = given[_WARM:]
-    results = contest(model, table, rest, given[:_WARM], MODES[mode], new_tokens, rounds, tick, apart=True)
+    rest = given[WARM:]
+    results = contest(model, table, rest, given[:WARM], MODES[mode], new_tokens, rounds, tick, apart=True)
     plain = results["plain"]
     keep = range(len(rest))
     rows = []
@@ -149,12 +148,12 @@ def main(
     for dtype in wanted_dtypes:
         model, tokenizer = stretched(model_dir, lengths[-1] + new_tokens, dtype, device)
         for context in lengths:
-            given = prompts_of(tokenizer, texts, context, prompts + _WARM, device)
+            given = prompts_of(tokenizer, texts, context, prompts + WARM, device)
             pass_ms = step_time.curve(model, context, NODES)
             document["passes"].append({"dtype": dtype, "context": context, "pass_ms": pass_ms})
             for mode in wanted:
                 with Progress(console=console, transient=True) as progress:
-                    turns = (rounds + 1) * (len(given) - _WARM)
+                    turns = (rounds + 1) * (len(given) - WARM)
                     task = progress.add_task(f"{context} tokens, {mode}, {dtype}", total=turns)
                     rows = measure(model, table, given, mode, new_tokens, rounds, partial(progress.advance, task))
                 document["rows"] += [{"context": context, "mode": mode, "dtype": dtype, **found} for found in rows]

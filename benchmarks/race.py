@@ -21,6 +21,7 @@ import theory
 import torch
 import typer
 from racing import (
+    DTYPES,
     METHODS,
     MODES,
     SETS,
@@ -43,8 +44,6 @@ from rich.table import Table
 
 import lookahead
 from lookahead import load_model
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def rows_of(

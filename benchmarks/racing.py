@@ -26,6 +26,7 @@ import lookahead
 from lookahead import DecodingStats, Jacobi, Lookahead
 
 PROMPTS = Path(__file__).parent / "prompts"
+DTYPES = ("float32", "bfloat16", "float16")
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "penalty": {"do_sample": False, "repetition_penalty": 1.1},
@@ -238,7 +239,7 @@ SETS = {
     "short": PromptSet("code", ("greedy", "t0.8"), new_tokens=8, rounds=5),
     "single": PromptSet("code", ("greedy",), new_tokens=1, rounds=10),
 }
-_WARM = 2  # texts at the end of every set that are only warmed up with
+WARM = 2  # texts at the end of every set that are only warmed up with
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,14 @@ class Unit:
 
     index: int
     inputs: dict[str, Tensor]
+
+
+def unit_of(index: int, rows: Sequence[list[int]], device: Any, pad: int = 0) -> Unit:
+    """One call's prompts, padded on the left."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    return Unit(index, {"input_ids": ids, "attention_mask": mask})
 
 
 def random_prompt(index: int, vocab: int, length: int = 64) -> list[int]:
@@ -261,27 +270,20 @@ def units(
     vocab = model.get_input_embeddings().weight.shape[0]
     wanted = max(prompts, batch)
     if source == "random":
-        rows = [random_prompt(index, vocab) for index in range(wanted + _WARM)]
+        rows = [random_prompt(index, vocab) for index in range(wanted + WARM)]
     else:
         texts = texts_of(PROMPTS / f"{source}.jsonl")
-        texts = texts[: min(wanted, len(texts) - _WARM)] + texts[-_WARM:]
+        texts = texts[: min(wanted, len(texts) - WARM)] + texts[-WARM:]
         rows = [tokenizer(text)["input_ids"] for text in texts]
     table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if table:
         rows = [row[-max(1, table - new_tokens) :] for row in rows]
-    pad, device = model.generation_config.pad_token_id, model.device
-
-    def unit(index: int, members: list[list[int]]) -> Unit:
-        width = max(map(len, members))
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in members], device=device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in members], device=device)
-        return Unit(index, {"input_ids": ids, "attention_mask": mask})
-
-    groups = [rows[start : start + batch] for start in range(0, len(rows) - _WARM - batch + 1, batch)]
+    unit = partial(unit_of, device=model.device, pad=model.generation_config.pad_token_id)
+    groups = [rows[start : start + batch] for start in range(0, len(rows) - WARM - batch + 1, batch)]
     if not groups:
-        raise typer.BadParameter(f"a batch of {batch} needs as many prompts, and {source} has {len(rows) - _WARM}")
+        raise typer.BadParameter(f"a batch of {batch} needs as many prompts, and {source} has {len(rows) - WARM}")
     # Seeds of their own: with a unit's noise a similar prompt may be sampled on to the very same text.
-    warm = [unit(1_000_000 + index, [rows[index - _WARM]] * batch) for index in range(_WARM)]
+    warm = [unit(1_000_000 + index, [rows[index - WARM]] * batch) for index in range(WARM)]
     return [unit(index, group) for index, group in enumerate(groups)], warm
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from racing import chosen, save, wait, whole_numbers
+from racing import DTYPES, chosen, save, wait, whole_numbers
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
@@ -135,7 +135,7 @@ def main(
     console = Console(stderr=True)
     rows = []
     for name in chosen(preset, PRESETS, "preset"):
-        for dtype in chosen(dtypes, ("float32", "bfloat16", "float16"), "dtype"):
+        for dtype in chosen(dtypes, DTYPES, "dtype"):
             model = random_model(shape(*PRESETS[name]), getattr(torch, dtype), device)
             table = Table("context", "t(1), ms", *(f"T={w}" for w in widths[1:]), title=f"{name}, {dtype}: t(T)/t(1)")
             for context in whole_numbers(contexts):

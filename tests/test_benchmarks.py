@@ -333,10 +333,9 @@ def test_long_prompts(bench: SimpleNamespace, loaded: tuple[Any, Any]) -> None:
         bench.long_context.prompts_of(loaded[1], texts, 9000, 1, "cpu")
 
 
+@pytest.mark.usefixtures("loaded")
 def test_stretched_models(bench: SimpleNamespace, tmp_path: Path) -> None:
     """The bundled model's own text where it has the positions; beyond them YaRN, and no second stretching."""
-    if not (bundled.BUNDLED / "config.json").exists():
-        pytest.skip("needs the bundled model")
     stretched = bench.long_context.stretched
     model, _ = stretched(bundled.BUNDLED, 1024, "float32", "cpu")
     assert model.config.rope_parameters["rope_type"] == "default"
@@ -349,11 +348,9 @@ def test_stretched_models(bench: SimpleNamespace, tmp_path: Path) -> None:
         stretched(tmp_path, 8192, "float32", "cpu")
 
 
-@pytest.mark.usefixtures("augmented")
+@pytest.mark.usefixtures("augmented", "loaded")
 def test_long_contexts(bench: SimpleNamespace, tmp_path: Path) -> None:
     """From the command line to JSON to a report."""
-    if not (bundled.BUNDLED / "config.json").exists():
-        pytest.skip("needs the bundled model")
     app = typer.Typer()
     app.command()(bench.long_context.main)
     options = "--contexts 16,40 --prompts 1 --modes greedy --methods plain,auto --new-tokens 6"
