@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 here = Path(__file__).parent
 version = re.search(r'__version__ = "(.+?)"', (here / "lookahead" / "__init__.py").read_text())
@@ -18,11 +18,11 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=["jacobi", "lookahead", "lookahead.cli", "lookahead.medusa", "lookahead.sources"],
+    packages=find_packages(include=["jacobi", "lookahead", "lookahead.*"]),
     package_data={
         "jacobi": ["py.typed"],
         "lookahead": ["py.typed", "assets/routes.json", "assets/tiny-coder/*", "assets/tiny-coder-medusa/*"],
-        "lookahead.medusa": ["presets.json"],
+        "lookahead.sources.medusa": ["presets.json"],
     },
     install_requires=[
         "torch>=2.8",

@@ -113,7 +113,7 @@ def main(
     for name in names:
         model = random_of(name)
         given = prompts_of(model, prompts + WARM)
-        way, _ = lookahead.support.verdict(model)
+        way, _ = lookahead.support.route.verdict(model)
         for mode in wanted:
             turns = rounds if MODES[mode]["do_sample"] else 1
             with Progress(console=console, transient=True) as progress:

@@ -92,7 +92,7 @@ def race(model: Any, tokenizer: Any, prompts: list[str], mode: dict[str, Any], n
 @torch.no_grad()
 def step_cost(model: Any, tokenizer: Any, prompts: list[str]) -> dict[str, float]:
     """A 7/5/7 step against one bare pass over as many tokens on the same preallocated cache, interleaved."""
-    from lookahead.model import FusedModel
+    from lookahead.runtime.tree import FusedModel
 
     original = FusedModel.forward
     bare: list[float] = []

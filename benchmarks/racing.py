@@ -187,7 +187,7 @@ def counted(model: Any, call: Callable[[], Any], widths: list[int] | None = None
 
 def forget(model: Any) -> None:
     """Drop what earlier calls learnt on a model."""
-    from lookahead import memory  # not at the top: only methods that remember need it
+    from lookahead.draft import memory  # not at the top: only methods that remember need it
 
     memory.forget(model)
 

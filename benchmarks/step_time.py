@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
-from lookahead.bare import bare_model
-from lookahead.model import FusedModel
+from lookahead.runtime.session import bare_model
+from lookahead.runtime.tree import FusedModel
 from lookahead.tuning import bushy_tree
 
 WIDTHS = (1, 8, 16, 32, 64, 96, 128)

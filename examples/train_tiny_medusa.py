@@ -22,12 +22,12 @@ from lookahead.bundled import load_bundled
 from lookahead.cli import common
 from lookahead.cli.train_medusa import Teller, show
 from lookahead.medusa import MedusaHeads
-from lookahead.medusa.accuracies import CalibratedTree, grow_tree
-from lookahead.medusa.calibration import calibrate
-from lookahead.medusa.data import Item
-from lookahead.medusa.evaluation import spread
-from lookahead.medusa.recipe import fit
-from lookahead.medusa.settings import TrainingSettings
+from lookahead.sources.medusa.accuracies import CalibratedTree, grow_tree
+from lookahead.training.calibration import calibrate
+from lookahead.training.data import Item
+from lookahead.training.evaluation import spread
+from lookahead.training.recipe import fit
+from lookahead.training.settings import TrainingSettings
 
 NAME = "tiny-coder"
 PIECE = 600  # characters of the corpus to begin an answer with; the model reads the first 128 tokens of them

@@ -3,13 +3,13 @@
 from jacobi.errors import LookaheadError as LookaheadError
 from lookahead.bundled import load_bundled as load_bundled
 from lookahead.bundled import load_model as load_model
+from lookahead.draft.latency import StepTimes as StepTimes
+from lookahead.generation.output import LookaheadOutput as LookaheadOutput
 from lookahead.medusa import Medusa as Medusa
-from lookahead.outputs import LookaheadOutput as LookaheadOutput
 from lookahead.patch import augment_all as augment_all
 from lookahead.patch import restore_all as restore_all
 from lookahead.stats import DecodingStats as DecodingStats
-from lookahead.step_times import StepTimes as StepTimes
-from lookahead.strategies import Jacobi as Jacobi
-from lookahead.strategies import Lookahead as Lookahead
+from lookahead.strategies.lookahead import Jacobi as Jacobi
+from lookahead.strategies.lookahead import Lookahead as Lookahead
 
 __version__ = "0.1.0"

@@ -14,11 +14,11 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
 from jacobi import LookaheadError
-from lookahead import support
-from lookahead.generate import generate
-from lookahead.privates import check_privates
-from lookahead.record import recorded_version
-from lookahead.strategies import strategy_from
+from lookahead.generation.decode import generate
+from lookahead.models.compat import check_privates
+from lookahead.models.conformance import recorded_version
+from lookahead.strategies.lookahead import strategy_from
+from lookahead.support import route as support
 
 _FIELDS = ("use_lookahead", "lookahead_strategy")
 _lock = threading.Lock()

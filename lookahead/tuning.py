@@ -17,15 +17,15 @@ import transformers
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
-from lookahead import support
-from lookahead.bare import bare_chain, bare_model
-from lookahead.chain import ChainModel
-from lookahead.decoder import input_device, position_table, vocabulary
-from lookahead.model import FusedModel
-from lookahead.static import dynamic_reason
-from lookahead.step_times import FORMAT, NODES, StepTimes
-from lookahead.traces import Traces
-from lookahead.tracing import refusal, trace_now, untraceable
+from lookahead.draft.latency import FORMAT, NODES, StepTimes
+from lookahead.models.traits import input_device, position_table, vocabulary
+from lookahead.runtime.cuda_graphs.executor import dynamic_reason
+from lookahead.runtime.linear import ChainModel
+from lookahead.runtime.session import bare_chain, bare_model
+from lookahead.runtime.tracing.record import refusal, trace_now, untraceable
+from lookahead.runtime.tracing.replay import Traces
+from lookahead.runtime.tree import FusedModel
+from lookahead.support import route as support
 
 _log = logging.getLogger("lookahead")
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
@@ -51,8 +51,8 @@ def describe(
     Args:
         model: the model.
         batch: rows of a pass.
-        static: as for :func:`lookahead.static.fused_model`; passes with static shapes have a curve of their own.
-        traced: so have passes that are traced, see :mod:`lookahead.traces`.
+        static: as for ``fused_model``; passes with static shapes have a curve of their own.
+        traced: so have passes that are traced, see `runtime.tracing`.
     """
     config = model.config.get_text_config()
     shape = {
@@ -122,7 +122,7 @@ def step_times(
         batch: rows of a pass.
         memory: curves of earlier calls on the model; a new one is put there.
         given: the caller's.
-        static: as for :func:`lookahead.static.fused_model`.
+        static: as for ``fused_model``.
         traces: by which passes are run. Saved curves are of passes without any, or of nothing but traced ones.
     """
     if given is not None:
@@ -159,11 +159,11 @@ def sweep(
     Args:
         model: a causal model that lookahead supports.
         batch: rows of a pass.
-        static: as for :func:`lookahead.static.fused_model`.
+        static: as for ``fused_model``.
         nodes: sizes to measure, nodes a row.
         contexts: histories to measure at, in tokens; those the model has no positions for are left out.
         seconds: about how long to measure, warm-up left out; every size is run three times at least.
-        traced: measure traced passes, which decodes on a CPU run after a while, see :mod:`lookahead.traces`.
+        traced: measure traced passes, which decodes on a CPU run after a while, see `runtime.tracing`.
         save: keep the curve in the cache folder, where later automatic decodes find it.
         report: told the share that is done, from 0 to 1.
 

@@ -24,7 +24,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model; a tiny random one where it is not there."""
     if (bundled.BUNDLED / "config.json").exists():
         return bundled.BUNDLED
-    from test_cli import save_tiny_model
+    from cli.test_cli import save_tiny_model
 
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from jacobi import LookaheadError
-from lookahead.files import check_free, whole_folder, write_text
+from lookahead._files import check_free, whole_folder, write_text
 
 
 def names(folder: pathlib.Path) -> list[str]:

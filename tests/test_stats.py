@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from helpers.toy import decode, examples, hashed, seeded
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import decode, examples, hashed, seeded
 
 from jacobi import JacobiDrafter, LookaheadError, Path, Step, TokenTree, guesser
 from lookahead import DecodingStats

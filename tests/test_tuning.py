@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F32, counting_model, fresh_model, tiny_model
-from hybrids import hybrid
+from helpers.hybrids import hybrid
+from helpers.models import F32, counting_model, fresh_model, tiny_model
+from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import examples
 
 from jacobi import LookaheadError
 from lookahead import tuning
-from lookahead.step_times import NODES, StepTimes
-from lookahead.tracing import traces_for
+from lookahead.draft.latency import NODES, StepTimes
+from lookahead.runtime.tracing.record import traces_for
 
 CURVES = st.lists(st.floats(0.1, 50.0), min_size=len(NODES), max_size=len(NODES))
 

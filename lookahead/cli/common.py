@@ -22,10 +22,10 @@ from typer.core import TyperGroup
 import lookahead
 from jacobi import LookaheadError
 from lookahead import bundled
-from lookahead.files import on_hub
+from lookahead._files import on_hub
 from lookahead.stats import DecodingStats
-from lookahead.strategies import Lookahead
-from lookahead.strategy import Stats, Strategy
+from lookahead.strategies.base import Stats, Strategy
+from lookahead.strategies.lookahead import Lookahead
 
 # The bundled model writes Python. A prompt does not end with a line break, because its tokenizer keeps a line break
 # and the indentation that follows it in one token.

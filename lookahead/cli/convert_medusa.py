@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jacobi import LookaheadError
+from lookahead._files import check_free
 from lookahead.bundled import load_weights
 from lookahead.cli import common
-from lookahead.files import check_free
-from lookahead.medusa.checkpoints import Checkpoint, Format, read_checkpoint, write_heads
+from lookahead.sources.medusa.checkpoints.reading import Checkpoint, Format, read_checkpoint, write_heads
 
 
 def convert_medusa(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.tree import Tree
 
-from lookahead.medusa.accuracies import CalibratedTree, node_values
+from lookahead.sources.medusa.accuracies import CalibratedTree, node_values
 
 Ranks = tuple[int, ...]
 

@@ -9,8 +9,8 @@ from transformers import TextStreamer
 
 from jacobi import LookaheadError
 from lookahead.cli import common
-from lookahead.strategies import Jacobi
-from lookahead.strategy import Strategy
+from lookahead.strategies.base import Strategy
+from lookahead.strategies.lookahead import Jacobi
 
 StrategyName = Literal["lookahead", "jacobi", "plain"]
 

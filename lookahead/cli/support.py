@@ -22,13 +22,13 @@ from transformers import (
 )
 
 from jacobi import LookaheadError
-from lookahead import support as checks
+from lookahead._files import on_hub
 from lookahead.bundled import load_weights
 from lookahead.cli import common
-from lookahead.decoder import decoder_config, is_seq2seq
-from lookahead.files import on_hub
-from lookahead.handover import index_limit, position_limit
-from lookahead.record import recorded, recorded_version
+from lookahead.models.conformance import recorded, recorded_version
+from lookahead.models.limits import index_limit, position_limit
+from lookahead.models.traits import decoder_config, is_seq2seq
+from lookahead.support import route as checks
 
 
 def support(

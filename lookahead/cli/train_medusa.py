@@ -15,9 +15,9 @@ from rich.table import Table
 
 from jacobi import LookaheadError
 from lookahead.cli import common
-from lookahead.medusa.data import Item, read_items, split
-from lookahead.medusa.recipe import Evaluation, fit
-from lookahead.medusa.settings import TrainingSettings
+from lookahead.training.data import Item, read_items, split
+from lookahead.training.recipe import Evaluation, fit
+from lookahead.training.settings import TrainingSettings
 
 _HOLD_OUT = 20
 _BUNDLED_HOLD_OUT = 50  # as the bundled model was trained: its held-out files are these

@@ -15,12 +15,13 @@ from rich.table import Table
 
 from jacobi import LookaheadError
 from lookahead import tuning
+from lookahead._files import on_hub
 from lookahead.bundled import BUNDLED_HEADS
 from lookahead.cli import common
 from lookahead.cli.drawing import draw, drawing
 from lookahead.cli.tune import read_prompts
-from lookahead.files import on_hub
-from lookahead.medusa.accuracies import (
+from lookahead.draft.latency import NODES
+from lookahead.sources.medusa.accuracies import (
     CalibratedTree,
     HeadAccuracies,
     best_size,
@@ -28,12 +29,11 @@ from lookahead.medusa.accuracies import (
     grow_tree,
     node_values,
 )
-from lookahead.medusa.calibration import calibrate, heads_ms
-from lookahead.medusa.choices import MAX_NODES
-from lookahead.medusa.decoding import Medusa
-from lookahead.medusa.heads import MedusaHeads
+from lookahead.sources.medusa.choices import MAX_NODES
+from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.stats import DecodingStats
-from lookahead.step_times import NODES
+from lookahead.strategies.medusa import Medusa
+from lookahead.training.calibration import calibrate, heads_ms
 
 _HALVES = 8  # prompts; fewer are not split
 _SHOWN = (1, 2, 5, 10)  # best candidates in the table of accuracies

@@ -11,9 +11,9 @@ from rich.table import Table
 from jacobi import LookaheadError
 from lookahead import tuning
 from lookahead.cli import common
+from lookahead.draft.latency import NODES, StepTimes
 from lookahead.stats import DecodingStats
-from lookahead.step_times import NODES, StepTimes
-from lookahead.strategies import Lookahead
+from lookahead.strategies.lookahead import Lookahead
 
 _BUDGETS = (4, 8, 16, 24, 32, 48, 64, 96, 128)  # drafted nodes
 _LADE = ((1, 4, 2), (1, 5, 5), (1, 5, 10), (4, 4, 4), (3, 5, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15))  # W, N, G

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from jacobi import Path, Successors, TokenTree
-from lookahead.pool import NgramPool
-from lookahead.window import JacobiWindow
+from lookahead.sources.jacobi_window import JacobiWindow
+from lookahead.sources.ngram_pool import NgramPool
 
 NGRAM_SIZE = 5
 _PER_KEY = 7  # guesses kept under one token

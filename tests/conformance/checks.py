@@ -6,13 +6,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from conftest import F32, F64, run, same_outputs
-from families import Family, Inputs, build, inputs_for
-from known import knowing
+from conformance.families import Family, Inputs, build, inputs_for
+from helpers.knowing import knowing
+from helpers.models import F32, F64, run, same_outputs
 from transformers import GenerationMixin
 
-from lookahead import Jacobi, Lookahead, LookaheadError, support, tracing
-from lookahead.chain import cache_name
+from lookahead import Jacobi, Lookahead, LookaheadError
+from lookahead.runtime.linear import cache_name
+from lookahead.runtime.tracing import record as tracing
+from lookahead.support import route as support
 
 NEW_TOKENS = 24
 TOLERANCE = 1e-3  # of the logits' spread, by which scores and caches may differ: float32 sums in other orders

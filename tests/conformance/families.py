@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import seq2seq_toys
 import torch
 import transformers
-from conftest import prompts, run
+from helpers import encoder_decoders as seq2seq_toys
+from helpers.models import prompts, run
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto

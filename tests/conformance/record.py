@@ -67,8 +67,8 @@ def main() -> None:
     if not given.document:
         sys.path.insert(0, str(Path(__file__).parents[1]))
         import transformers
-        from checks import judged
-        from families import FAMILIES
+        from conformance.checks import judged
+        from conformance.families import FAMILIES
 
         import lookahead
 

@@ -6,11 +6,11 @@ recorded. ``make test`` runs a dozen of them, ``make conformance`` all.
 
 import json
 
-import checks
 import pytest
 import transformers
-from families import FAMILIES, Family
-from record import DOCUMENT, RECORD, document, recorded
+from conformance import checks
+from conformance.families import FAMILIES, Family
+from conformance.record import DOCUMENT, RECORD, document, recorded
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

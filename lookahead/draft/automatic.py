@@ -1,0 +1,113 @@
+"""The automatic mode: every pass is as large as pays, and filled with the candidates most likely to be accepted."""
+
+from collections.abc import Sequence
+
+from jacobi import Path, Successors, TokenTree
+from lookahead.draft.best_first import Acceptance, BudgetedTree
+from lookahead.draft.expensive_sources import is_costly, spent_ms
+from lookahead.draft.planner import Planner
+from lookahead.sources import Source
+from lookahead.sources.ngrams import WindowSource
+
+
+class AutomaticDrafter:
+    """One row's drafter in the automatic mode.
+
+    Args:
+        prompt: the row's tokens.
+        sources: its sources, in the order in which they are credited.
+        planner: shared by the call's rows.
+        acceptance: the estimates that the rows share.
+        chain: grow one branch only.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sources: Sequence[Source],
+        planner: Planner,
+        acceptance: Acceptance,
+        chain: bool = False,
+    ) -> None:
+        self._prompt = prompt
+        self._sources = list(sources)
+        self._planner = planner
+        self._acceptance = acceptance
+        self._budgeted = BudgetedTree(sources, acceptance, chain)
+        self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
+        self._asked = [source for source in sources if source is not self._window]
+        self._costly = [source for source in sources if is_costly(source)]
+        self._budgeted.use(self._asked)
+        self._values: list[float] = []
+        self._columns = 0
+        self._root = -1
+        self._written = 0
+        self._started = False
+        self._rested = False
+
+    def draft(self, room: int) -> TokenTree:
+        """The tree that pays best, and the window's columns if they do."""
+        planner = self._planner
+        self._rested = planner.resting
+        if self._rested:
+            return TokenTree(self._root)
+        tree = self._grow_weighing(room) if self._costly else self._grow(room)
+        if len(tree) > 1 and not planner.admits_drafts():
+            self._values = []
+            return TokenTree(self._root)
+        self._columns = 0 if planner.single else planner.columns
+        if self._window is not None and not planner.single:
+            if self._columns and self._window not in self._asked:
+                self._asked = self._sources  # from now on there may be n-grams
+                self._budgeted.use(self._asked)
+            self._window.grow(tree, self._columns, room)
+        return tree
+
+    def _grow(self, room: int, beside_ms: float = 0.0) -> TokenTree:
+        """The sources' tree, in a pass that takes ``beside_ms`` more than the curve says."""
+        planner = self._planner
+        times, least = planner.sizes
+        if beside_ms:
+            times = [time + beside_ms for time in times]
+        tree, self._values = self._budgeted.grow(self._root, room, times, least, planner.floor, planner.gain)
+        return tree
+
+    def _grow_weighing(self, room: int) -> TokenTree:
+        """The same, where some sources cost time: they are asked where they pay."""
+        planner, budgeted = self._planner, self._budgeted
+        times, _ = planner.sizes
+        speed = expected = 0.0
+        if planner.weighs or len(times) == 1:
+            budgeted.use([source for source in self._asked if source not in self._costly])
+            tree = self._grow(room)
+            expected = self._acceptance.expected(self._values)
+            if len(times) == 1 or not planner.costly.pay(expected):
+                return tree
+            speed = (1.0 + expected) / times[len(tree) - 1]
+        budgeted.use(self._asked)
+        before, beside_ms = spent_ms(self._costly), planner.costly.ms if planner.weighs else 0.0
+        tree = self._grow(room, beside_ms)
+        planner.costly_ms += spent_ms(self._costly) - before
+        if planner.weighs and planner.costly.ms:
+            reached = 1.0 + self._acceptance.expected(self._values)
+            planner.costly.learn(expected, reached / (times[len(tree) - 1] + beside_ms) / speed)
+        return tree
+
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
+        """Count what was right, and let every source take the pass in."""
+        if not self._started:  # the prompt's pass: its tree stands for the prompt's last token
+            self._started = True
+            for source in self._sources:
+                source.start(self._prompt, successors)
+            successors = None
+        elif not self._rested:
+            credited = self._budgeted.learn(tree, path, self._values)
+            if self._columns:  # what the trees' own candidates do not explain, the window's columns held
+                credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
+            refused = self._budgeted.asked and not self._values
+            written = self._written + len(path.tokens)
+            self._planner.learnt(self._values, credited, self._columns, refused, written)
+        self._written += len(path.tokens)
+        for source in self._sources:
+            source.learn(tree, path, successors)
+        self._root = path.tokens[-1]

@@ -1,0 +1,221 @@
+"""The step-time curve t(nodes, context): what a pass costs, learnt from passes or measured, saved and read back.
+
+The curve decides how large a draft may be. It is not monotone and differs by model, device, dtype and attention, so it
+is never assumed: it starts from an optimistic guess and follows what passes take.
+"""
+
+import copy
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from jacobi import LookaheadError
+from lookahead._files import write_text
+
+NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes a row at which the curve is kept; linear in between
+_CONTEXT_BASE = 256  # tokens of history at which the second context begins; each next one is twice as long
+FORMAT = 1
+_MEMORY = 32.0  # passes after which old ones fade
+_OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as at most this slow (or fast)
+_TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers by; twice as many, drift
+_DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
+_BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
+_GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
+
+
+def _context_index(context: int) -> int:
+    return max(0, (max(1, context) // _CONTEXT_BASE).bit_length())
+
+
+class StepTimes:
+    """The step-time curve of one model, device, dtype, attention and batch size.
+
+    Args:
+        frozen: never learn, so that choices made by it repeat.
+
+    Attributes:
+        about: what it was measured on, as plain data.
+    """
+
+    def __init__(self, *, frozen: bool = False, about: dict[str, Any] | None = None) -> None:
+        self.frozen = frozen
+        self.about = about or {}
+        self._mean: dict[tuple[int, int], float] = {}  # by context index and index into NODES, milliseconds
+        self._weight: dict[tuple[int, int], float] = {}
+        self._drift = 1.0  # how much slower than ``_mean`` says the machine has become
+
+    def weight(self, nodes: int, context: int) -> float:
+        """How many passes the estimate near this point rests on."""
+        return self._weight.get((_context_index(context), _nearest(nodes)), 0.0)
+
+    @property
+    def knows_single(self) -> bool:
+        """Whether the cost of a pass over one node rests on any measurement."""
+        return any(at == 0 for _, at in self._mean)
+
+    def add(self, nodes: int, context: int, ms: float) -> None:
+        """Take in one pass.
+
+        Args:
+            nodes: that it computed, for each row.
+            context: tokens of history.
+            ms: what it took.
+        """
+        if self.frozen or not ms > 0.0:
+            return
+        at = _nearest(nodes)
+        cell = (_context_index(context), at)
+        weight = self._weight.get(cell, 0.0)
+        if nodes != NODES[at]:
+            there, here = _along(self._knots(cell[0]), (NODES[at], nodes))
+            ms *= there / here
+        if weight < _TRUSTED:  # first passes of a size may be slow, so the fastest of them is what is known
+            self._mean[cell] = min(self._mean.get(cell, math.inf), ms / self._drift)
+        else:
+            expected = self._mean[cell] * self._drift
+            ms = min(max(ms, expected / _OUTLIER), expected * _OUTLIER)
+            if weight >= 2 * _TRUSTED:
+                self._drift *= (ms / expected) ** _DRIFT
+            weight = min(weight, _MEMORY)
+            self._mean[cell] = (self._mean[cell] * weight + ms / self._drift) / (weight + 1.0)
+        self._weight[cell] = weight + 1.0
+
+    def put(self, nodes: int, context: int, ms: float) -> None:
+        """Set the estimate near this point to a measured one, as sure as an estimate can be."""
+        cell = (_context_index(context), _nearest(nodes))
+        self._mean[cell], self._weight[cell] = ms, _MEMORY
+
+    def ms(self, nodes: int, context: int) -> float:
+        """Estimated milliseconds of a pass over ``nodes`` nodes a row; 0 while nothing is known."""
+        if not self._mean:
+            return 0.0
+        return _along(self._knots(_context_index(context)), (nodes,))[0]
+
+    def curve(self, context: int, most: int) -> list[float]:
+        """Estimated milliseconds of passes over 1, 2, ... ``most`` nodes; multiples of t(1) while nothing is known."""
+        return _along(self._knots(_context_index(context)), range(1, most + 1))
+
+    def _knots(self, index: int) -> list[float]:
+        """The curve at NODES for one context: measured where it was, else scaled from the nearest that was."""
+        base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES]
+        others = sorted({context for context, _ in self._mean} - {index}, key=lambda other: abs(other - index))
+        for other in [*others[::-1], index]:  # the context itself comes last and so counts most
+            measured = {at: mean for (context, at), mean in self._mean.items() if context == other}
+            if measured:
+                base = _through(base, measured)
+        return [value * self._drift for value in base] if self._mean else base
+
+    def as_frozen(self) -> Self:
+        """The same curve, that learns nothing more."""
+        other = self._copy()
+        other.frozen = True
+        return other
+
+    def as_guess(self) -> Self:
+        """The same curve for passes that are run in another way: believed until there is a measurement."""
+        other = self._copy()
+        other.about, other._weight = {}, dict.fromkeys(self._weight, 1.0)
+        return other
+
+    def _copy(self) -> Self:
+        other = copy.copy(self)
+        other._mean, other._weight = dict(self._mean), dict(self._weight)
+        return other
+
+    def to_dict(self) -> dict[str, Any]:
+        """The curve as plain data."""
+        cells = [[*cell, self._mean[cell] * self._drift, self._weight[cell]] for cell in sorted(self._mean)]
+        return {"format": FORMAT, "nodes": list(NODES), "cells": cells, "about": self.about}
+
+    @classmethod
+    def from_dict(cls, data: Any, *, frozen: bool = False) -> Self:
+        """Read :meth:`to_dict`'s data back.
+
+        Raises:
+            LookaheadError: it is something else, or of another version.
+        """
+        try:
+            if data["format"] != FORMAT or tuple(data["nodes"]) != NODES:
+                raise LookaheadError(
+                    f"This step-time curve has format {data['format']!r}: expected {FORMAT}. Measure it again."
+                )
+            times = cls(frozen=frozen, about=dict(data["about"]))
+            for context, at, mean, weight in data["cells"]:
+                if not (0 <= at < len(NODES) and context >= 0 and 0.0 < mean < math.inf and weight > 0.0):
+                    raise LookaheadError(
+                        f"This step-time curve holds an impossible entry: {[context, at, mean, weight]}."
+                    )
+                times._mean[int(context), int(at)] = float(mean)
+                times._weight[int(context), int(at)] = float(weight)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, LookaheadError):
+                raise
+            raise LookaheadError(f"This is not a saved step-time curve ({type(error).__name__}: {error}).") from error
+        return times
+
+    def save(self, path: str | Path) -> None:
+        """Write the curve to a file: all of it or nothing, whatever other processes write there."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(self.to_dict()))
+
+    @classmethod
+    def load(cls, path: str | Path, *, frozen: bool = True) -> Self:
+        """Read a saved curve.
+
+        Raises:
+            LookaheadError: there is no readable curve in that file.
+        """
+        try:
+            data = json.loads(Path(path).read_text())
+        except (OSError, ValueError, RecursionError) as error:
+            raise LookaheadError(
+                f"{path} holds no step-time curve ({error}). Make one with `lookahead tune`."
+            ) from error
+        return cls.from_dict(data, frozen=frozen)
+
+
+def _along(knots: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """The curve through ``knots`` at NODES: linear in between, and past the last as steep as before it, or flat."""
+    slope = max(0.0, (knots[-1] - knots[-2]) / (NODES[-1] - NODES[-2]))
+    beyond = np.maximum(0, np.asarray(sizes) - NODES[-1])
+    times: list[float] = (np.interp(sizes, NODES, knots) + slope * beyond).tolist()
+    return times
+
+
+def _nearest(nodes: int) -> int:
+    at = bisect_left(NODES, nodes)
+    if at >= len(NODES):
+        return len(NODES) - 1
+    return at - 1 if at and nodes - NODES[at - 1] < NODES[at] - nodes else at
+
+
+def _through(base: Sequence[float], measured: dict[int, float]) -> list[float]:
+    """Bend ``base`` so that it goes through the measured places, and keeps its form in between and beyond.
+
+    Beyond the last one that form may be no more than a guess, so there it is at least about as steep as before.
+    """
+    places = sorted(measured)
+    ratios = [measured[place] / base[place] for place in places]
+    bent = []
+    for place, value in enumerate(base):
+        right = bisect_left(places, place)
+        if right == 0:
+            ratio = ratios[0]
+        elif right == len(places):
+            ratio = ratios[-1]
+        else:
+            low, high = places[right - 1], places[right]
+            share = (place - low) / (high - low)
+            ratio = ratios[right - 1] * (1 - share) + ratios[right] * share
+        bent.append(value * ratio)
+    last = places[-1]
+    if last:
+        slope = _BEYOND * (bent[last] - bent[0]) / (NODES[last] - NODES[0])
+        for place in range(last + 1, len(bent)):
+            bent[place] = max(bent[place], bent[place - 1] + slope * (NODES[place] - NODES[place - 1]))
+    return bent

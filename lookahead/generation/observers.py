@@ -1,0 +1,84 @@
+"""Who looks at every pass of a call: statistics, the planner of sizes, who makes traces, the streamer."""
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from jacobi import Step
+from lookahead.draft.planner import Planner
+from lookahead.runtime.linear import ChainModel
+from lookahead.runtime.tracing.record import CallTraces
+from lookahead.runtime.tree import FusedModel
+from lookahead.stats import DecodingStats
+from lookahead.verify.verifier import Emission
+
+
+class Readers:
+    """What looks at every pass: statistics, the planner of sizes, who makes traces, the streamer."""
+
+    def __init__(
+        self,
+        emission: Emission,
+        fused: FusedModel | ChainModel,
+        stats: DecodingStats | None,
+        planner: Planner | None,
+        traced: CallTraces | None,
+        streamer: BaseStreamer | None,
+        *,
+        detailed: bool,
+    ) -> None:
+        self._emission = emission
+        self._fused = fused
+        self._stats = stats
+        self._planner = planner
+        self._traced = traced
+        self._streamer = streamer
+        self._streaming = None if streamer is None else _Streaming(streamer, emission)
+        self._detailed = detailed
+        self._first = True
+        self._before = [0] * emission.batch
+
+    def read(self, step: Step) -> None:
+        """Take in one pass."""
+        if self._stats is not None:
+            after = self._emission.lengths()
+            written = [now - then for now, then in zip(after, self._before, strict=True)]
+            self._stats.count(step, written, first=self._first, detailed=self._detailed)
+            self._before = after
+        if self._planner is not None and not self._first:
+            self._planner.observe(step)
+        if self._streaming is not None:
+            self._streaming.flush()
+        if self._traced is not None and not all(self._emission.finished):
+            self._traced.look(max(self._emission.lengths()))
+        if self._planner is not None:
+            self._planner.open(self._fused.context)
+            self._fused.harvest = self._planner.harvest
+        self._first = False
+
+    def close(self) -> None:
+        """All is written."""
+        if self._streamer is not None:
+            self._streamer.end()
+        if self._planner is not None and self._planner.test is not None:
+            self._planner.test.close(max(self._emission.lengths()))
+
+
+class _Streaming:
+    """Reads steps and puts every index that all rows have written, one 1-D tensor each, as ``generate`` does."""
+
+    def __init__(self, streamer: BaseStreamer, emission: Emission) -> None:
+        self._streamer = streamer
+        self._emission = emission
+        self._put = 0
+
+    def flush(self) -> None:
+        """Put what has become complete."""
+        emission = self._emission
+        everything = all(emission.finished)
+        lengths = [len(row) for row in emission.written]
+        going = [n for n, done in zip(lengths, emission.finished, strict=True) if not done]
+        complete = max(lengths) if everything else min(going)
+        for index in range(self._put, complete):
+            tokens = [row[index] if index < len(row) else emission.pad for row in emission.written]
+            self._put = index + 1
+            self._streamer.put(torch.tensor(tokens))

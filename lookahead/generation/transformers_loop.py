@@ -1,0 +1,99 @@
+"""transformers' own loop, for what is decoded without lookahead: a whole call, told by name."""
+
+import logging
+import threading
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    InfNanRemoveLogitsProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from lookahead.generation.output import output_of
+from lookahead.runtime.linear import cache_name
+from lookahead.runtime.scores import nan_error
+from lookahead.stats import DecodingStats
+from lookahead.strategies.base import Strategy
+
+_log = logging.getLogger("lookahead")
+_warned: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()  # models whose hand-over has been told
+_warned_lock = threading.Lock()
+
+
+class _RefuseNaN(LogitsProcessor):
+    """Raises the error of NaN logits before other processors see them."""
+
+    def __init__(self, prompt_length: int) -> None:
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        broken = scores.isnan().any(-1)
+        if broken.any():
+            token = 1 + input_ids.shape[1] - self._prompt_length
+            raise nan_error(token, int(broken.nonzero()[0]), token)
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLoop:
+    """transformers' own loop, for this call."""
+
+    model: PreTrainedModel
+    input_ids: Tensor
+    logits_processor: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
+    generation_config: GenerationConfig
+    streamer: BaseStreamer | None
+
+    def sample(self, model_kwargs: dict[str, Any], given_cache: Any) -> Any:
+        """Decode with ``_sample`` as transformers has it."""
+        sample = getattr(type(self.model)._sample, "lookahead_original", type(self.model)._sample)
+        kwargs = model_kwargs if given_cache is None else model_kwargs | {cache_name(self.model): given_cache}
+        return sample(
+            self.model,
+            self.input_ids,
+            logits_processor=self.logits_processor,
+            stopping_criteria=self.stopping_criteria,
+            generation_config=self.generation_config,
+            streamer=self.streamer,
+            **kwargs,
+        )
+
+    def text(self, model_kwargs: dict[str, Any], given_cache: Any) -> Tensor:
+        """Decode a call without drafts of which only the text is wanted: ``[batch, token]``.
+
+        Raises:
+            LookaheadError: the logits are NaN, as with drafts.
+        """
+        watched = self
+        if not any(isinstance(processor, InfNanRemoveLogitsProcessor) for processor in self.logits_processor):
+            watch = _RefuseNaN(self.input_ids.shape[1])
+            watched = replace(self, logits_processor=LogitsProcessorList([watch, *self.logits_processor]))
+        text: Tensor = watched.sample(model_kwargs, given_cache)
+        return text
+
+    def told(self, reason: str) -> str:
+        """Say once a model why it is decoded plainly."""
+        with _warned_lock:
+            known = self.model in _warned
+            _warned.add(self.model)
+        if not known:
+            _log.warning("use_lookahead has no effect, plain decoding goes on: %s.", reason.rstrip("."))
+        return reason
+
+    def hand_over(self, model_kwargs: dict[str, Any], given_cache: Any, reason: str, strategy: Strategy) -> Any:
+        """Decode with ``_sample`` because there is nothing else: say so once a model, and in the statistics."""
+        self.told(reason)
+        output = self.sample(model_kwargs, given_cache)
+        if not self.generation_config.return_dict_in_generate:
+            return output
+        stats = None if strategy.stats == "none" else DecodingStats(plain={reason: 1})
+        return output_of(self.model, dict(output), stats, None)

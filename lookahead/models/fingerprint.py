@@ -1,0 +1,102 @@
+"""Whether a model is still the one that something was made for: its weights, its settings and its code."""
+
+import sys
+import weakref
+from collections.abc import Hashable, Iterable, Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch.nn.functional
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from lookahead.models.code_safety import BUILT_IN
+from lookahead.models.hidden_states import own_hook
+from lookahead.runtime.attention import attention_function
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_NO_SETTINGS = BUILT_IN - {"training"}
+_COMMON = frozenset(PreTrainedModel.__mro__)  # has hundreds of methods, and none of them in a pass
+_DEPTH = 4  # of lists and dicts in a setting that are looked into
+
+
+def fingerprint(model: PreTrainedModel) -> Hashable:
+    """Something that differs when the model would run other operations, or on other memory, than it did.
+
+    A graph replays memory addresses and takes no branch again: so weights, hooks and every setting count, among them
+    the ones by which adapters are switched, and the functions that the model's code calls. Nothing of the model is held
+    by it.
+    """
+    configs: dict[int, Hashable] = {}
+    numbers: dict[int, int] = {}  # of weights in their order: which modules share one
+    parts: list[Hashable] = [_setting(model.config, configs)]
+    modules = list(model.modules())
+    for module in modules:
+        settings = vars(module)
+        parts.append(frozenset((name, _setting(settings[name], configs)) for name in settings.keys() - _NO_SETTINGS))
+        before = [hook for hook in module._forward_pre_hooks.values() if not own_hook(hook)]
+        parts.append((weakref.ref(type(module)), len(module._forward_hooks), len(before)))
+        for held in (module._parameters, module._buffers):
+            parts += [(numbers.setdefault(id(tensor), len(numbers)), _address(tensor)) for tensor in held.values()]
+    parts += _code(model, dict.fromkeys(map(type, modules)))
+    return tuple(parts)
+
+
+def _address(tensor: Tensor | None) -> int:
+    if tensor is None:
+        return 0
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # some quantized weights have no memory of their own
+        return id(tensor)
+
+
+def _setting(value: Any, configs: dict[int, Hashable], depth: int = _DEPTH) -> Hashable:
+    """A setting as something to be compared; objects of unknown classes are only told by these."""
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return kind, value  # 1, 1.0 and True are not the same
+    if isinstance(value, np.generic):
+        return kind, value.tobytes()
+    if isinstance(value, PretrainedConfig):
+        if id(value) not in configs:
+            configs[id(value)] = ()  # while it is looked into, and where it holds itself
+            configs[id(value)] = tuple((name, _setting(part, configs)) for name, part in vars(value).items())
+        return configs[id(value)]
+    if isinstance(value, MethodType):
+        return weakref.ref(value.__func__), id(value.__self__)
+    if isinstance(value, FunctionType | type):
+        return weakref.ref(value)
+    if isinstance(value, Tensor | np.ndarray) or callable(value):
+        return kind, id(value)
+    if depth and isinstance(value, dict):
+        return tuple((str(name), _setting(part, configs, depth - 1)) for name, part in list(value.items()))
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return tuple(_setting(part, configs, depth - 1) for part in value)
+    return kind
+
+
+def _code(model: PreTrainedModel, kinds: Iterable[type]) -> Iterator[Hashable]:
+    """The functions that passes are made of: the modules' methods, and what the files of these define or import."""
+    yield from (weakref.ref(nn.Module.__call__), weakref.ref(nn.Module._call_impl))
+    files: dict[str, None] = {}
+    for kind in dict.fromkeys(base for derived in kinds for base in derived.__mro__):
+        if kind not in _COMMON:
+            files[kind.__module__] = None
+            yield from _functions(vars(kind))
+    attention = attention_function(model)
+    for name in (*files, str(getattr(attention, "__module__", "")), torch.nn.functional.__name__):
+        file = sys.modules.get(name)
+        if file is not None:
+            yield from _functions(vars(file))
+    if isinstance(attention, FunctionType):
+        yield weakref.ref(attention)
+
+
+def _functions(names: Any) -> Iterator[Hashable]:
+    for name, value in list(names.items()):
+        if isinstance(value, FunctionType):
+            yield name, weakref.ref(value)
+        elif callable(value) and not isinstance(value, type):  # written in C, wrapped, or somebody's object
+            yield name, id(value)

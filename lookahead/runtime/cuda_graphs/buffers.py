@@ -1,0 +1,262 @@
+"""What passes with static shapes run on: packed inputs, buffers and graphs, kept for a model's next call.
+
+Key/value buffers and graphs outlive a call: they wait for the model's next one, in a weak dictionary of a few entries a
+model. A call takes what it uses out of the dictionary, so two calls at once never share a buffer.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from jacobi import TokenTree
+from lookahead.models.hidden_states import Outputs
+from lookahead.runtime.masks import ancestor_words
+
+_BUCKETS = (1, 8, 16, 32, 64, 128)
+_LEAST_SPAN = 256  # slots
+MOVES = 32  # accepted nodes a row that the pass itself moves; longer paths are moved before it
+_MOST_GRAPHS = 32  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
+KEPT = 2  # sets of buffers that wait for a model's next call
+
+
+_T = TypeVar("_T")
+
+
+def bucket_of(nodes: int) -> int:
+    """The number of nodes that a static pass over ``nodes`` nodes computes."""
+    return next((size for size in _BUCKETS if size >= nodes), -(-nodes // 64) * 64)
+
+
+def span_of(slots: int) -> int:
+    """Slots rounded up to a power of two or one and a half of one, at least 256."""
+    span = _LEAST_SPAN
+    while span < slots:
+        span *= 2
+    middle = span // 4 * 3
+    return middle if middle >= max(slots, _LEAST_SPAN) else span
+
+
+class Graph:
+    """A captured pass.
+
+    Attributes:
+        replay: runs it.
+        outputs: of the pass, overwritten by every replay.
+        base: of the pass it was captured in.
+        checked: a replay at another base gave what the same pass gives without the graph.
+        held: what the graph reads and does not own.
+    """
+
+    __slots__ = ("base", "checked", "held", "outputs", "replay")
+
+    def __init__(self, replay: Callable[[], None], outputs: Outputs, base: int, held: Any) -> None:
+        self.replay = replay
+        self.outputs = outputs
+        self.base = base
+        self.held = held
+        self.checked = False
+
+
+class Inputs:
+    """All that a pass of one bucket is told, packed into one vector on the host and one on the device.
+
+    Attributes:
+        tokens, depths: ``[batch, node]``.
+        ancestors: ``[batch, node, words]``, see :func:`lookahead.runtime.masks.ancestor_words`.
+        roots: ``[batch]``, position of each row's root.
+        lengths: ``[batch]``, slots of each row's history.
+        base: ``[1]``, slot of node 0.
+        sources, targets: ``[batch, move]``, what the pass before left to be moved.
+    """
+
+    def __init__(self, batch: int, nodes: int, device: torch.device) -> None:
+        words = -(-nodes // 64)
+        shapes: dict[str, tuple[int, ...]] = {
+            "tokens": (batch, nodes),
+            "depths": (batch, nodes),
+            "ancestors": (batch, nodes, words),
+            "roots": (batch,),
+            "lengths": (batch,),
+            "base": (1,),
+            "sources": (batch, MOVES),
+            "targets": (batch, MOVES),
+        }
+        sizes = [int(np.prod(shape)) for shape in shapes.values()]
+        self._host = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(sum(sizes), dtype=torch.long, device=device)
+        self.host: dict[str, np.ndarray] = {
+            name: part.view(shape).numpy()
+            for (name, shape), part in zip(shapes.items(), self._host.split(sizes), strict=True)
+        }
+        parts = {
+            name: part.view(shape)
+            for (name, shape), part in zip(shapes.items(), self._device.split(sizes), strict=True)
+        }
+        self.tokens, self.depths, self.ancestors = parts["tokens"], parts["depths"], parts["ancestors"]
+        self.roots, self.lengths, self.base = parts["roots"], parts["lengths"], parts["base"]
+        self.sources, self.targets = parts["sources"], parts["targets"]
+        self.counting = torch.arange(nodes, device=device)
+        self._words = words
+        # A node that only fills up the bucket sees itself alone.
+        self._alone = ancestor_words([-1] * nodes, words)
+
+    def send(
+        self,
+        trees: Sequence[TokenTree],
+        roots: list[int],
+        lengths: list[int],
+        base: int,
+        moves: list[list[tuple[int, int]]],
+    ) -> None:
+        """Pack a pass and put it on its way; returns before it is there."""
+        host = self.host
+        for row, tree in enumerate(trees):
+            count = len(tree)
+            host["tokens"][row, :count] = tree.tokens
+            host["tokens"][row, count:] = tree.tokens[0]
+            host["depths"][row, :count] = tree.depths
+            host["depths"][row, count:] = 0
+            host["ancestors"][row, :count] = ancestor_words(tree.parents, self._words)
+            host["ancestors"][row, count:] = self._alone[count:]
+        host["roots"][:], host["lengths"][:], host["base"][0] = roots, lengths, base
+        host["sources"][:], host["targets"][:] = padded_moves(moves, MOVES)
+        self._device.copy_(self._host, non_blocking=True)
+
+    def settle(self) -> None:
+        """The moves are made: running the pass again makes them no second time."""
+        self.sources.zero_()
+        self.targets.zero_()
+
+
+def padded_moves(moves: list[list[tuple[int, int]]], width: int) -> np.ndarray:
+    """Each row's moves as int64 ``[2, batch, width]``: from-slots and to-slots, the last pair repeated.
+
+    A row with nothing to move moves slot 0 to itself.
+    """
+    filled = [(pairs + pairs[-1:] * (width - len(pairs))) for pairs in (row or [(0, 0)] for row in moves)]
+    return np.array(filled, dtype=np.int64).transpose(2, 0, 1)
+
+
+class Arena:
+    """Buffers and graphs of one batch size, used by one call at a time. Holds nothing that holds the model.
+
+    Attributes:
+        capacity: slots of every buffer.
+        shown: bool ``[batch, capacity]``; False where the prompt has padding or holes.
+        padding: ``[batch]``, slots before each row's first token.
+        types: ``[batch, 1]``, the token type that is carried on.
+        graphs: by (nodes, span); the most recently replayed last.
+        warm: (nodes, span) that have run once without a graph.
+        failure: why passes are not captured any more.
+        proven: a pass has run to its end.
+        pool: memory that all graphs share, since only one of them runs at a time.
+        stream: where passes are captured.
+    """
+
+    def __init__(self, batch: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.batch, self.dtype, self.device = batch, dtype, device
+        self.capacity = 0
+        self.padding = torch.zeros(batch, dtype=torch.long, device=device)
+        self.types = torch.zeros((batch, 1), dtype=torch.long, device=device)
+        self.rows = torch.arange(batch, device=device)[:, None]
+        self.bits = torch.arange(64, device=device)
+        self.inputs: dict[int, Inputs] = {}
+        self.graphs: dict[tuple[int, int], Graph] = {}
+        self.warm: set[tuple[int, int]] = set()
+        self.failure: str | None = None
+        self.proven = False
+        self.pool: Any = None
+        self.stream: Any = None
+        self._masks: dict[tuple[int, int], Tensor] = {}
+        self._stock: dict[tuple[Any, ...], Tensor] = {}
+        self._resize(0)
+
+    def _resize(self, capacity: int) -> None:
+        """Start over with other buffers; graphs of the old ones are worth nothing."""
+        self.capacity = capacity
+        self.graphs.clear()
+        self.warm.clear()
+        self._masks.clear()
+        self._stock.clear()
+        self.pool = None
+        self.shown = torch.ones((self.batch, capacity), dtype=torch.bool, device=self.device)
+        self.columns = torch.arange(capacity, device=self.device)
+
+    def reserve(self, slots: int) -> None:
+        """Have room for at least ``slots``."""
+        if slots > self.capacity:
+            self._resize(span_of(slots))
+        else:
+            self.shown.fill_(True)
+
+    def allocate(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A buffer of zeros: an earlier call's where there is one of this shape."""
+        shape = (*shape[:3], self.capacity, shape[4])
+        known = self._stock.pop((shape, like.dtype), None)
+        if known is not None:
+            return known.zero_()  # what an earlier call left there may not even be finite
+        self.graphs.clear()
+        return sparing(lambda: like.new_zeros(shape))
+
+    def take_back(self, buffers: Sequence[Tensor]) -> None:
+        """Keep a call's buffers for the next one."""
+        self._stock = {(tuple(buffer.shape), buffer.dtype): buffer for buffer in buffers}
+
+    def grow(self, slots: int) -> int:
+        """Double the capacity until it covers ``slots``, keeping what is known of the prompt; returns it."""
+        capacity, shown = self.capacity, self.shown
+        while capacity < slots:
+            capacity *= 2
+        self._resize(capacity)
+        self.shown[:, : shown.shape[1]] = shown
+        return capacity
+
+    def inputs_of(self, nodes: int) -> Inputs:
+        """The packed inputs of a bucket."""
+        if nodes not in self.inputs:
+            self.inputs[nodes] = Inputs(self.batch, nodes, self.device)
+        return self.inputs[nodes]
+
+    def mask_of(self, nodes: int, span: int) -> Tensor:
+        """The mask buffer ``[batch, 1, nodes, span]`` of a bucket."""
+        if (nodes, span) not in self._masks:
+            shape = (self.batch, 1, nodes, span)
+            self._masks[nodes, span] = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return self._masks[nodes, span]
+
+    def add(self, key: tuple[int, int], graph: Graph) -> None:
+        """Remember a graph, and forget the one that was replayed longest ago if there are too many."""
+        while len(self.graphs) >= _MOST_GRAPHS:
+            oldest = next(iter(self.graphs))
+            del self.graphs[oldest], self._masks[oldest]
+        self.graphs[key] = graph
+
+
+# Waiting arenas, the most recently used last. They are taken out for a call and put back after it.
+waiting_arenas: "weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Any, Arena]]]" = weakref.WeakKeyDictionary()
+waiting_lock = threading.Lock()
+capturing = threading.Lock()  # a capture must not meet another thread's, or its waiting for the whole device
+
+
+def release(model: PreTrainedModel | None = None) -> None:
+    """Free the buffers and graphs that wait for a model's next call; None = of every model."""
+    with waiting_lock:
+        if model is None:
+            waiting_arenas.clear()
+        else:
+            waiting_arenas.pop(model, None)
+
+
+def sparing(allocate: Callable[[], _T]) -> _T:
+    """Allocate, if need be after freeing what only waits."""
+    try:
+        return allocate()
+    except torch.OutOfMemoryError:
+        release()
+        return allocate()

@@ -1,0 +1,183 @@
+"""An encoder-decoder model as the solver sees it: the tree is the decoder's, the encoder has run before the first pass.
+
+The decoder's own keys and values live in a `TreeCache`. The cross-attention's are filled by the
+prompt's pass and never change; they stay in the cache that ``generate`` prepared.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import MoEModelOutput
+
+from jacobi import Scores, TokenTree
+from lookahead.models.families.decoders import COUNT, DecoderPlaces, decoder_builders
+from lookahead.models.families.overrides import placed
+from lookahead.models.hidden_states import Outputs
+from lookahead.models.traits import decoder_config, input_device
+from lookahead.runtime.tree import FusedModel
+
+_POSITIONS = "decoder_position_ids"
+
+
+# Whose inputs of a step are the last tokens and their positions, and nothing else that depends on the text.
+_PREPARES = (
+    "CanaryForConditionalGeneration",
+    "CohereAsrForConditionalGeneration",
+    "GenerationMixin",
+    "WhisperForConditionalGeneration",
+)
+# Decoders whose steps do not heed padding in the decoder's prompt as the prompt's own pass does.
+_FORGETFUL = ("led", "nllb-moe")
+
+
+def own_steps(model: PreTrainedModel) -> str | None:
+    """Why an encoder-decoder model makes more of a step than its tokens: of the text, or of other rows; None = no."""
+    name = type(model).__name__
+    home = type(model).prepare_inputs_for_generation.__qualname__.partition(".")[0]
+    if home not in _PREPARES:
+        return (
+            f"{name} prepares the inputs of each step in its own way ({home}.prepare_inputs_for_generation), which a "
+            "pass over several tokens would skip"
+        )
+    fraction = getattr(model.config, "moe_eval_capacity_token_fraction", 1.0)
+    policy = getattr(model.config, "second_expert_policy", "all")
+    if fraction < 1.0 or policy != "all":
+        return (
+            f"{name} chooses experts by chance or by what else is in a pass: expected moe_eval_capacity_token_fraction "
+            f"of 1.0 and second_expert_policy 'all' in its config, got {fraction} and {policy!r}"
+        )
+    return None
+
+
+def forgets_padding(model: PreTrainedModel) -> bool:
+    """Whether plain decoding's steps see what ``decoder_attention_mask`` hides from the prompt's pass."""
+    return model.config.model_type in _FORGETFUL
+
+
+class Seq2SeqModel(FusedModel):
+    """One call's view of an encoder-decoder model; see :class:`lookahead.runtime.tree.FusedModel` for the arguments.
+
+    ``input_ids`` are the decoder's; ``model_kwargs`` hold ``encoder_outputs``.
+
+    Args:
+        cross: the cache of the cross-attention; None = a new one.
+    """
+
+    mask_name = "decoder_attention_mask"
+    positions_name = _POSITIONS
+
+    def __init__(self, *args: Any, cross: Cache | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._caches = EncoderDecoderCache(self._cache, DynamicCache() if cross is None else cross)
+        self._prompt_kwargs |= {"past_key_values": self._caches}
+        self._decoder_builders = decoder_builders(self._model.get_decoder())
+        self._builders = []
+        self._takes_positions = True  # this class does, and knows whom to tell
+        self._reach = (0, 0)  # smallest and largest position of the pass
+        # Where token ids are turned into positions, that is where places go: some positions start at an offset.
+        counts = any(builder.name == COUNT for builder in self._decoder_builders)
+        self._tells_decoder = _takes_positions(self._model) and not counts
+
+    def prefill(self) -> Scores:
+        """Run the prompt exactly as plain decoding does; scores for its last token."""
+        given = {key: value for key, value in self._prompt_kwargs.items() if value is not None}
+        first = self._model.prepare_inputs_for_generation(self._input_ids, **given)
+        if _POSITIONS in first:  # some models count them from the mask here
+            self._prompt_kwargs[_POSITIONS] = first[_POSITIONS]
+        scores = super().prefill()
+        given = {key: value for key, value in given.items() if key not in (self.mask_name, _POSITIONS)}
+        # What goes along with every pass is what plain decoding's second step is given.
+        later = self._model.prepare_inputs_for_generation(self._input_ids, next_sequence_length=1, **given)
+        inputs = ("decoder_input_ids", self.mask_name, _POSITIONS, "logits_to_keep")
+        self._pass_kwargs = {key: value for key, value in later.items() if key not in inputs and value is not None}
+        self._pass_kwargs |= {"past_key_values": self._caches, "use_cache": True, "return_dict": True}
+        return scores
+
+    def forward(self, trees: Sequence[TokenTree]) -> Scores:
+        """Score every node of every tree in one pass."""
+        if self._visible is not None and max(map(len, trees)) == 1:
+            # Some decoders take a pass of single tokens for one that needs no mask, and rows may have gaps. The second
+            # token lies where the root lies: there may be no place after it.
+            wider = TokenTree.chain(trees[0].tokens[0], [0])
+            wider.depths[1] = 0
+            trees = [wider, *trees[1:]]
+        roots = self._roots()
+        self._reach = min(roots), max(root + max(tree.depths) for root, tree in zip(roots, trees, strict=True))
+        return super().forward(trees)
+
+    def store(self, cache: Cache) -> None:
+        """Leave the history in ``cache`` as plain decoding would have."""
+        assert isinstance(cache, EncoderDecoderCache)  # checked before the first pass
+        super().store(cache.self_attention_cache)
+        cache.is_updated = dict(self._caches.is_updated)
+
+    def _plain_cache(self, history: Cache) -> Cache:
+        """The cache that transformers' own passes are given."""
+        return EncoderDecoderCache(history, self._caches.cross_attention_cache)
+
+    def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
+        """Run the decoder, whose position modules are told where the nodes lie."""
+        tokens, positions, mask = inputs["input_ids"], inputs["position_ids"], inputs.get("attention_mask")
+        renamed = {"decoder_input_ids": tokens}
+        if self._tells_decoder:
+            renamed[_POSITIONS] = positions
+        if mask is None:  # one token of one row: the model's own count is right
+            return super().call(module, **renamed)
+        renamed[self.mask_name] = mask
+        base = self._cache.base
+        past = torch.arange(base, device=tokens.device).expand(len(tokens), -1)
+        places = DecoderPlaces(tokens, positions, torch.cat([past, positions], dim=1), *self._reach)
+        with placed(self._decoder_builders, lambda: places):
+            return super().call(module, **renamed)
+
+
+@dataclass
+class _StandIn(MoEModelOutput):
+    """An encoder's output with all that the one or other decoder looks for."""
+
+    attention_mask: Tensor | None = None
+
+
+def stand_in_encoder(model: PreTrainedModel, batch: int, length: int = 5) -> MoEModelOutput:
+    """What an encoder might have said about a text of ``length`` tokens: drawn once and for all.
+
+    Args:
+        model: an encoder-decoder model.
+        batch: number of rows, which are equal.
+        length: tokens.
+    """
+    config = model.config
+    encoder = getattr(config, "encoder", None) or getattr(config, "encoder_config", None) or config
+    sizes = (getattr(source, name, None) for source in (encoder, config) for name in ("hidden_size", "d_model"))
+    size = next((size for size in sizes if isinstance(size, int)), None) or decoder_config(model).hidden_size
+    noise = torch.randn((1, length, size), generator=torch.Generator().manual_seed(0))
+    return _StandIn(last_hidden_state=noise.to(input_device(model), model.dtype).repeat(batch, 1, 1))
+
+
+def stepwise(model: PreTrainedModel, prompt: Tensor, tokens: Sequence[int]) -> Tensor:
+    """The logits ``[token, vocab]`` of ``tokens`` after ``prompt``, one a pass, as plain decoding computes them."""
+    config = GenerationConfig()
+    kwargs: dict[str, Any] = {"encoder_outputs": stand_in_encoder(model, len(prompt)), "use_cache": True}
+    kwargs["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    model._prefill(prompt, config, kwargs)
+    scores = []
+    for count in range(1, len(tokens) + 1):
+        text = torch.cat([prompt, prompt.new_tensor([tokens[:count]])], dim=1)
+        inputs = model.prepare_inputs_for_generation(text, next_sequence_length=1, **kwargs)
+        scores.append(model(**inputs, return_dict=True).logits[0, -1].float())
+    return torch.stack(scores)
+
+
+def _takes_positions(model: PreTrainedModel) -> bool:
+    """Whether the decoder can be told its positions."""
+    if _POSITIONS in inspect.signature(type(model).forward).parameters:
+        return True
+    # Two models under one roof hand arguments of this prefix on to the decoder.
+    inside = getattr(model, "decoder", None)
+    return isinstance(inside, PreTrainedModel) and "position_ids" in inspect.signature(type(inside).forward).parameters

@@ -1,0 +1,271 @@
+"""Models that can only be given one branch a pass: a chain, and a way back where it is cut short.
+
+A recurrent state has no slots: it cannot follow a tree, and what a rejected token did to it cannot be taken out. So the
+states are copied before a drafted pass (they are small, whatever the text's length). If the pass is kept whole, what it
+left is the history. If it is cut short the copy goes back, and the tokens that were accepted are *fed again* at the
+head of the next pass, until a pass ends on an accepted token. Nothing is asked of the model but that several tokens
+that continue a cached state give what they give one by one, which :func:`lookahead.support.route.route` tests.
+
+Where the cache itself can take tokens back (attention layers, convolutions without a recurrent state), nothing is fed
+again: it is cropped.
+
+These are transformers' own cache and its own preparation of inputs, so masks, positions and kernels are plain
+decoding's.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from jacobi import LookaheadError, Path, Scores, TokenTree
+from lookahead.models.families.mamba2 import CONTINUING, bounded_scans
+from lookahead.models.families.overrides import placed
+from lookahead.models.hidden_states import HiddenStates, watched
+from lookahead.runtime.attention import fused_pass
+from lookahead.runtime.cache.snapshots import Snapshot, recurrent_layers, states_of
+from lookahead.runtime.scores import prompt_scores, score
+
+_MOST_AGAIN = 64  # tokens fed again in one pass at most; the next pass then drafts nothing
+
+
+class ChainModel:
+    """One call's view of a model that is given one chain a row (implements :class:`jacobi.Model`).
+
+    All rows keep equally many tokens of a pass, because a recurrent state cannot be padded in the middle of a text.
+
+    Args:
+        model: a causal model that passed the chain's self-test.
+        cache: transformers' own, in which the history is left; may already hold an earlier call's.
+        input_ids: ``[batch, prompt]``.
+        generation_config: as ``generate`` prepared it.
+        model_kwargs: as ``generate`` prepared them, without a streamer or tokenizer.
+        depth_limit: positions at or past this one are never drafted; None = no limit.
+        harvest: how many of the model's best next tokens to gather at every node; 0 gathers none.
+        prompt_harvest: for how many of the prompt's last tokens.
+        hidden: is given what the output layer reads in every pass; None = nobody wants it.
+
+    Attributes:
+        route: ``"chain"``.
+        route_reason: why it is not a tree.
+        fed_again: tokens that were fed more than once, summed over passes (of one row).
+    """
+
+    route = "chain"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: Cache,
+        input_ids: Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        *,
+        depth_limit: int | None = None,
+        harvest: int = 0,
+        prompt_harvest: int = 1,
+        hidden: HiddenStates | None = None,
+        reason: str | None = None,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._input_ids = input_ids
+        self._generation_config = generation_config
+        self._kwargs = model_kwargs | {cache_name(model): cache, "use_cache": True}
+        self._depth_limit = depth_limit
+        self._hidden = hidden
+        self._prompt_harvest = prompt_harvest
+        self.harvest = harvest
+        self.route_reason = reason
+        self.fed_again = 0
+        self._scans = bounded_scans(model)
+        self._started = False
+        self._croppable = False
+        self._live = True  # the cache ends with the last kept token, and not before or behind it
+        self._before = 0  # tokens of history before the prompt's pass and in it
+        self._committed = 0  # tokens after the prompt that the snapshot (or the live cache) holds
+        self._again: list[list[int]] = [[] for _ in input_ids]  # kept since, to be fed again
+        self._fed: list[list[int]] = []  # the chains of the pass that is being decided
+        self._undecided = 0  # tokens of it
+        self._last: list[int] = []  # position of each row's last prompt token
+
+    @property
+    def context(self) -> int:
+        """Tokens of history of the longest row."""
+        return self._before + self._committed + self.again
+
+    @property
+    def again(self) -> int:
+        """Tokens that the next pass feeds once more, in each row."""
+        return len(self._again[0])
+
+    def prefill(self) -> Scores:
+        """Run the prompt exactly as plain decoding does; scores for its last token."""
+        kwargs = dict(self._kwargs)
+        if self.harvest and "logits_to_keep" in kwargs:
+            kwargs["logits_to_keep"] = self._prompt_harvest
+        outputs = watched(
+            self._hidden, lambda: self._model._prefill(self._input_ids, self._generation_config, kwargs), last=1
+        )
+        mask, positions = self._kwargs.get("attention_mask"), self._kwargs.get("position_ids")
+        self._before = self._length()
+        self._last = [self._before - 1] * len(self._again)
+        if positions is not None:
+            last = positions.reshape(-1, *positions.shape[-2:])[-1][:, -1].tolist()
+            self._last = last if len(last) == len(self._again) else last * len(self._again)
+        elif mask is not None and mask.ndim == 2:
+            self._last = (mask.sum(-1) - 1).tolist()
+        self._snapshot = Snapshot(self._cache)
+        self._croppable = bool(getattr(self._cache, "is_croppable", False))
+        if self._croppable:
+            self._cache.activate_past_recording()
+        return prompt_scores(outputs.logits, self.harvest)
+
+    def _length(self) -> int:
+        """Tokens that the cache holds."""
+        if any(isinstance(layer, DynamicLayer) for layer in self._cache.layers):
+            return int(self._cache.get_seq_length())
+        embeds = self._kwargs.get("inputs_embeds")  # nothing else knows it where all layers are recurrent
+        return (self._input_ids if embeds is None else embeds).shape[1]
+
+    def forward(self, trees: Sequence[TokenTree]) -> Scores:
+        """Score every node of every chain in one pass, after the tokens that have to be fed again."""
+        width = max(map(len, trees))
+        for row, tree in enumerate(trees):
+            if tree.parents != list(range(-1, len(tree) - 1)):
+                raise LookaheadError(
+                    f"Row {row}'s draft branches: expected a chain, because {type(self._model).__name__} cannot follow "
+                    f"a tree. Got {tree}."
+                )
+        if self._undecided and self._croppable:  # passes that are only measured
+            self._cache.crop(-self._undecided)
+        if not (self._live or self._croppable):
+            self._snapshot.restore()
+        elif width > 1 and not self._croppable:
+            self._snapshot.take()
+        self._live = False
+        self._fed = [tree.tokens + tree.tokens[:1] * (width - len(tree)) for tree in trees]
+        self.fed_again += self.again
+        self._undecided = width
+        return self._run([again + fed for again, fed in zip(self._again, self._fed, strict=True)], width)
+
+    def _run(self, tokens: list[list[int]], scored: int) -> Scores:
+        """Feed ``tokens`` after what is committed; scores of the last ``scored`` of each row."""
+        inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
+        with fused_pass(), placed(self._scans, lambda: CONTINUING):
+            outputs = watched(self._hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
+        return score(outputs.logits[:, -scored:], self.harvest)
+
+    def _inputs(self, tokens: Tensor, scored: int) -> dict[str, Any]:
+        """What the model is called with, as transformers prepares it for ``tokens`` ``[batch, token]``."""
+        kwargs = dict(self._kwargs)
+        count, after = tokens.shape[1], self._committed
+        mask = kwargs.get("attention_mask")
+        if mask is not None:
+            kwargs["attention_mask"] = torch.cat([mask, mask.new_ones((mask.shape[0], after + count))], dim=-1)
+        positions = kwargs.get("position_ids")
+        if positions is not None:
+            steps = torch.arange(after + 1, after + count + 1, dtype=positions.dtype, device=positions.device)
+            kwargs["position_ids"] = positions[..., -1:] + steps
+        kinds = kwargs.get("token_type_ids")
+        if kinds is not None:
+            kwargs["token_type_ids"] = kinds[:, -1:].expand(-1, count)
+        for name in ("mm_token_type_ids", "moe_mm_token_type_ids"):
+            kinds = kwargs.get(name)
+            if kinds is not None:  # only text is written
+                kwargs[name] = kinds.new_zeros((kinds.shape[0], count))
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(tokens, next_sequence_length=count, **kwargs)
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = scored
+        return inputs
+
+    def keep(self, paths: Sequence[Path]) -> None:
+        """Count each row's visited nodes as history."""
+        if not self._started:  # the prompt's pass, which is kept whole
+            self._started = True
+            return
+        counts = {len(path.nodes) for path in paths}
+        if len(counts) > 1:
+            raise LookaheadError(
+                f"The rows of a batch kept {sorted(counts)} tokens of a pass: expected one number, because a recurrent "
+                "state cannot be padded."
+            )
+        (count,) = counts
+        width, self._undecided = self._undecided, 0
+        if self._croppable:
+            self._cache.crop(count - width)
+        self._live = self._croppable or count == width
+        if self._live:
+            self._committed += self.again + count
+            self._again = [[] for _ in paths]
+            return
+        for again, fed in zip(self._again, self._fed, strict=True):
+            again += fed[:count]
+
+    def hold(self) -> None:
+        """Let passes that are never decided start from here again and again, for measuring."""
+        if not self._croppable:
+            self._snapshot.take()
+
+    def store(self, cache: Cache) -> None:
+        """Leave the history in ``cache``, which is the one that was given, as plain decoding would have.
+
+        Costs a pass where tokens were still to be fed again.
+        """
+        if self._live:
+            return
+        self._snapshot.restore()
+        if self.again:
+            self._run(self._again, 1)
+            self._committed += self.again
+            self._again = [[] for _ in self._again]
+        self._live = True
+
+    def states(self) -> list[Tensor]:
+        """Copies of the recurrent and convolution states, as the last pass left them."""
+        return [state.clone() for layer in recurrent_layers(self._cache) for state in states_of(layer).values()]
+
+    def bucket(self, nodes: int) -> int:
+        """The number of nodes that a pass over ``nodes`` nodes computes."""
+        return nodes
+
+    def holds(self, row: int) -> bool:
+        """No row waits for the others: all advance together."""
+        return False
+
+    def close(self) -> None:
+        """The call is over: the cache is plain decoding's again."""
+        if self._croppable:
+            for layer in self._cache.layers:
+                if hasattr(layer, "record_past"):
+                    layer.record_past = False
+
+    def room(self) -> list[int] | None:
+        """How long each row's chain may be; 0 where too much would be fed again."""
+        if self.again >= _MOST_AGAIN:
+            return [0] * len(self._last)
+        if self._depth_limit is None:
+            return None
+        written = self._committed + self.again
+        return [max(0, self._depth_limit - last - written - 2) for last in self._last]
+
+
+@lru_cache
+def forward_arguments(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """The argument by which a model is given its cache."""
+    known = forward_arguments(type(model).forward)
+    return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
+
+
+def chain_cache(model: PreTrainedModel, given: Cache | None) -> Cache:
+    """The cache to decode in: the one given, or a fresh one of the kind that ``generate`` makes."""
+    return DynamicCache(config=model.config.get_text_config(decoder=True)) if given is None else given

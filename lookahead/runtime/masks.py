@@ -1,0 +1,249 @@
+"""Attention masks for a fused pass, in the form each model asks for.
+
+What a node may see has two parts. The tree part (history, ancestors, itself) is the same for every model and comes from
+:func:`jacobi.tree.additive_mask`. The other part belongs to the model's layers: causal, sliding, chunked. transformers
+states it as a function of two indices, made from the config; we take that function as it is and ask it about
+*logical* places (the row's length plus depth) instead of physical slots.
+"""
+
+import copy
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, create_masks_for_generate
+
+from jacobi import TokenTree, additive_mask
+from lookahead.models.traits import decoder_config, input_device
+
+_RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
+_recording = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One kind of layer's visibility as ``function(batch, head, query place, key place)``; None = all causal."""
+
+    function: Callable[..., Any] | None
+
+
+def _record(*args: Any, mask_function: Callable[..., Any] = causal_mask_function, **kwargs: Any) -> _Rule:
+    return _Rule(None if mask_function is causal_mask_function else mask_function)
+
+
+def mask_rules(model: PreTrainedModel) -> Any:
+    """The visibility rules of a model's layers, in the form its ``forward`` takes masks: one, or a dict by layer type.
+
+    They come from transformers' own ``create_masks_for_generate`` (or the model's override of it), run with a mask
+    function that returns the rule in place of a mask.
+    """
+    config = copy.copy(decoder_config(model))
+    config._attn_implementation_internal = _RECORDER
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    with _recording:
+        AttentionMaskInterface.register(_RECORDER, _record)
+        try:
+            rules = create(
+                config=config,
+                inputs_embeds=torch.empty((1, 1, 0), device=input_device(model), dtype=model.dtype),
+                attention_mask=None,
+                past_key_values=None,
+                position_ids=None,
+            )
+        finally:
+            AttentionMaskInterface._global_mapping.pop(_RECORDER, None)
+    return _Rule(None) if rules is None else rules
+
+
+def shortest_window(model: PreTrainedModel, rules: Any) -> int | None:
+    """How many tokens of history every layer sees, whatever its rule; None = all of them."""
+    every = list(rules.values()) if isinstance(rules, dict) else [rules]
+    if all(rule.function is None for rule in every):
+        return None
+    config = decoder_config(model)
+    sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def windows_of_the_cache(model: PreTrainedModel) -> bool:
+    """Whether a model masks no window itself, and plain decoding's cache makes one by dropping tokens (Moshi)."""
+    if shortest_window(model, mask_rules(model)) is None:
+        return False
+    makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
+    homes = {type(module).__module__ for module in model.modules()}
+    return not any(hasattr(sys.modules[home], maker) for home in homes for maker in makers)
+
+
+def map_rules(rules: Any, build: Callable[[_Rule], Tensor]) -> Any:
+    """Build one mask for each rule, keeping the form; equal layer types share a mask."""
+    if not isinstance(rules, dict):
+        return build(rules)
+    plain: Tensor | None = None
+    masks = {}
+    for kind, rule in rules.items():
+        if rule.function is None:
+            plain = build(rule) if plain is None else plain
+            masks[kind] = plain
+        else:
+            masks[kind] = build(rule)
+    return masks
+
+
+class MaskBuffer:
+    """One piece of memory for the masks of consecutive passes: a pass rewrites only the columns that have changed.
+
+    Args:
+        batch: rows.
+        dtype: of the model's hidden states.
+        device: of the model's inputs.
+    """
+
+    def __init__(self, batch: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._mask = torch.zeros((batch, 1, 0, 0), dtype=dtype, device=device)
+        self._settled = 0  # columns that need not be written again
+
+    def open(self, width: int, base: int, history: Tensor | None, settled: int) -> Tensor:
+        """The mask ``[batch, 1, width, base + width]``, right up to column ``base``; the rest is as it was left.
+
+        Args:
+            width: nodes of the pass.
+            base: slot of node 0.
+            history: bool ``[batch, base]``; None = all of it is visible.
+            settled: columns that will never change again, the shortest row's history.
+        """
+        batch, _, nodes, slots = self._mask.shape
+        if width > nodes or base + width > slots:
+            shape = (batch, 1, max(width, nodes), max(base + width + 256, min(2 * slots, base + width + 4096)))
+            self._mask = self._mask.new_zeros(shape)
+            self._settled = 0
+        start = min(self._settled, base)
+        columns = self._mask[..., start:base].zero_()  # for wider passes too
+        if history is not None:
+            columns.masked_fill_(~history[:, None, None, start:], torch.finfo(columns.dtype).min)
+        self._settled = min(settled, base)
+        return self._mask[:, :, :width, : base + width]
+
+
+def fused_masks(
+    rules: Any,
+    trees: Sequence[TokenTree],
+    base: int,
+    history: Tensor | None,
+    coordinates: Callable[[Sequence[TokenTree]], tuple[Tensor, Tensor]],
+    dtype: torch.dtype,
+    device: torch.device,
+    buffer: MaskBuffer | None = None,
+    settled: int = 0,
+) -> Any:
+    """The additive masks ``[batch, 1, node, slot]`` of a pass, one for each kind of layer.
+
+    Args:
+        rules: from :func:`mask_rules`.
+        trees: one a row; shorter ones are padded at the end with nodes that see only themselves.
+        base: slot of node 0.
+        history: bool ``[batch, base]``, the slots below ``base`` that hold a row's history; None = all of them.
+        coordinates: gives the logical places of nodes ``[batch, node]`` and of slots ``[batch, base + node]``; only
+            called if a rule asks for more than causality.
+        dtype: of the model's hidden states.
+        device: of the model's inputs.
+        buffer: where the mask is made, to be overwritten by the next pass's; there padding nodes see the history too.
+            None = in memory of its own.
+        settled: with a buffer, slots of the shortest row's history.
+    """
+    batch, width = len(trees), max(map(len, trees))
+    lowest = torch.finfo(dtype).min
+    if buffer is not None:
+        mask = buffer.open(width, base, history, settled)
+    else:
+        mask = torch.zeros((batch, 1, width, base + width), dtype=dtype, device=device)
+        if history is not None:
+            mask[:, 0, :, :base].masked_fill_(~history[:, None, :], lowest)
+    for row, tree in enumerate(trees):
+        count = len(tree)
+        mask[row, 0, :count, base : base + count] = additive_mask(tree.parents, dtype, device)
+        if count < width:
+            mask[row, 0, :count, base + count :] = lowest
+            mask[row, 0, count:, 0 if buffer is None else base :] = lowest
+            mask[row, 0, count:, base + count :].fill_diagonal_(0.0)
+
+    def build(rule: _Rule) -> Tensor:
+        if rule.function is None:
+            return mask
+        # Logical places know the padding already, so every row asks the rule as an unpadded row 0 would.
+        first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+        queries, keys = coordinates(trees)
+        seen = rule.function(first, first, queries[:, None, :, None], keys[:, None, None, :])
+        return mask.masked_fill(~seen, lowest)
+
+    return map_rules(rules, build)
+
+
+def ancestor_words(parents: Sequence[int], words: int) -> np.ndarray:
+    """The ancestor closure of a parent array as bit sets, int64 ``[node, words]``: bit b of a node = it sees node b.
+
+    It says what :func:`jacobi.branch_mask` says, 64 nodes to a number, so that little has to go to the device.
+    """
+    sets: list[int] = []
+    for node, parent in enumerate(parents):
+        sets.append((sets[parent] if parent >= 0 else 0) | (1 << node))
+    packed = b"".join(line.to_bytes(8 * words, "little") for line in sets)
+    return np.frombuffer(packed, np.dtype("<i8")).reshape(len(sets), words)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPlaces:
+    """What the masks of a pass with static shapes are made from: device tensors whose shapes do not follow the history.
+
+    Attributes:
+        ancestors: int64 ``[batch, node, words]``, as :func:`ancestor_words` packs them.
+        slots: ``[node]``, where the nodes are written.
+        depths: ``[batch, node]``.
+        lengths: ``[batch]``, slots of each row's history.
+        padding: ``[batch]``, slots before each row's first token.
+        shown: bool ``[batch, span]``; False where the prompt has padding or holes.
+        columns: ``[span]``, counting up from 0.
+        bits: ``[64]``, counting up from 0.
+    """
+
+    ancestors: Tensor
+    slots: Tensor
+    depths: Tensor
+    lengths: Tensor
+    padding: Tensor
+    shown: Tensor
+    columns: Tensor
+    bits: Tensor
+
+
+def static_masks(rules: Any, places: StaticPlaces, mask: Tensor) -> Any:
+    """The masks of :func:`fused_masks` over a fixed span of slots, computed on the device without asking it anything.
+
+    Args:
+        rules: from :func:`mask_rules`.
+        places: see :class:`StaticPlaces`.
+        mask: additive, ``[batch, 1, node, span]``; overwritten, and returned for layers that are only causal.
+    """
+    nodes = len(places.slots)
+    lowest = torch.finfo(mask.dtype).min
+    branches = ((places.ancestors[..., None] >> places.bits) & 1).flatten(2)[:, :, :nodes].bool()
+    history = places.shown & (places.columns < places.lengths[:, None])
+    visible = history[:, None, :].repeat(1, nodes, 1).index_copy_(2, places.slots, branches)
+    mask.fill_(lowest).masked_fill_(visible[:, None], 0.0)
+
+    def build(rule: _Rule) -> Tensor:
+        if rule.function is None:
+            return mask
+        first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=mask.device)
+        start = places.lengths - places.padding
+        queries = start[:, None] + places.depths
+        keys = (places.columns - places.padding[:, None]).index_copy_(1, places.slots, queries)
+        seen = rule.function(first, first, queries[:, None, :, None], keys[:, None, None, :])
+        return mask.masked_fill(~seen, lowest)
+
+    return map_rules(rules, build)

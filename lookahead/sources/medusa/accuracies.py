@@ -1,0 +1,241 @@
+"""The trees that follow from how often each head's candidates are right.
+
+``a_k(i)`` is the chance that the candidate of rank i of head k is the token that comes (Cai et al., arXiv 2401.10774,
+section 2.3.3). Taking the heads as independent, a node is accepted with the product of the a along its path, and the
+sum over all nodes is the number of drafted tokens that a pass is expected to keep. A value never rises from a node to
+its children, so growing from the most valuable candidate down gives the best tree of every size, and smaller trees are
+part of larger ones.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import accumulate, islice
+from os import PathLike
+from typing import Any, Self
+
+from jacobi import LookaheadError
+from lookahead._files import write_text
+from lookahead.sources.medusa.choices import MAX_NODES, TREE_FORMAT, TREE_KIND, ChoiceTree, read_tree
+
+
+@dataclass(frozen=True)
+class HeadAccuracies:
+    """The table a: how often each candidate of each head was right.
+
+    Attributes:
+        accuracies: ``[head][rank]``, shares from 0 to 1; the same number of ranks for every head.
+        samples: ``[head]``, how many tokens each head's row rests on.
+
+    Raises:
+        LookaheadError: the table is empty or ragged, a share is none, or the shares of a head sum to more than 1.
+    """
+
+    accuracies: tuple[tuple[float, ...], ...]
+    samples: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accuracies", tuple(tuple(map(float, row)) for row in self.accuracies))
+        object.__setattr__(self, "samples", tuple(self.samples))
+        widths = {len(row) for row in self.accuracies}
+        if len(widths) != 1 or 0 in widths:
+            raise LookaheadError(
+                f"The accuracies have {sorted(widths)} ranks a head: expected at least one head, and the same number "
+                "of ranks, at least 1, for every head."
+            )
+        if len(self.samples) != len(self.accuracies):
+            raise LookaheadError(
+                f"There are samples for {len(self.samples)} heads and accuracies for {len(self.accuracies)}: expected "
+                "one number a head."
+            )
+        for head, row in enumerate(self.accuracies):
+            for rank, share in enumerate(row):
+                if not 0.0 <= share <= 1.0:
+                    raise LookaheadError(f"The accuracy of rank {rank} of head {head} is {share}: expected 0 to 1.")
+            if sum(row) > 1.0 + 1e-6:
+                raise LookaheadError(
+                    f"The accuracies of head {head} sum to {sum(row):.4g}: expected at most 1, as one candidate at "
+                    "most is right. Give each rank's own share, not the share up to it."
+                )
+
+    def top(self, count: int) -> tuple[float, ...]:
+        """For each head, how often one of its ``count`` best candidates was right."""
+        return tuple(sum(row[:count]) for row in self.accuracies)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedTree:
+    """A tree with the table that it was grown from; :func:`lookahead.medusa.choices_from` takes it, or its file.
+
+    Attributes:
+        choices: the tree.
+        accuracies: the table.
+        model: name or folder of the model, for people who read the file.
+        heads: name or folder of the heads, likewise.
+    """
+
+    choices: ChoiceTree
+    accuracies: HeadAccuracies
+    model: str | None = None
+    heads: str | None = None
+
+    @property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """The paths of the tree."""
+        return self.choices.paths
+
+    @property
+    def expected_length(self) -> float:
+        """Drafted tokens that a pass is expected to keep."""
+        return expected_length(self.accuracies, self.choices)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the tree's file, as plain data."""
+        return {
+            "format": TREE_FORMAT,
+            "kind": TREE_KIND,
+            "paths": [list(path) for path in self.paths],
+            "accuracies": [list(row) for row in self.accuracies.accuracies],
+            "samples": list(self.accuracies.samples),
+            "expected_length": self.expected_length,
+            "model": self.model,
+            "heads": self.heads,
+        }
+
+    def save(self, file: str | PathLike[str]) -> None:
+        """Write the tree to a JSON file: all of it or nothing.
+
+        Raises:
+            LookaheadError: it cannot be written there.
+        """
+        try:
+            write_text(str(file), json.dumps(self.to_dict()) + "\n")
+        except OSError as error:
+            raise LookaheadError(f"The tree cannot be written to {file}: {error}.") from error
+
+    @classmethod
+    def load(cls, file: str | PathLike[str]) -> Self:
+        """Read the file that :meth:`save` wrote.
+
+        Raises:
+            LookaheadError: it cannot be read, is of another kind or format, or its table is not valid.
+        """
+        document = read_tree(file)
+        try:
+            table = HeadAccuracies(document["accuracies"], document["samples"])
+            tree = cls(
+                choices=ChoiceTree(document["paths"]),
+                accuracies=table,
+                model=document.get("model"),
+                heads=document.get("heads"),
+            )
+            node_values(table, tree.choices)
+        except (KeyError, TypeError, ValueError) as error:  # a LookaheadError is a ValueError
+            raise LookaheadError(f"The tree file {file} has no valid table of accuracies: {error}.") from error
+        return tree
+
+
+def node_values(accuracies: HeadAccuracies, choices: ChoiceTree) -> tuple[float, ...]:
+    """The chance of each node to be accepted, in the order of ``choices.paths``.
+
+    Raises:
+        LookaheadError: a path is deeper than there are heads in the table, or has a rank that is not in it.
+    """
+    table = accuracies.accuracies
+    values: dict[tuple[int, ...], float] = {(): 1.0}
+    for path in choices.paths:
+        if len(path) > len(table) or path[-1] >= len(table[0]):
+            raise LookaheadError(
+                f"Path {list(path)} is not covered: expected at most {len(table)} ranks, one a head, each below "
+                f"{len(table[0])}. Calibrate with more heads or ranks."
+            )
+        values[path] = values[path[:-1]] * table[len(path) - 1][path[-1]]
+    return tuple(values[path] for path in choices.paths)
+
+
+def expected_length(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
+    """How many drafted tokens a pass over the tree is expected to keep; with the root it writes one token more.
+
+    Raises:
+        LookaheadError: a path that the table does not cover.
+    """
+    return math.fsum(node_values(accuracies, choices))
+
+
+def grow_tree(accuracies: HeadAccuracies, nodes: int) -> ChoiceTree:
+    """The tree of at most ``nodes`` nodes with the greatest expected length, for any table.
+
+    The ranks of a head need not be used in their order: what counts is how often each was right. Candidates that were
+    never right are left out, so the tree may be smaller than asked for.
+
+    Args:
+        accuracies: the table.
+        nodes: the budget, without the root.
+
+    Raises:
+        LookaheadError: the budget is not between 1 and 4096, or no candidate of the first head was ever right.
+    """
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+        raise LookaheadError(f"A tree cannot have {nodes!r} nodes: expected 1 to {MAX_NODES}, the root left out.")
+    return ChoiceTree(tuple(path for path, _ in islice(_best_first(accuracies), nodes)))
+
+
+def expected_lengths(accuracies: HeadAccuracies, most: int) -> list[float]:
+    """The expected lengths of the best trees of 0, 1, 2, ... ``most`` nodes; fewer where no more node has any value.
+
+    Raises:
+        LookaheadError: no candidate of the first head was ever right.
+    """
+    return list(accumulate((value for _, value in islice(_best_first(accuracies), most)), initial=0.0))
+
+
+def best_size(accuracies: HeadAccuracies, curve: Sequence[float]) -> int:
+    """The number of nodes with which a pass writes the most tokens per unit of time.
+
+    Args:
+        accuracies: the table.
+        curve: cost of a pass over 1, 2, ... nodes, the root included, in any unit: :meth:`lookahead.StepTimes.curve`,
+            best with the time of the heads (:func:`heads_ms`) added to each.
+
+    Returns:
+        At least 1, and less than the curve has entries. Whether the tree pays at all is for the caller to see: it does
+        where ``(expected length + 1) / cost`` is above that of plain decoding.
+
+    Raises:
+        LookaheadError: the curve has less than two entries, or one that is no time; or no candidate of the first head
+            was ever right.
+    """
+    if len(curve) < 2 or not all(0.0 < cost < math.inf for cost in curve):
+        raise LookaheadError(
+            f"The step-time curve has {len(curve)} entries: expected at least 2, for passes over 1 and 2 nodes, all of "
+            "them positive and finite."
+        )
+    lengths = expected_lengths(accuracies, len(curve) - 1)
+    return max(range(1, len(lengths)), key=lambda nodes: (lengths[nodes] + 1.0) / curve[nodes])
+
+
+def _best_first(accuracies: HeadAccuracies) -> Iterator[tuple[tuple[int, ...], float]]:
+    """All paths of any value, the most valuable first, each after its parent; equal ones in the order of the ranks."""
+    table = accuracies.accuracies
+    orders = [sorted((rank for rank, share in enumerate(row) if share), key=lambda rank: -row[rank]) for row in table]
+    if not orders[0]:
+        raise LookaheadError(
+            f"No candidate of the first head was right in {accuracies.samples[0]} samples, so no tree is worth a node. "
+            "Train the heads further, or calibrate with more ranks or prompts."
+        )
+    heap: list[tuple[float, int, tuple[int, ...], int, float]] = []
+
+    def offer(parent: tuple[int, ...], place: int, value: float) -> None:
+        depth = len(parent)
+        if depth < len(table) and place < len(orders[depth]):
+            rank = orders[depth][place]
+            heappush(heap, (-value * table[depth][rank], depth, (*parent, rank), place, value))
+
+    offer((), 0, 1.0)
+    while heap:
+        negative, _, path, place, above = heappop(heap)
+        yield path, -negative
+        offer(path[:-1], place + 1, above)
+        offer(path, 0, -negative)

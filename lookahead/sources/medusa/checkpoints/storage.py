@@ -1,0 +1,196 @@
+"""Where tensors are stored: in a file, in the shards of a model, in a folder or in a repository of the hub."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from jacobi import LookaheadError
+from lookahead._files import on_hub
+
+HEADS_FILE = "medusa_lm_head.safetensors"
+MODEL_FILE = "model.safetensors"
+
+_FILES = (
+    HEADS_FILE,
+    "medusa_lm_head.pt",
+    "model.safetensors.index.json",
+    MODEL_FILE,
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """Tensors in one file or several, of which only those that are asked for are read.
+
+    Attributes:
+        files: the file of each tensor.
+        get: reads one, to the CPU.
+    """
+
+    files: dict[str, Path]
+    get: Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder or a repository of the hub, and the one file in it that was named, if any.
+
+    Attributes:
+        name: as the caller wrote it.
+        folder: None for a repository.
+        file: the name of the file in ``folder``.
+        hub: how to download.
+    """
+
+    name: str
+    folder: Path | None
+    file: str | None
+    hub: Mapping[str, Any]
+
+    def find(self, file: str) -> Path | None:
+        """Where ``file`` is; downloaded if need be."""
+        if self.folder is not None:
+            path = self.folder / file
+            return path if path.is_file() else None
+        try:
+            return Path(hf_hub_download(self.name, file, **self.hub))
+        except EntryNotFoundError:
+            return None
+        except (HfHubHTTPError, HFValidationError, OSError) as error:
+            raise LookaheadError(f"{self.name} cannot be read from the hub: {error}") from error
+
+    def config(self) -> dict[str, Any]:
+        """The content of config.json; empty where there is none."""
+        path = self.find("config.json")
+        return {} if path is None else _json(path)
+
+    def tensors(self) -> StoredTensors:
+        """The tensors of the file that was named, or of the first that heads are known to be in.
+
+        Raises:
+            LookaheadError: there is none, or it cannot be read without running code.
+        """
+        if self.file is not None:
+            return self._open(self.file)
+        for file in _FILES:
+            if self.find(file) is not None:
+                return self._open(file)
+        if self.folder is None:
+            raise LookaheadError(
+                f"{self.name} on the hub has none of {', '.join(_FILES)}, or cannot be reached: expected a folder here "
+                "or a repository with Medusa heads."
+            )
+        suffixes = (".safetensors", ".pt", ".bin")
+        others = sorted(path.name for path in self.folder.iterdir() if path.suffix in suffixes and path.is_file())
+        if len(others) == 1:
+            return self._open(others[0])
+        found = f"found {', '.join(others)}; name the one to read" if others else "found no file of tensors"
+        raise LookaheadError(f"{self.name} holds no Medusa heads: expected one of {', '.join(_FILES)}, {found}.")
+
+    def _open(self, file: str) -> StoredTensors:
+        path = self.find(file)
+        assert path is not None  # the caller has looked
+        if file.endswith(".json"):
+            return self._shards(path)
+        names, get = _open(path)
+        return StoredTensors(dict.fromkeys(names, path), get)
+
+    def _shards(self, index: Path) -> StoredTensors:
+        """The tensors of a sharded model; a shard is opened when the first of its tensors is read."""
+        shards = _json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+            raise LookaheadError(f"{index} is no index of a sharded model: expected a weight_map from names to files.")
+        for shard in set(shards.values()):
+            if shard != Path(shard).name:
+                raise LookaheadError(f"{index} names the shard {shard!r}: expected a file beside it.")
+        readers: dict[str, Callable[[str], Tensor]] = {}
+
+        def get(name: str) -> Tensor:
+            shard = shards[name]
+            if shard not in readers:
+                path = self.find(shard)
+                if path is None:
+                    raise LookaheadError(f"{index} names {shard}, which is not there. Copy it beside the index.")
+                held, readers[shard] = _open(path)
+                lost = sorted(key for key in shards if shards[key] == shard and key not in held)
+                if lost:
+                    raise LookaheadError(f"{path} lacks {some(lost)}, which {index.name} says it holds.")
+            return readers[shard](name)
+
+        return StoredTensors({name: index.with_name(shard) for name, shard in shards.items()}, get)
+
+
+def place_of(source: str | Path, hub: Mapping[str, Any]) -> Place:
+    """Where ``source`` is: a folder or a file here, or else a repository of the hub.
+
+    Raises:
+        LookaheadError: it is not here, and its name cannot be that of a repository.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        return Place(str(source), path.parent, path.name, hub)
+    if path.is_dir():
+        return Place(str(source), path, None, hub)
+    if not on_hub(str(source)):
+        raise LookaheadError(f"{source} does not exist: expected a folder, a file, or a repository like owner/name.")
+    return Place(str(source), None, None, hub)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LookaheadError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise LookaheadError(f"{path} holds {type(content).__name__}: expected a JSON object.")
+    return content
+
+
+def _open(path: Path) -> tuple[Iterable[str], Callable[[str], Tensor]]:
+    """The names of the tensors in a file, and how to read one of them."""
+    if path.suffix == ".safetensors":
+        try:
+            file = safe_open(path, framework="pt")
+            return set(file.keys()), file.get_tensor
+        except (SafetensorError, OSError) as error:
+            raise LookaheadError(f"{path} cannot be read as safetensors: {error}.") from error
+    content = _unpickle(path)
+    if not isinstance(content, Mapping):
+        raise LookaheadError(f"{path} holds a {type(content).__name__}: expected tensors by name.")
+    for name, tensor in content.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise LookaheadError(
+                f"{path} holds a {type(tensor).__name__} under {name!r}: expected tensors by name, and nothing else."
+            )
+    return content.keys(), lambda name: content[name].detach().clone()  # the file may be mapped, and go away
+
+
+def _unpickle(path: Path) -> Any:
+    """The content of a file of torch.save, if it is tensors and plain containers; no code in it is run."""
+    try:
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # files from before torch 1.6 cannot be mapped
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file made to break the reader may raise anything
+        reason = str(error).strip().split("\n")[0]
+        raise LookaheadError(
+            f"{path} is not a plain file of tensors, and nothing in it was executed ({reason}): expected what "
+            "torch.save writes of a state dict, or safetensors. Get the heads as safetensors from somebody you trust."
+        ) from error
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few names, to be read by people."""
+    names = list(names)
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

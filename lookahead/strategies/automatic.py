@@ -1,0 +1,198 @@
+"""What strategies with an automatic mode have in common: one tree from all sources, sized by the step-time curve."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jacobi import LookaheadError
+from lookahead.draft.automatic import AutomaticDrafter
+from lookahead.draft.expensive_sources import is_costly
+from lookahead.draft.latency import StepTimes
+from lookahead.draft.memory import Memory
+from lookahead.draft.planner import Planner
+from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
+from lookahead.sources.checked import CheckedSource
+from lookahead.sources.recycling import BEST
+from lookahead.strategies.base import CallContext, Drafts, RowContext, Strategy
+from lookahead.tuning import step_times
+
+SourceFactory = Callable[[RowContext], Source]
+Maker = Callable[[RowContext, Memory], Source]
+
+FREE_SOURCES: dict[str, Maker] = {
+    "recycling": lambda row, memory: RecyclingSource(memory.table),
+    "suffix": lambda row, memory: SuffixSource(),
+    "pool": lambda row, memory: PoolSource(),
+    "window": lambda row, memory: WindowSource(row.rng, row.vocab_size),
+}
+_MOST_NODES = 512
+_SHORT_CALL = 32  # new tokens; below, the prompt's successors are not gathered
+_PROMPT_TOKENS = 128  # of the prompts, from their ends, at which successors are gathered at most
+_PROMPT_LOGITS = 1 << 23  # numbers that this may take: 32 MB in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budgeted(Strategy):
+    """A strategy that can fill one tree a pass from several sources, as large as pays.
+
+    The fields belong to the automatic mode; a strategy says by :attr:`automatic` whether it is in it.
+
+    Attributes:
+        sources: where candidates come from, in the order in which they are credited: names, or functions that make a
+            :class:`lookahead.sources.Source` from a :class:`lookahead.strategy.RowContext`. None is the strategy's
+            default.
+        nodes: draft so many nodes a pass whatever they cost, to compare drafts; None = as many as pay.
+        max_nodes: the most drafted nodes of a row.
+        tuning: a step-time curve, or the file of a saved one, taken as it is. None = the curve measured for this
+            machine if there is one, corrected by the passes themselves.
+        remember: start from what drafts learnt in earlier calls on this model, unless there is a ``seed``.
+        verification, seed, stats, static: see :class:`Strategy`.
+    """
+
+    known_sources: ClassVar[tuple[str, ...]] = tuple(FREE_SOURCES)
+
+    sources: tuple[str | SourceFactory, ...] | None = None
+    nodes: int | None = None
+    max_nodes: int = 128
+    tuning: StepTimes | dict[str, Any] | str | Path | None = None
+    remember: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._flag("remember")
+        if self.automatic:
+            self._check_automatic()
+
+    def _check_automatic(self) -> None:
+        name = type(self).__name__
+        self._whole("max_nodes", 1)
+        if self.nodes is not None:
+            self._whole("nodes", 1)
+        for field in ("nodes", "max_nodes"):
+            if (getattr(self, field) or 0) > _MOST_NODES:
+                raise LookaheadError(f"{name}({field}=) must be at most {_MOST_NODES}: got {getattr(self, field)}.")
+        if isinstance(self.tuning, dict):  # as to_dict wrote it
+            object.__setattr__(self, "tuning", StepTimes.from_dict(self.tuning, frozen=True))
+        if self.tuning is not None and not isinstance(self.tuning, StepTimes):
+            if not isinstance(self.tuning, str | Path):
+                raise LookaheadError(
+                    f"{name}(tuning=) must be a StepTimes or the file of a saved one: got {self.tuning!r}."
+                )
+            StepTimes.load(self.tuning)  # what cannot be read is told now
+        given = self.sources
+        if given is None:
+            return
+        known = ", ".join(map(repr, self.known_sources))
+        if not isinstance(given, tuple | list) or not given:
+            raise LookaheadError(
+                f"{name}(sources=) must be a tuple of one or more of {known}, or functions that make a Source: "
+                f"got {given!r}."
+            )
+        for source in given:
+            if not callable(source) and not (isinstance(source, str) and source in self.known_sources):
+                raise LookaheadError(f"Unknown source {source!r}: expected {known}, or a function that makes a Source.")
+        if len(set(given)) < len(given):
+            raise LookaheadError(f"{name}(sources=) names a source twice: got {given!r}.")
+        object.__setattr__(self, "sources", tuple(given))
+
+    def _refuse_automatic(self, got: str) -> None:
+        """Refuse what belongs to the automatic mode, when ``got`` says that this is not it."""
+        for field in ("sources", "nodes", "tuning"):
+            if getattr(self, field) is not None:
+                raise LookaheadError(f"{type(self).__name__}({field}=) belongs to the automatic mode: got {got}")
+
+    @property
+    def remembers(self) -> bool:
+        """In the automatic mode without a seed, unless it is switched off."""
+        return self.automatic and self.remember and self.seed is None
+
+    @property
+    def tests_late(self) -> bool:
+        """In the automatic mode as it comes: with a seed, or with anything given, all passes repeat."""
+        given = (self.seed, self.sources, self.nodes, self.tuning)
+        return self.automatic and all(setting is None for setting in given)
+
+    def step_times(self) -> StepTimes | None:
+        """The curve given as ``tuning``, which then stays as it is."""
+        if isinstance(self.tuning, str | Path):
+            return StepTimes.load(self.tuning)
+        return self.tuning.as_frozen() if isinstance(self.tuning, StepTimes) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain data, for JSON; ``from_dict`` reads it back, but for sources of the caller's own.
+
+        Those stand there by their names, which ``from_dict`` does not know.
+        """
+        settings = super().to_dict()
+        if self.sources is not None:
+            settings["sources"] = [
+                source if isinstance(source, str) else getattr(source, "__qualname__", repr(source))
+                for source in self.sources
+            ]
+        if isinstance(self.tuning, StepTimes):
+            settings["tuning"] = self.tuning.to_dict()
+        elif self.tuning is not None:
+            settings["tuning"] = str(self.tuning)
+        return settings
+
+    def budgeted_drafts(
+        self,
+        call: CallContext,
+        names: Sequence[str | SourceFactory],
+        extra: Mapping[str, Maker] | None = None,
+    ) -> Drafts:
+        """The automatic mode's drafters, one a row, which share one planner.
+
+        Args:
+            call: the call.
+            names: of the sources, or what makes them.
+            extra: sources that only this strategy knows.
+        """
+        makers = FREE_SOURCES | dict(extra or {})
+        chain = call.rows[0].chain
+        if chain:  # where a window cannot run, n-grams come from the text alone
+            names = [name for name in names if name != "window"] or ["pool"]
+        rows = [
+            [
+                makers[name](row, call.memory) if isinstance(name, str) else CheckedSource(name(row), row.vocab_size)
+                for name in names
+            ]
+            for row in call.rows
+        ]
+        kinds = tuple((source.name, len(source.priors)) for source in rows[0])
+        key = (kinds, call.choice)
+        acceptance = call.memory.acceptance(key, rows[0], call.trust)
+        window = [isinstance(source, WindowSource) for source in rows[0]]
+        given = self.step_times()
+
+        def times() -> StepTimes:
+            return step_times(call.model, len(rows), call.memory.times, given, self.static, call.traces)
+
+        planner = Planner(
+            times(),
+            acceptance,
+            batch=len(rows),
+            most_nodes=self.max_nodes,
+            nodes=self.nodes,
+            window=any(window),
+            window_only=all(window),
+            costly=call.memory.costly_sources(key) if any(map(is_costly, rows[0])) else None,
+            anew=times,
+        )
+        drafters = [
+            AutomaticDrafter(row.prompt, sources, planner, acceptance, chain)
+            for row, sources in zip(call.rows, rows, strict=True)
+        ]
+        return Drafts(drafters, BEST, _prompt_harvest(call), planner)
+
+
+def _prompt_harvest(call: CallContext) -> int:
+    """At how many of the prompt's tokens successors are gathered: none but the last where the call is short.
+
+    Their logits cost a part of the prompt's pass, and memory, which is bounded here.
+    """
+    if call.new_tokens < _SHORT_CALL:
+        return 1
+    fit = _PROMPT_LOGITS // (len(call.rows) * max(row.vocab_size for row in call.rows))
+    return max(1, min(_PROMPT_TOKENS // len(call.rows), fit))

@@ -1,0 +1,214 @@
+"""What every strategy is: frozen settings that say how a draft is grown, callable as ``custom_generate``."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from jacobi import Drafter, LookaheadError
+from lookahead.draft.memory import Memory
+from lookahead.draft.planner import Planner
+from lookahead.models.hidden_states import HiddenStates
+from lookahead.runtime.tracing.replay import Traces
+
+Stats = Literal["none", "summary", "detailed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What a drafter may know of its row: prompt, vocabulary, pad and end tokens, a generator, the row's number.
+
+    ``chain`` says that the model can only be given one branch a pass, see :mod:`lookahead.runtime.linear`.
+    """
+
+    prompt: Sequence[int]
+    vocab_size: int
+    pad: int
+    end_tokens: frozenset[int]
+    rng: random.Random
+    index: int = 0
+    chain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a strategy may know of a call: its rows, what drafts learnt on the model before, and how tokens are chosen.
+
+    Attributes:
+        model: the model.
+        rows: one context a row.
+        memory: what was learnt; may be empty.
+        choice: stands for processors and sampling: acceptance is learnt separately for each.
+        new_tokens: most tokens that the call writes.
+        trust: how far estimates are believed for this choice before anything is learnt, from 0 to 1.
+        traces: by which passes are run, as far as there are any; None = by none.
+    """
+
+    model: PreTrainedModel
+    rows: Sequence[RowContext]
+    memory: Memory
+    choice: Hashable
+    new_tokens: int
+    trust: float = 1.0
+    traces: Traces | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a strategy brings to a call.
+
+    Attributes:
+        drafters: one a row.
+        harvest: how many of the model's best next tokens the drafters want to know at every node.
+        prompt_harvest: at how many of the prompt's last tokens they want to know them.
+        planner: decides sizes, and has to be told about every pass; None = sizes are fixed.
+        hidden: has to be given what the output layer reads in every pass; None = nobody wants it.
+    """
+
+    drafters: Sequence[Drafter]
+    harvest: int = 0
+    prompt_harvest: int = 1
+    planner: Planner | None = None
+    hidden: HiddenStates | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """What all strategies have in common.
+
+    Attributes:
+        verification: ``"exact"`` takes one draw (or the argmax) at each visited node, so that a seed gives plain
+            ``generate``'s text; ``"rejection"`` is the papers' scheme, with the same distribution but other draws.
+        seed: seeds the tokens that drafts are started from, so that step counts repeat. It never touches the text.
+        stats: how much is counted; see :class:`lookahead.stats.DecodingStats`.
+        static: run passes with static shapes, on CUDA as captured graphs: None where it is possible and on CUDA, True
+            always (an error where it is not possible), False never.
+        attention: the attention implementation that the call uses, for a model whose own takes no masks (flash
+            attention): ``"sdpa"``, ``"eager"`` or ``"flex_attention"``; restored afterwards. None = the model's own.
+    """
+
+    name: ClassVar[str]
+    reads_hidden: ClassVar[bool] = False  # its drafts are made from what the output layer reads
+
+    verification: Literal["exact", "rejection"] = "exact"
+    seed: int | None = None
+    stats: Stats = "summary"
+    static: bool | None = None
+    attention: Literal["sdpa", "eager", "flex_attention"] | None = None
+
+    def __post_init__(self) -> None:
+        self._one_of("verification", ("exact", "rejection"))
+        self._one_of("stats", ("none", "summary", "detailed"))
+        if self.seed is not None:
+            self._whole("seed")
+        if self.static is not None:
+            self._flag("static")
+        if self.attention is not None:
+            self._one_of("attention", ("sdpa", "eager", "flex_attention"))
+
+    def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
+        value = getattr(self, field)
+        if not isinstance(value, str) or value not in allowed:
+            raise LookaheadError(
+                f"{type(self).__name__}({field}=) must be one of {', '.join(map(repr, allowed))}: got {value!r}."
+            )
+
+    def _whole(self, field: str, least: int | None = None) -> None:
+        value = getattr(self, field)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise LookaheadError(
+                f"{type(self).__name__}({field}=) must be a whole number: got {value!r} of type {type(value).__name__}."
+            )
+        if least is not None and value < least:
+            raise LookaheadError(f"{type(self).__name__}({field}=) must be at least {least}: got {value}.")
+
+    def _flag(self, field: str) -> None:
+        value = getattr(self, field)
+        if not isinstance(value, bool):
+            raise LookaheadError(f"{type(self).__name__}({field}=) must be True or False: got {value!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain data, for JSON; ``from_dict`` reads it back."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {"strategy": self.name} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        """Make the strategy from plain data.
+
+        Raises:
+            LookaheadError: an unknown field (all of them are named), another strategy's data, or a value out of range.
+        """
+        settings = dict(settings)
+        named = settings.pop("strategy", cls.name)
+        if named != cls.name:
+            raise LookaheadError(f"These are settings of strategy {named!r}: expected {cls.name!r}.")
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(map(str, set(settings) - set(known)))
+        if unknown:
+            raise LookaheadError(
+                f"Unknown field {', '.join(map(repr, unknown))} for {cls.__name__}: it knows {', '.join(known)}."
+            )
+        return cls(**settings)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether sizes are chosen while decoding."""
+        return False
+
+    @property
+    def rule(self) -> Callable[[Tensor], Tensor] | None:
+        """Which tokens a lossy decode may keep: processed scores ``[..., vocab]`` to bool; None = it is exact."""
+        return None
+
+    @property
+    def remembers(self) -> bool:
+        """Whether drafts start from what they learnt in earlier calls on the model."""
+        return False
+
+    @property
+    def tests_late(self) -> bool:
+        """Whether an untested model may be decoded plainly until a draft is worth its self-test."""
+        return False
+
+    def drafter(self, row: RowContext) -> Drafter:
+        """Make the drafter of one row."""
+        raise TypeError(f"{type(self).__name__} has no drafter; use Lookahead, Jacobi or Medusa.")
+
+    def drafts(self, call: CallContext) -> Drafts:
+        """Make what one call needs."""
+        return Drafts([self.drafter(row) for row in call.rows])
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Any,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        lookahead_streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode with this strategy: ``model.generate(**inputs, custom_generate=strategy)``, with nothing patched.
+
+        transformers hands no ``streamer`` to a ``custom_generate`` function, so on this path pass it as
+        ``lookahead_streamer=`` (the prompt is put first, as usual). ``stop_strings`` needs :func:`augment_all`.
+        """
+        from lookahead.generation.decode import generate  # not at the top: it reads this module's settings
+
+        if lookahead_streamer is not None:
+            lookahead_streamer.put(input_ids.cpu())
+        return generate(
+            self,
+            model,
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            streamer=lookahead_streamer,
+            model_kwargs=model_kwargs,
+        )

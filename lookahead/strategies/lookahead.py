@@ -1,0 +1,201 @@
+"""The strategies: lookahead decoding, automatic or with given numbers, and Jacobi decoding."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jacobi import Drafter, JacobiDrafter, LookaheadError, PlainDrafter, guesser
+from jacobi.drafter import JacobiMode
+from lookahead.sources.jacobi_window import LookaheadDrafter
+from lookahead.sources.ngram_pool import NgramPool
+from lookahead.strategies.automatic import Budgeted
+from lookahead.strategies.base import CallContext, Drafts, RowContext, Strategy
+from lookahead.strategies.medusa import Medusa
+
+_DEFAULT_SOURCES = ("recycling", "suffix", "window")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookahead(Budgeted):
+    """Exact decoding from drafts that cost no training: automatic, or lookahead decoding with given W, N and G.
+
+    ``Lookahead()`` is the automatic mode. Every pass scores one tree, filled best first from all ``sources`` by how
+    likely their candidates are to be accepted, which is learnt while decoding, and as large as the step-time curve of
+    this model on this machine makes worthwhile: down to plain decoding where nothing pays. With any of
+    ``window_size``, ``ngram_size`` and ``verification_set_size`` given, it is lookahead decoding as published (Fu et
+    al., arXiv 2402.02057) with just these numbers; those not given are 7, 5 and 7.
+
+    Attributes:
+        window_size: W, columns of the Jacobi window, at least 1.
+        ngram_size: N, length of an n-gram; the window has N-1 levels. 2 is Jacobi decoding; 1 is plain decoding and
+            needs ``window_size=1`` and ``verification_set_size=0``.
+        verification_set_size: G, most guesses verified in a pass; 0 verifies the window's own paths only.
+        pool_from_prompt: (given W, N, G) the n-gram pool starts with the prompt's n-grams.
+        pool_from_output: (given W, N, G) every n-gram of the output goes into the pool.
+        always_forward_one: (given W, N, G) the window moves by one column a pass; otherwise by the number of tokens
+            written.
+        sources: (automatic) where candidates come from, in the order in which they are credited: ``"recycling"``,
+            ``"suffix"``, ``"pool"``, ``"window"``, or functions that make a :class:`lookahead.sources.Source` from a
+            :class:`lookahead.strategy.RowContext`. None is recycling, suffix and window.
+        nodes: (automatic) draft so many nodes a pass whatever they cost, to compare drafts; None = as many as pay.
+        max_nodes: (automatic) the most drafted nodes of a row.
+        tuning: (automatic) a step-time curve, or the file of a saved one. It is taken as it is: with a ``seed``, the
+            same call then always runs the same passes. None = the curve measured for this machine if there is one,
+            corrected by the passes themselves.
+        remember: (automatic) start from what drafts learnt in earlier calls on this model (successors and acceptance;
+            see :mod:`lookahead.draft.memory`). Calls with a ``seed`` never do. Step times, which are the machine's, are
+            kept in any case.
+        verification, seed, stats, static: see :class:`Strategy`.
+
+    With given W, N and G, a pass feeds at most (W+G)(N-1) tokens once the window is filled. A model that can only be
+    given one branch a pass (`runtime.linear`) has no window: its drafts are chains of the pool's n-grams, or in
+    the automatic mode the likeliest branch of all sources but the window. For example::
+
+        model.generate(**inputs, use_lookahead=True)
+        model.generate(**inputs, use_lookahead=True, lookahead_strategy=Lookahead(window_size=10, ngram_size=4))
+    """
+
+    name: ClassVar[str] = "lookahead"
+
+    window_size: int | None = None
+    ngram_size: int | None = None
+    verification_set_size: int | None = None
+    pool_from_prompt: bool = True
+    pool_from_output: bool = True
+    always_forward_one: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for flag in ("pool_from_prompt", "pool_from_output", "always_forward_one"):
+            self._flag(flag)
+        if self.automatic:
+            return
+        for name, default, least in (("window_size", 7, 1), ("ngram_size", 5, 1), ("verification_set_size", 7, 0)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+            self._whole(name, least)
+        if self.ngram_size == 1 and (self.window_size, self.verification_set_size) != (1, 0):
+            raise LookaheadError(
+                "Lookahead(ngram_size=1) is plain decoding and needs window_size=1 and verification_set_size=0: got "
+                f"window_size={self.window_size}, verification_set_size={self.verification_set_size}."
+            )
+        self._refuse_automatic("window_size, ngram_size or verification_set_size as well. Leave those out, or drop it.")
+
+    @property
+    def automatic(self) -> bool:
+        """No W, N or G is given: sizes are chosen while decoding."""
+        return self.window_size is None and self.ngram_size is None and self.verification_set_size is None
+
+    @classmethod
+    def from_lade(
+        cls, *, LEVEL: int, WINDOW_SIZE: int, GUESS_SET_SIZE: int, POOL_FROM_PROMPT: bool = False
+    ) -> "Lookahead":
+        """The settings of ``lade.config_lade``: LEVEL is N, and -1 as GUESS_SET_SIZE means WINDOW_SIZE."""
+        guesses = WINDOW_SIZE if GUESS_SET_SIZE == -1 else GUESS_SET_SIZE
+        return cls(
+            window_size=WINDOW_SIZE,
+            ngram_size=LEVEL,
+            verification_set_size=guesses,
+            pool_from_prompt=bool(POOL_FROM_PROMPT),
+            pool_from_output=False,
+        )
+
+    def drafts(self, call: CallContext) -> Drafts:
+        """The automatic mode's drafters share one planner; others have nothing in common."""
+        if not self.automatic:
+            return super().drafts(call)
+        return self.budgeted_drafts(call, self.sources or _DEFAULT_SOURCES)
+
+    def drafter(self, row: RowContext) -> Drafter:
+        """With given W, N and G: a window and a pool of the row's own."""
+        if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:
+            raise TypeError("The automatic mode makes its drafters together: use drafts().")
+        if self.ngram_size == 1:
+            return PlainDrafter()
+        return LookaheadDrafter(
+            window_size=self.window_size,
+            ngram_size=self.ngram_size,
+            verification_set_size=self.verification_set_size,
+            prompt=row.prompt,
+            vocab_size=row.vocab_size,
+            rng=row.rng,
+            pool=NgramPool(self.ngram_size, self.verification_set_size),
+            pool_from_prompt=self.pool_from_prompt,
+            pool_from_output=self.pool_from_output,
+            always_forward_one=self.always_forward_one,
+            chain=row.chain,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jacobi(Strategy):
+    """Jacobi decoding (Santilli et al., ACL 2023); see :class:`jacobi.JacobiDrafter` for the modes.
+
+    Attributes:
+        mode: ``"jacobi"`` (block Jacobi), ``"gauss-seidel"``, ``"hybrid"`` or ``"sliding"``.
+        block_size: tokens in a block; None is all that is still to be written, and only block Jacobi can do that.
+        initial_guess: what new places of a block start from: ``"text"`` draws from the text so far, ``"tail"`` copies
+            its end, ``"pad"`` repeats the pad token; or token ids, used in order.
+        return_trajectory: with ``return_dict_in_generate``, the output's ``trajectories`` holds every iterate fed to
+            the model, as ``[row][pass]`` lists of token ids.
+        verification, seed, stats: see :class:`Strategy`.
+    """
+
+    name: ClassVar[str] = "jacobi"
+
+    mode: JacobiMode = "sliding"
+    block_size: int | None = 16
+    initial_guess: str | tuple[int, ...] = "text"
+    return_trajectory: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("mode", ("jacobi", "gauss-seidel", "hybrid", "sliding"))
+        self._flag("return_trajectory")
+        if self.block_size is not None:
+            self._whole("block_size", 1)
+        elif self.mode != "jacobi":
+            raise LookaheadError(f"Jacobi(mode={self.mode!r}) needs a block_size of at least 1: got None.")
+        if isinstance(self.initial_guess, str):
+            self._one_of("initial_guess", ("text", "tail", "pad"))
+            return
+        given = self.initial_guess
+        if not isinstance(given, list | tuple) or not given or not all(type(t) is int and t >= 0 for t in given):
+            raise LookaheadError(
+                f"Jacobi(initial_guess=) must be 'text', 'tail', 'pad' or a list of token ids: got {given!r}."
+            )
+        object.__setattr__(self, "initial_guess", tuple(given))
+
+    def drafter(self, row: RowContext) -> Drafter:
+        """A block of the row's own."""
+        kind: Any = self.initial_guess
+        if not isinstance(kind, str) and max(kind) >= row.vocab_size:
+            raise LookaheadError(
+                f"Jacobi(initial_guess=) holds token {max(kind)}: this model's vocabulary ends at {row.vocab_size - 1}."
+            )
+        text = list(row.prompt)
+        guess = guesser(kind, text, row.vocab_size, row.pad, row.rng)
+        return JacobiDrafter(self.mode, self.block_size, guess, row.end_tokens, text, self.return_trajectory)
+
+
+_BY_NAME: dict[str, type[Strategy]] = {"lookahead": Lookahead, "jacobi": Jacobi, "medusa": Medusa}
+
+
+def strategy_from(value: Any) -> Strategy:
+    """The strategy that a user's ``lookahead_strategy`` means: a strategy, its dict, or None for the default.
+
+    Raises:
+        LookaheadError: a dict that names no strategy or an unknown field, or any other type.
+    """
+    if value is None:
+        return Lookahead()
+    if isinstance(value, Strategy):
+        return value
+    if not isinstance(value, dict):
+        raise LookaheadError(
+            "lookahead_strategy must be Lookahead(...), Jacobi(...), Medusa(...) or a dict of their settings: "
+            f"got {value!r} of type {type(value).__name__}."
+        )
+    name = value.get("strategy", "lookahead")
+    if not isinstance(name, str) or name not in _BY_NAME:
+        raise LookaheadError(f"Unknown strategy {name!r} in lookahead_strategy: expected {', '.join(_BY_NAME)}.")
+    return _BY_NAME[name].from_dict(value)

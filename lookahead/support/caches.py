@@ -1,0 +1,168 @@
+"""Refusals of caches: those that drafts cannot run on, and those that belong to another model or batch."""
+
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    StaticCache,
+    StaticLayer,
+)
+
+from jacobi import LookaheadError
+from lookahead.models.traits import decoder_config, is_seq2seq
+from lookahead.runtime.cache.snapshots import holds_keys, recurrent_layers, states_of
+from lookahead.runtime.cache.tree import EMPTY_LAYERS, layer_kinds
+
+_INDEXED = layer_kinds("DynamicIndexedLayer")  # they keep small keys of their own to choose by
+_CHAIN_LAYERS = (
+    *layer_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"),
+    *layer_kinds("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
+    *_INDEXED,
+    *EMPTY_LAYERS,
+)
+
+
+def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> None:
+    """Refuse a cache that is another model's, cannot keep chosen slots, or has fewer than ``slots`` of them."""
+    if cache is None:
+        return
+    config = decoder_config(model)
+    if is_seq2seq(model):
+        if not isinstance(cache, EncoderDecoderCache):
+            raise LookaheadError(
+                f"{type(model).__name__} needs a cache for its cross-attention too: got a {type(cache).__name__}, "
+                "expected an EncoderDecoderCache. Leave past_key_values unset, or pass one."
+            )
+        if getattr(cache.self_attention_cache, "offloading", False):
+            raise LookaheadError(
+                "An offloaded cache is not supported for encoder-decoder models with lookahead: leave "
+                "cache_implementation unset, or decode without use_lookahead."
+            )
+        check_cache(cache.self_attention_cache, n_layers=None, batch=batch, heads=None, channels=None, slots=slots)
+        return
+    heads = _field(config, "num_key_value_heads") or _field(config, "num_attention_heads")
+    channels, hidden = _field(config, "head_dim"), _field(config, "hidden_size")
+    if channels is None and hidden and _field(config, "num_attention_heads"):
+        channels = hidden // config.num_attention_heads
+    other = _field(config, "kv_lora_rank") or _field(config, "multi_query") is not None
+    if other or not isinstance(heads, int) or not isinstance(channels, int):
+        heads = channels = None  # latent or multi-query attention: the cached shape follows other fields
+    shared = _field(config, "num_kv_shared_layers") or 0
+    check_cache(
+        cache,
+        n_layers=config.num_hidden_layers,
+        n_shared=shared,
+        batch=batch,
+        heads=heads,
+        channels=channels,
+        slots=slots,
+    )
+
+
+def _field(config: Any, name: str) -> Any:
+    """A config's field; None where there is none, or where it differs from layer to layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # newer versions refuse to read such a field
+        return None
+
+
+def check_cache(
+    cache: Any,
+    *,
+    n_layers: int | None,
+    n_shared: int = 0,
+    batch: int,
+    heads: int | None,
+    channels: int | None,
+    slots: int = 0,
+) -> None:
+    """Refuse, by name, a cache that a tree cannot run on or that belongs to another model.
+
+    Args:
+        cache: what ``generate`` prepared or the user gave.
+        n_layers: layers of the model; None when they cannot be told.
+        n_shared: those of them that use another layer's keys; older caches leave them out.
+        batch: rows of this call.
+        heads: key/value heads of the model; None when they cannot be told.
+        channels: channels of a key head; None when they cannot be told.
+        slots: tokens that the cache may have to hold in the end.
+    """
+    if type(cache) not in (DynamicCache, StaticCache):
+        raise LookaheadError(
+            f"A {type(cache).__name__} cannot keep chosen slots of a tree: expected a DynamicCache. Leave "
+            "past_key_values and cache_implementation unset, or decode without use_lookahead."
+        )
+    for index, layer in enumerate(cache.layers):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, *_INDEXED, *EMPTY_LAYERS):
+            kind = type(layer).__name__
+            why = "a recurrent state cannot follow a tree" if "Linear" in kind else "it cannot keep chosen slots"
+            raise LookaheadError(
+                f"Layer {index} of the cache is a {kind}, and {why}: expected attention layers only. "
+                "Decode this model without use_lookahead."
+            )
+    for layer in cache.layers:
+        if isinstance(layer, StaticLayer) and layer.max_cache_len < slots:
+            raise LookaheadError(
+                f"The static cache has {layer.max_cache_len} slots: this call may need {slots}. Make it larger, or "
+                "lower max_new_tokens."
+            )
+    holding = [layer for layer in cache.layers if not isinstance(layer, EMPTY_LAYERS)]
+    filled = [layer for layer in holding if layer.is_initialized and int(layer.get_seq_length()) > 0]
+    if not filled:
+        return
+    got_batch, got_heads, _, got_channels = filled[0].keys.shape
+    _check_owner(cache, n_layers, n_shared, got_batch, batch)
+    for what, got, expected in (("key/value heads", got_heads, heads), ("channels a head", got_channels, channels)):
+        if expected is not None and got != expected:
+            raise LookaheadError(
+                f"past_key_values is the cache of another model: it has {got} {what}, this model {expected}. "
+                "Pass a cache that this model filled."
+            )
+
+
+def check_chain_cache(cache: Any, n_layers: int, batch: int) -> None:
+    """Refuse, by name, a cache that a chain cannot be taken back from or that belongs to another model.
+
+    Args:
+        cache: what ``generate`` prepared or the user gave; None = a fresh one will be made.
+        n_layers: layers of the model.
+        batch: rows of this call.
+
+    Raises:
+        LookaheadError: see above.
+    """
+    if cache is None:
+        return
+    if type(cache) is not DynamicCache or cache.offloading:
+        kind = "An offloaded cache" if getattr(cache, "offloading", False) else f"A {type(cache).__name__}"
+        raise LookaheadError(
+            f"{kind} cannot take rejected tokens back from this model's layers: expected a DynamicCache. Leave "
+            "past_key_values and cache_implementation unset, or decode without use_lookahead."
+        )
+    for index, layer in enumerate(cache.layers):
+        if type(layer) not in _CHAIN_LAYERS:
+            raise LookaheadError(
+                f"Layer {index} of the cache is a {type(layer).__name__}, from which rejected tokens cannot be taken "
+                "back. Decode this model without use_lookahead."
+            )
+    shapes = [state.shape for layer in recurrent_layers(cache) for state in states_of(layer).values()]
+    shapes += [layer.keys.shape for layer in cache.layers if holds_keys(layer)]
+    if not shapes:
+        return
+    _check_owner(cache, n_layers, 0, shapes[0][0], batch)
+
+
+def _check_owner(cache: Any, n_layers: int | None, n_shared: int, got_batch: int, batch: int) -> None:
+    """Refuse a filled cache of another number of layers or rows; see :func:`check_cache`."""
+    if n_layers is not None and len(cache.layers) not in (n_layers, n_layers - n_shared):
+        raise LookaheadError(
+            f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
+            "Pass a cache that this model filled."
+        )
+    if got_batch != batch:
+        raise LookaheadError(f"past_key_values holds {got_batch} rows: expected {batch}, one for each input row.")

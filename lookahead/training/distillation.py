@@ -1,0 +1,112 @@
+"""Self-distillation: the labels are the model's own answers (Cai et al., arXiv 2401.10774, section 2.3.2)."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from lookahead.strategies.lookahead import Lookahead
+from lookahead.training.data import Example
+
+_BATCH = 8  # prompts answered at once
+
+
+def own_answers(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    folder: str | Path,
+    *,
+    answer_tokens: int,
+    temperature: float | None = None,
+    seed: int = 0,
+    report: Callable[[float], None] | None = None,
+) -> list[Example]:
+    """Let the model answer, with lookahead decoding, and keep the answers in files so that no restart repeats them.
+
+    Where several processes run, as ``torchrun`` starts them, each answers its share.
+
+    Args:
+        model: a causal model that lookahead supports, in evaluation mode.
+        prompts: token ids, at least one each.
+        folder: where the files go.
+        answer_tokens: tokens of an answer, at most.
+        temperature: of sampled answers; None is greedy.
+        seed: of sampled answers.
+        report: told the share that is done, from 0 to 1.
+
+    Returns:
+        The prompts with their answers, whose tokens carry the loss.
+    """
+    from accelerate import PartialState  # an optional package
+
+    processes = PartialState(cpu=model.device.type == "cpu")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    task = json.dumps([list(map(list, prompts)), answer_tokens, temperature, seed])
+    name = hashlib.sha256(task.encode()).hexdigest()[:12]
+    known = _read(folder, name)
+    left = [number for number in range(len(prompts)) if number not in known]
+    processes.wait_for_everyone()  # all have seen the same files
+    left = left[processes.process_index :: processes.num_processes]
+    with (folder / f"{name}.{processes.process_index}.jsonl").open("a", encoding="utf-8") as file:
+        file.write("\n")  # after a line that was cut off
+        for start in range(0, len(left), _BATCH):
+            numbers = left[start : start + _BATCH]
+            answers = _answer(model, [prompts[n] for n in numbers], answer_tokens, temperature, seed + numbers[0])
+            lines = [json.dumps({"prompt": n, "answer": a}) + "\n" for n, a in zip(numbers, answers, strict=True)]
+            file.write("".join(lines))
+            file.flush()
+            if report is not None:
+                report(min(1.0, (start + _BATCH) / len(left)))
+    processes.wait_for_everyone()
+    known = _read(folder, name)
+    return [
+        Example.of([*prompt, *known[number]], [False] * len(prompt) + [True] * len(known[number]))
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _read(folder: Path, name: str) -> dict[int, list[int]]:
+    """The answers that are there, by the prompt's number; lines that were cut off, or are empty, are left out."""
+    answers: dict[int, list[int]] = {}
+    for file in sorted(folder.glob(f"{name}.*.jsonl")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            answers[record["prompt"]] = record["answer"]
+    return answers
+
+
+@torch.no_grad()
+def _answer(
+    model: PreTrainedModel, prompts: list[Sequence[int]], answer_tokens: int, temperature: float | None, seed: int
+) -> list[list[int]]:
+    """One batch of answers, each up to and with its end token."""
+    config: Any = model.generation_config
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    pad = next(token for token in (config.pad_token_id, ends[0], 0) if token is not None)
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    sampled: dict[str, Any] = {"do_sample": False}
+    if temperature is not None:
+        sampled = {"do_sample": True, "temperature": temperature}
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=answer_tokens,
+            pad_token_id=pad,
+            return_dict_in_generate=False,
+            custom_generate=Lookahead(seed=seed, stats="none"),
+            **sampled,
+        )
+    answers: list[list[int]] = output[:, longest:].tolist()
+    return [answer[: next((at + 1 for at, token in enumerate(answer) if token in ends), None)] for answer in answers]

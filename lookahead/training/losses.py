@@ -1,0 +1,158 @@
+"""What Medusa's heads are trained on: shifted labels, and losses whose logits are never all there at once.
+
+Cai et al., arXiv 2401.10774, section 2.2. With heads counted from 0, head k at token t is to predict token t + k + 2;
+the model itself predicts token t + 1.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy, log_softmax
+
+from lookahead.sources.medusa.heads import MedusaHeads, Output
+from lookahead.training.data import IGNORE
+
+HEAD_DECAY = 0.8  # weight of a head's loss against that of the head before it; the first one's is 0.8 as well
+
+_LARGE_VOCAB = 1 << 17  # taken for that of heads which do not say
+_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}  # numbers made at once: on a CPU what a cache holds
+
+
+def shifted(labels: Tensor, places: int) -> Tensor:
+    """The labels of what comes ``places`` tokens later: ``[batch, token]`` to ``[batch, token - places]``."""
+    return labels[:, places:]
+
+
+def heads_loss(heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of all heads, L1 of the paper: the sum over the heads of ``0.8 ** (k + 1)`` times their cross-entropy.
+
+    A head's cross-entropy is the mean over its own labelled tokens, in nats; 0 where it has none.
+
+    Args:
+        heads: the heads.
+        output: the model's output layer.
+        hidden: what it reads, ``[batch, token, hidden]``.
+        labels: ``[batch, token]``, each the token's own id or :data:`lookahead.training.data.IGNORE`.
+
+    Returns:
+        L1, and each head's cross-entropy ``[head]`` without a gradient, both float32.
+    """
+    size = max(1, _LOGITS.get(hidden.device.type, _LOGITS["cuda"]) // (heads.vocab_size or _LARGE_VOCAB))
+    losses = []
+    for head in range(heads.num_heads):
+        target = shifted(labels, head + 2)
+        kept = target != IGNORE
+        states, target = hidden[:, : target.shape[1]][kept], target[kept]
+        layers: list[Any] = [heads.blocks[head], heads.outputs[head] if heads.own_output else output]
+        parameters = [weight for layer in layers for weight in layer.parameters() if weight.requires_grad]
+        total = _SummedLoss.apply(_logits(heads, head, output), size, states, target, *parameters)
+        losses.append(total / max(1, len(target)))
+    each = torch.stack(losses)
+    weights = each.new_tensor([HEAD_DECAY ** (head + 1) for head in range(len(losses))])
+    return (weights * each).sum(), each.detach()
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The model's own cross-entropy, L_LM: the mean over the labelled tokens.
+
+    Args:
+        logits: ``[batch, token, vocab]``.
+        labels: ``[batch, token]``.
+    """
+    target = shifted(labels, 1)
+    kept = target != IGNORE
+    return cross_entropy(logits[:, :-1][kept].float(), target[kept], reduction="sum") / max(1, int(kept.sum()))
+
+
+def distillation_loss(logits: Tensor, original: Tensor, labels: Tensor) -> Tensor:
+    """KL(original || adapted), the mean over the tokens whose next one is labelled (section 2.3.2).
+
+    Args:
+        logits: of the adapted model, ``[batch, token, vocab]``.
+        original: of the model without its adapter, likewise.
+        labels: ``[batch, token]``.
+    """
+    kept = shifted(labels, 1) != IGNORE
+    adapted = log_softmax(logits[:, :-1][kept].float(), dim=-1)
+    target = log_softmax(original[:, :-1][kept].float(), dim=-1)
+    return (target.exp() * (target - adapted)).sum() / max(1, int(kept.sum()))
+
+
+def sine(lambda_0: float, done: float) -> float:
+    """The weight of the heads' loss after a share ``done`` of the training: it rises as a sine does, from 0 on."""
+    return lambda_0 * math.sin(math.pi / 2 * done)
+
+
+def _logits(heads: MedusaHeads, head: int, output: Output) -> Callable[[Tensor], Tensor]:
+    """One head, from what the output layer reads to logits."""
+
+    def run(hidden: Tensor) -> Tensor:
+        first = next(heads.parameters())
+        state = hidden.to(first.device, first.dtype)
+        for layer in heads.blocks[head].children():
+            state = layer(state)
+        if heads.own_output:
+            return heads.over_vocabulary(heads.outputs[head](state)).to(hidden.device)
+        return output(state.to(hidden.device, hidden.dtype))
+
+    return run
+
+
+class _SummedLoss(torch.autograd.Function):
+    """The summed cross-entropy of many tokens, part by part: gradients are made along with it, logits are not kept.
+
+    A sum, because the gradients of a mean might be too small for half precision.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[Tensor], Tensor], size: int, states: Tensor, target: Tensor, *weights: Tensor
+    ) -> Tensor:
+        """Take the parts one by one.
+
+        Args:
+            ctx: what backward needs.
+            run: makes logits ``[token, vocab]`` of ``states``.
+            size: tokens of a part.
+            states: ``[token, hidden]``.
+            target: the right tokens, ``[token]``.
+            weights: the parameters of ``run`` that are trained.
+
+        Returns:
+            The sum in nats, at least float32.
+        """
+        ctx.deep = ctx.needs_input_grad[2]
+        total = torch.zeros((), device=states.device, dtype=torch.promote_types(states.dtype, torch.float32))
+        slopes = [torch.zeros_like(weight) for weight in weights]
+        reached: list[Tensor] = []
+        for part, wanted in zip(states.split(size), target.split(size), strict=True):
+            with torch.enable_grad():
+                leaf = part.detach().requires_grad_(ctx.deep)
+                logits = run(leaf)
+            scores = logits.detach().to(total.dtype)
+            norm = scores.logsumexp(-1, keepdim=True)
+            total += (norm - scores.gather(-1, wanted[:, None])).sum()
+            slope = (scores - norm).exp_()
+            slope[torch.arange(len(wanted), device=slope.device), wanted] -= 1.0
+            inputs = [*weights, leaf] if ctx.deep else list(weights)
+            grads = torch.autograd.grad(logits, inputs, slope.to(logits.dtype)) if inputs else ()
+            for sum_, grad in zip(slopes, grads, strict=False):
+                sum_ += grad
+            reached += grads[len(weights) :]
+        ctx.save_for_backward(*slopes, *([torch.cat(reached)] if ctx.deep else []))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients that forward made, times that of the sum."""
+        slopes = [
+            (saved.to(torch.promote_types(saved.dtype, scale.dtype)) * scale).to(saved.dtype)
+            for saved in ctx.saved_tensors
+        ]
+        states = slopes.pop() if ctx.deep else None
+        return None, None, states, None, *slopes

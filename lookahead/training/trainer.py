@@ -1,0 +1,297 @@
+"""transformers' trainer for a model and its heads: learning rates, schedules, the clock, what a checkpoint holds."""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainerState
+from transformers.trainer_callback import ExportableState, PrinterCallback
+
+from jacobi import LookaheadError
+from lookahead.models.hidden_states import passed
+from lookahead.models.output_layer import output_layer
+from lookahead.sources.medusa.heads import MedusaHeads
+from lookahead.training.losses import distillation_loss, heads_loss, next_token_loss
+from lookahead.training.settings import TrainingSettings
+
+Report = Callable[[str, float, dict[str, float]], None]
+
+_STATE = "trainer_state.json"  # as transformers calls it
+_WEIGHTS = "trainable.safetensors"
+_FINISHED = "finished.safetensors"
+
+
+class MedusaModel(nn.Module):
+    """A model and its heads, as the trainer sees them: tokens in, loss out.
+
+    Args:
+        backbone: the causal model, an adapter around it included.
+        heads: its heads.
+        both: whether the backbone is trained as well; else it stays in evaluation mode and makes no logits.
+        distil: with ``both``, whether the backbone is compared with itself without its adapter.
+
+    Attributes:
+        heads_weight: lambda_0.
+        parts: the losses of the last batch: ``[head]`` of the heads, and before them the backbone's, if it is trained.
+    """
+
+    def __init__(self, backbone: Any, heads: MedusaHeads, *, both: bool = False, distil: bool = False) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.heads = heads
+        self.heads_weight = 1.0
+        self.parts: Tensor | None = None
+        self._both = both
+        self._distil = distil
+        self._inner: bool | None = None  # whether the model without its output layer gives the hidden states
+
+    def train(self, mode: bool = True) -> "MedusaModel":
+        """Training mode; a backbone that is not trained stays in evaluation mode."""
+        super().train(mode)
+        self.backbone.train(mode and self._both)
+        return self
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The loss of a batch; all ``[batch, token]``, padded on the right."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+        layer = output_layer(self._model)
+        if not self._both:
+            with torch.no_grad():
+                hidden = self._hidden(inputs)
+            loss, self.parts = heads_loss(self.heads, layer, hidden, labels)
+            return {"loss": loss}
+        logits, hidden = passed(self.backbone, layer, inputs)
+        if self._distil:
+            own = distillation_loss(logits, self._original(inputs), labels)
+        else:
+            own = next_token_loss(logits, labels)
+        del logits
+        loss, each = heads_loss(self.heads, layer, hidden, labels)
+        self.parts = torch.cat([own.detach()[None], each])
+        return {"loss": own + self.heads_weight * loss}
+
+    @property
+    def _model(self) -> Any:
+        """The causal model inside of an adapter."""
+        return self.backbone.get_base_model() if hasattr(self.backbone, "get_base_model") else self.backbone
+
+    def _hidden(self, inputs: dict[str, Any]) -> Tensor:
+        """What the output layer reads, without running it where the model can be asked for that."""
+        if self._inner is None:
+            few = {name: value[:1, :8] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+            _, expected = passed(self.backbone, output_layer(self._model), few)
+            found = getattr(self.backbone.base_model(**few), "last_hidden_state", None)
+            self._inner = found is not None and found.shape == expected.shape and torch.allclose(found, expected)
+        if self._inner:
+            hidden: Tensor = self.backbone.base_model(**inputs).last_hidden_state
+            return hidden
+        return passed(self.backbone, output_layer(self._model), inputs)[1]
+
+    @torch.no_grad()
+    def _original(self, inputs: dict[str, Any]) -> Tensor:
+        """The logits of the model with its adapter switched off: the same weights, and no dropout."""
+        self.backbone.eval()
+        with self.backbone.disable_adapter():
+            logits: Tensor = self.backbone(**inputs).logits
+        self.backbone.train()
+        return logits
+
+
+class Clock(TrainerCallback, ExportableState):
+    """Counts the time of training over restarts, and ends it when it is over.
+
+    Args:
+        limit_s: seconds that are allowed; None is no limit.
+
+    Attributes:
+        spent_s: seconds from the end of the first step on; the same in all processes.
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self.limit_s = limit_s
+        self.spent_s = 0.0
+        self._last: float | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"args": {}, "attributes": {"spent_s": self.spent_s}}
+
+    def done(self, step: int, max_steps: int) -> float:
+        """The share of the training that is over after ``step`` steps, by steps or by time, whichever is more."""
+        by_time = 0.0 if self.limit_s is None else self.spent_s / self.limit_s
+        return min(1.0, max(step / max_steps, by_time))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Go on from the checkpoint's time."""
+        self.spent_s = state.stateful_callbacks[type(self).__name__]["attributes"]["spent_s"]
+        self._last = None
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Read the clock, the first process's for all, before the next learning rates are made."""
+        now = time.monotonic()
+        if self._last is not None:
+            self.spent_s += now - self._last
+        self._last = now
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            spent = torch.tensor(self.spent_s, dtype=torch.float64, device=args.device)
+            torch.distributed.broadcast(spent, src=0)
+            self.spent_s = spent.item()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop when the time is over."""
+        if self.limit_s is not None and self.spent_s >= self.limit_s:
+            control.should_training_stop = control.should_save = True
+
+
+class Reporter(TrainerCallback):
+    """Passes on how far it is, and what is logged."""
+
+    def __init__(self, report: Report, stage: str, clock: Clock) -> None:
+        self._report = report
+        self._stage = stage
+        self._clock = clock
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After every step."""
+        if state.is_world_process_zero:
+            self._report(self._stage, self._clock.done(state.global_step, state.max_steps), {})
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Losses and rates."""
+        if state.is_world_process_zero and logs is not None and "loss" in logs:
+            done = self._clock.done(state.global_step, state.max_steps)
+            self._report(self._stage, done, logs | {"step": state.global_step})
+
+
+class MedusaTrainer(Trainer):
+    """transformers' trainer with two learning rates, our schedules, and checkpoints of what is trained only.
+
+    Args:
+        model: model and heads.
+        settings: how to train.
+        stage: ``"heads"`` or ``"both"``.
+        clock: of this stage.
+        kwargs: for ``Trainer``.
+    """
+
+    def __init__(self, model: MedusaModel, settings: TrainingSettings, stage: str, clock: Clock, **kwargs: Any) -> None:
+        self.clock = clock
+        self._settings = settings
+        self._stage = stage
+        self._parts: list[Tensor] = []
+        self.optimizer: Any = None
+        self.lr_scheduler: Any = None
+        super().__init__(model, **kwargs)
+        self.add_callback(clock)
+        self.remove_callback(PrinterCallback)
+
+    def run(self, resume: bool) -> Any:
+        """Train, or with ``resume`` continue unless steps or time are over. Returns the trainer's state."""
+        folder = Path(self.args.output_dir)
+        finished, found = folder / _FINISHED, _last_checkpoint(folder) if resume else None
+        if found is not None and finished.exists():
+            state = TrainerState.load_from_json(str(found / _STATE))
+            self.clock.on_train_begin(self.args, state, self.control)
+            if self.clock.done(state.global_step, state.max_steps) >= 1.0:
+                self._read(finished)
+                return state
+        self.train(resume_from_checkpoint=None if found is None else str(found))
+        if self.args.should_save:
+            self._write(finished)
+        return self.state
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Heads and model have a learning rate each; weights do not decay."""
+        if self.optimizer is None:
+            kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            heads_rate = self._settings.heads_rate(self._stage, self.model.heads.hidden_size)
+            rates = {"heads": heads_rate, "backbone": self._settings.backbone_rate}
+            groups = []
+            for name, rate in rates.items():
+                weights = [p for p in getattr(self.model, name).parameters() if p.requires_grad]
+                if weights:
+                    groups.append({"params": weights, "lr": rate, "weight_decay": 0.0})
+            self.optimizer = kind(groups, **settings)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """A short rise, then half a cosine down to 0, over the steps or the time there is."""
+        if self.lr_scheduler is None:
+            factor = partial(self._factor, max_steps=num_training_steps)
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _factor(self, step: int, max_steps: int) -> float:
+        done = self.clock.done(step, max_steps)
+        rise = min(1.0, (done + 1 / max_steps) / self._settings.warmup) if self._settings.warmup else 1.0
+        return rise * (1.0 + math.cos(math.pi * done)) / 2
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The loss of a batch, its parts noted for the log."""
+        self.model.heads_weight = self._settings.heads_weight(
+            self.clock.done(self.state.global_step, self.state.max_steps)
+        )
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self._parts.append(self.model.parts)
+        return loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """One batch.
+
+        Raises:
+            LookaheadError: its loss is NaN or infinite.
+        """
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise LookaheadError(
+                f"The loss is {loss.item()} at step {self.state.global_step + 1}, so training stops here: expected a "
+                "finite number. Begin anew with a lower learning rate, or without float16."
+            )
+        return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Add the parts of the loss, the first process's mean since the last time."""
+        if self._parts and "loss" in logs:
+            means = torch.stack(self._parts).mean(0).tolist()
+            names = ["loss_model"] if self._stage == "both" else []
+            names += [f"loss_head_{head}" for head in range(self._settings.num_heads)]
+            logs |= dict(zip(names, means, strict=True))
+            self._parts.clear()
+        super().log(logs, *args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if self.args.should_save:
+            self._write(Path(output_dir or self.args.output_dir) / _WEIGHTS)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self._read(Path(resume_from_checkpoint) / _WEIGHTS)
+
+    def _trainable(self) -> dict[str, Tensor]:
+        return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+    def _write(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        save_file({name: weight.contiguous() for name, weight in self._trainable().items()}, part)
+        os.replace(part, file)
+
+    def _read(self, file: Path) -> None:
+        stored, ours = load_file(file), self._trainable()
+        if {name: weight.shape for name, weight in stored.items()} != {name: w.shape for name, w in ours.items()}:
+            raise LookaheadError(f"{file} holds other weights than are trained: expected those of the same settings.")
+        for name, weight in ours.items():
+            weight.copy_(stored[name])
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint: a trainer writes its state last."""
+    found = [path.parent for path in folder.glob(f"checkpoint-*/{_STATE}")]
+    return max(found, key=lambda path: int(path.name.partition("-")[2]), default=None)

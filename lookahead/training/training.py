@@ -1,0 +1,234 @@
+"""Training Medusa's heads, alone or together with the model (Cai et al., arXiv 2401.10774, section 2.2).
+
+The loop, checkpoints, mixed precision, several GPUs and loggers are those of transformers' ``Trainer``; see
+:mod:`lookahead.training.losses` and :mod:`lookahead.training.trainer` for what is ours.
+"""
+
+import importlib.util
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
+
+from jacobi import LookaheadError
+from lookahead.models.output_layer import output_layer, placement
+from lookahead.sources.medusa.heads import MedusaHeads
+from lookahead.training.data import Example, collate
+from lookahead.training.settings import TrainingSettings
+from lookahead.training.trainer import Clock, MedusaModel, MedusaTrainer, Report, Reporter
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training left.
+
+    Attributes:
+        heads: the heads, float32.
+        model: the model; with ``backbone="lora"`` the adapter is around it.
+        changed: whether the model's weights are others than before, or have an adapter around them.
+        steps: steps that were taken, in all stages.
+        planned_steps: steps that the epochs would have taken.
+        seconds: time that they took.
+    """
+
+    heads: MedusaHeads
+    model: Any
+    changed: bool
+    steps: int
+    planned_steps: int
+    seconds: float
+
+
+def check_training(model: PreTrainedModel, settings: TrainingSettings) -> None:
+    """Refuse what cannot be trained.
+
+    Raises:
+        LookaheadError: a package is missing, or the model and the settings do not go together.
+    """
+    lora = "both" in settings.stages and settings.backbone == "lora"
+    missing = [name for name in ("accelerate", *(["peft"] if lora else [])) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LookaheadError(
+            f"Training needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. Run "
+            "`pip install lookahead-decoding[train]`."
+        )
+    if settings.report_to != "none":
+        try:
+            for logger in get_reporting_integration_callbacks(settings.report_to):
+                logger()
+        except (ValueError, RuntimeError, ImportError) as error:
+            raise LookaheadError(f"report_to={settings.report_to!r} cannot be used here: {error}") from error
+    name = type(model).__name__
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and settings.block_size > longest:
+        raise LookaheadError(
+            f"block_size={settings.block_size}: {name} has positions for {longest} tokens. Use a smaller one."
+        )
+    if settings.precision == "fp16" and model.device.type == "cpu":
+        raise LookaheadError("precision='fp16' does not train on a CPU: expected 'bf16' or 'none'.")
+    if "both" in settings.stages and settings.backbone == "full":
+        coarse = sorted(
+            {str(p.dtype) for p in model.parameters()} - {"torch.float32", "torch.bfloat16", "torch.float64"}
+        )
+        if coarse or getattr(model, "is_quantized", False):
+            raise LookaheadError(
+                f"{name} has weights that cannot be trained ({', '.join(coarse) or 'quantised'}): expected float32 or "
+                "bfloat16. Load it so, or use backbone='lora'."
+            )
+
+
+def train(
+    model: PreTrainedModel,
+    examples: Sequence[Example],
+    settings: TrainingSettings,
+    folder: str | Path,
+    *,
+    pad: int = 0,
+    resume: bool = False,
+    report: Report | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> Trained:
+    """Train fresh heads for a model, and with ``method="medusa-2"`` the model too.
+
+    Args:
+        model: a causal model; quantised where it is not trained, or under an adapter.
+        examples: what to learn from.
+        settings: how.
+        folder: for checkpoints, one folder a stage.
+        pad: token id that fills up shorter examples; it carries no loss.
+        resume: continue from the last checkpoint in ``folder``, or start where there is none.
+        report: told the stage, the share of it that is done, and from time to time losses and rates.
+        callbacks: of transformers' trainer, besides.
+
+    Raises:
+        LookaheadError: :func:`check_training` refuses, or the loss is not finite any more.
+    """
+    check_training(model, settings)
+    heads = MedusaHeads.for_model(model, settings.num_heads, settings.num_layers, settings.own_output).float()
+    if not settings.own_output:
+        _check_gradient(model, heads.hidden_size)
+    backbone: Any = model
+    steps, planned, seconds = 0, 0, 0.0
+    with _flags_restored(model):
+        for stage in settings.stages:
+            both = stage == "both"
+            model.requires_grad_(both and settings.backbone == "full")
+            if both and settings.backbone == "lora":
+                backbone = _with_adapter(model, settings)
+            together = MedusaModel(backbone, heads, both=both, distil=settings.distil)
+            trainer = _trainer(together, examples, settings, stage, Path(folder) / stage, pad, report, callbacks)
+            state = trainer.run(resume)
+            steps += state.global_step
+            planned += state.max_steps
+            seconds += trainer.clock.spent_s
+    backbone.eval()
+    return Trained(heads.eval(), backbone, "both" in settings.stages, steps, planned, seconds)
+
+
+def _check_gradient(model: PreTrainedModel, hidden_size: int) -> None:
+    """Refuse an output layer through which the heads before it cannot learn."""
+    layer = output_layer(model)
+    device, dtype = placement(model)
+    states = torch.zeros(1, hidden_size, device=device, dtype=dtype, requires_grad=True)
+    try:
+        with torch.enable_grad():
+            torch.autograd.grad(layer(states).sum(), states)
+    except RuntimeError as error:
+        raise LookaheadError(
+            f"The output layer of {type(model).__name__}, a {type(layer).__name__}, passes no gradient on to the heads "
+            "before it: expected one that does. Load the model without quantising that layer."
+        ) from error
+
+
+def _trainer(
+    model: MedusaModel,
+    examples: Sequence[Example],
+    settings: TrainingSettings,
+    stage: str,
+    folder: Path,
+    pad: int,
+    report: Report | None,
+    callbacks: Sequence[TrainerCallback],
+) -> MedusaTrainer:
+    device = model.backbone.device
+    args = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=settings.batch_size,
+        gradient_accumulation_steps=settings.accumulate,
+        num_train_epochs=settings.epochs,
+        learning_rate=settings.heads_rate(stage, model.heads.hidden_size),
+        bf16=settings.precision == "bf16",
+        fp16=settings.precision == "fp16",
+        seed=settings.seed,
+        logging_steps=10,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=settings.save_steps,
+        save_total_limit=2,
+        report_to=settings.report_to,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        use_cpu=device.type == "cpu",
+        dataloader_pin_memory=device.type == "cuda",
+        ddp_find_unused_parameters=False,
+    )
+    args._n_gpu = min(1, args.n_gpu)  # one process, one GPU: several GPUs are torchrun's
+    if (args.device.type, args.device.index or 0) != (device.type, device.index or 0):
+        raise LookaheadError(
+            f"The model is on {device}, and training runs on {args.device}: move it there, or choose the GPU with "
+            "CUDA_VISIBLE_DEVICES."
+        )
+    each = math.ceil(len(examples) / (args.train_batch_size * args.world_size * settings.accumulate))
+    args.num_train_epochs = max(settings.epochs, settings.min_steps / each)
+    limit_s = None if settings.max_minutes is None else 60.0 * settings.max_minutes / len(settings.stages)
+    clock = Clock(limit_s)
+    trainer = MedusaTrainer(
+        model,
+        settings,
+        stage,
+        clock,
+        args=args,
+        train_dataset=examples,
+        data_collator=partial(collate, pad=pad),
+        callbacks=list(callbacks),
+    )
+    if report is not None:
+        trainer.add_callback(Reporter(report, stage, clock))
+    return trainer
+
+
+def _with_adapter(model: PreTrainedModel, settings: TrainingSettings) -> Any:
+    """The model with a fresh LoRA adapter on every linear layer but the output layer, in place."""
+    from peft import LoraConfig, get_peft_model  # an optional package
+
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(settings.seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for what has a new name there
+        return get_peft_model(model, config)
+
+
+@contextmanager
+def _flags_restored(model: PreTrainedModel) -> Iterator[None]:
+    """Afterwards the model's own weights require gradients, or not, as before."""
+    flags = [(weight, weight.requires_grad) for weight in model.parameters()]
+    try:
+        yield
+    finally:
+        for weight, flag in flags:
+            weight.requires_grad_(flag)

@@ -1,0 +1,591 @@
+"""Learnt acceptance and trees of the best size, against brute force over all trees and all sizes."""
+
+import copy
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from helpers.toy import examples, seeded
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jacobi import LookaheadError, Path, Successors, TokenTree
+from lookahead.draft.best_first import Acceptance, BudgetedTree
+from lookahead.draft.planner import least_slopes
+from lookahead.sources.checked import CheckedSource
+
+SLOTS = 2  # of a kind: first to propose a token, or in agreement
+
+
+class TableSource:
+    """Candidates by the path from the root; what is not in the table has none."""
+
+    def __init__(
+        self, name: str, table: dict[tuple[int, ...], list[tuple[int, int]]], priors: Sequence[float] = (0.5,)
+    ) -> None:
+        self.name = name
+        self.priors = priors
+        self.table = table
+        self.asked: list[tuple[int, ...]] = []
+
+    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
+        pass
+
+    def root(self) -> tuple[int, ...]:
+        return ()
+
+    def step(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return (*state, token)
+
+    def propose(self, state: tuple[int, ...]) -> list[tuple[int, int]]:
+        self.asked.append(state)
+        return self.table.get(state, [])
+
+    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
+        pass
+
+
+def with_rates(sources: Sequence[Any], rates: Sequence[float]) -> Acceptance:
+    """Known chances of lone candidates, one for each kind of all sources in order, agreeing or not."""
+    acceptance = Acceptance(sources)
+    acceptance.weights = [logit(rate) for rate in rates for _ in range(SLOTS)]
+    return acceptance
+
+
+def logit(rate: float) -> float:
+    return math.log(rate / (1 - rate))
+
+
+def count(acceptance: Acceptance, offered: dict[int, list[int]], token: int) -> None:
+    """Let ``token`` have been right."""
+    acceptance.count(offered, [float(candidate == token) for candidate in offered])
+
+
+def lone(acceptance: Acceptance, slot: int) -> float:
+    """The chance of a candidate without rivals."""
+    return acceptance.chances({1: [slot]})[0]
+
+
+def flat(count: int) -> tuple[list[float], list[float]]:
+    return [1.0] * count, [0.0] * count
+
+
+# --- acceptance --------------------------------------------------------------------------------------------------
+
+
+def source(*priors: float, name: str = "one") -> TableSource:
+    return TableSource(name, {}, priors)
+
+
+@pytest.mark.parametrize("prior", [0.0, 1.0, -0.1, 1.5, float("nan")])
+def test_priors_are_shares(prior: float) -> None:
+    with pytest.raises(LookaheadError, match="Source 'odd' has the prior"):
+        CheckedSource(source(0.5, prior, name="odd"), 99)
+
+
+def test_weights_start_from_priors() -> None:
+    acceptance = Acceptance([source(0.2, 0.6), source(0.4, name="two")])
+    assert acceptance.names == ["one", "two"]
+    assert acceptance.offsets == [0, 2 * SLOTS]
+    assert len(acceptance.weights) == 3 * SLOTS
+    for kind, prior in enumerate((0.2, 0.6, 0.4)):
+        assert lone(acceptance, kind * SLOTS) == pytest.approx(prior)
+
+
+@examples(60)
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), max_size=6))
+def test_chances_are_shares_of_the_odds(candidates: list[list[int]]) -> None:
+    acceptance = Acceptance([source(0.2, 0.6), source(0.4, name="two")])
+    odds = [math.prod(math.exp(acceptance.weights[slot]) for slot in slots) for slots in candidates]
+    chances = acceptance.chances(dict(enumerate(candidates)))
+    assert chances == pytest.approx([each / (1 + sum(odds)) for each in odds])
+
+
+def test_agreement_raises_a_chance_and_rivals_lower_it() -> None:
+    acceptance = Acceptance([source(0.3), source(0.4, name="two")])
+    alone, agreed = acceptance.chances({1: [0]}), acceptance.chances({1: [0, SLOTS + 1]})
+    contradicted = acceptance.chances({1: [0], 2: [SLOTS]})
+    assert contradicted[0] < alone[0] < agreed[0]
+
+
+@examples(60)
+@given(st.floats(0.05, 0.95), st.lists(st.booleans(), min_size=1, max_size=60))
+def test_a_trial_moves_the_estimate_towards_what_was_right(prior: float, trials: list[bool]) -> None:
+    acceptance = Acceptance([source(prior, 0.5)])
+    others = acceptance.weights[1:]
+    for right in trials:
+        before = lone(acceptance, 0)
+        count(acceptance, {1: [0]}, 1 if right else 9)
+        assert (lone(acceptance, 0) > before) == right
+    assert acceptance.weights[1:] == others, "of this slot only"
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_old_trials_fade(right: bool) -> None:
+    """After thousands of one kind, hundreds of the other turn the estimate round."""
+    acceptance = Acceptance([source(0.5)])
+    for _ in range(5000):
+        count(acceptance, {1: [0]}, 1 if right else 9)
+    assert abs(lone(acceptance, 0) - right) < 0.02
+    for _ in range(800):
+        count(acceptance, {1: [0]}, 9 if right else 1)
+    assert abs(lone(acceptance, 0) - (not right)) < 0.15
+
+
+@examples(30)
+@given(st.integers(0, 10**6), st.floats(0.05, 0.95))
+def test_estimates_come_near_the_truth(seed: int, truth: float) -> None:
+    acceptance, rng = Acceptance([source(0.5)]), seeded(seed)
+    for _ in range(2000):
+        count(acceptance, {1: [0]}, 1 if rng.random() < truth else 9)
+    assert abs(lone(acceptance, 0) - truth) < 0.2
+
+
+@examples(20)
+@given(st.integers(0, 10**6))
+def test_who_is_right_in_a_dispute_is_learnt(seed: int) -> None:
+    """Two sources that always disagree: whatever the priors say, the one that is right more often comes out ahead."""
+    acceptance, rng = Acceptance([source(0.8), source(0.2, name="two")]), seeded(seed)
+    for _ in range(2000):
+        draw = rng.random()
+        count(acceptance, {1: [0], 2: [SLOTS]}, 1 if draw < 0.2 else 2 if draw < 0.8 else 9)
+    chances = acceptance.chances({1: [0], 2: [SLOTS]})
+    assert chances == pytest.approx([0.2, 0.6], abs=0.2)
+    assert chances[1] > chances[0]
+
+
+def test_weights_stay_finite() -> None:
+    acceptance = Acceptance([source(0.999999), source(1e-6, name="two")])
+    for _ in range(3000):
+        count(acceptance, {1: [0, SLOTS + 1]}, 1)
+        count(acceptance, {2: [SLOTS]}, 9)
+    assert all(map(math.isfinite, acceptance.weights))
+    assert 0.0 <= lone(acceptance, SLOTS) < lone(acceptance, 0) <= 1.0
+
+
+def test_calibration_starts_from_trust() -> None:
+    assert Acceptance([source(0.5)]).calibration == 1.0
+    assert Acceptance([source(0.5)], 0.25).calibration == 0.25
+
+
+@examples(60)
+@given(
+    st.floats(0.1, 1.0),
+    st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 20)), max_size=100),
+)
+def test_calibration_stays_between_what_it_has_seen(trust: float, passes: list[tuple[float, int]]) -> None:
+    """Never negative, nor above the best ratio that any pass could explain."""
+    acceptance = Acceptance([source(0.5)], trust)
+    for expected, accepted in passes:
+        acceptance.count_tree(expected, accepted)
+        assert acceptance.calibration > 0.0
+        assert acceptance._expected <= 60.0 + 1e-9
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0, 2.0])
+def test_calibration_follows_the_ratio_of_late(share: float) -> None:
+    acceptance = Acceptance([source(0.5)])
+    for _ in range(300):
+        acceptance.count_tree(5.0, 5)
+    for _ in range(100):
+        acceptance.count_tree(5.0, round(5 * share))
+    assert acceptance.calibration == pytest.approx(share, abs=0.01)
+
+
+def test_a_copy_goes_on_separately() -> None:
+    first = Acceptance([source(0.5), source(0.3, name="two")])
+    for _ in range(10):
+        count(first, {1: [0]}, 1)
+        first.count_tree(3.0, 1)
+    second = first.copy(0.5)
+    assert second.weights == first.weights
+    assert second.calibration == 0.5
+    weights, calibration = list(first.weights), first.calibration
+    for _ in range(5):
+        count(second, {1: [0], 2: [3]}, 2)
+        second.count_tree(1.0, 4)
+    assert first.weights == weights
+    assert first.calibration == calibration
+    assert second.weights[0] < first.weights[0]
+
+
+# --- growing the best tree ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def drafts(draw: st.DrawFn, most: int = 9) -> tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]]:
+    """A random tree of candidates, each with a kind of its own, and the kinds' rates."""
+    table: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    paths: list[tuple[int, ...]] = [()]
+    for kind in range(draw(st.integers(1, most))):
+        above = paths[draw(st.integers(0, len(paths) - 1))]
+        siblings = table.setdefault(above, [])
+        siblings.append((len(siblings), kind))
+        paths.append((*above, len(siblings) - 1))
+    rates = draw(st.lists(st.integers(1, 19), min_size=len(paths) - 1, max_size=len(paths) - 1))
+    return table, [rate / 20 for rate in rates]
+
+
+def chances(
+    table: dict[tuple[int, ...], list[tuple[int, int]]], rates: Sequence[float]
+) -> dict[tuple[int, ...], float]:
+    """The chance of each path to be visited, as its share of the odds among its rivals at every step."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    waiting: list[tuple[int, ...]] = [()]
+    while waiting:
+        path = waiting.pop()
+        siblings = table.get(path, [])
+        every = 1.0 + sum(rates[kind] / (1 - rates[kind]) for _, kind in siblings)
+        for token, kind in siblings:
+            found[(*path, token)] = found[path] * rates[kind] / (1 - rates[kind]) / every
+            waiting.append((*path, token))
+    del found[()]
+    return found
+
+
+def grow(
+    table: dict[tuple[int, ...], list[tuple[int, int]]],
+    rates: Sequence[float],
+    times: Sequence[float],
+    least: Sequence[float],
+    room: int = 99,
+    floor: float = 0.0,
+    *,
+    chain: bool = False,
+) -> tuple[TokenTree, list[float]]:
+    sources = [TableSource("one", table, [0.5] * len(rates))]
+    return BudgetedTree(sources, with_rates(sources, rates), chain).grow(7, room, times, least, floor)
+
+
+def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
+    return [tuple(tree.tokens[above] for above in tree.path(node)[1:]) for node in range(1, len(tree))]
+
+
+@examples(150)
+@given(drafts(), st.integers(0, 9), st.integers(0, 5))
+def test_no_other_tree_of_the_size_is_expected_to_be_accepted_further(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, room: int
+) -> None:
+    """Against all subtrees of the candidates."""
+    known = {path: chance for path, chance in chances(*draft).items() if len(path) <= room}
+    tree, values = grow(*draft, *flat(1 + nodes), room=room)
+    grown = paths_of(tree)
+    size = min(nodes, len(known))
+    assert len(grown) == size
+    assert values == pytest.approx([known[path] for path in grown])
+    best = max(
+        sum(known[path] for path in chosen)
+        for chosen in combinations(known, size)
+        if all(path[:-1] in chosen or len(path) == 1 for path in chosen)
+    )
+    assert sum(values) == pytest.approx(best)
+
+
+@examples(100)
+@given(drafts(20), st.integers(0, 6))
+def test_values_fall_and_a_larger_tree_holds_the_smaller(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], room: int
+) -> None:
+    before: list[tuple[int, ...]] = []
+    for nodes in range(22):
+        tree, values = grow(*draft, *flat(1 + nodes), room=room)
+        assert values == sorted(values, reverse=True)
+        grown = paths_of(tree)
+        assert grown[: len(before)] == before
+        assert all(len(path) <= room for path in grown)
+        assert len(values) == len(tree) - 1 <= nodes
+        before = grown
+
+
+@examples(60)
+@given(drafts(20), st.integers(0, 9), st.integers(0, 5))
+def test_a_chain_follows_the_likeliest_candidate(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, room: int
+) -> None:
+    known = chances(*draft)
+    tree, values = grow(*draft, *flat(1 + nodes), room=room, chain=True)
+    assert tree.parents == list(range(-1, len(tree) - 1))
+    assert len(values) == len(tree) - 1 <= min(nodes, room)
+    below: tuple[int, ...] = ()
+    for path in paths_of(tree):
+        assert path[:-1] == below
+        below = path
+        rivals = [known[other] for other in known if other[:-1] == path[:-1]]
+        assert known[path] == max(rivals)
+    assert len(tree) - 1 in (nodes, room) or not [other for other in known if other[:-1] == below]
+
+
+@examples(60)
+@given(drafts(20), st.floats(0.0, 1.0))
+def test_floor_leaves_out_the_worthless(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], floor: float
+) -> None:
+    tree, values = grow(*draft, *flat(30), floor=floor)
+    assert sorted(paths_of(tree)) == sorted(path for path, chance in chances(*draft).items() if chance > floor)
+    assert all(value > floor for value in values)
+
+
+def best_rate(known: dict[tuple[int, ...], float], times: Sequence[float], calibration: float = 1.0) -> float:
+    """Most expected tokens per time over all sizes; candidates in the order of their chances."""
+    ordered = sorted(known.values(), reverse=True)[: len(times) - 1]
+    return max((1.0 + calibration * sum(ordered[:size])) / times[size] for size in range(len(ordered) + 1))
+
+
+CONVEX = st.lists(st.floats(0.0, 0.5), min_size=1, max_size=12).map(
+    lambda steps: [1.0 + sum(sorted(steps)[:count]) for count in range(len(steps) + 1)]
+)
+ANY = st.lists(st.floats(0.5, 3.0), min_size=1, max_size=13)
+
+
+@examples(150)
+@given(drafts(12), CONVEX, st.floats(0.2, 2.0))
+def test_the_size_that_pays_best_on_convex_curves(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], curve: list[float], trust: float
+) -> None:
+    check_size(draft, curve, trust)
+
+
+@examples(300)
+@given(drafts(12), ANY, st.floats(0.2, 2.0))
+def test_the_size_that_pays_best_on_any_curve(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], curve: list[float], trust: float
+) -> None:
+    """Curves that jump and fall too."""
+    check_size(draft, curve, trust)
+
+
+STEPS = st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.4, 0.8]), min_size=1, max_size=12).map(
+    lambda steps: [1.0 + sum(steps[:count]) for count in range(len(steps) + 1)]
+)
+
+
+@examples(300)
+@given(drafts(12), STEPS, st.floats(0.2, 2.0))
+def test_the_size_that_pays_best_on_curves_with_steps(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], curve: list[float], trust: float
+) -> None:
+    check_size(draft, curve, trust)
+
+
+def test_a_candidate_that_pays_with_another() -> None:
+    """Two nodes are hardly dearer than one, and one is dear: the second candidate pays once the first has paid."""
+    curve = [1.0, 1.8, 1.9]
+    tree, _ = grow({(): [(1, 0), (2, 1)]}, [0.7, 0.95], curve, least_slopes(curve))
+    assert len(tree) == 3
+
+
+def check_size(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], curve: list[float], trust: float
+) -> None:
+    table, rates = draft
+    sources = [TableSource("one", table, [0.5] * len(rates))]
+    acceptance = with_rates(sources, rates).copy(trust)
+    tree, values = BudgetedTree(sources, acceptance).grow(7, 99, curve, least_slopes(curve))
+    assert len(tree) <= len(curve)
+    assert len(values) == len(tree) - 1
+    reached = (1.0 + trust * sum(values)) / curve[len(tree) - 1]
+    assert reached == pytest.approx(best_rate(chances(table, rates), curve, trust))
+
+
+def test_a_candidate_that_cannot_pay_is_not_taken() -> None:
+    curve = [1.0, 2.0, 3.0]
+    tree, values = grow({(): [(1, 0)]}, [0.9], curve, least_slopes(curve))
+    assert len(tree) == 1 and values == []
+    tree, _ = grow({(): [(1, 0)]}, [0.9], [1.0, 1.5, 3.0], least_slopes([1.0, 1.5, 3.0]))
+    assert len(tree) == 2
+
+
+def test_no_room_grows_nothing() -> None:
+    tree, values = grow({(): [(1, 0)]}, [0.9], *flat(5), room=0)
+    assert (len(tree), values) == (1, [])
+
+
+@examples(200)
+@given(st.lists(st.floats(0.1, 5.0), min_size=1, max_size=20))
+def test_least_slopes(curve: list[float]) -> None:
+    slopes = least_slopes(curve)
+    assert slopes[-1] == float("inf")
+    for size in range(len(curve) - 1):
+        expected = min((curve[later] - curve[size]) / (later - size) for later in range(size + 1, len(curve)))
+        assert slopes[size] == pytest.approx(expected, abs=1e-9)
+
+
+# --- several sources ---------------------------------------------------------------------------------------------
+
+
+def test_agreement_is_one_candidate_credited_to_the_first() -> None:
+    """A token that several sources have is one node, with a vote of each."""
+    one = TableSource("one", {(): [(1, 0), (2, 0)]})
+    two = TableSource("two", {(): [(2, 0), (3, 0)]})
+    three = TableSource("three", {(): [(2, 0), (3, 0)]})
+    sources = [one, two, three]
+    acceptance = Acceptance(sources)
+    trees = BudgetedTree(sources, acceptance)
+    tree, values = trees.grow(7, 1, *flat(9))
+    assert sorted(tree.tokens[1:]) == [1, 2, 3]
+    expected = acceptance.chances({1: [0], 2: [0, SLOTS + 1, 2 * SLOTS + 1], 3: [SLOTS, 2 * SLOTS + 1]})
+    assert [tree.tokens[1:][values.index(value)] for value in sorted(values)] == [1, 3, 2]
+    assert sorted(values) == pytest.approx(sorted(expected))
+    assert trees.learn(tree, Path([0, tree.children[0][2]], [2, 9]), values) == ["one"]
+
+
+def test_only_used_sources_are_asked() -> None:
+    one, two = TableSource("one", {(): [(1, 0)]}), TableSource("two", {(): [(2, 0)], (2,): [(3, 0)]})
+    sources = [one, two]
+    trees = BudgetedTree(sources, Acceptance(sources))
+    trees.use([two])
+    tree, values = trees.grow(7, 9, *flat(9))
+    assert tree.tokens == [7, 2, 3]
+    assert not one.asked
+    assert trees.learn(tree, Path([0, 1, 2], [2, 3, 4]), values) == ["two", "two"]
+
+
+# --- learning ----------------------------------------------------------------------------------------------------
+
+
+class Counted(Acceptance):
+    """Remembers what it was told."""
+
+    def __init__(self, sources: Sequence[Any]) -> None:
+        super().__init__(sources)
+        self.nodes: list[tuple[dict[int, list[int]], int | None]] = []  # candidates, and which of them was right
+        self.trees: list[tuple[float, float]] = []
+
+    def count(self, offered: Any, truth: Sequence[float]) -> None:
+        right = next((token for token, share in zip(offered, truth, strict=True) if share), None)
+        self.nodes.append((dict(offered), right))
+        super().count(offered, truth)
+
+    def count_tree(self, expected: float, accepted: float) -> None:
+        self.trees.append((expected, accepted))
+        super().count_tree(expected, accepted)
+
+
+BRANCHES = {(): [(1, 0), (2, 1), (3, 2)], (2,): [(4, 0), (5, 1)], (2, 5): [(6, 3)]}
+
+
+def counted() -> tuple[BudgetedTree, Counted]:
+    sources = [TableSource("one", BRANCHES, [0.5, 0.4, 0.3, 0.2])]
+    acceptance = Counted(sources)
+    return BudgetedTree(sources, acceptance), acceptance
+
+
+def slots(*candidates: tuple[int, int]) -> dict[int, list[int]]:
+    """Candidates of a single source, as they are counted."""
+    return {token: [kind * SLOTS] for token, kind in candidates}
+
+
+def test_only_visited_nodes_are_counted() -> None:
+    trees, acceptance = counted()
+    tree, values = trees.grow(7, 9, *flat(20))
+    two = tree.children[0][2]
+    five = tree.children[two][5]
+    credited = trees.learn(tree, Path([0, two, five], [2, 5, 9]), values)
+    assert credited == ["one", "one"]
+    assert acceptance.nodes == [
+        (slots((1, 0), (2, 1), (3, 2)), 2),
+        (slots((4, 0), (5, 1)), 5),
+        (slots((6, 3)), None),
+    ]
+    assert acceptance.trees == [(pytest.approx(sum(values)), 2)]
+
+
+def test_a_carried_token_that_was_offered_is_right_but_not_credited() -> None:
+    """A tree cut short: the text goes on with a candidate that found no room in it."""
+    trees, acceptance = counted()
+    tree, values = trees.grow(7, 9, *flat(2))
+    assert tree.tokens == [7, 1]
+    assert trees.learn(tree, Path([0], [3]), values) == []
+    assert acceptance.nodes == [(slots((1, 0), (2, 1), (3, 2)), 3)]
+    assert acceptance.trees == [(pytest.approx(sum(values)), 0)]
+
+
+def test_nothing_drafted_still_tells_how_far_estimates_hold() -> None:
+    trees, acceptance = counted()
+    tree, values = trees.grow(7, 9, [1.0], [float("inf")])
+    assert len(tree) == 1
+    odds = 0.5 / 0.5 + 0.4 / 0.6 + 0.3 / 0.7
+    right = odds / (1 + odds)
+    assert trees.learn(tree, Path([0], [2]), values) == []
+    assert acceptance.trees == [(pytest.approx(right), 1)]
+    trees, acceptance = counted()
+    trees.grow(7, 9, [1.0], [float("inf")])
+    trees.learn(tree, Path([0], [9]), [])
+    assert acceptance.trees == [(pytest.approx(right), 0)]
+
+
+def test_known_chances_are_learnt_instead_of_the_draw() -> None:
+    """What a token was drawn from says more than the token: whichever comes, the same is learnt."""
+    told = []
+    for token in (1, 2, 9):
+        trees, acceptance = counted()
+        tree, values = trees.grow(7, 1, *flat(3))
+        assert tree.tokens == [7, 1, 2]
+        distribution = torch.zeros(16)
+        distribution[[1, 2, 3, 9]] = torch.tensor([0.1, 0.2, 0.4, 0.3])
+        path = Path([0], [token], [distribution])
+        if token != 9:
+            leaf = torch.full((16,), 1 / 16)
+            path = Path([0, tree.children[0][token]], [token, 5], [distribution, leaf])
+        assert trees.learn(tree, path, values) == ["one"] * (token != 9)
+        told.append((acceptance.weights[0], acceptance.weights[2 * SLOTS]))
+        (expected, right) = acceptance.trees[0]
+        assert right / expected == pytest.approx(0.3 / sum(values)), "of the drafted ones"
+    assert told[0] == told[1] == told[2]
+
+
+def test_no_candidates_teach_nothing() -> None:
+    sources = [TableSource("one", {})]
+    acceptance = Counted(sources)
+    trees = BudgetedTree(sources, acceptance)
+    tree, values = trees.grow(7, 9, *flat(5))
+    weights, calibration = list(acceptance.weights), acceptance.calibration
+    assert trees.learn(tree, Path([0], [3]), values) == []
+    assert acceptance.weights == weights
+    assert acceptance.calibration == calibration
+
+
+def test_nodes_of_others_are_not_taken_for_its_own() -> None:
+    """A tree cut back to the size that pays, to which a window then adds: its nodes have no candidates here."""
+    sources = [TableSource("one", {(): [(1, 0)], (1,): [(2, 1)]}, [0.6, 0.05])]
+    acceptance = Counted(sources)
+    trees = BudgetedTree(sources, acceptance)
+    curve = [1.0, 1.7, 1.8]
+    tree, values = trees.grow(7, 9, curve, least_slopes(curve))
+    assert tree.tokens == [7], "a node was tried, and did not pay"
+    other = tree.add(0, 8)
+    assert trees.learn(tree, Path([0, other], [8, 2]), values) == []
+    assert acceptance.nodes == [(slots((1, 0)), None)]
+
+
+@examples(60)
+@given(drafts(15), st.integers(0, 15), st.integers(0, 10**6))
+def test_learning_a_random_walk(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, seed: int
+) -> None:
+    """One credit for each accepted token; every visited node is counted with all its candidates, and no other."""
+    table, rates = draft
+    sources = [TableSource("one", table, [0.5] * len(rates))]
+    acceptance = Counted(sources)
+    trees, rng = BudgetedTree(sources, acceptance), seeded(seed)
+    tree, values = trees.grow(7, 99, *flat(1 + nodes))
+    node, path, expected = 0, Path(), []
+    while True:
+        path.nodes.append(node)
+        above = tuple(tree.tokens[at] for at in tree.path(node)[1:])
+        token = rng.choice([*tree.children[node], 99, *(token for token, _ in table.get(above, []))])
+        path.tokens.append(token)
+        offered = slots(*table.get(above, []))
+        expected.append((offered, token if token in offered else None))
+        if token not in tree.children[node]:
+            break
+        node = tree.children[node][token]
+    before = copy.deepcopy(tree.tokens)
+    assert trees.learn(tree, path, values) == ["one"] * (len(path.tokens) - 1)
+    assert tree.tokens == before
+    # A tree that is full is not asked for candidates below its last node.
+    assert acceptance.nodes[:-1] == expected[:-1]
+    assert acceptance.nodes[-1] in (expected[-1], ({}, expected[-1][1]))

@@ -1,0 +1,159 @@
+"""Sources that cost time: asked where they pay, left alone where they do not, and never a part of the curve."""
+
+import random
+from typing import Any
+
+import pytest
+from helpers.models import counting_model, prompts, same_as_plain, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lookahead import Lookahead
+from lookahead.draft.expensive_sources import CostlySources, is_costly, spent_ms
+from lookahead.draft.latency import NODES, StepTimes
+from lookahead.sources import RecyclingSource, SuccessorTable
+from lookahead.strategies.base import RowContext
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+
+class Knows:
+    """Knows the text of ``counting_model``, and says that every answer took a while."""
+
+    name = "knows"
+    priors = (0.9,)
+    cost_ms = 0.0
+    asked = 0
+
+    def __init__(self, row: RowContext) -> None:
+        self.spent_ms = 0.0
+        self.last = row.prompt[-1]
+        type(self).asked = 0
+
+    def start(self, prompt: Any, successors: Any) -> None:
+        pass
+
+    def root(self) -> tuple[int, bool]:
+        return self.last, True
+
+    def step(self, state: tuple[int, bool], token: int) -> tuple[int, bool]:
+        return token, False
+
+    def propose(self, state: tuple[int, bool]) -> list[tuple[int, int]]:
+        if state[1]:
+            self.spent_ms += self.cost_ms
+            type(self).asked += 1
+        return [(state[0] % 7 + 1, 0)]
+
+    def learn(self, tree: Any, path: Any, successors: Any) -> None:
+        self.last = path.tokens[-1]
+
+
+class Cheap(Knows):
+    cost_ms = 1e-6
+
+
+class Dear(Knows):
+    cost_ms = 1e6
+
+
+class Clueless(Knows):
+    """Takes as long as several passes, and is always wrong."""
+
+    name = "clueless"
+    priors = (0.3,)
+    cost_ms = 1e5
+
+    def propose(self, state: tuple[int, bool]) -> list[tuple[int, int]]:
+        super().propose(state)
+        return [(8, 0)]
+
+
+def decoded(*sources: Any, batch: int = 1, **settings: Any) -> Any:
+    strategy = Lookahead(sources=sources, seed=0, **settings)
+    return same_as_plain(counting_model(), prompts(batch), strategy, max_new_tokens=160).stats
+
+
+def test_what_costs_nothing_is_asked() -> None:
+    stats = decoded(Cheap)
+    assert stats.mean_acceptance_length > 3
+    assert Cheap.asked > 0.5 * stats.steps
+
+
+def test_what_costs_more_than_it_brings_is_left_alone() -> None:
+    """Others draft without it."""
+    stats = decoded("recycling", Dear)
+    assert stats.mean_acceptance_length > 3
+    assert Dear.asked <= 12  # twice at each of four levels, and now and then again
+    decoded("recycling", Clueless)
+    assert Clueless.asked <= 12
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_with_a_frozen_curve_choices_repeat(batch: int) -> None:
+    """What asking takes is measured, so it is then left out of the choice."""
+    flat = StepTimes()
+    for nodes in NODES:
+        flat.put(nodes, 64, 1.0)
+    runs = [decoded("recycling", kind, batch=batch, tuning=flat) for kind in (Dear, Cheap, Dear)]
+    assert len({run.steps for run in runs}) == 1
+    assert Dear.asked > 0
+
+
+def test_a_batch_counts_the_cost_into_its_passes() -> None:
+    assert decoded(Dear, batch=2).mean_acceptance_length < 1.5
+    assert decoded(Cheap, batch=2).mean_acceptance_length > 3
+
+
+@pytest.mark.parametrize("kind", [Cheap, Dear])
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True, "temperature": 0.7}, {"repetition_penalty": 1.2}])
+def test_the_text_is_plain_decodings(kind: Any, settings: dict[str, Any]) -> None:
+    for batch in (1, 2):
+        strategy = Lookahead(sources=("recycling", "window", kind))
+        same_as_plain(tiny_model("llama"), prompts(batch), strategy, max_new_tokens=40, **settings)
+
+
+def test_who_is_costly() -> None:
+    row = RowContext([1, 2], 9, 0, frozenset(), random.Random(0))
+    costly, free = Dear(row), RecyclingSource(SuccessorTable())
+    assert is_costly(costly)
+    assert not is_costly(free)
+    costly.spent_ms = 2.5
+    assert spent_ms([costly, free, costly]) == 5.0
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 6.0), st.floats(0.1, 3.0)), max_size=60))
+def test_every_level_is_tried_and_judged_by_its_own_gains(trials: list[tuple[float, float]]) -> None:
+    costly, gains = CostlySources(), dict[int, list[float]]()
+    for expected, gain in trials:
+        level = sum(expected >= step for step in (0.3, 1.0, 2.5))
+        before = gains.setdefault(level, [])
+        pays = costly.pay(expected)
+        if not before or (len(before) == 1 and before[0] > 0.95) or min(before) > 1.05:
+            assert pays
+        if pays:
+            costly.learn(expected, gain)
+            before.append(gain)
+
+
+def test_a_level_that_does_not_pay_is_tried_again_now_and_then() -> None:
+    costly = CostlySources()
+    assert costly.pay(0.5)
+    costly.learn(0.5, 0.7)
+    assert [costly.pay(0.5) for _ in range(96)].count(True) == 3
+    assert costly.pay(2.0)  # another level
+    for _ in range(12):  # things have changed
+        costly.learn(0.5, 2.0)
+    assert costly.pay(0.5)
+
+
+def test_the_cost_follows_what_runs_take_but_not_their_outliers() -> None:
+    costly = CostlySources()
+    for ms in (30.0, 2.0, 2.2, 0.0):
+        costly.spent(ms)
+    assert costly.ms == 2.0
+    costly.spent(500.0)
+    assert costly.ms < 2.3
+    for _ in range(100):
+        costly.spent(4.0)
+    assert costly.ms == pytest.approx(4.0, rel=0.01)

@@ -1,0 +1,178 @@
+"""What only a CUDA device can show; skipped where there is none."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import fresh_model, waiting
+from torch import Tensor
+
+from lookahead import Jacobi, Lookahead
+from lookahead.runtime.cuda_graphs import buffers as arenas
+from lookahead.runtime.cuda_graphs.executor import StaticModel
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("augmented"),
+]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_mha", "mistral", "gpt2"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("sample", [False, True])
+def test_same_text_on_the_gpu(name: str, batch: int, sample: bool) -> None:
+    """float64 texts equal plain decoding's, greedy and sampled, and the device's generator ends in the same state."""
+    model = fresh_model(name).cuda()
+    ids = torch.randint(1, 48, (batch, 12), generator=torch.Generator().manual_seed(0)).cuda()
+    settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 32, "do_sample": sample}
+    torch.cuda.manual_seed(1)
+    plain = model.generate(ids, **settings)
+    state = torch.cuda.get_rng_state()
+    torch.cuda.manual_seed(1)
+    ours = model.generate(ids, **settings, lookahead_strategy=Lookahead(seed=0))
+    assert torch.equal(plain, ours)
+    assert torch.equal(state, torch.cuda.get_rng_state())
+
+
+def rows(batch: int, length: int = 12, seed: int = 0) -> dict[str, Tensor]:
+    """Random prompts on the device, the later rows padded on the left."""
+    ids = torch.randint(1, 48, (batch, length), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(ids)
+    for row in range(1, batch):
+        ids[row, : 2 * row], mask[row, : 2 * row] = 0, 0
+    return {"input_ids": ids.cuda(), "attention_mask": mask.cuda()}
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Grows by (nodes, span) with every pass that is captured."""
+    sizes: list[tuple[int, int]] = []
+    add = arenas.Arena.add
+
+    def noting(arena: Any, key: tuple[int, int], graph: Any) -> None:
+        sizes.append(key)
+        add(arena, key, graph)
+
+    monkeypatch.setattr(arenas.Arena, "add", noting)
+    return sizes
+
+
+@pytest.mark.parametrize("strategy", [Lookahead(seed=0), Jacobi(seed=0, block_size=40)], ids=lambda s: s.name)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "llama_mha", "mistral", "gpt2", "qwen2_mixed", "gemma3", "llama4_flat"])
+def test_graphs_write_the_same_text(
+    name: str, batch: int, strategy: Any, made: list[Any], captures: list[tuple[int, int]]
+) -> None:
+    """Unless told otherwise passes are captured graphs, every one of which has been checked by then."""
+    model = fresh_model(name).cuda()
+    for sample in (False, True):
+        settings = {"max_new_tokens": 40, "do_sample": sample}
+        torch.cuda.manual_seed(1)
+        plain = model.generate(**rows(batch), **settings)
+        torch.cuda.manual_seed(1)
+        ours = model.generate(**rows(batch), **settings, lookahead_strategy=strategy)
+        assert torch.equal(plain, ours)
+    assert (made[-1].route, made[-1].route_reason) == ("cuda graphs", None)
+    assert captures
+    assert any(graph.checked for arena in waiting(model) for graph in arena.graphs.values())
+
+
+def test_graphs_are_used_again(made: list[Any], captures: list[tuple[int, int]]) -> None:
+    """A second call of the same kind replays the first one's graphs, on its own prompt."""
+    model = fresh_model("llama").cuda()
+    settings = {"max_new_tokens": 60, "do_sample": False}
+    for seed in range(3):
+        plain = model.generate(**rows(1, seed=seed), **settings)
+        ours = model.generate(**rows(1, seed=seed), **settings, lookahead_strategy=Lookahead(seed=0))
+        assert torch.equal(plain, ours)
+    assert len(captures) == len(set(captures))
+
+
+def test_graphs_and_growing_buffers(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of the smaller buffers are dropped, and new ones captured."""
+    consolidate = StaticModel._consolidate
+    monkeypatch.setattr(StaticModel, "_consolidate", lambda self, slots: consolidate(self, 20))
+    monkeypatch.setattr(arenas, "_LEAST_SPAN", 64)
+    model = fresh_model("llama").cuda()
+    settings = {"max_new_tokens": 300, "do_sample": False}
+    plain = model.generate(**rows(2), **settings)
+    ours = model.generate(**rows(2), **settings, lookahead_strategy=Lookahead(seed=0))
+    assert torch.equal(plain, ours)
+    assert made[-1].route == "cuda graphs"
+
+
+def test_graphs_in_threads(made: list[Any]) -> None:
+    """Calls at the same time use buffers and graphs of their own."""
+    model = fresh_model("llama").cuda()
+    settings = {"max_new_tokens": 60, "do_sample": False}
+    plain = [model.generate(**rows(1, seed=seed), **settings).tolist() for seed in range(4)]
+    texts: list[Any] = [None] * 4
+
+    def work(seed: int) -> None:
+        texts[seed] = model.generate(**rows(1, seed=seed), **settings, lookahead_strategy=Lookahead(seed=0)).tolist()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == plain
+
+
+def test_a_replayed_pass_asks_the_device_nothing(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two scorings the host never waits: neither to send a pass, nor to replay it, nor to keep nodes."""
+    model = fresh_model("llama").cuda()
+    settings = {"max_new_tokens": 60, "do_sample": False, "lookahead_strategy": Lookahead(seed=0)}
+    model.generate(**rows(2), **settings)
+    watched = 0
+
+    def watch(name: str) -> None:
+        original = getattr(StaticModel, name)
+
+        def strict(self: Any, arena: Any, *args: Any) -> Any:
+            nonlocal watched
+            graphs = arena.graphs.values() if isinstance(arena, arenas.Arena) else self._arena.graphs.values()
+            if not graphs or not all(graph.checked for graph in graphs):
+                return original(self, arena, *args)
+            if name == "_run" and args[0].key not in self._arena.graphs:
+                return original(self, arena, *args)
+            watched += 1
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return original(self, arena, *args)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        monkeypatch.setattr(StaticModel, name, strict)
+
+    for name in ("_prepare", "_run", "keep"):
+        watch(name)
+    model.generate(**rows(2), **settings)
+    assert watched
+
+
+def test_the_dynamic_path_on_the_gpu(made: list[Any]) -> None:
+    """``static=False`` leaves graphs alone."""
+    model = fresh_model("llama").cuda()
+    settings = {"max_new_tokens": 40, "do_sample": False}
+    plain = model.generate(**rows(2), **settings)
+    ours = model.generate(**rows(2), **settings, lookahead_strategy=Lookahead(seed=0, static=False))
+    assert torch.equal(plain, ours)
+    assert made[-1].route == "dynamic"
+    assert waiting(model) == []
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_offloaded_cache(name: str, batch: int) -> None:
+    """The history lies in pinned memory of the host, and comes back as plain decoding's offloaded cache."""
+    model = fresh_model(name).cuda()
+    settings = {"max_new_tokens": 24, "cache_implementation": "offloaded", "return_dict_in_generate": True}
+    plain = model.generate(**rows(batch), **settings)
+    ours = model.generate(**rows(batch), **settings, use_lookahead=True)
+    assert torch.equal(plain.sequences, ours.sequences)
+    lengths = [cache.past_key_values.get_seq_length() for cache in (plain, ours)]
+    assert lengths[0] == lengths[1]
+    assert {layer.keys.device.type for layer in ours.past_key_values.layers} == {"cpu"}

@@ -1,0 +1,184 @@
+"""Texts that grow past the place where a model changes: drafts end there, and plain passes go on, exactly."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from helpers.models import F32, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+
+from lookahead import Jacobi, Lookahead
+from lookahead.models.limits import boundary
+from lookahead.runtime.tree import FusedModel
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+STRATEGIES = [None, Lookahead(window_size=5, ngram_size=4, seed=0), Jacobi(block_size=7)]
+
+
+def changing_models() -> dict[str, Any]:
+    """Models that change at token 32."""
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    longrope = _LONGROPE | {"original_max_position_embeddings": 32}
+    indexed = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    indexed |= {"index_topk": 32, "index_n_heads": 4, "index_head_dim": 16, "num_local_experts": 4, "n_group": 1}
+    indexed |= {"num_experts_per_tok": 2, "topk_group": 1, "moe_intermediate_size": 24, "num_key_value_heads": 4}
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
+    return {
+        "dynamic": fresh_model("llama", rope_parameters=dynamic, max_position_embeddings=32),
+        "longrope": fresh_model("llama", rope_parameters=longrope, max_position_embeddings=128),
+        "longrope, recomputed": fresh_model(
+            "phi3",
+            sliding_window=None,
+            max_position_embeddings=128,
+            original_max_position_embeddings=32,
+            rope_parameters=longrope,
+        ),
+        "indexed": initialised(transformers.DeepseekV32Config(**sizes, **indexed), dtype=F32),
+    }
+
+
+MODELS = changing_models()
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_across_the_boundary(name: str, batch: int, sample: bool) -> None:
+    """Up to it, over it by one, and far past it; with ragged rows and with rows of one length."""
+    for strategy in STRATEGIES:
+        for new_tokens in (20, 21, 22, 40):
+            same_as_plain(MODELS[name], prompts(batch), strategy, max_new_tokens=new_tokens, do_sample=sample)
+    settings = {"max_new_tokens": 40, "do_sample": sample, "output_scores": True, "output_logits": True}
+    same_as_plain(MODELS[name], prompts(batch, ragged=False), STRATEGIES[1], **settings)
+
+
+@pytest.mark.parametrize("length", [30, 31, 32, 33, 34, 50])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_around_the_boundary(name: str, batch: int, length: int) -> None:
+    """The prompt itself may have crossed it."""
+    for padded in (0, 2):
+        inputs = prompts(batch, length)
+        inputs["attention_mask"][0, :padded] = 0
+        for strategy, sample in ((STRATEGIES[1], False), (None, True)):
+            settings = {"max_new_tokens": 12, "do_sample": sample}
+            texts = []
+            for extra in ({}, {"use_lookahead": True, "lookahead_strategy": strategy}):
+                run(MODELS[name], prompts(1, 4), max_new_tokens=1)  # dynamic RoPE forgets the longest text so far
+                texts.append(run(MODELS[name], inputs, **settings, **extra)[0].tolist())
+            assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["text", "scores"])
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_end_before_it(name: str, recorded: bool) -> None:
+    """Rows that have ended do not hold the others up, and are fed what plain decoding feeds them."""
+    text = run(MODELS[name], prompts(4), max_new_tokens=40)[0]
+    for index in (3, 12, 19, 20, 25):
+        ends = [int(text[index % 4, 12 + index])]
+        for strategy in STRATEGIES[:2]:
+            same_as_plain(
+                MODELS[name], prompts(4), strategy, max_new_tokens=40, eos_token_id=ends, output_scores=recorded
+            )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_without_a_cache(name: str) -> None:
+    """Each plain pass then computes the whole text anew, as long as it is by then."""
+    for length, new_tokens in ((12, 12), (12, 40), (40, 8)):
+        texts = []
+        for extra in ({}, {"use_lookahead": True}, {"lookahead_strategy": STRATEGIES[1]}):
+            run(MODELS[name], prompts(1, 4), max_new_tokens=1)
+            texts.append(run(MODELS[name], prompts(1, length), max_new_tokens=new_tokens, use_cache=False, **extra)[0])
+        assert texts[0].tolist() == texts[1].tolist() == texts[2].tolist()
+
+
+class _Together:
+    """A rule of the user's, for which all rows write together."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 44)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_write_together(name: str) -> None:
+    """And a streamer's and a criterion's view of it."""
+    for sample in (False, True):
+        same_as_plain(
+            MODELS[name],
+            prompts(3),
+            STRATEGIES[1],
+            max_new_tokens=40,
+            do_sample=sample,
+            stopping_criteria=[_Together()],
+            repetition_penalty=1.2,
+        )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_of_the_callers(name: str) -> None:
+    """It holds the whole text afterwards, and a second turn goes on from it."""
+    for kind in (DynamicCache, None):
+        turns = []
+        for use in (False, True):
+            given = None if kind is None else kind(config=MODELS[name].config)
+            settings = {"max_new_tokens": 25, "return_dict_in_generate": True, "use_lookahead": use}
+            first = run(MODELS[name], prompts(1), past_key_values=given, **settings)[0]
+            following = torch.cat([first.sequences, prompts(1, 4, seed=5)["input_ids"]], dim=1)
+            inputs = {"input_ids": following, "attention_mask": torch.ones_like(following)}
+            second = run(MODELS[name], inputs, past_key_values=first.past_key_values, **settings)[0]
+            turns.append([first.sequences.tolist(), second.sequences.tolist()])
+        assert turns[0] == turns[1]
+
+
+def test_a_static_cache() -> None:
+    """The history moves to a cache of transformers' for the plain passes, and back."""
+    model = MODELS["dynamic"]
+    same_as_plain(model, prompts(1), max_new_tokens=30, cache_implementation="static")
+    caches = []
+    for use in (False, True):
+        cache = StaticCache(config=model.config, max_cache_len=64)
+        run(model, prompts(1), past_key_values=cache, max_new_tokens=30, use_lookahead=use)
+        caches.append(cache)
+    for ours, plain in zip(caches[1].layers, caches[0].layers, strict=True):
+        torch.testing.assert_close(ours.keys[:, :, :41], plain.keys[:, :, :41])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inputs_embeds(name: str) -> None:
+    """A prompt of embeddings has no ids to recompute a text from."""
+    inputs = prompts(1)
+    embeds = MODELS[name].get_input_embeddings()(inputs.pop("input_ids")).detach()
+    settings = {"max_new_tokens": 30, "do_sample": False}
+    try:
+        plain = run(MODELS[name], inputs | {"inputs_embeds": embeds}, **settings)[0]
+    except ValueError:
+        pytest.skip("transformers itself cannot decode it")
+    ours = run(MODELS[name], inputs | {"inputs_embeds": embeds}, use_lookahead=True, **settings)[0]
+    assert ours.tolist() == plain.tolist()
+
+
+def test_the_boundary_is_where_the_model_changes(made: list[FusedModel]) -> None:
+    """Drafts go as far as they can: one plain pass a token after it, fewer passes before."""
+    for name, model in MODELS.items():
+        assert boundary(model, 12, [11]) is not None
+        run(model, prompts(1), max_new_tokens=20, use_lookahead=True)
+        assert made[-1].handed_over is None, name
+        run(model, prompts(1), max_new_tokens=40, use_lookahead=True)
+        assert made[-1].handed_over is not None, name
+    assert boundary(MODELS["dynamic"], 12, [11])[0] == 32  # type: ignore[index]
+    assert boundary(MODELS["dynamic"], 50, [49])[0] == 50  # type: ignore[index]
+    assert boundary(MODELS["longrope"], 50, [49]) is None
+    assert boundary(tiny_model("llama"), 12, [11]) is None
+
+
+def test_a_prompt_longer_than_rope_was_made_for() -> None:
+    """Plain decoding runs it, and so do we; only a learned table ends."""
+    model = fresh_model("llama", max_position_embeddings=16)
+    for batch in (1, 3):
+        same_as_plain(model, prompts(batch, 20), max_new_tokens=20)

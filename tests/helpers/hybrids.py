@@ -1,0 +1,172 @@
+"""Tiny models of every recurrent and hybrid family, and how each is decoded."""
+
+import re
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from helpers.models import F32, VOCAB, initialised
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_MOE = _SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+_DENSE = _MOE | {"intermediate_size": 48}
+_MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+_CONV = {"layer_types": ["conv", "full_attention"]}
+_DELTA = _MIXED | {
+    "head_dim": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_SHARED = _EXPERTS | {"shared_expert_intermediate_size": 16}
+_LATENT = _MIXED | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "mlp_layer_types": ["dense", "sparse"],
+}
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 24, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 16}
+_INKLING = {
+    "head_dim": 8,
+    "swa_head_dim": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "sliding_window_size": 6,
+    "rel_extent": 64,
+    "d_rel": 4,
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_HYBRID = {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "num_key_value_heads": 4}
+
+# Config class and fields. A state is restored and tokens are fed again, or (convolutions only) the cache is cropped.
+CHAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("Qwen3NextConfig", _DENSE | _DELTA | _SHARED),
+    "qwen3_5": ("Qwen3_5TextConfig", _DENSE | _DELTA),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", _MOE | _DELTA | _SHARED),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        _DENSE
+        | _MIXED
+        | {f"linear_num_{part}_heads": 2 for part in ("key", "value")}
+        | {f"linear_{part}_head_dim": 8 for part in ("key", "value")},
+    ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        _DENSE | _LATENT | _LOCAL_EXPERTS | {"linear_head_dim": 8, "linear_num_heads": 4},
+    ),
+    "bailing_hybrid": ("BailingHybridConfig", _DENSE | _LATENT | _LOCAL_EXPERTS | {"head_dim": 8}),
+    "falcon_h1": ("FalconH1Config", _DENSE | _MAMBA2 | {"mamba_d_ssm": 96}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        _DENSE | _MAMBA2 | _LOCAL_EXPERTS | {"shared_intermediate_size": 16, "layer_types": ["mamba", "attention"]},
+    ),
+    "bamba": ("BambaConfig", _DENSE | _MAMBA2 | {"attn_layer_indices": [1]}),
+    "mamba2": (
+        "Mamba2Config",
+        _SIZES | {"state_size": 8, "num_heads": 4, "head_dim": 24, "n_groups": 1, "chunk_size": 16},
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {key: value for key, value in _DENSE.items() if key != "num_hidden_layers"}
+        | {"layers_block_type": ["mamba", "attention"], "head_dim": 8, "ssm_state_size": 8, "mamba_num_heads": 4}
+        | {"mamba_head_dim": 24, "n_groups": 1, "chunk_size": 16, "use_mamba_kernels": False, "pad_token_id": 0},
+    ),
+    "zamba2": (
+        "Zamba2Config",
+        _DENSE
+        | _HYBRID
+        | {"mamba_d_state": 8, "n_mamba_heads": 4, "chunk_size": 16, "adapter_rank": 4}
+        | {"pad_token_id": 0},
+    ),
+    "zaya": (
+        "ZayaConfig",
+        _MOE
+        | {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
+        | {"router_hidden_size": 8, "pad_token_id": 0},
+    ),
+    "inkling": ("InklingTextConfig", _DENSE | _INKLING | {"mlp_layer_types": ["dense", "sparse"]}),
+    "inkling2": ("Inkling2TextConfig", _MOE | _INKLING | {"unpadded_vocab_size": VOCAB}),
+    "lfm2": ("Lfm2Config", _DENSE | _CONV | {"block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": ("Lfm2MoeConfig", _DENSE | _CONV | _EXPERTS | {"num_dense_layers": 1}),
+    "lfm3": ("Lfm3Config", _DENSE | _CONV | {"head_dim": 8}),
+}
+CROPPED = {"lfm2", "lfm2_moe", "lfm3", "inkling", "inkling2"}
+
+# transformers' own continuation with several tokens is not that with one token after the other, or there is none.
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("MambaConfig", _SIZES | {"state_size": 8}),
+    "falcon_mamba": ("FalconMambaConfig", _SIZES | {"state_size": 8}),
+    "jamba": (
+        "JambaConfig",
+        _DENSE
+        | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 1, "num_experts": 2}
+        | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0},
+    ),
+    "zamba": (
+        "ZambaConfig",
+        _DENSE | _HYBRID | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0},
+    ),
+    "recurrent_gemma": (
+        "RecurrentGemmaConfig",
+        {key: value for key, value in _DENSE.items() if key != "max_position_embeddings"}
+        | {"num_hidden_layers": 3, "lru_width": 48, "attention_window_size": 16, "pad_token_id": 0},
+    ),
+    "minimax": ("MiniMaxConfig", _DENSE | _MIXED | _LOCAL_EXPERTS | {"head_dim": 8, "block_size": 16}),
+    "rwkv": ("RwkvConfig", {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "context_length": 64}),
+}
+
+_ALL = CHAIN | PLAIN
+_OUT = re.compile(r"(o_proj|out_proj|down_proj|w2|dense|fc2)(\.weight)?$")
+
+
+def known(families: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:
+    """Those that this transformers has."""
+    return [name for name, (config, _) in families.items() if hasattr(transformers, config)]
+
+
+def fresh_hybrid(name: str, seed: int = 0, dtype: torch.dtype = F32, **changes: Any) -> Any:
+    """A tiny model of the test's own."""
+    config, fields = _ALL[name]
+    return initialised(getattr(transformers, config)(**fields | changes), seed, dtype)
+
+
+@cache
+def hybrid(name: str) -> Any:
+    """The tiny model ``name``, the same object each time it is asked for; tests must leave it as it is."""
+    return fresh_hybrid(name)
+
+
+def counting_hybrid(name: str, period: int = 7) -> Any:
+    """Writes 1 2 ... period 1 2 ..., whatever came before the last token: drafts are soon right. States still count."""
+    model = fresh_hybrid(name)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if _OUT.search(name):  # what a layer adds must not drown the token
+                weight.mul_(0.01)
+        model.get_input_embeddings().weight.copy_(60.0 * torch.eye(VOCAB))
+        head = model.get_output_embeddings().weight
+        head.mul_(0.02)
+        for token in range(VOCAB):
+            head[token % period + 1, token] += 8.0
+    return model

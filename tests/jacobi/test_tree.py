@@ -1,0 +1,231 @@
+"""Trees: the drawn lookahead mask, and what every tree must satisfy."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from helpers.toy import examples, functions, plain
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jacobi import LookaheadError, TokenTree, additive_mask, branch_mask, walk
+
+PATHS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8)
+
+# W=5, N=4, G=2, every token different. The root and the spine are level 0, which sees itself causally; column i of
+# level 1 sees level 0 up to column i; column i of level 2 sees that and what is above it in level 1. A guess sees the
+# root and itself, and nobody sees a guess. X: sees.
+DRAWN = """
+              level 0     level 1     level 2    guess  guess
+             r 1 2 3 4   0 1 2 3 4   0 1 2 3 4   1 2 3  1 2 3
+
+level 0  r   X . . . .   . . . . .   . . . . .   . . .  . . .
+         1   X X . . .   . . . . .   . . . . .   . . .  . . .
+         2   X X X . .   . . . . .   . . . . .   . . .  . . .
+         3   X X X X .   . . . . .   . . . . .   . . .  . . .
+         4   X X X X X   . . . . .   . . . . .   . . .  . . .
+
+level 1  0   X . . . .   X . . . .   . . . . .   . . .  . . .
+         1   X X . . .   . X . . .   . . . . .   . . .  . . .
+         2   X X X . .   . . X . .   . . . . .   . . .  . . .
+         3   X X X X .   . . . X .   . . . . .   . . .  . . .
+         4   X X X X X   . . . . X   . . . . .   . . .  . . .
+
+level 2  0   X . . . .   X . . . .   X . . . .   . . .  . . .
+         1   X X . . .   . X . . .   . X . . .   . . .  . . .
+         2   X X X . .   . . X . .   . . X . .   . . .  . . .
+         3   X X X X .   . . . X .   . . . X .   . . .  . . .
+         4   X X X X X   . . . . X   . . . . X   . . .  . . .
+
+guess    1   X . . . .   . . . . .   . . . . .   X . .  . . .
+         2   X . . . .   . . . . .   . . . . .   X X .  . . .
+         3   X . . . .   . . . . .   . . . . .   X X X  . . .
+
+guess    1   X . . . .   . . . . .   . . . . .   . . .  X . .
+         2   X . . . .   . . . . .   . . . . .   . . .  X X .
+         3   X . . . .   . . . . .   . . . . .   . . .  X X X
+"""
+DRAWN_DEPTHS = [*(0, 1, 2, 3, 4), *(1, 2, 3, 4, 5), *(2, 3, 4, 5, 6), *(1, 2, 3), *(1, 2, 3)]
+
+WINDOW = [[11, 12, 13, 14], [20, 21, 22, 23, 24], [30, 31, 32, 33, 34]]
+GUESSES = [[41, 42, 43], [51, 52, 53]]
+
+
+def read(drawing: str) -> list[str]:
+    """The rows of a drawn mask, one string of X and . each."""
+    rows = ["".join(mark for mark in line if mark in "X.") for line in drawing.splitlines()]
+    return [row for row in rows if row]
+
+
+def draw(mask: torch.Tensor) -> list[str]:
+    """A bool mask in the same form."""
+    return ["".join("X" if seen else "." for seen in row) for row in mask.tolist()]
+
+
+def comb_with_guesses() -> tuple[TokenTree, list[list[int]]]:
+    tree = TokenTree(10)
+    cells = tree.grow_comb(WINDOW)
+    for guess in GUESSES:
+        tree.extend(0, guess)
+    return tree, cells
+
+
+def closure(parents: Sequence[int]) -> list[list[bool]]:
+    """Who sees whom, by climbing from every node."""
+    seen = [[False] * len(parents) for _ in parents]
+    for node in range(len(parents)):
+        above = node
+        while above >= 0:
+            seen[node][above] = True
+            above = parents[above]
+    return seen
+
+
+def token_paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    """What every node stands for: the tokens from below the root down to it."""
+    return {tuple(tree.tokens[node] for node in tree.path(end)[1:]) for end in range(len(tree))}
+
+
+def prefixes(paths: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
+    """Every prefix of every path, the empty one included."""
+    return {()} | {tuple(path[:length]) for path in paths for length in range(len(path) + 1)}
+
+
+@st.composite
+def parent_arrays(draw_from: st.DrawFn) -> list[int]:
+    count = draw_from(st.integers(1, 70))
+    return [-1] + [draw_from(st.integers(0, node - 1)) for node in range(1, count)]
+
+
+def test_comb_is_the_published_lookahead_mask() -> None:
+    tree, cells = comb_with_guesses()
+    assert draw(tree.mask()) == read(DRAWN)
+    assert tree.depths == DRAWN_DEPTHS
+    assert cells == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
+
+
+def test_comb_cell_sits_at_level_plus_column_and_below_its_column() -> None:
+    tree, cells = comb_with_guesses()
+    assert [tree.tokens[node] for node in cells[0]] == [10, *WINDOW[0]]
+    for level, nodes in enumerate(cells):
+        assert [tree.depths[node] for node in nodes] == [level + column for column in range(5)]
+        if level:
+            assert [tree.tokens[node] for node in nodes] == WINDOW[level]
+            assert [tree.parents[node] for node in nodes] == cells[level - 1]
+
+
+def test_comb_cells_that_agree_are_one_node() -> None:
+    """Column 0 of level 1 predicts the same place as the first spine token, and here they are the same token."""
+    tree = TokenTree(1)
+    assert tree.grow_comb([[2, 3], [2, 3, 4]]) == [[0, 1, 2], [1, 2, 3]]
+    assert (tree.tokens, tree.parents) == ([1, 2, 3, 4], [-1, 0, 1, 2])
+
+
+def test_comb_of_one_column() -> None:
+    tree = TokenTree(1)
+    assert tree.grow_comb([[], [2], [3]]) == [[0], [1], [2]]
+    assert tree.parents == [-1, 0, 1]
+
+
+@examples(200)
+@given(parent_arrays())
+def test_branch_mask_is_the_ancestor_closure(parents: list[int]) -> None:
+    mask = branch_mask(tuple(parents))
+    assert mask.dtype is torch.bool
+    assert mask.tolist() == closure(parents)
+
+
+@examples(100)
+@given(parent_arrays())
+def test_depth_is_the_number_of_ancestors(parents: list[int]) -> None:
+    """So root position + depth is the position plain decoding would give the node."""
+    tree = TokenTree.from_parents(list(range(len(parents))), parents)
+    assert tree.parents == parents
+    assert tree.depths == [sum(row) - 1 for row in closure(parents)]
+    for node in range(len(tree)):
+        path = tree.path(node)
+        assert (path[0], path[-1], len(path)) == (0, node, tree.depths[node] + 1)
+        assert [tree.parents[below] for below in path[1:]] == path[:-1]
+
+
+@examples(150)
+@given(PATHS, st.randoms(use_true_random=False))
+def test_merging_changes_no_path(paths: list[list[int]], rng: random.Random) -> None:
+    """Paths = prefix closure of what was put in, one node each, in whatever order and however often."""
+    tree = TokenTree.from_paths(9, paths)
+    assert token_paths(tree) == prefixes(paths)
+    assert len(tree) == len(prefixes(paths))
+    again = paths + paths[: len(paths) // 2]
+    rng.shuffle(again)
+    assert token_paths(TokenTree.from_paths(9, again)) == prefixes(paths)
+
+
+@examples(150)
+@given(PATHS, functions(4), st.randoms(use_true_random=False))
+def test_sibling_order_changes_no_text(paths: list[list[int]], next_token, rng: random.Random) -> None:
+    """A walk follows the model, so it writes plain decoding's text however the draft is ordered."""
+
+    def written(tree: TokenTree) -> list[int]:
+        def choose(node: int) -> int:
+            return next_token([tree.tokens[above] for above in tree.path(node)])
+
+        return walk(tree, choose, lambda token: False).tokens
+
+    shuffled = list(paths)
+    rng.shuffle(shuffled)
+    text = written(TokenTree.from_paths(9, paths))
+    assert text == written(TokenTree.from_paths(9, shuffled))
+    assert text == plain(next_token, [9], len(text))
+    assert tuple(text[:-1]) in prefixes(paths)
+    assert tuple(text) not in prefixes(paths)
+
+
+@examples(100)
+@given(parent_arrays(), st.data())
+def test_from_parents_merges_equal_siblings(parents: list[int], data: st.DataObject) -> None:
+    tokens = data.draw(st.lists(st.integers(0, 2), min_size=len(parents), max_size=len(parents)))
+    paths = [[tokens[above] for above in range(len(parents)) if row[above]][1:] for row in closure(parents)]
+    tree = TokenTree.from_parents(tokens, parents)
+    assert token_paths(tree) == prefixes(paths)
+    assert len(tree) == len(prefixes(paths))
+    assert all(parent < node for node, parent in enumerate(tree.parents))
+
+
+def test_docstring_example() -> None:
+    tree = TokenTree.from_paths(0, [[1, 2, 3], [1, 2, 4]])
+    assert (tree.tokens, tree.parents, tree.depths) == ([0, 1, 2, 3, 4], [-1, 0, 1, 2, 2], [0, 1, 2, 3, 3])
+    assert repr(tree) == "TokenTree(tokens=[0, 1, 2, 3, 4], parents=[-1, 0, 1, 2, 2])"
+
+
+def test_chain_is_a_causal_mask() -> None:
+    tree = TokenTree.chain(7, [1, 1, 2])
+    assert tree.parents == [-1, 0, 1, 2]
+    assert torch.equal(tree.mask(), torch.ones(4, 4, dtype=torch.bool).tril())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "message"),
+    [
+        ([], [], "one parent for each token: got 0 tokens and 0 parents"),
+        ([1, 2], [-1], "one parent for each token: got 2 tokens and 1 parents"),
+        ([1, 2], [0, 0], "Node 0 is the root and has parent -1: got 0"),
+        ([1, 2, 3], [-1, 2, 0], "A parent comes before its child: node 1 names parent 2"),
+        ([1, 2, 3], [-1, 0, 2], "A parent comes before its child: node 2 names parent 2"),
+        ([1, 2], [-1, -1], "A parent comes before its child: node 1 names parent -1"),
+    ],
+)
+def test_from_parents_refuses(tokens: list[int], parents: list[int], message: str) -> None:
+    with pytest.raises(LookaheadError, match=message):
+        TokenTree.from_parents(tokens, parents)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_additive_mask_is_zero_where_visible(dtype: torch.dtype) -> None:
+    tree, _ = comb_with_guesses()
+    parents = tuple(tree.parents)
+    mask = additive_mask(parents, dtype, torch.device("cpu"))
+    assert mask.dtype is dtype
+    assert torch.equal(mask == 0, branch_mask(parents))
+    assert torch.isfinite(mask).all(), "a row of -inf would make NaN in a softmax"
+    assert set(mask.unique().tolist()) == {0.0, torch.finfo(dtype).min}

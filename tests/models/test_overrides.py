@@ -1,0 +1,135 @@
+"""Models that count cache slots by themselves (ALiBi, GPT-Neo): they read places in our passes, and nowhere else."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from helpers.models import F32, F64, VOCAB, fresh_model, initialised, prompts, run, same_as_plain
+
+from jacobi import LookaheadError
+from lookahead import Jacobi, Lookahead
+from lookahead.models.families.overrides import Places, placed
+from lookahead.models.families.registry import place_builders
+from lookahead.runtime.session import bare_model
+from lookahead.support.route import route
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+_SIZES: dict[str, Any] = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
+_FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True, "multi_query": False}
+_NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+
+
+def slot_counters() -> dict[str, Any]:
+    """One model of each kind that counts slots; the last ones number their tokens by the cache's length."""
+    decoder = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "init_std": 0.3}
+    decoder |= {"is_decoder": True, "is_encoder_decoder": False, "max_position_embeddings": 64}
+    decoder |= {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    return {
+        "bart": initialised(transformers.BartConfig(**decoder)),
+        "marian": initialised(transformers.MarianConfig(**decoder, decoder_start_token_id=0)),
+        "bloom": initialised(transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **_SIZES), dtype=F32),
+        "bloom 3 heads": initialised(
+            transformers.BloomConfig(hidden_size=24, n_layer=2, n_head=3, **_SIZES), dtype=F32
+        ),
+        "mpt": initialised(
+            transformers.MptConfig(d_model=32, n_layers=2, n_heads=4, max_seq_len=64, **_SIZES), dtype=F32
+        ),
+        "falcon": initialised(transformers.FalconConfig(**_FALCON, **_SIZES), dtype=F64),
+        "falcon eager": initialised(transformers.FalconConfig(**_FALCON, **_SIZES), dtype=F32, attention="eager"),
+        "roformer": initialised(
+            transformers.RoFormerConfig(
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                intermediate_size=48,
+                max_position_embeddings=64,
+                is_decoder=True,
+                pad_token_id=0,
+                **_SIZES,
+            ),
+            dtype=F32,
+        ),
+        "llama4": fresh_model("llama4", floor_scale=5),
+        "gpt_neo": initialised(
+            transformers.GPTNeoConfig(window_size=6, max_position_embeddings=64, **_NEO, **_SIZES), dtype=F32
+        ),
+    }
+
+
+MODELS = slot_counters()
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_exact(name: str, batch: int, sample: bool) -> None:
+    """Text, draws, scores and cache, to the last place that MPT's and GPT-Neo's tables have."""
+    for strategy in (None, Lookahead(window_size=5, ngram_size=4, seed=0), Jacobi(block_size=6)):
+        output = same_as_plain(
+            MODELS[name], prompts(batch), strategy, max_new_tokens=52, do_sample=sample, output_scores=True
+        )
+        if strategy is None and not sample:
+            assert output.stats.accepted > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_holes_and_mask_types(name: str) -> None:
+    """ALiBi counts tokens that are not masked, MPT and GPT-Neo slots; Falcon's slopes are as exact as its mask."""
+    for batch in (1, 3):
+        for dtype in (torch.long, torch.float32, torch.bool):
+            inputs = prompts(batch)
+            inputs["attention_mask"][0, :3] = 0
+            inputs["attention_mask"][0, 7:9] = 0
+            inputs["attention_mask"] = inputs["attention_mask"].to(dtype)
+            same_as_plain(MODELS[name], inputs, Lookahead(window_size=5, seed=0), max_new_tokens=24)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_is_left_behind(name: str) -> None:
+    """Builders are replaced during a pass only, and other threads see their own."""
+    model = MODELS[name]
+    builders = place_builders(model)
+    assert builders
+    assert route(model) == ("tree", None)
+    before = [vars(builder.owner).get(builder.name) for builder in builders]
+    plain = run(model, prompts(1), max_new_tokens=8)[0]
+    count = torch.arange(40)[None]
+    seen: list[Any] = []
+    with placed(builders, lambda: Places(count, count, count, 40, torch.long)):
+        thread = threading.Thread(target=lambda: seen.append(model.generate(**prompts(1), max_new_tokens=8)))
+        thread.start()
+        thread.join()
+        assert [builder.name for builder in place_builders(model)] == [builder.name for builder in builders]
+    assert seen[0].tolist() == plain.tolist()
+    assert [vars(builder.owner).get(builder.name) for builder in builders] == before
+    run(model, prompts(2), max_new_tokens=8, use_lookahead=True)
+    assert [vars(builder.owner).get(builder.name) for builder in builders] == before
+
+
+def test_scales_past_what_the_self_test_sees() -> None:
+    """Llama 4's queries grow with the text in layers without RoPE, far behind the few tokens that a test takes."""
+    model = fresh_model("llama4", floor_scale=24)
+    for batch in (1, 2):
+        for sample in (False, True):
+            same_as_plain(model, prompts(batch), Lookahead(nodes=24), max_new_tokens=80, do_sample=sample)
+
+
+def test_the_self_test_needs_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them, the self-test finds out: siblings would be counted one after the other."""
+    monkeypatch.setattr("lookahead.models.families.registry.bias_builders", lambda model: [])
+    for name in ("falcon", "gpt_neo"):
+        model = slot_counters()[name]
+        monkeypatch.setattr("lookahead.support.route.place_builders", lambda model: ["none that work"])
+        with pytest.raises(LookaheadError, match=r"the branches of a tree apart|did not run a pass with a tree"):
+            model.generate(**prompts(1), max_new_tokens=8, use_lookahead=True)
+
+
+def test_static_passes_are_left_to_others() -> None:
+    """Places are made on the host."""
+    with pytest.raises(LookaheadError, match="static=True cannot be used: this model counts cache slots"):
+        run(MODELS["bloom"], prompts(1), max_new_tokens=8, lookahead_strategy=Lookahead(static=True))
+    with bare_model(MODELS["bloom"], prompts(1)["input_ids"], 8, static=None) as fused:
+        assert fused.route == "dynamic"

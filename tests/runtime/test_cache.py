@@ -1,0 +1,280 @@
+"""The key/value history against a reference that keeps Python lists."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import same_caches, tiny_model
+from torch import Tensor
+from transformers import DynamicCache, MistralConfig, StaticCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from lookahead import LookaheadError
+from lookahead.runtime.cache.tree import TreeCache
+from lookahead.support.caches import check_cache
+
+# Heads and channels of keys and of values in each layer; latent attention has different ones.
+EQUAL = [((2, 4), (2, 4))] * 3
+LATENT = [((3, 4), (3, 2)), ((3, 4), (3, 2)), ((1, 5), (2, 4))]
+
+
+class Reference:
+    """Every row's history as a list of slots, each with all layers' keys and values."""
+
+    def __init__(self, batch: int) -> None:
+        self.rows: list[list[list[tuple[Tensor, Tensor]]]] = [[] for _ in range(batch)]
+
+    def keep(self, states: list[tuple[Tensor, Tensor]], chosen: list[list[int]]) -> None:
+        """Append the chosen nodes of a pass, given as [batch, head, node, channel] for each layer."""
+        for row, nodes in enumerate(chosen):
+            for node in nodes:
+                self.rows[row].append([(keys[row, :, node], values[row, :, node]) for keys, values in states])
+
+
+def new_states(shapes: Any, batch: int, nodes: int, rng: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """Random keys and values [batch, head, node, channel] for every layer."""
+    return [
+        (
+            torch.randn(batch, key[0], nodes, key[1], generator=rng),
+            torch.randn(batch, value[0], nodes, value[1], generator=rng),
+        )
+        for key, value in shapes
+    ]
+
+
+def feed(cache: Any, states: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """What a model does with a pass."""
+    return [cache.update(keys, values, index) for index, (keys, values) in enumerate(states)]
+
+
+def after_prompt(shapes: Any, batch: int, length: int, rng: torch.Generator, capacity: int) -> Any:
+    """A cache whose prompt has been run and kept, and its reference."""
+    cache, reference = TreeCache(len(shapes)), Reference(batch)
+    states = new_states(shapes, batch, length, rng)
+    feed(cache, states)
+    cache.consolidate(capacity)
+    assert cache.base == length - 1, "the prompt's last token counts as the first pass's only node"
+    cache.keep([[0]] * batch)
+    reference.keep(states, [list(range(length))] * batch)
+    return cache, reference
+
+
+def check(cache: TreeCache, reference: Reference, returned: list[tuple[Tensor, Tensor]], base: int) -> None:
+    """Every row's history is what a model was given back, slot by slot."""
+    for row, slots in enumerate(reference.rows):
+        for index, (keys, values) in enumerate(returned):
+            for slot, layers in enumerate(slots):
+                assert slot < base
+                assert torch.equal(keys[row, :, slot], layers[index][0])
+                assert torch.equal(values[row, :, slot], layers[index][1])
+
+
+@pytest.mark.parametrize("shapes", [EQUAL, LATENT], ids=["equal", "latent"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("capacity", [0, 70, 1000])
+def test_passes(shapes: Any, batch: int, capacity: int) -> None:
+    """Trees of any size, rows that keep any of their nodes or none, and buffers that grow on the way."""
+    rng, choose = torch.Generator().manual_seed(batch), random.Random(capacity + batch)
+    cache, reference = after_prompt(shapes, batch, 5, rng, capacity)
+    for _ in range(40):
+        nodes = choose.randint(1, 20)
+        base = cache.base
+        assert cache.get_seq_length() == base == max(cache.lengths)
+        states = new_states(shapes, batch, nodes, rng)
+        returned = feed(cache, states)
+        for (keys, values), (fed_keys, fed_values) in zip(returned, states, strict=True):
+            assert keys.shape[2] == values.shape[2] == base + nodes
+            assert torch.equal(keys[:, :, base:], fed_keys)
+            assert torch.equal(values[:, :, base:], fed_values)
+        check(cache, reference, returned, base)
+        chosen = []
+        for _row in range(batch):
+            count = choose.choice([0, 1, 1, 2, 5]) if batch > 1 else choose.randint(1, 5)
+            below = sorted(choose.sample(range(1, nodes), min(count, nodes) - 1)) if count > 1 and nodes > 1 else []
+            chosen.append([0, *below] if count else [])
+        cache.keep(chosen)
+        reference.keep(states, chosen)
+        assert cache.lengths == [len(row) for row in reference.rows]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_growth_keeps_what_is_there(batch: int) -> None:
+    """A pass far larger than the buffer."""
+    rng = torch.Generator().manual_seed(0)
+    cache, reference = after_prompt(EQUAL, batch, 3, rng, 0)
+    for nodes in (1, 60, 64, 65, 200, 1000):
+        base = cache.base
+        states = new_states(EQUAL, batch, nodes, rng)
+        check(cache, reference, feed(cache, states), base)
+        chosen = [list(range(0, nodes, 1 + row)) for row in range(batch)]
+        cache.keep(chosen)
+        reference.keep(states, chosen)
+    assert cache.lengths[0] == 3 + 1 + 60 + 64 + 65 + 200 + 1000
+
+
+def test_a_row_that_waits_is_not_overwritten() -> None:
+    """A long way behind, then all at once."""
+    rng = torch.Generator().manual_seed(4)
+    cache, reference = after_prompt(EQUAL, 2, 4, rng, 0)
+    for step in range(30):
+        states = new_states(EQUAL, 2, 6, rng)
+        base = cache.base
+        check(cache, reference, feed(cache, states), base)
+        chosen = [[0, 2, 4, 5], []] if step < 15 else [[], [0, 1, 2, 3, 4, 5]]
+        cache.keep(chosen)
+        reference.keep(states, chosen)
+    assert cache.lengths == [4 + 60, 4 + 90]
+
+
+def test_a_prompt_in_pieces() -> None:
+    """Chunked prefill: several updates before the first keep."""
+    rng = torch.Generator().manual_seed(5)
+    pieces = [new_states(EQUAL, 2, nodes, rng) for nodes in (3, 1, 4)]
+    cache = TreeCache(3)
+    for states in pieces:
+        returned = feed(cache, states)
+    assert returned[0][0].shape[2] == 8
+    cache.consolidate(0)
+    cache.keep([[0], [0]])
+    reference = Reference(2)
+    for states in pieces:
+        reference.keep(states, [list(range(states[0][0].shape[2]))] * 2)
+    check(cache, reference, feed(cache, new_states(EQUAL, 2, 2, rng)), 8)
+
+
+def test_no_key_value_cache() -> None:
+    """A model that fills no layer cannot be followed."""
+    with pytest.raises(LookaheadError, match="fills no key/value cache"):
+        TreeCache(2).consolidate(10)
+
+
+# --- to and from transformers' caches ------------------------------------------------------------------------------
+
+
+def new_cache(kind: str) -> Any:
+    """An empty cache of two layers that stores key/value heads [2, 4]."""
+    config = MistralConfig(
+        num_hidden_layers=2, hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=4, sliding_window=5
+    )
+    if kind == "bare":
+        return DynamicCache()
+    if kind == "full":
+        config.sliding_window = None
+    if kind == "mixed":
+        config.layer_types = ["full_attention", "sliding_attention"]
+    if kind == "static":
+        config.sliding_window = None
+        return StaticCache(config=config, max_cache_len=60)
+    return DynamicCache(config=config)
+
+
+KINDS = ["bare", "full", "sliding", "mixed", "static"]
+TWO = [((2, 4), (2, 4))] * 2
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 6, 20])
+@pytest.mark.parametrize("new", [0, 1, 3, 7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_and_store(kind: str, length: int, new: int) -> None:
+    """A history goes on where another cache left it, and comes back as that cache itself would have it."""
+    rng = torch.Generator().manual_seed(length)
+    states, more = new_states(TWO, 2, length, rng), new_states(TWO, 2, 1 + new, rng)
+    given, expected = new_cache(kind), new_cache(kind)
+    for cache in (given, expected):
+        feed(cache, states)
+    held = [(layer.keys.clone(), layer.values.clone()) for layer in given.layers]
+
+    tree = TreeCache(2)
+    tree.load(given)
+    assert tree.get_seq_length() == length
+    feed(tree, [(keys[:, :, :1], values[:, :, :1]) for keys, values in more])
+    tree.consolidate(4)
+    tree.keep([[0], [0]])
+    if new:
+        feed(tree, [(keys[:, :, 1:], values[:, :, 1:]) for keys, values in more])
+        tree.keep([list(range(new))] * 2)
+    for layer, (keys, values) in zip(given.layers, held, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, values)
+
+    tree.store(given)
+    for index in range(1 + new):
+        feed(expected, [(keys[:, :, index : index + 1], values[:, :, index : index + 1]) for keys, values in more])
+    same_caches(given, expected, 0.0)
+    # What was stored is the cache's own: it goes on like any other, and the buffer can be thrown away.
+    following = new_states(TWO, 2, 1, rng)
+    tree.keep([[], []])
+    feed(tree, new_states(TWO, 2, 3, rng))
+    for (keys, values), (expected_keys, expected_values) in zip(
+        feed(given, following), feed(expected, following), strict=True
+    ):
+        assert torch.equal(keys, expected_keys)
+        assert torch.equal(values, expected_values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_store_in_an_empty_cache(kind: str) -> None:
+    """The usual way: transformers prepares an empty cache, and it is filled at the end."""
+    rng = torch.Generator().manual_seed(9)
+    states = new_states(TWO, 1, 9, rng)
+    tree, expected, given = TreeCache(2), new_cache(kind), new_cache(kind)
+    tree.load(given)
+    feed(tree, states)
+    tree.consolidate(0)
+    tree.keep([[0]])
+    tree.store(given)
+    feed(expected, states)
+    same_caches(given, expected, 0.0)
+    assert given.get_seq_length() == 9
+
+
+def test_store_does_not_share_memory() -> None:
+    """A returned cache does not hold the whole buffer alive."""
+    rng = torch.Generator().manual_seed(9)
+    cache, _ = after_prompt(TWO, 1, 9, rng, 5000)
+    given = DynamicCache()
+    cache.store(given)
+    for layer in given.layers:
+        assert layer.keys.untyped_storage().nbytes() == layer.keys.numel() * layer.keys.element_size()
+        assert layer.values.untyped_storage().nbytes() == layer.values.numel() * layer.values.element_size()
+
+
+# --- which caches are accepted -------------------------------------------------------------------------------------
+
+
+def refusal(cache: Any, **changes: Any) -> str:
+    """The message that a cache is refused with; empty if it is accepted."""
+    expected = {"n_layers": 2, "batch": 2, "heads": 2, "channels": 4} | changes
+    try:
+        check_cache(cache, **expected)
+    except LookaheadError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_caches_that_are_accepted(kind: str) -> None:
+    """Empty and filled; numbers that cannot be told are not compared."""
+    cache = new_cache(kind)
+    assert refusal(cache) == ""
+    feed(cache, new_states(TWO, 2, 7, torch.Generator()))
+    assert refusal(cache) == ""
+    assert refusal(cache, heads=None, channels=None) == ""
+    assert "holds 2 rows: expected 3" in refusal(cache, batch=3)
+    assert "it has 2 layers, this model 4" in refusal(cache, n_layers=4)
+    assert "2 key/value heads, this model 8" in refusal(cache, heads=8)
+    assert "4 channels a head, this model 64" in refusal(cache, channels=64)
+
+
+def test_caches_that_are_refused() -> None:
+    """By the name of the cache or the layer."""
+
+    class Odd(DynamicSlidingWindowLayer):
+        pass
+
+    cache = DynamicCache()
+    cache.layers = [DynamicLayer(), Odd(sliding_window=4)]
+    assert "Layer 1 of the cache is a Odd" in refusal(cache)
+    assert "A tuple cannot keep chosen slots" in refusal(((torch.zeros(1), torch.zeros(1)),))
+    assert "StaticSlidingWindowLayer" in refusal(StaticCache(config=tiny_model("mistral").config, max_cache_len=40))

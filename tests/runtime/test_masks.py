@@ -1,0 +1,176 @@
+"""A fused pass's masks against a loop that asks every rule in words."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import fresh_model, registries, tiny_model
+from torch import Tensor
+
+from jacobi import TokenTree
+from lookahead.runtime.masks import fused_masks, mask_rules
+
+
+def random_tree(rng: random.Random, nodes: int) -> TokenTree:
+    """Any tree of this size: chains, stars and everything between."""
+    tree = TokenTree(0)
+    while len(tree) < nodes:
+        tree.add(rng.randrange(max(0, len(tree) - 4), len(tree)), rng.randrange(1000))
+    return tree
+
+
+class Rows:
+    """A batch in the middle of a decode: how many slots of each row are padding, history, and not yet anything."""
+
+    def __init__(self, rng: random.Random, batch: int) -> None:
+        self.padding = [rng.choice([0, 0, 3, 7]) for _ in range(batch)]
+        self.lengths = [padding + rng.randint(1, 14) for padding in self.padding]
+        self.base = max(self.lengths)
+        self.trees = [random_tree(rng, rng.randint(1, 9)) for _ in range(batch)]
+        self.width = max(map(len, self.trees))
+
+    def history(self) -> Tensor:
+        """bool [batch, base]: slots that hold a real token."""
+        slots = torch.arange(self.base)
+        return (slots >= torch.tensor(self.padding)[:, None]) & (slots < torch.tensor(self.lengths)[:, None])
+
+    def place(self, row: int, node: int) -> int:
+        """Where a node comes in its row's text, the first real token being 0."""
+        return self.lengths[row] - self.padding[row] + self.trees[row].depths[node]
+
+    def coordinates(self, trees: Any) -> tuple[Tensor, Tensor]:
+        """Places of nodes and slots, as the model's view of a batch gives them."""
+        assert list(trees) == self.trees
+        nodes = torch.zeros(len(trees), self.width, dtype=torch.long)
+        for row, tree in enumerate(self.trees):
+            nodes[row, : len(tree)] = torch.tensor([self.place(row, node) for node in range(len(tree))])
+        slots = torch.arange(self.base) - torch.tensor(self.padding)[:, None]
+        return nodes, torch.cat([slots, nodes], dim=1)
+
+    def expected(self, kind: str, size: int) -> Tensor:
+        """The mask as bool [batch, node, slot], one question at a time."""
+        mask = torch.zeros(len(self.trees), self.width, self.base + self.width, dtype=torch.bool)
+        for row, tree in enumerate(self.trees):
+            for node in range(len(tree)):
+                here = self.place(row, node)
+                for slot in range(self.padding[row], self.lengths[row]):
+                    mask[row, node, slot] = self.allowed(kind, size, here, slot - self.padding[row])
+                above = node
+                while above >= 0:
+                    there = self.place(row, above)
+                    mask[row, node, self.base + above] = self.allowed(kind, size, here, there)
+                    above = tree.parents[above]
+        return mask
+
+    @staticmethod
+    def allowed(kind: str, size: int, here: int, there: int) -> bool:
+        """Whether a token may look from one place of its text to an earlier one."""
+        if kind == "sliding_attention":
+            return here - there < size
+        if kind == "chunked_attention":
+            return here // size == there // size
+        return True
+
+
+def seen(mask: Tensor, rows: Rows) -> Tensor:
+    """Which slots an additive mask shows, for real nodes only."""
+    assert mask.shape == (len(rows.trees), 1, rows.width, rows.base + rows.width)
+    values = set(mask.unique().tolist())
+    assert values <= {0.0, torch.finfo(mask.dtype).min}
+    shown = mask[:, 0] == 0
+    for row, tree in enumerate(rows.trees):
+        # A row of nothing but -inf is NaN in some kernels, so a padding node sees something: itself.
+        assert shown[row, len(tree) :].any(-1).all()
+        assert not shown[row, len(tree) :, : rows.base].any()
+        shown[row, len(tree) :] = False
+    return shown
+
+
+CASES = [
+    ("llama", {None: ("full_attention", 0)}),
+    ("gpt2", {None: ("full_attention", 0)}),
+    ("mistral", {None: ("sliding_attention", 6)}),
+    ("phi3", {None: ("sliding_attention", 6)}),
+    ("qwen2_mixed", {"full_attention": ("full_attention", 0), "sliding_attention": ("sliding_attention", 6)}),
+    ("gemma3", {"full_attention": ("full_attention", 0), "sliding_attention": ("sliding_attention", 6)}),
+    ("gpt_oss", {"full_attention": ("full_attention", 0), "sliding_attention": ("sliding_attention", 6)}),
+    ("llama4", {"full_attention": ("full_attention", 0), "chunked_attention": ("chunked_attention", 8)}),
+]
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(("name", "kinds"), CASES, ids=[name for name, _ in CASES])
+def test_against_the_loop(name: str, kinds: dict[str | None, tuple[str, int]], batch: int) -> None:
+    """Full, sliding and chunked layers; padded and ragged rows; trees of different sizes."""
+    rules = mask_rules(tiny_model(name))
+    for seed in range(15):
+        rows = Rows(random.Random(seed), batch)
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            masks = fused_masks(
+                rules, rows.trees, rows.base, rows.history(), rows.coordinates, dtype, torch.device("cpu")
+            )
+            masks = masks if isinstance(masks, dict) else {None: masks}
+            assert set(masks) == set(kinds)
+            for kind, mask in masks.items():
+                assert mask.dtype is dtype
+                expected = rows.expected(*kinds[kind])
+                assert torch.equal(seen(mask, rows), expected)
+
+
+def test_no_history_mask() -> None:
+    """Without padding every slot below the base is history."""
+    tree = TokenTree.from_paths(5, [[1, 2], [3]])
+    masks = fused_masks(
+        mask_rules(tiny_model("llama")), [tree], 2, None, lambda trees: pytest.fail("not asked"), torch.float32,
+        torch.device("cpu"),
+    )  # fmt: skip
+    drawn = ["".join("T" if value == 0 else "." for value in line) for line in masks[0, 0].tolist()]
+    assert drawn == [
+        "TTT...",  # the root
+        "TTTT..",  # 1
+        "TTTTT.",  # 1 2
+        "TTT..T",  # 3
+    ]
+
+
+def test_a_drawn_window() -> None:
+    """Six tokens of text and a tree of two branches; a sliding window of 4 counts tokens of the branch, not nodes."""
+    tree = TokenTree.from_paths(5, [[1, 2, 3], [4, 6]])
+
+    def places(trees: Any) -> tuple[Tensor, Tensor]:
+        nodes = torch.tensor([[6 + depth for depth in tree.depths]])
+        return nodes, torch.cat([torch.arange(6)[None], nodes], dim=1)
+
+    model = fresh_model("mistral", sliding_window=4)
+    masks = fused_masks(mask_rules(model), [tree], 6, None, places, torch.float64, torch.device("cpu"))
+    drawn = ["".join("T" if value == 0 else "." for value in line) for line in masks[0, 0].tolist()]
+    assert drawn == [
+        "...TTTT.....",  # the root
+        "....TTTT....",  # 1
+        ".....TTTT...",  # 1 2
+        "......TTTT..",  # 1 2 3
+        "....TTT...T.",  # 4
+        ".....TT...TT",  # 4 6
+    ]
+
+
+def test_rules_leave_no_trace() -> None:
+    """Asking for them registers nothing and changes no config."""
+    for name in ("llama", "mistral", "gemma3", "llama4"):
+        model = tiny_model(name)
+        before = registries(), model.config.to_dict(), model.config._attn_implementation
+        mask_rules(model)
+        assert (registries(), model.config.to_dict(), model.config._attn_implementation) == before
+
+
+def test_masks_are_not_shared_between_passes() -> None:
+    """Trees of one shape use one stored mask, which no pass may write into."""
+    rules = mask_rules(tiny_model("mistral"))
+    for _ in range(2):
+        rows = Rows(random.Random(3), 3)
+        masks = fused_masks(
+            rules, rows.trees, rows.base, rows.history(), rows.coordinates, torch.float32, torch.device("cpu")
+        )
+        assert torch.equal(seen(masks, rows), rows.expected("sliding_attention", 6))
+        masks.fill_(1.0)

@@ -1,0 +1,408 @@
+"""The lookahead window against the papers' description written out slowly, and its drafter in the common loop."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import pytest
+from helpers.toy import NextToken, ToyModel, decode, examples, functions, hashed, plain, rooms, seeded
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jacobi import GreedyVerifier, Step, solve
+from lookahead.sources.jacobi_window import JacobiWindow, LookaheadDrafter
+from lookahead.sources.ngram_pool import NgramPool
+
+Ngram = tuple[int, tuple[int, ...]]
+W, N, G = st.integers(1, 6), st.integers(2, 6), st.integers(0, 4)
+PROMPTS = st.lists(st.integers(0, 4), min_size=1, max_size=8)
+
+
+class SlowWindow:
+    """Every cell by its level and its position in the text; nothing is shifted, cells are looked up where they are.
+
+    Level l of the pass rooted at position p holds the positions from p+l up to its right edge; level 0's own position
+    p is the root. The window starts with positions 1 to W+N-3 of level 0 (the first root is at position 0), and a
+    level's right edge is one further than that of the level it was computed from.
+    """
+
+    def __init__(self, window_size: int, ngram_size: int, fill: Sequence[int]) -> None:
+        self.newest_allowed = ngram_size - 2
+        self.edge = window_size + ngram_size - 3
+        self.newest = 0
+        self.cells = {(0, 1 + place): fill[place] for place in range(self.edge)}
+        self.root_position = 0
+
+    def level(self, level: int) -> list[int]:
+        """The tokens of a level from column 0 on; level 0 without the root."""
+        return [self.cells[level, position] for position in self.positions(level) if (level, position) in self.cells]
+
+    def positions(self, level: int) -> range:
+        # The newest level's right edge is `edge`; each older one ends one place before the next.
+        first = self.root_position + level
+        return range(first, self.edge - (self.newest - level) + 1)
+
+    def advance(self, root: int, new: Sequence[int]) -> list[Ngram]:
+        """``new[i]`` follows the newest level's i-th column, the root being level 0's first."""
+        p, newest = self.root_position, self.newest
+        self.cells[0, p] = root
+        for position, token in zip(self.positions(newest), new, strict=True):
+            self.cells[newest + 1, position + 1] = token
+        self.edge += 1
+        self.newest += 1
+        harvest: list[Ngram] = []
+        if newest == self.newest_allowed:
+            for column in range(len(new)):
+                diagonal = [self.cells[level, p + column + level] for level in range(newest + 2)]
+                harvest.append((diagonal[0], tuple(diagonal[1:])))
+            self.cells = {(level - 1, position): token for (level, position), token in self.cells.items() if level}
+            self.newest -= 1
+        self.root_position += 1
+        self.cells.pop((0, self.root_position), None)  # from now on the root itself
+        return harvest
+
+    def levels(self) -> list[list[int]]:
+        return [self.level(level) for level in range(self.newest + 1)]
+
+
+class Recording(NgramPool):
+    """A pool that remembers what it was given."""
+
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.given: list[Ngram] = []
+
+    def add(self, key: int, continuation: tuple[int, ...]) -> None:
+        self.given.append((key, continuation))
+        super().add(key, continuation)
+
+
+def drafter(
+    w: int,
+    n: int,
+    g: int,
+    prompt: Sequence[int],
+    *,
+    seed: int = 0,
+    pool: NgramPool | None = None,
+    from_prompt: bool = True,
+    from_output: bool = True,
+    forward_one: bool = True,
+) -> LookaheadDrafter:
+    return LookaheadDrafter(
+        window_size=w,
+        ngram_size=n,
+        verification_set_size=g,
+        prompt=prompt,
+        vocab_size=5,
+        rng=seeded(seed),
+        pool=NgramPool(n, g) if pool is None else pool,
+        pool_from_prompt=from_prompt,
+        pool_from_output=from_output,
+        always_forward_one=forward_one,
+    )
+
+
+def sizes(window: JacobiWindow) -> list[int]:
+    return [len(level) for level in window.levels]
+
+
+def depths(window: JacobiWindow) -> list[int]:
+    """Depth of every cell: level + column, and level 0 is stored without its column 0."""
+    return [
+        level + column + (level == 0) for level, tokens in enumerate(window.levels) for column in range(len(tokens))
+    ]
+
+
+def columns(window: JacobiWindow) -> int:
+    """Columns of the newest level, the root included where that is level 0."""
+    return len(window.levels[-1]) + (len(window.levels) == 1)
+
+
+def counter() -> Iterator[int]:
+    """Different tokens, so that every cell can be told from every other."""
+    yield from range(100, 100000)
+
+
+def test_warm_up_of_a_window_of_5_by_4() -> None:
+    """W=5, N=4: level 0 starts with W+N-3 tokens; after N-2 passes it has W-1 and the others W."""
+    window = JacobiWindow(5, 4, range(100))
+    tokens = counter()
+    seen = [sizes(window)]
+    for _ in range(4):
+        window.advance(0, list(islice(tokens, columns(window))))
+        seen.append(sizes(window))
+    assert seen == [[6], [5, 6], [4, 5, 5], [4, 5, 5], [4, 5, 5]]
+
+
+@examples(60)
+@given(W, N)
+def test_warm_up_sizes(w: int, n: int) -> None:
+    window = JacobiWindow(w, n, range(w + n - 3))
+    for done in range(n - 2):
+        assert not window.warm
+        assert len(window.levels) == done + 1
+        assert len(window.levels[0]) == w + n - 3 - done
+        assert window.advance(0, list(range(columns(window)))) == [], "no n-gram is finished yet"
+    for _ in range(3):
+        assert window.warm
+        assert sizes(window) == [w - 1] + [w] * (n - 2)
+        assert len(window.advance(0, list(range(columns(window))))) == w
+
+
+@examples(100)
+@given(W, N, st.integers(0, 12))
+def test_window_is_the_slow_one(w: int, n: int, passes: int) -> None:
+    """Levels and harvested n-grams, with every token different."""
+    tokens = counter()
+    fill = list(islice(tokens, w + n - 3))
+    window, slow = JacobiWindow(w, n, fill), SlowWindow(w, n, fill)
+    for _ in range(passes):
+        root, new = next(tokens), list(islice(tokens, columns(window)))
+        assert window.advance(root, new) == slow.advance(root, new)
+        assert window.levels == slow.levels()
+
+
+def test_harvest_and_shift_by_hand() -> None:
+    """W=3, N=4. Columns are read downwards: key, level 1, level 2, new argmax."""
+    window = JacobiWindow(3, 4, range(4))
+    window.levels = [[2, 3], [11, 12, 13], [21, 22, 23]]
+    assert window.advance(1, [31, 32, 33]) == [(1, (11, 21, 31)), (2, (12, 22, 32)), (3, (13, 23, 33))]
+    assert window.levels == [[12, 13], [21, 22, 23], [31, 32, 33]]
+
+
+def test_two_token_ngrams_are_jacobi_decoding() -> None:
+    """N=2: one level, which becomes its own argmax."""
+    window = JacobiWindow(3, 2, [2, 3])
+    assert window.warm
+    assert window.advance(1, [11, 12, 13]) == [(1, (11,)), (2, (12,)), (3, (13,))]
+    assert window.levels == [[12, 13]]
+
+
+def test_one_column() -> None:
+    """W=1: level 0 is the root alone; with N=2 nothing at all is left of the window."""
+    window = JacobiWindow(1, 4, [1, 2])
+    assert window.advance(0, [11, 12, 13]) == []
+    assert window.advance(0, [21, 22]) == []
+    assert window.levels == [[], [13], [22]]
+    assert window.advance(9, [32]) == [(9, (13, 22, 32))]
+    smallest = JacobiWindow(1, 2, [])
+    assert smallest.advance(9, [5]) == [(9, (5,))]
+    assert smallest.levels == [[]]
+
+
+@examples(150)
+@given(W, N, st.integers(0, 8), st.integers(0, 12))
+def test_narrow_leaves_nothing_deeper_than_room(w: int, n: int, passes: int, spare: int) -> None:
+    """What fits stays as it is, and a narrowed window goes on as a window."""
+    tokens = counter()
+    window = JacobiWindow(w, n, list(islice(tokens, w + n - 3)))
+    for _ in range(passes):
+        window.advance(next(tokens), list(islice(tokens, columns(window))))
+    room = len(window.levels) - 1 + spare
+    before = [list(level) for level in window.levels]
+    fitting = sum(depth <= room for depth in depths(window))
+    window.narrow(room)
+    assert all(depth <= room for depth in depths(window))
+    assert len(depths(window)) == fitting
+    assert all(level == old[: len(level)] for level, old in zip(window.levels, before, strict=True))
+    assert columns(window) > 0
+    window.advance(next(tokens), list(islice(tokens, columns(window))))
+    assert all(depth <= room for depth in depths(window)), "the root moved by one, so there is more than enough"
+
+
+@examples(100)
+@given(W, N, st.integers(0, 8), st.integers(0, 4))
+def test_skip_shifts_every_level_and_refills_the_right_edge(w: int, n: int, passes: int, count: int) -> None:
+    tokens = counter()
+    window = JacobiWindow(w, n, list(islice(tokens, w + n - 3)))
+    for _ in range(passes):
+        window.advance(next(tokens), list(islice(tokens, columns(window))))
+    before, refill = [list(level) for level in window.levels], list(islice(tokens, count))
+    window.skip(refill)
+    assert window.levels == [(level + refill)[count:] for level in before]
+
+
+@examples(60)
+@given(functions(), PROMPTS, W, N, G, st.booleans())
+def test_window_moves_by_one_or_by_what_was_written(
+    next_token: NextToken, prompt: list[int], w: int, n: int, g: int, forward_one: bool
+) -> None:
+    """`advance` is the one column; the columns beyond it are filled with tokens of the text so far."""
+    skips: list[list[int]] = []
+
+    class Spy(JacobiWindow):
+        def skip(self, tokens: Sequence[int]) -> None:
+            skips.append(list(tokens))
+            super().skip(tokens)
+
+    lookahead = drafter(w, n, g, prompt, forward_one=forward_one)
+    lookahead._window = Spy(w, n, lookahead._window.levels[0])
+    steps = list(islice(solve(ToyModel(next_token, [prompt]), [lookahead], GreedyVerifier(1, 200)), 10))
+    written = [step.paths[0].tokens for step in steps]
+    # The prompt's own pass had no window in it.
+    assert [len(refill) for refill in skips] == ([] if forward_one else [len(tokens) - 1 for tokens in written[1:]])
+    text = set(prompt).union(*written)
+    assert all(set(refill) <= text for refill in skips)
+
+
+@examples(150)
+@given(functions(), PROMPTS, W, N, G, st.integers(1, 24), st.booleans(), st.booleans(), st.booleans())
+def test_text_is_plain_decoding(
+    next_token: NextToken,
+    prompt: list[int],
+    w: int,
+    n: int,
+    g: int,
+    count: int,
+    from_prompt: bool,
+    from_output: bool,
+    forward_one: bool,
+) -> None:
+    """For any function and setting; never more passes than tokens, and no node deeper than what is left to write."""
+    settings = {"from_prompt": from_prompt, "from_output": from_output, "forward_one": forward_one}
+    text, steps = decode(drafter(w, n, g, prompt, **settings), next_token, prompt, count)
+    assert text == plain(next_token, prompt, count)
+    assert len(steps) <= count
+    assert all(max(tree.depths) <= room for tree, room in rooms(steps, count))
+
+
+@pytest.mark.parametrize(("w", "n", "g"), [(1, 2, 0), (1, 2, 3), (4, 2, 0), (1, 5, 0), (1, 5, 2), (6, 5, 0)])
+@pytest.mark.parametrize("count", [1, 2, 3, 30])
+def test_switched_off_branches_run(w: int, n: int, g: int, count: int) -> None:
+    """N=2, W=1 and G=0 each switch something off; 1 to 3 tokens leave no room for a window."""
+    next_token = hashed(11, 5, 2)
+    text, steps = decode(drafter(w, n, g, [1, 2, 3]), next_token, [1, 2, 3], count)
+    assert text == plain(next_token, [1, 2, 3], count)
+    assert len(steps) <= count
+
+
+@examples(60)
+@given(functions(), PROMPTS, W, N, G, st.booleans())
+def test_end_token_ends_the_text(
+    next_token: NextToken, prompt: list[int], w: int, n: int, g: int, forward_one: bool
+) -> None:
+    end = frozenset({3})
+    text, _ = decode(drafter(w, n, g, prompt, forward_one=forward_one), next_token, prompt, 30, end)
+    assert text == plain(next_token, prompt, 30, end)
+
+
+@examples(100)
+@given(functions(), PROMPTS, W, N, G)
+def test_warm_pass_feeds_at_most_w_plus_g_times_n_minus_1(
+    next_token: NextToken, prompt: list[int], w: int, n: int, g: int
+) -> None:
+    _, steps = decode(drafter(w, n, g, prompt), next_token, prompt, 40)
+    warm = steps[1 + n - 2 :]
+    assert all(len(step.trees[0]) <= (w + g) * (n - 1) for step in warm)
+
+
+@pytest.mark.parametrize(("w", "n", "g"), [(5, 4, 3), (3, 3, 2), (2, 2, 1), (1, 5, 4)])
+def test_bound_on_fed_tokens_is_reached(w: int, n: int, g: int) -> None:
+    """With a full pool and nothing shared the pass is exactly that big: prefixes are all that makes it smaller."""
+    pool = NgramPool(n, g)
+    lookahead = drafter(w, n, g, [1], pool=pool, from_prompt=False, from_output=False)
+    fresh = counter()
+    lookahead._window.levels = [list(islice(fresh, w - (level == 0))) for level in range(n - 1)]
+    for _ in range(g):
+        pool.add(1, tuple(islice(fresh, n - 1)))
+    assert len(lookahead.draft(100)) == (w + g) * (n - 1)
+
+
+@examples(100)
+@given(functions(), PROMPTS, W, N, st.sampled_from([0, 3]))
+def test_harvest_is_what_the_model_says_on_the_slow_windows_paths(
+    next_token: NextToken, prompt: list[int], w: int, n: int, g: int
+) -> None:
+    """The whole window recomputed from the description: a cell's next token follows the real text, the spine up to
+    its column and what is above it in its column. Column 0 hangs from the real root and is keyed by it."""
+    pool = Recording(n, g)
+    lookahead = drafter(w, n, g, prompt, pool=pool, from_prompt=False, from_output=False)
+    slow = SlowWindow(w, n, lookahead._window.levels[0])
+    text, expected, warm = list(prompt), [], 0
+    verifier = GreedyVerifier(1, 200)
+    for index, step in enumerate(islice(solve(ToyModel(next_token, [prompt]), [lookahead], verifier), 12)):
+        if index:
+            levels = slow.levels()
+            new = []
+            for column in range(len(levels[-1]) + (len(levels) == 1)):
+                tooth = [level[column] for level in levels[1:]]
+                new.append(next_token(text + levels[0][:column] + tooth))
+            ngrams = slow.advance(text[-1], new)
+            assert not ngrams or ngrams[0][0] == step.trees[0].tokens[0] == text[-1]
+            expected += ngrams
+            warm += bool(ngrams)
+            assert pool.given == expected
+        text += step.paths[0].tokens
+    assert warm == 12 - 1 - (n - 2)
+
+
+def test_column_0_is_keyed_by_the_real_root_after_several_tokens_were_accepted() -> None:
+    """The window believed in another token there: it moves by one, the text by as many as were right."""
+    text = [1, 2, 3, 4] * 20
+    pool = Recording(3, 2)
+    lookahead = drafter(3, 3, 2, text[:8], pool=pool, from_output=False)
+    pool.given.clear()
+    verifier = GreedyVerifier(1, 60)
+    model = ToyModel(lambda prefix: text[len(prefix)], [text[:8]])
+    leaps = 0
+    for step in islice(solve(model, [lookahead], verifier), 10):
+        harvest, pool.given = pool.given, []
+        if harvest:
+            assert harvest[0][0] == step.trees[0].tokens[0]
+            leaps += len(step.paths[0].tokens) > 1
+    assert leaps > 3, "guesses from the prompt are right here"
+
+
+def test_guesses_are_verified_from_the_first_pass_on() -> None:
+    """The pool knows the prompt, and the window is far from full."""
+    text = [1, 2, 3, 4] * 6
+    model = ToyModel(lambda prefix: text[len(prefix)], [text[:8]])
+    steps = list(islice(solve(model, [drafter(4, 5, 2, text[:8])], GreedyVerifier(1, 14)), 2))
+    assert len(steps[1].paths[0].tokens) >= 5, "N-1 right guesses and the carried token"
+
+
+def test_window_alone_finds_repeated_text() -> None:
+    """G=0 and nothing from the prompt: the window's own paths are verified too."""
+    next_token = hashed(7, 5, 0)
+    text, steps = decode(drafter(4, 3, 0, [1], from_prompt=False, from_output=False), next_token, [1], 30)
+    assert text == plain(next_token, [1], 30)
+    assert len(steps) < 20
+
+
+@pytest.mark.parametrize("sources", [{"from_prompt": True}, {"from_output": True}, {}])
+def test_pool_takes_only_what_it_is_asked_to(sources: dict[str, bool]) -> None:
+    settings = {"from_prompt": False, "from_output": False} | sources
+    pool = Recording(3, 4)
+    prompt, text = [1, 2, 3, 4], [10 + place for place in range(20)]
+    lookahead = drafter(2, 3, 4, prompt, pool=pool, **settings)
+    at_start = list(pool.given)
+    decode(lookahead, lambda prefix: text[len(prefix) - 4], prompt, 8)
+    seen = set(pool.given[len(at_start) :])
+    written = prompt + text[:8]
+    output = {(written[end - 2], (written[end - 1], written[end])) for end in range(4, len(written))}
+    assert at_start == ([(1, (2, 3)), (2, (3, 4))] if settings["from_prompt"] else [])
+    assert (output <= seen) == settings["from_output"]
+
+
+def draft_tokens(steps: Sequence[Step]) -> list[tuple[list[int], list[int]]]:
+    return [(step.trees[0].tokens, step.trees[0].parents) for step in steps]
+
+
+@pytest.mark.parametrize("forward_one", [True, False])
+def test_steps_repeat_with_the_seed(forward_one: bool) -> None:
+    """The same drafts from the same seed; another seed may need another number of passes for the same text."""
+
+    def run(seed: int) -> tuple[list[int], list[Step]]:
+        prompt = [1, 2, 3, 4]
+        return decode(drafter(4, 3, 2, prompt, seed=seed, forward_one=forward_one), hashed(3, 5, 2), prompt, 40)
+
+    runs = [run(seed) for seed in (0, 0, *range(1, 12))]
+    assert draft_tokens(runs[0][1]) == draft_tokens(runs[1][1])
+    assert len({str(draft_tokens(steps)) for _, steps in runs}) > 1
+    assert len({tuple(text) for text, _ in runs}) == 1
+
+
+def test_no_prompt_draws_from_the_whole_vocabulary() -> None:
+    lookahead = drafter(6, 6, 0, [])
+    assert set(lookahead._window.levels[0]) <= set(range(5))
+    assert len(lookahead._window.levels[0]) == 9

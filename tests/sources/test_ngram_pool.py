@@ -1,0 +1,141 @@
+"""The n-gram pool against a slow model of the same policy."""
+
+from collections.abc import Sequence
+
+import pytest
+from helpers.toy import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jacobi import LookaheadError
+from lookahead.sources.ngram_pool import NgramPool
+
+Ngram = tuple[int, ...]
+KEYS = st.integers(0, 5)
+TAILS = st.tuples(st.integers(0, 2), st.integers(0, 2))
+# Adding an n-gram, or (None) asking for a key's.
+USES = st.lists(st.tuples(KEYS, st.none() | TAILS), max_size=60)
+
+
+class SlowPool:
+    """The policy in the words of its documentation: two lists in order of use, searched from end to end."""
+
+    def __init__(self, per_key: int, capacity: int) -> None:
+        self.per_key, self.capacity = per_key, capacity
+        self.ngrams: list[tuple[int, Ngram]] = []  # the newest last
+        self.keys: list[int] = []  # the most recently used last
+
+    def use(self, key: int) -> None:
+        self.keys = [other for other in self.keys if other != key] + [key]
+
+    def add(self, key: int, tail: Ngram) -> None:
+        if self.per_key == 0:
+            return
+        self.ngrams = [ngram for ngram in self.ngrams if ngram != (key, tail)] + [(key, tail)]
+        self.use(key)
+        of_key = [ngram for ngram in self.ngrams if ngram[0] == key]
+        if len(of_key) > self.per_key:
+            self.ngrams.remove(of_key[0])
+        while len(self.ngrams) > self.capacity:
+            oldest = self.keys.pop(0)
+            self.ngrams = [ngram for ngram in self.ngrams if ngram[0] != oldest]
+
+    def get(self, key: int) -> list[Ngram]:
+        if key in self.keys:
+            self.use(key)
+        return [tail for other, tail in reversed(self.ngrams) if other == key]
+
+
+def contents(pool: NgramPool | SlowPool, keys: Sequence[int] = range(10)) -> dict[int, list[Ngram]]:
+    return {key: list(pool.get(key)) for key in keys}
+
+
+@examples(300)
+@given(USES, st.integers(0, 3), st.integers(3, 12))
+def test_policy_is_the_slow_model(uses: list[tuple[int, Ngram | None]], per_key: int, capacity: int) -> None:
+    """After every single use: the same size, at most G a key, never more than the capacity."""
+    pool, slow = NgramPool(3, per_key, capacity), SlowPool(per_key, capacity)
+    for key, tail in uses:
+        if tail is None:
+            assert list(pool.get(key)) == slow.get(key)
+        else:
+            pool.add(key, tail)
+            slow.add(key, tail)
+            assert list(pool.get(key))[:1] == slow.get(key)[:1] == ([tail] if per_key else [])
+        assert len(pool) == len(slow.ngrams) <= capacity
+    found = contents(pool)
+    assert found == contents(slow)
+    assert all(len(tails) <= per_key and len(set(tails)) == len(tails) for tails in found.values())
+    assert sum(map(len, found.values())) == len(pool)
+
+
+def test_newest_is_first_and_the_oldest_leaves() -> None:
+    pool = NgramPool(3, 2)
+    for tail in [(1, 1), (2, 2), (3, 3)]:
+        pool.add(7, tail)
+    assert list(pool.get(7)) == [(3, 3), (2, 2)]
+    assert len(pool) == 2
+
+
+def test_adding_again_refreshes() -> None:
+    pool = NgramPool(3, 2)
+    for tail in [(1, 1), (2, 2), (1, 1), (3, 3)]:
+        pool.add(7, tail)
+    assert list(pool.get(7)) == [(3, 3), (1, 1)]
+
+
+def test_full_pool_forgets_the_key_that_was_not_used() -> None:
+    pool = NgramPool(2, 2, capacity=3)
+    for key in (1, 2, 3):
+        pool.add(key, (0,))
+    list(pool.get(1))
+    pool.add(4, (0,))
+    assert contents(pool, [1, 2, 3, 4]) == {1: [(0,)], 2: [], 3: [(0,)], 4: [(0,)]}
+
+
+def test_asking_for_an_unknown_key_leaves_nothing_behind() -> None:
+    pool = NgramPool(2, 1, capacity=1)
+    pool.add(1, (0,))
+    assert list(pool.get(2)) == []
+    assert list(pool.get(1)) == [(0,)]
+
+
+@examples(150)
+@given(st.lists(st.integers(0, 3), max_size=20), st.integers(2, 5))
+def test_add_text_adds_every_ngram(text: list[int], size: int) -> None:
+    """With room for all of them, a key holds exactly what followed it, the last seen first."""
+    pool = NgramPool(size, 100)
+    pool.add_text(text)
+    ngrams = [tuple(text[start:][:size]) for start in range(len(text)) if len(text[start:]) >= size]
+    assert len(pool) == len(set(ngrams))
+    for key in range(4):
+        newest_first = dict.fromkeys(ngram[1:] for ngram in reversed(ngrams) if ngram[0] == key)
+        assert list(pool.get(key)) == list(newest_first)
+
+
+def test_add_text_example() -> None:
+    pool = NgramPool(3, 4)
+    pool.add_text([1, 2, 3, 1, 2, 4])
+    assert contents(pool, [1, 2, 3, 4]) == {1: [(2, 4), (2, 3)], 2: [(3, 1)], 3: [(1, 2)], 4: []}
+
+
+def test_no_guesses_is_a_pool_that_stays_empty() -> None:
+    pool = NgramPool(3, 0)
+    pool.add_text([1, 2, 3, 4])
+    pool.add(1, (2, 3))
+    assert len(pool) == 0
+    assert list(pool.get(1)) == []
+
+
+@pytest.mark.parametrize(
+    ("ngram_size", "per_key", "capacity", "message"),
+    [
+        (1, 1, 10, "ngram_size >= 2.*got ngram_size=1, per_key=1, capacity=10"),
+        (3, -1, 10, "per_key >= 0.*got ngram_size=3, per_key=-1"),
+        (3, 5, 4, "capacity >= per_key.*got ngram_size=3, per_key=5, capacity=4"),
+        (3, 0, 0, "capacity=0"),
+    ],
+)
+def test_impossible_pools(ngram_size: int, per_key: int, capacity: int, message: str) -> None:
+    with pytest.raises(LookaheadError, match=message):
+        NgramPool(ngram_size, per_key, capacity)
