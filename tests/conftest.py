@@ -17,19 +17,12 @@ from lookahead.generation import decode as generate
 from lookahead.runtime.cuda_graphs import buffers as arena
 from lookahead.runtime.cuda_graphs.executor import fused_model
 from lookahead.runtime.tree import FusedModel
-from lookahead.support import deferred_test as postponed
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step-time curves of the user's own are neither read nor written."""
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path_factory.getbasetemp() / "no-curves"))
-
-
-@pytest.fixture(autouse=True)
-def _drafts_in_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short first calls are not left to transformers' own loop, or tests would compare it with itself."""
-    monkeypatch.setattr(postponed, "_HOPELESS", 0.0)
 
 
 @pytest.fixture(autouse=True)

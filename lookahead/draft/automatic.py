@@ -52,9 +52,6 @@ class AutomaticDrafter:
         if self._rested:
             return TokenTree(self._root)
         tree = self._grow_weighing(room) if self._costly else self._grow(room)
-        if len(tree) > 1 and not planner.admits_drafts():
-            self._values = []
-            return TokenTree(self._root)
         self._columns = 0 if planner.single else planner.columns
         if self._window is not None and not planner.single:
             if self._columns and self._window not in self._asked:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import log2
-from time import perf_counter
 
 from jacobi import Step
 from lookahead.draft.best_first import Acceptance
@@ -11,7 +10,6 @@ from lookahead.draft.expensive_sources import CostlySources
 from lookahead.draft.latency import StepTimes
 from lookahead.sources.ngrams import WindowSource, columns_for, window_nodes
 from lookahead.sources.recycling import BEST
-from lookahead.support.deferred_test import PostponedTest
 
 _REFRESH = 8  # passes that a computed curve serves
 _LONGEST_REFRESH = 64  # the same, while nothing is drafted
@@ -52,7 +50,6 @@ class Planner:
         bucket: number of nodes that a pass over so many really computes; to be set by who knows the model.
         again: number of tokens that the next pass feeds once more before its tree (see `runtime.linear`); to be
             set by who knows the model.
-        test: what has to be passed before the first draft; to be set by who knows the model, None = nothing.
         untraced_ms: what transformers' own pass over one node takes where this call's are faster; to be set by who
             knows the model, None = the same.
         columns: window columns to add to each row's tree, but in a ``single`` pass.
@@ -83,7 +80,6 @@ class Planner:
     ) -> None:
         self.bucket: Callable[[int], int] = lambda count: count
         self.again: Callable[[], int] = lambda: 0
-        self.test: PostponedTest | None = None
         self.untraced_ms: float | None = None
         self.columns = 0
         self.costly = costly or CostlySources()
@@ -100,9 +96,6 @@ class Planner:
         self._window = window
         self._window_only = window_only
         self._context = 0
-        self._prompt = 0  # tokens of history before the first pass
-        self._test_ms = 0.0  # what the postponed test took in this pass
-        self._refuses = False  # it was not passed
         self._passes = 0
         self._since_single = 0
         self._quiet = 0  # plain passes since a draft paid, because none seemed to pay
@@ -131,8 +124,6 @@ class Planner:
     @property
     def resting(self) -> bool:
         """Whether the pass is to cost nothing beside the model: most of them, while no draft pays."""
-        if self._refuses:
-            return True
         if self._probing or self._nodes is not None:
             return False
         every = next((every for quiet, every in _RESTS if self._quiet >= quiet), 1)
@@ -172,9 +163,8 @@ class Planner:
         self._passes += 1
         self._since_single += 1
         self._refused = self._accepted = False
-        self.costly_ms = self._test_ms = 0.0
+        self.costly_ms = 0.0
         self._context = context
-        self._prompt = self._prompt or context
         again, self._again = self._again, self.again()
         if self._nodes is not None:
             self._open_fixed(self._nodes)
@@ -182,7 +172,7 @@ class Planner:
         serves = max(_REFRESH, min(self._quiet, _LONGEST_REFRESH))
         if not self._curve or self._passes - self._read_at >= serves or self._again != again:
             self._read_curve()
-        self._probing = self._quiet >= self._probe_at() and (self.test is None or self.test.probes)
+        self._probing = self._quiet >= self._probe_at()
         self.single = not self._probing and self._measure_single()
         self.gain = 1.0
         if self._again and self._curve[self._again] > _AGAIN_COST * self._curve[1]:
@@ -194,17 +184,6 @@ class Planner:
             self.sizes = self._curve[:1], [0.0]
         else:
             self.sizes, self.gain = (self._grown, self._least), _LEAST_GAIN
-            if self.test is not None:
-                self.gain = max(self.gain, self.test.gain(context - self._prompt))
-
-    def admits_drafts(self) -> bool:
-        """Whether the model may be given a tree: before its first one it may have to be tested, which takes a while."""
-        if self.test is not None:
-            start = perf_counter()
-            test, self.test = self.test, None
-            self._refuses = not test.passes()
-            self._test_ms += 1e3 * (perf_counter() - start)
-        return not self._refuses
 
     def _open_fixed(self, nodes: int) -> None:
         """All nodes for the sources, but those that are worth more as columns of the window."""
@@ -225,7 +204,7 @@ class Planner:
         sizes = [self.bucket(count) for count in range(1, self._most + self._again + 1)]
         knots = self._times.curve(self._context, max(sizes))
         self._curve = [knots[size - 1] for size in sizes]
-        if self._window and self.test is None and self._passes >= self._columns_until:
+        if self._window and self._passes >= self._columns_until:
             self._choose_columns()
         spent = window_nodes(self.columns) + self._again
         # What is fed again has been paid for by the draft that was cut short: without it, one node would take t(1).
@@ -347,7 +326,7 @@ class Planner:
             taken += step.verify_ms
         self.costly.spent(self.costly_ms)
         # Nor are drafts that were looked for in vain a part of what one node costs.
-        beside = step.draft_ms if width == 1 else self.costly_ms + self._test_ms
+        beside = step.draft_ms if width == 1 else self.costly_ms
         self._times.add(self.bucket(fed), self._context, taken - beside)
         if self._times.knows_single:
             self.timed_ms += taken

@@ -1,6 +1,5 @@
 """One call of ``generate`` with a strategy: checks, the loop, and its readers."""
 
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.cache_utils import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Successors, TokenTree, solve
@@ -31,7 +29,6 @@ from lookahead.stats import DecodingStats
 from lookahead.strategies.base import CallContext, Drafts, RowContext, Strategy
 from lookahead.support import route as support
 from lookahead.support.caches import check_caches, check_chain_cache
-from lookahead.support.deferred_test import PostponedTest, can_wait, too_short, wrote_untested
 from lookahead.verify.typical import LossyEmission
 from lookahead.verify.verifier import Emission
 
@@ -148,31 +145,6 @@ class _Call:
         """Whether the cache is the caller's, and not one that ``generate`` has just made."""
         return getattr(self.cache, "_is_user_defined", False) or (self.cache is not None and holds_text(self.cache))
 
-    @property
-    def is_one_pass(self) -> bool:
-        """Whether the prompt's pass writes all there is, and there is nothing else that drafts would leave behind."""
-        return self._most_new <= 1 and self._leaves_only_text
-
-    @property
-    def is_too_short(self) -> bool:
-        """Whether no draft can be worth the self-test before the text ends (see the deferred test)."""
-        strategy = self.strategy
-        usual = strategy.tests_late and strategy.verification == "exact" and not strategy.static
-        return usual and self.batch == 1 and self._leaves_only_text and too_short(self.model, self._most_new)
-
-    @property
-    def _most_new(self) -> float:
-        """Tokens that a row can write at most."""
-        return (self.config.max_length or math.inf) - self.input_ids.shape[1]
-
-    @property
-    def _leaves_only_text(self) -> bool:
-        """Whether nobody will see more of an automatic call than the tokens, nor of its cache."""
-        cache = self.cache
-        usual = cache is None or (type(cache) is DynamicCache and not cache.offloading and not self.has_users_cache)
-        told = self.config.return_dict_in_generate or self.rule is not None
-        return self.strategy.automatic and usual and not told and not self.strategy.reads_hidden
-
 
 def _decode(call: _Call) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
     """Decode with drafts, or hand over to transformers' own loop."""
@@ -180,13 +152,7 @@ def _decode(call: _Call) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
     support.check_model(model)
     support.check_prompt(model, call.input_ids, call.kwargs)
     plain = PlainLoop(model, call.input_ids, call.processors, call.criteria, call.config, call.streamer)
-    if call.is_one_pass:  # whatever would be prepared for drafts could only cost time
-        return plain.text(call.kwargs, call.cache)
     route, reason = support.route(model)
-    if route == "tree" and call.is_too_short:
-        text = plain.text(call.kwargs, call.cache)
-        wrote_untested(model, text.shape[1] - call.input_ids.shape[1])
-        return text
     if route == "plain":
         assert reason is not None  # as route says
         return plain.hand_over(call.kwargs, call.cache, reason, call.strategy)
@@ -267,15 +233,9 @@ class _Decoding:
                 "encoder-decoder model. Use Lookahead() or Jacobi()."
             )
         if self._route == "tree":
-            late = strategy.tests_late and call.batch == 1 and self._drafts.hidden is None
-            if planner is not None and late and can_wait(model):
-                planner.test = PostponedTest(model, new_tokens, self._no_trees)
-            else:
-                support.self_test(model)
+            support.self_test(model)
         self._fused = self._view()
         if planner is not None:
-            if planner.test is not None and isinstance(self._fused, FusedModel):
-                self._fused.trust()  # can_wait has looked at the model
             planner.bucket = self._fused.bucket
             planner.again = lambda: self._fused.again
         self._traced = None
@@ -333,11 +293,6 @@ class _Decoding:
             self.emission.sequences,
             cross=getattr(call.cache, "cross_attention_cache", None),
         )
-
-    def _no_trees(self, reason: str) -> None:
-        """The postponed test has failed."""
-        assert isinstance(self._fused, FusedModel)  # chains are tested before they begin
-        self._fused.hand_over(self._plain.told(reason))
 
     def run(self) -> None:
         """Write the text."""

@@ -59,8 +59,6 @@ class Readers:
         """All is written."""
         if self._streamer is not None:
             self._streamer.end()
-        if self._planner is not None and self._planner.test is not None:
-            self._planner.test.close(max(self._emission.lengths()))
 
 
 class _Streaming:

@@ -3,14 +3,12 @@
 import logging
 import threading
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from transformers import (
     GenerationConfig,
-    InfNanRemoveLogitsProcessor,
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
@@ -19,27 +17,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from lookahead.generation.output import output_of
 from lookahead.runtime.linear import cache_name
-from lookahead.runtime.scores import nan_error
 from lookahead.stats import DecodingStats
 from lookahead.strategies.base import Strategy
 
 _log = logging.getLogger("lookahead")
 _warned: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()  # models whose hand-over has been told
 _warned_lock = threading.Lock()
-
-
-class _RefuseNaN(LogitsProcessor):
-    """Raises the error of NaN logits before other processors see them."""
-
-    def __init__(self, prompt_length: int) -> None:
-        self._prompt_length = prompt_length
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        broken = scores.isnan().any(-1)
-        if broken.any():
-            token = 1 + input_ids.shape[1] - self._prompt_length
-            raise nan_error(token, int(broken.nonzero()[0]), token)
-        return scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +49,6 @@ class PlainLoop:
             streamer=self.streamer,
             **kwargs,
         )
-
-    def text(self, model_kwargs: dict[str, Any], given_cache: Any) -> Tensor:
-        """Decode a call without drafts of which only the text is wanted: ``[batch, token]``.
-
-        Raises:
-            LookaheadError: the logits are NaN, as with drafts.
-        """
-        watched = self
-        if not any(isinstance(processor, InfNanRemoveLogitsProcessor) for processor in self.logits_processor):
-            watch = _RefuseNaN(self.input_ids.shape[1])
-            watched = replace(self, logits_processor=LogitsProcessorList([watch, *self.logits_processor]))
-        text: Tensor = watched.sample(model_kwargs, given_cache)
-        return text
 
     def told(self, reason: str) -> str:
         """Say once a model why it is decoded plainly."""

@@ -289,10 +289,6 @@ class FusedModel:
         logits: Tensor = (module or self._model)(**inputs, **self._pass_kwargs).logits
         return logits, None if self._hidden is None else self._hidden.take(logits)
 
-    def hand_over(self, reason: str) -> None:
-        """Let all passes from now on be transformers' own."""
-        self._boundary = 0, reason
-
     def _hand_over(self) -> None:
         """Go on with transformers' own passes: everything the history holds moves to a cache of theirs."""
         assert self._boundary is not None

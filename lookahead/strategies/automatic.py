@@ -107,12 +107,6 @@ class Budgeted(Strategy):
         """In the automatic mode without a seed, unless it is switched off."""
         return self.automatic and self.remember and self.seed is None
 
-    @property
-    def tests_late(self) -> bool:
-        """In the automatic mode as it comes: with a seed, or with anything given, all passes repeat."""
-        given = (self.seed, self.sources, self.nodes, self.tuning)
-        return self.automatic and all(setting is None for setting in given)
-
     def step_times(self) -> StepTimes | None:
         """The curve given as ``tuning``, which then stays as it is."""
         if isinstance(self.tuning, str | Path):

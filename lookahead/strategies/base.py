@@ -170,11 +170,6 @@ class Strategy:
         """Whether drafts start from what they learnt in earlier calls on the model."""
         return False
 
-    @property
-    def tests_late(self) -> bool:
-        """Whether an untested model may be decoded plainly until a draft is worth its self-test."""
-        return False
-
     def drafter(self, row: RowContext) -> Drafter:
         """Make the drafter of one row."""
         raise TypeError(f"{type(self).__name__} has no drafter; use Lookahead, Jacobi or Medusa.")

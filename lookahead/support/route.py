@@ -14,7 +14,7 @@ from lookahead.models.traits import decoder_config, is_seq2seq, position_table, 
 from lookahead.runtime.cache.snapshots import holds_text
 from lookahead.runtime.encoder_decoder import forgets_padding, own_steps
 from lookahead.runtime.masks import windows_of_the_cache
-from lookahead.support.self_test import chain_error, tree_error
+from lookahead.support.self_test import chain_error, is_on_record, tree_error
 
 Route = Literal["tree", "chain", "plain"]
 
@@ -132,11 +132,10 @@ def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
     way, why = route(model)
     try:
         check_model(model)
-        if way == "tree":
-            self_test(model)
     except LookaheadError as error:
         return "plain", str(error)
-    return way, why
+    error_of_trees = tree_error(model) if way == "tree" else None
+    return (way, why) if error_of_trees is None else ("plain", error_of_trees)
 
 
 def check_prompt(model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
@@ -268,9 +267,11 @@ def _sees_images(model: PreTrainedModel, model_kwargs: dict[str, Any], cache: An
 def self_test(model: PreTrainedModel) -> None:
     """Check once per model that it heeds tree masks and positions (:func:`lookahead.support.self_test.tree_error`).
 
+    On a CPU the conformance record answers for transformers' own classes, as long as nobody has changed the model.
+
     Raises:
         LookaheadError: the branches disturb each other.
     """
-    error = tree_error(model)
+    error = None if is_on_record(model) else tree_error(model)
     if error is not None:
         raise LookaheadError(error)

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from jacobi import LookaheadError, Path, TokenTree
-from lookahead.models.conformance import recorded_routes
+from lookahead.models.conformance import recorded_routes, recorded_version
+from lookahead.models.familiar import changed, unfamiliar
 from lookahead.models.families.mamba2 import bound_error
 from lookahead.models.limits import PlainPasses, index_limit, position_limit
 from lookahead.models.traits import decoder_config, input_device, is_seq2seq, position_table, vocabulary
@@ -40,6 +42,19 @@ def chain_error(model: PreTrainedModel) -> str | None:
     return _remembered(model, "chain", _chain_verdict)
 
 
+def is_on_record(model: PreTrainedModel) -> bool:
+    """Whether the conformance record answers for a model: its class, on a CPU, unmodified, in the recorded versions."""
+    return _remembered(model, "record", _record_verdict) is None
+
+
+def _record_verdict(model: PreTrainedModel) -> tuple[str | None, bool]:
+    if model.device.type != "cpu" or recorded_version() != transformers.__version__:
+        return "the record is of another device or version", True
+    if decoder_config(model)._attn_implementation not in ("sdpa", "eager"):
+        return "the record is of other attention implementations", True
+    return unfamiliar(model) or changed(model), True
+
+
 def _remembered(
     model: PreTrainedModel, test: str, run: Callable[[PreTrainedModel], tuple[str | None, bool]]
 ) -> str | None:
@@ -59,11 +74,6 @@ def _remembered(
             return error
         known[key] = error
     return known[key]
-
-
-def is_tested(model: PreTrainedModel) -> bool:
-    """Whether :func:`tree_error` knows the answer already."""
-    return _key("tree", model) in _verdicts.get(model, {})
 
 
 def _key(test: str, model: PreTrainedModel) -> tuple[Any, ...]:

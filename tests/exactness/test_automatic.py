@@ -476,19 +476,14 @@ def test_explain_after_calls() -> None:
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("sample", [False, True])
-def test_one_token_is_left_to_plain_decoding(batch: int, sample: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lookahead.generation import decode as module
-
+def test_one_token_takes_one_pass(batch: int, sample: bool, passes: Any) -> None:
     settings = {"max_new_tokens": 1, "do_sample": sample}
-    model, inputs = tiny_model("llama"), prompts(batch)
+    model, inputs = fresh_model("llama"), prompts(batch)
     plain, state = run(model, inputs, **settings)
-
-    def refused(*args: Any) -> Any:
-        raise AssertionError("no pass of its own")
-
-    monkeypatch.setattr(module, "fused_model", refused)
+    seen = passes(model)
     output, after = run(model, inputs, use_lookahead=True, **settings)
     assert torch.equal(output, plain) and torch.equal(state, after)
+    assert len(seen) == 1
     output, _ = run(model, inputs, custom_generate=Lookahead(), **settings)
     assert torch.equal(output, plain)
 

@@ -1,0 +1,87 @@
+"""Models that need no self-test: their class is on record, in this version, on a CPU, and nobody has changed them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from helpers.models import fresh_model, prompts, same_as_plain
+from transformers import LlamaForCausalLM
+
+from lookahead import LookaheadError
+from lookahead.models.conformance import recorded_version
+from lookahead.support import self_test
+from lookahead.support.self_test import is_on_record
+
+pytestmark = [
+    pytest.mark.usefixtures("augmented"),
+    pytest.mark.skipif(recorded_version() != transformers.__version__, reason="this version is not on record"),
+]
+
+
+class Derived(LlamaForCausalLM):
+    """Somebody's own class."""
+
+
+def dynamic(config: Any) -> Any:
+    """The config with RoPE that changes with the text's length."""
+    settings = config.to_dict() | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}
+    return type(config)(**settings)
+
+
+STRANGERS: dict[str, Callable[[Any], Any]] = {
+    "hooked": lambda model: model.model.register_forward_hook(lambda *_: None) and model,
+    "training": lambda model: model.train(),
+    "derived": lambda model: Derived(model.config).eval(),
+    "text length": lambda model: LlamaForCausalLM(dynamic(model.config)).eval(),
+}
+
+
+def test_a_recorded_model_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(model: Any) -> Any:
+        raise AssertionError("the self-test ran")
+
+    monkeypatch.setattr(self_test, "_tree_verdict", never)
+    stats = same_as_plain(fresh_model("llama"), prompts(2), max_new_tokens=12).stats
+    assert stats.steps
+
+
+@pytest.mark.parametrize("change", STRANGERS.values(), ids=STRANGERS)
+@torch.no_grad()
+def test_strangers_are_not_on_record(change: Callable[[Any], Any]) -> None:
+    """Nothing is known of other people's code, of hooks, of training mode, of texts that change their model."""
+    assert not is_on_record(change(fresh_model("llama")))
+
+
+@torch.no_grad()
+def test_other_versions_are_not_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "recorded_version", lambda: "5.0.0")
+    assert not is_on_record(fresh_model("llama"))
+    monkeypatch.undo()
+    assert is_on_record(fresh_model("llama"))
+
+
+def test_a_stranger_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any pass of the text."""
+    why = "It mixes branches up. Drop use_lookahead for this model."
+    monkeypatch.setattr(self_test, "_tree_verdict", lambda _: (why, True))
+    model = STRANGERS["derived"](fresh_model("llama"))
+    with pytest.raises(LookaheadError, match="mixes branches up"):
+        model.generate(**prompts(1), max_new_tokens=16, use_lookahead=True)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 24])
+def test_short_calls(tokens: int, do_sample: bool) -> None:
+    """They are decoded like long ones, and write what plain decoding writes."""
+    same_as_plain(fresh_model("llama"), prompts(1), max_new_tokens=tokens, do_sample=do_sample)
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_a_short_call_refuses_nan(tokens: int) -> None:
+    model = fresh_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(LookaheadError, match=r"NaN at step 1 \(row 0, token 1\)"):
+        model.generate(**prompts(1), max_new_tokens=tokens, use_lookahead=True)
