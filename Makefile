@@ -28,9 +28,9 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 
 bench: .venv/installed
-	$(BIN)/python benchmarks/race.py --prompts 4 --modes greedy,t0.8 --new-tokens 64 --dtypes float32 \
+	$(BIN)/python -m benchmarks.race --prompts 4 --modes greedy,t0.8 --new-tokens 64 --dtypes float32 \
 		--methods lookup2,auto,w7 --out build/bench/race.json
-	$(BIN)/python benchmarks/report.py --results build/bench --out build/bench/BENCHMARKS.md
+	$(BIN)/python -m benchmarks.report --results build/bench --out build/bench/BENCHMARKS.md
 
 .venv/installed: setup.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed. Try: make PYTHON=/path/to/python3.11"; exit 1; }

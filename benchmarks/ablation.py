@@ -1,6 +1,6 @@
 """Tokens a pass over drafted nodes, for each source of drafts alone and for all together.
 
-    python benchmarks/ablation.py --prompts 20 --modes greedy --merge
+    python -m benchmarks.ablation --prompts 20 --modes greedy --merge
 
 Every text starts cold, except with ``all, remembering``, which keeps what it learnt from the texts before. Greedy
 figures are also given for the texts that do not end in a loop. With ``--merge``, rows of an earlier run with other
@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from racing import MODES, Unit, chosen, forget, load, loops, quiet_console, save, units, whole_numbers
 from rich.progress import track
 
 import lookahead
+from benchmarks.racing import MODES, Unit, chosen, forget, load, loops, quiet_console, save, units, whole_numbers
 from lookahead import DecodingStats, Lookahead
 
 OUT = Path(__file__).parent / "results" / "ablation.json"

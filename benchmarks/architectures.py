@@ -1,6 +1,6 @@
 """What idle drafts cost on other architectures: random weights, texts in which nothing can be gained.
 
-    python benchmarks/architectures.py --threads 2 --out benchmarks/results/architectures.json
+    python -m benchmarks.architectures --threads 2 --out benchmarks/results/architectures.json
 
 Models of six layers of 256 channels (encoder-decoders: four and four) with weights drawn at random write from prompts
 of random tokens at temperature 1.5, where no draft is right. So a speedup is that of passes, and what is below 1x is
@@ -14,12 +14,24 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from racing import MODES, WARM, Unit, chosen, contest, methods, quiet_console, random_prompt, row, save, unit_of
 from rich.progress import Progress
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import lookahead
+from benchmarks.racing import (
+    MODES,
+    WARM,
+    Unit,
+    chosen,
+    contest,
+    methods,
+    quiet_console,
+    random_prompt,
+    row,
+    save,
+    unit_of,
+)
 
 _SIZES = {
     "hidden_size": 256,

@@ -1,6 +1,6 @@
 """Plain generate against lookahead on many prompts with random settings: how many texts differ.
 
-    python benchmarks/exactness.py --model DIR --prompts 100 --out benchmarks/results/exactness.json
+    python -m benchmarks.exactness --model DIR --prompts 100 --out benchmarks/results/exactness.json
 
 Every prompt is decoded greedily and sampled (temperature 0.8, the number of the prompt as the seed), each with settings
 drawn at random: W, N and G, or (--automatic) sources, nodes and memory. A text counts as different if one token is.
@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from machine import describe
 from rich.console import Console
 from rich.progress import track
 
 import lookahead
+from benchmarks.machine import describe
 from lookahead import DecodingStats, Lookahead
 
 HERE = Path(__file__).parent

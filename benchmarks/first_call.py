@@ -1,6 +1,6 @@
 """The first call of a process: a fresh interpreter each for plain ``generate`` and for ours, in turn.
 
-    python benchmarks/race.py --first-call --out benchmarks/results/first_call.json
+    python -m benchmarks.race --first-call --out benchmarks/results/first_call.json
 
 This file is what such an interpreter runs: it loads the model, times the very first call, and prints milliseconds.
 """
@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from racing import MODES, PROMPTS, load, methods, random_prompt, texts_of, wait
 
 import lookahead
+from benchmarks.racing import MODES, PROMPTS, load, methods, random_prompt, texts_of, wait
 
 CASES = {"greedy": "greedy", "random tokens, temperature 1.5": "t1.5"}
 
@@ -31,7 +31,17 @@ def compare(
         taken: dict[str, list[float]] = {"plain": [], ours: []}
         for turn in range(repeats):
             for name in list(taken) if turn % 2 == 0 else list(taken)[::-1]:
-                command = [sys.executable, __file__, name, case, "--dtype", dtype, "--device", device]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.first_call",
+                    name,
+                    case,
+                    "--dtype",
+                    dtype,
+                    "--device",
+                    device,
+                ]
                 command += ["--new-tokens", str(new_tokens)]
                 command += ["--model", str(model_dir)] if model_dir else []
                 command += ["--threads", str(threads)] if threads else []

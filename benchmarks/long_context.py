@@ -1,6 +1,6 @@
 """Tokens a pass, speedup and cost of a pass by the length of the history.
 
-    python benchmarks/long_context.py --dtypes float32 --threads 2 --out benchmarks/results/long_context.json
+    python -m benchmarks.long_context --dtypes float32 --threads 2 --out benchmarks/results/long_context.json
 
 A prompt of so many tokens is a code prompt with others of the set before it. A model with fewer positions than the
 longest prompt needs is stretched by YaRN (Peng et al. 2023, arXiv:2309.00071); the bundled one, trained on 1,024
@@ -17,9 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import step_time
 import typer
-from racing import (
+from rich.progress import Progress
+from rich.table import Table
+
+import lookahead
+from benchmarks import step_time
+from benchmarks.racing import (
     DTYPES,
     METHODS,
     MODES,
@@ -39,10 +43,6 @@ from racing import (
     unit_of,
     whole_numbers,
 )
-from rich.progress import Progress
-from rich.table import Table
-
-import lookahead
 from lookahead.bundled import BUNDLED
 
 CONTEXTS = "128,1024,4096,8192"

@@ -37,5 +37,5 @@ def describe() -> dict[str, Any]:
             "lookahead": version("lookahead-decoding"),
         },
         "commit": commit + ("+changes" if dirty else ""),
-        "argv": sys.argv,
+        "argv": sys.orig_argv[1:],
     }

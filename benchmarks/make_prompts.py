@@ -1,6 +1,6 @@
 """Write benchmarks/prompts/code.jsonl: function heads with their docstrings, from files the bundled model never saw.
 
-    python benchmarks/make_prompts.py --work build/tiny-coder
+    python -m benchmarks.make_prompts --work build/tiny-coder
 
 ``--work`` is the folder that examples/train_tiny_coder.py filled. Held-out files were chosen by hash, and no prompt's
 file was trained on. Each line is ``{"id", "prompt", "source"}``.

@@ -1,6 +1,6 @@
 """Medusa's heads against lookahead and both together: tokens a pass, wall clock, and what lossy acceptance adds.
 
-    python benchmarks/medusa.py --heads DIR --out benchmarks/results/medusa.json
+    python -m benchmarks.medusa --heads DIR --out benchmarks/results/medusa.json
 
 Three parts. *Tokens a pass* (S) of every kind of draft with the same number of nodes. The *race*: wall clock against
 plain ``generate``, interleaved in one process as in race.py. The *curve*: S over the temperature, with exact, typical
@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import theory
 import typer
-from ablation import measure
-from race import DTYPES, rows_of, show
-from racing import MODES, SETS, Method, Unit, chosen, contest, load, quiet_console, save, units
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 import lookahead
+from benchmarks import theory
+from benchmarks.ablation import measure
+from benchmarks.race import DTYPES, rows_of, show
+from benchmarks.racing import MODES, SETS, Method, Unit, chosen, contest, load, quiet_console, save, units
 from lookahead import Lookahead, Medusa
 from lookahead.medusa import output_sizes
 

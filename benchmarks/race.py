@@ -1,8 +1,8 @@
 """Every way to decode against plain ``generate``: interleaved in one process, on the same weights and prompts.
 
-    python benchmarks/race.py --sets code --modes greedy,t0.8 --dtypes float32 --out benchmarks/results/race-code.json
-    python benchmarks/race.py --first-call --out benchmarks/results/first_call.json
-    python benchmarks/race.py --questions question.jsonl --answers ours.jsonl --answers-baseline plain.jsonl
+    python -m benchmarks.race --sets code --modes greedy,t0.8 --dtypes float32 --out benchmarks/results/race-code.json
+    python -m benchmarks.race --first-call --out benchmarks/results/first_call.json
+    python -m benchmarks.race --questions question.jsonl --answers ours.jsonl --answers-baseline plain.jsonl
 
 A speedup is the median over calls of (plain's time / the method's time), with its 95% bootstrap interval; a call's time
 is the fastest of up to three rounds, or the median of more. The end-of-text token is off, so that every text has full
@@ -15,12 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import first_call
-import specbench
-import theory
 import torch
 import typer
-from racing import (
+from rich.console import Console
+from rich.progress import Progress, track
+from rich.table import Table
+
+import lookahead
+from benchmarks import first_call, specbench, theory
+from benchmarks.racing import (
     DTYPES,
     METHODS,
     MODES,
@@ -38,11 +41,6 @@ from racing import (
     units,
     whole_numbers,
 )
-from rich.console import Console
-from rich.progress import Progress, track
-from rich.table import Table
-
-import lookahead
 from lookahead import load_model
 
 

@@ -1,7 +1,4 @@
-"""What the benchmarks share: loading, methods, modes, prompt sets, one interleaved contest, and its statistics.
-
-import racing  # from benchmarks/race.py, bench_decode.py and ablation.py; nothing to run by itself
-"""
+"""What the benchmarks share: loading, methods, modes, prompt sets, one interleaved contest, and its statistics."""
 
 import json
 import math
@@ -17,12 +14,12 @@ import numpy as np
 import torch
 import transformers
 import typer
-from machine import describe
 from rich.console import Console
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 import lookahead
+from benchmarks.machine import describe
 from lookahead import DecodingStats, Jacobi, Lookahead
 
 PROMPTS = Path(__file__).parent / "prompts"

@@ -1,6 +1,6 @@
 """Answers to Spec-Bench's questions, in the format that its own scripts read.
 
-    python benchmarks/race.py --questions question.jsonl --answers ours.jsonl --answers-baseline plain.jsonl
+    python -m benchmarks.race --questions question.jsonl --answers ours.jsonl --answers-baseline plain.jsonl
 
 Spec-Bench (Xia et al., arXiv 2401.07851) divides the sum of ``new_tokens`` by the sum of ``wall_time`` and averages
 ``accept_lengths``, the tokens of each pass.
@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 import typer
-from racing import Method, wait
+
+from benchmarks.racing import Method, wait
 
 
 @dataclass

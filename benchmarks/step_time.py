@@ -1,6 +1,6 @@
 """The cost of a fused pass over T nodes against a pass over one, for a model shape with random weights.
 
-    python benchmarks/step_time.py --preset 0.5b --dtypes bfloat16 --out benchmarks/results/step_time.json
+    python -m benchmarks.step_time --preset 0.5b --dtypes bfloat16 --out benchmarks/results/step_time.json
 
 Passes go through the library's own fused forward, over a binary tree of T nodes; the history's keys and values repeat
 those of a few tokens. Sizes are interleaved; reported are medians. The last line on stdout is one JSON document.
@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from racing import DTYPES, chosen, save, wait, whole_numbers
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
+from benchmarks.racing import DTYPES, chosen, save, wait, whole_numbers
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tree import FusedModel
 from lookahead.tuning import bushy_tree

@@ -1,7 +1,4 @@
-"""What a machine allows: bytes a pass must read, how fast it can, what a pass takes, and the ceiling for a speedup.
-
-import theory  # from benchmarks/race.py; nothing to run by itself
-"""
+"""What a machine allows: bytes a pass must read, how fast it can, what a pass takes, and the ceiling for a speedup."""
 
 import time
 from collections.abc import Sequence
@@ -9,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from racing import wait
-from step_time import WIDTHS, curve
+
+from benchmarks.racing import wait
+from benchmarks.step_time import WIDTHS, curve
 
 _LARGE_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
 

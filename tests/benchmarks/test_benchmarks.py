@@ -1,11 +1,7 @@
 """The benchmarks' own arithmetic and formats, on a few tokens; nothing here looks at a clock."""
 
-import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +9,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from benchmarks import ablation, architectures, long_context, medusa, race, racing, report, specbench, step_time, theory
 from lookahead import Lookahead, bundled
 from lookahead.medusa import MedusaHeads
 
@@ -20,33 +17,11 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[SimpleNamespace]:
-    """The scripts as modules, imported from their folder as when they are run."""
-    sys.path.insert(0, str(BENCHMARKS))
-    names = (
-        "racing",
-        "race",
-        "theory",
-        "step_time",
-        "specbench",
-        "ablation",
-        "long_context",
-        "architectures",
-        "medusa",
-        "report",
-    )
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
-@pytest.fixture(scope="module")
-def loaded(bench: SimpleNamespace) -> tuple[Any, Any]:
+def loaded() -> tuple[Any, Any]:
     """The bundled model and its tokenizer, with the end-of-text token off."""
     if not (bundled.BUNDLED / "config.json").exists():
         pytest.skip("needs the bundled model")
-    model, tokenizer = bench.racing.load(None, "float32", "cpu")
+    model, tokenizer = racing.load(None, "float32", "cpu")
     return model, tokenizer
 
 
@@ -68,18 +43,18 @@ def loaded(bench: SimpleNamespace) -> tuple[Any, Any]:
         ([], False),
     ],
 )
-def test_loops(bench: SimpleNamespace, tokens: list[int], expected: bool) -> None:
-    assert bench.racing.loops(tokens) is expected
+def test_loops(tokens: list[int], expected: bool) -> None:
+    assert racing.loops(tokens) is expected
 
 
-def test_loops_with_other_lengths(bench: SimpleNamespace) -> None:
-    assert bench.racing.loops([1, 2, 1, 2], tail=4, longest=2)
-    assert not bench.racing.loops([1, 2, 1, 2], tail=4, longest=1)
+def test_loops_with_other_lengths() -> None:
+    assert racing.loops([1, 2, 1, 2], tail=4, longest=2)
+    assert not racing.loops([1, 2, 1, 2], tail=4, longest=1)
 
 
-def test_bootstrap(bench: SimpleNamespace) -> None:
+def test_bootstrap() -> None:
     """With n values the median of a draw is at most the smallest of five with probability 0.058, more than 0.025."""
-    interval = bench.racing.bootstrap
+    interval = racing.bootstrap
     assert interval([1.5] * 7) == (1.5, 1.5)
     assert interval([2.0]) == (2.0, 2.0)
     assert interval([5.0, 1.0, 3.0, 2.0, 4.0]) == (1.0, 5.0)
@@ -89,36 +64,36 @@ def test_bootstrap(bench: SimpleNamespace) -> None:
     assert interval(range(9), seed=3) == interval(range(9), seed=3)
 
 
-def test_a_time_is_the_fastest_of_few_and_the_median_of_many(bench: SimpleNamespace) -> None:
-    assert bench.racing.typical([3.0, 1.0, 2.0]) == 1.0
-    assert bench.racing.typical([9.0, 1.0, 2.0, 3.0, 4.0]) == 3.0
+def test_a_time_is_the_fastest_of_few_and_the_median_of_many() -> None:
+    assert racing.typical([3.0, 1.0, 2.0]) == 1.0
+    assert racing.typical([9.0, 1.0, 2.0, 3.0, 4.0]) == 3.0
 
 
 # -- methods and prompts --
 
 
-def test_methods_are_made_at_the_start(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_are_made_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise TypeError("no such field")
 
-    monkeypatch.setitem(bench.racing.METHODS, "auto", broken)
-    table, skipped = bench.racing.methods(["w7", "static", "assistant"], "cpu")
+    monkeypatch.setitem(racing.METHODS, "auto", broken)
+    table, skipped = racing.methods(["w7", "static", "assistant"], "cpu")
     assert list(table) == ["plain", "w7"]
     assert set(skipped) == {"static", "assistant"}
     with pytest.raises(TypeError, match="no such field"):
-        bench.racing.methods(["auto"], "cpu")
+        racing.methods(["auto"], "cpu")
 
 
-def test_at_most_one_method_remembers(bench: SimpleNamespace) -> None:
-    table, _ = bench.racing.methods(list(bench.racing.METHODS), "cpu")
+def test_at_most_one_method_remembers() -> None:
+    table, _ = racing.methods(list(racing.METHODS), "cpu")
     assert [name for name, method in table.items() if method.remembers] == ["auto"]
 
 
-def test_unknown_names_are_refused(bench: SimpleNamespace) -> None:
-    assert bench.racing.chosen("b,a", ("a", "b"), "letter") == ["b", "a"]
-    assert bench.racing.chosen("all", ("a", "b"), "letter") == ["a", "b"]
+def test_unknown_names_are_refused() -> None:
+    assert racing.chosen("b,a", ("a", "b"), "letter") == ["b", "a"]
+    assert racing.chosen("all", ("a", "b"), "letter") == ["a", "b"]
     with pytest.raises(Exception, match="c is no letter: expected some of a, b"):
-        bench.racing.chosen("a,c", ("a", "b"), "letter")
+        racing.chosen("a,c", ("a", "b"), "letter")
 
 
 @pytest.mark.parametrize("name", ["code", "prose"])
@@ -136,9 +111,9 @@ def test_prose_prompts() -> None:
     assert all(row["prompt"].isascii() for row in rows)
 
 
-def test_batches_are_padded_on_the_left(bench: SimpleNamespace, loaded: tuple[Any, Any]) -> None:
+def test_batches_are_padded_on_the_left(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
-    given, warm = bench.racing.units(model, tokenizer, "code", 7, 3, 16)
+    given, warm = racing.units(model, tokenizer, "code", 7, 3, 16)
     assert [unit.index for unit in given] == [0, 1]
     assert len(warm) == 2
     assert not {unit.index for unit in warm} & {0, 1}
@@ -147,7 +122,7 @@ def test_batches_are_padded_on_the_left(bench: SimpleNamespace, loaded: tuple[An
     assert len(ids) == 3
     assert mask[:, -1].all()
     assert (ids[mask == 0] == model.generation_config.pad_token_id).all()
-    texts = bench.racing.texts_of(BENCHMARKS / "prompts" / "code.jsonl")
+    texts = racing.texts_of(BENCHMARKS / "prompts" / "code.jsonl")
     for row in range(3):
         assert ids[row][mask[row] == 1].tolist() == tokenizer(texts[row])["input_ids"]
 
@@ -157,12 +132,12 @@ def test_batches_are_padded_on_the_left(bench: SimpleNamespace, loaded: tuple[An
 
 @pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize(("mode", "batch"), [("greedy", 1), ("t0.8", 2)])
-def test_contest(bench: SimpleNamespace, loaded: tuple[Any, Any], mode: str, batch: int) -> None:
+def test_contest(loaded: tuple[Any, Any], mode: str, batch: int) -> None:
     model, tokenizer = loaded
-    table, _ = bench.racing.methods(["lookup2", "w7"] if batch == 1 else ["w7"], "cpu")
-    given, warm = bench.racing.units(model, tokenizer, "code", 2, batch, 12)
-    results = bench.racing.contest(model, table, given, warm, bench.racing.MODES[mode], 12, 1)
-    rows = {name: bench.racing.row(results, name, range(len(given)), 12, batch) for name in table}
+    table, _ = racing.methods(["lookup2", "w7"] if batch == 1 else ["w7"], "cpu")
+    given, warm = racing.units(model, tokenizer, "code", 2, batch, 12)
+    results = racing.contest(model, table, given, warm, racing.MODES[mode], 12, 1)
+    rows = {name: racing.row(results, name, range(len(given)), 12, batch) for name in table}
     assert rows["plain"]["speedup_median"] == 1.0
     assert rows["plain"]["passes"] == 12 * len(given)
     for name, row in rows.items():
@@ -177,14 +152,12 @@ def test_contest(bench: SimpleNamespace, loaded: tuple[Any, Any], mode: str, bat
 
 
 @pytest.mark.usefixtures("augmented")
-def test_race_command(
-    bench: SimpleNamespace, loaded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_race_command(loaded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command line to JSON to a report."""
-    monkeypatch.setattr(bench.theory, "_LARGE_BYTES", {"cpu": 1 << 16})
-    monkeypatch.setattr(bench.race, "load", lambda *_: loaded)
+    monkeypatch.setattr(theory, "_LARGE_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr(race, "load", lambda *_: loaded)
     app = typer.Typer()
-    app.command()(bench.race.main)
+    app.command()(race.main)
     out = tmp_path / "race.json"
     options = "--prompts 1 --modes greedy --dtypes float32 --methods w7,static --new-tokens 8 --rounds 1 --context 32"
     done = CliRunner().invoke(app, [*options.split(), "--sets", "code,single", "--out", str(out)])
@@ -199,7 +172,7 @@ def test_race_command(
         ("single", "w7", 1, 10),
     ]
     assert [skip["method"] for skip in document["skipped"]] == ["static"]
-    text = bench.report.build(tmp_path, tmp_path / "BENCHMARKS.md")
+    text = report.build(tmp_path, tmp_path / "BENCHMARKS.md")
     assert "lookahead 7/5/7" in text
     assert "on CUDA only" in text
 
@@ -208,7 +181,7 @@ def test_race_command(
 
 
 @pytest.mark.usefixtures("augmented")
-def test_answers(bench: SimpleNamespace, loaded: tuple[Any, Any], tmp_path: Path) -> None:
+def test_answers(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = loaded
     file = tmp_path / "question.jsonl"
     asked = [
@@ -216,15 +189,15 @@ def test_answers(bench: SimpleNamespace, loaded: tuple[Any, Any], tmp_path: Path
         {"question_id": 300, "category": "qa", "turns": ["import os"], "reference": ["nothing"]},
     ]
     file.write_text("".join(json.dumps(question) + "\n" for question in asked))
-    questions = bench.specbench.read_questions(file)
+    questions = specbench.read_questions(file)
     for bad in ('{"question_id": 1, "category": "qa"}', "[]", "{", '{"question_id": 1, "category": "a", "turns": []}'):
         (tmp_path / "bad.jsonl").write_text(f"{json.dumps(asked[0])}\n\n{bad}\n")
         with pytest.raises(typer.BadParameter, match="line 3: expected a JSON object with question_id"):
-            bench.specbench.read_questions(tmp_path / "bad.jsonl")
-    table, _ = bench.racing.methods(["w7"], "cpu")
+            specbench.read_questions(tmp_path / "bad.jsonl")
+    table, _ = racing.methods(["w7"], "cpu")
     contenders = {name: (table[name], tmp_path / f"{name}.jsonl") for name in ("w7", "plain")}
-    mode = bench.racing.MODES["greedy"]
-    summary = bench.specbench.answer_all(model, tokenizer, contenders, questions, mode, 12, "tiny")
+    mode = racing.MODES["greedy"]
+    summary = specbench.answer_all(model, tokenizer, contenders, questions, mode, 12, "tiny")
     answers = {
         name: [json.loads(line) for line in out.read_text().splitlines()] for name, (_, out) in contenders.items()
     }
@@ -270,8 +243,8 @@ class _Tokenizer:
         return "".join(f"<{each['role'][0]}>{each['content']}" for each in messages) + "<a>" * add_generation_prompt
 
 
-def test_conversations(bench: SimpleNamespace) -> None:
-    continued = bench.specbench.conversation
+def test_conversations() -> None:
+    continued = specbench.conversation
     assert continued(_Tokenizer(None), ["a", "b"], ["x"]) == [1, *map(ord, "a\nx\nb")]
     assert continued(_Tokenizer("yes"), ["a", "b"], ["x"]) == list(map(ord, "<u>a<a>x<u>b<a>"))
 
@@ -279,64 +252,64 @@ def test_conversations(bench: SimpleNamespace) -> None:
 # -- theory, step time, ablation --
 
 
-def _tiny(bench: SimpleNamespace, tied: bool) -> Any:
-    return bench.step_time.random_model(bench.step_time.shape(32, 2, 4, 2, 48, 64, tied, 8), torch.float32, "cpu")
+def _tiny(tied: bool) -> Any:
+    return step_time.random_model(step_time.shape(32, 2, 4, 2, 48, 64, tied, 8), torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_read_by_a_pass(bench: SimpleNamespace, tied: bool) -> None:
+def test_weights_read_by_a_pass(tied: bool) -> None:
     """An embedding table counts as one row unless it is the output layer, too."""
-    model = _tiny(bench, tied)
-    count, read = bench.theory.weights(model)
+    model = _tiny(tied)
+    count, read = theory.weights(model)
     assert count == sum(p.numel() for p in model.parameters())
     assert read == 4 * (count if tied else count - 63 * 32)
-    assert bench.theory.cache_bytes(model) == 2 * 2 * 2 * 8 * 4
+    assert theory.cache_bytes(model) == 2 * 2 * 2 * 8 * 4
 
 
-def test_ceiling(bench: SimpleNamespace) -> None:
+def test_ceiling() -> None:
     card = {"pass_ms": {1: {1: 2.0, 8: 3.0, 16: 5.0}}}
-    assert bench.theory.ceiling(card, 1, 1.0, 0.0) == 1.0
-    assert bench.theory.ceiling(card, 1, 3.0, 11.0) == pytest.approx(3.0 * 2.0 / 4.0)
+    assert theory.ceiling(card, 1, 1.0, 0.0) == 1.0
+    assert theory.ceiling(card, 1, 3.0, 11.0) == pytest.approx(3.0 * 2.0 / 4.0)
 
 
-def test_random_weights_give_a_working_model(bench: SimpleNamespace) -> None:
-    model = _tiny(bench, tied=True)
+def test_random_weights_give_a_working_model() -> None:
+    model = _tiny(tied=True)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
-    taken = bench.step_time.curve(model, 40, (1, 4), batch=2, rounds=1)
+    taken = step_time.curve(model, 40, (1, 4), batch=2, rounds=1)
     assert set(taken) == {1, 4}
 
 
 @pytest.mark.usefixtures("augmented")
-def test_ablation(bench: SimpleNamespace, loaded: tuple[Any, Any]) -> None:
+def test_ablation(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
-    given, warm = bench.racing.units(model, tokenizer, "code", 2, 1, 12)
+    given, warm = racing.units(model, tokenizer, "code", 2, 1, 12)
     strategy = Lookahead(window_size=3, ngram_size=3, verification_set_size=3, seed=0)
-    found = bench.ablation.measure(model, strategy, given, warm[0], {"do_sample": False}, 12)
+    found = ablation.measure(model, strategy, given, warm[0], {"do_sample": False}, 12)
     assert set(found) == {"all", "not looping"}  # 12 tokens are too few for a loop
     assert found["all"]["texts"] == 2
     assert found["all"]["S"] >= 1.0
     assert found["all"]["nodes_per_pass"] > 0
 
 
-def test_long_prompts(bench: SimpleNamespace, loaded: tuple[Any, Any]) -> None:
+def test_long_prompts(loaded: tuple[Any, Any]) -> None:
     """A prompt of the set at the end, those before it in front; no more tokens than there are."""
     texts = ["def a():\n    return 1\n", "class B:\n    pass\n", "import os\n"]
     rows = [loaded[1](text)["input_ids"] for text in texts]
-    given = bench.long_context.prompts_of(loaded[1], texts, 8, 3, "cpu")
+    given = long_context.prompts_of(loaded[1], texts, 8, 3, "cpu")
     assert [unit.index for unit in given] == [0, 1, 2]
     for index, unit in enumerate(given):
         joined = rows[index - 2] + rows[index - 1] + rows[index]
         assert unit.inputs["input_ids"].tolist() == [joined[-8:]]
         assert unit.inputs["attention_mask"].all()
     with pytest.raises(typer.BadParameter, match="got --contexts 9000"):
-        bench.long_context.prompts_of(loaded[1], texts, 9000, 1, "cpu")
+        long_context.prompts_of(loaded[1], texts, 9000, 1, "cpu")
 
 
 @pytest.mark.usefixtures("loaded")
-def test_stretched_models(bench: SimpleNamespace, tmp_path: Path) -> None:
+def test_stretched_models(tmp_path: Path) -> None:
     """The bundled model's own text where it has the positions; beyond them YaRN, and no second stretching."""
-    stretched = bench.long_context.stretched
+    stretched = long_context.stretched
     model, _ = stretched(bundled.BUNDLED, 1024, "float32", "cpu")
     assert model.config.rope_parameters["rope_type"] == "default"
     model, tokenizer = stretched(bundled.BUNDLED, 4096, "float32", "cpu")
@@ -349,10 +322,10 @@ def test_stretched_models(bench: SimpleNamespace, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("augmented", "loaded")
-def test_long_contexts(bench: SimpleNamespace, tmp_path: Path) -> None:
+def test_long_contexts(tmp_path: Path) -> None:
     """From the command line to JSON to a report."""
     app = typer.Typer()
-    app.command()(bench.long_context.main)
+    app.command()(long_context.main)
     options = "--contexts 16,40 --prompts 1 --modes greedy --methods plain,auto --new-tokens 6"
     result = CliRunner().invoke(app, [*options.split(), "--out", str(tmp_path / "long.json")])
     assert result.exit_code == 0, result.output
@@ -363,16 +336,16 @@ def test_long_contexts(bench: SimpleNamespace, tmp_path: Path) -> None:
     assert all(row["texts_that_differ"] == 0 and row["S"] >= 1.0 for row in document["rows"])
     assert all(row["first_token_ms"] > 0 and row["token_ms"] > 0 for row in document["rows"])
     assert {row["after_median"] for row in document["rows"] if row["method"] == "plain"} == {1.0}
-    text = bench.report.build(tmp_path, tmp_path / "BENCHMARKS.md")
+    text = report.build(tmp_path, tmp_path / "BENCHMARKS.md")
     assert "## Long contexts" in text
     assert "| bundled | float32 | 40 | 1 |" in text
 
 
 @pytest.mark.usefixtures("augmented")
-def test_architectures(bench: SimpleNamespace, tmp_path: Path) -> None:
+def test_architectures(tmp_path: Path) -> None:
     """A tree, a chain and an encoder-decoder model, from the command line to JSON to a report."""
     app = typer.Typer()
-    app.command()(bench.architectures.main)
+    app.command()(architectures.main)
     options = "--families llama,lfm2,bart --prompts 1 --rounds 1 --new-tokens 8"
     result = CliRunner().invoke(app, [*options.split(), "--out", str(tmp_path / "architectures.json")])
     assert result.exit_code == 0, result.output
@@ -383,15 +356,15 @@ def test_architectures(bench: SimpleNamespace, tmp_path: Path) -> None:
         for mode in ("t1.5", "greedy")
     ]
     assert all(row["texts_that_differ"] == 0 for row in rows)
-    text = bench.report.build(tmp_path, tmp_path / "BENCHMARKS.md")
+    text = report.build(tmp_path, tmp_path / "BENCHMARKS.md")
     assert "| lfm2 | chain | t1.5 |" in text
 
 
-def test_medusa(bench: SimpleNamespace, loaded: tuple[Any, Any], tmp_path: Path) -> None:
+def test_medusa(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     """Untrained heads are the model's own output layer, which is enough to be measured."""
     MedusaHeads.for_model(loaded[0], 2).save_pretrained(tmp_path / "heads")
     app = typer.Typer()
-    app.command()(bench.medusa.main)
+    app.command()(medusa.main)
     options = "--prompts 1 --modes greedy --parts nodes,curve --nodes 9 --temperatures 0.2,1 --new-tokens 10"
     folders = ["--heads", str(tmp_path / "heads"), "--out", str(tmp_path / "o.json")]
     result = CliRunner().invoke(app, [*options.split(), *folders])
@@ -399,13 +372,13 @@ def test_medusa(bench: SimpleNamespace, loaded: tuple[Any, Any], tmp_path: Path)
     document = json.loads((tmp_path / "o.json").read_text())
     assert document["benchmark"] == "medusa" and document["tree_nodes"] > 20
     found = {row["draft"]: row for row in document["drafts"] if row["group"] == "all"}
-    assert set(found) == set(bench.medusa.drafts(tmp_path / "heads", 9))
+    assert set(found) == set(medusa.drafts(tmp_path / "heads", 9))
     assert all(row["S"] >= 1.0 and row["nodes_per_pass"] > 0 for row in found.values())
     assert found["medusa, budgeted tree"]["nodes_per_pass"] <= 9
     assert [(row["temperature"], row["acceptance"]) for row in document["curve"]] == [
         (degree, name) for degree in (0.2, 1.0) for name in ("exact", "typical", "nucleus")
     ]
-    assert list(bench.medusa.contenders(tmp_path / "heads", 9)) == ["plain", "medusa", "auto", "window", "combined"]
+    assert list(medusa.contenders(tmp_path / "heads", 9)) == ["plain", "medusa", "auto", "window", "combined"]
 
 
 # -- the report --
@@ -414,7 +387,7 @@ RUN = {
     "machine": {"cpu": "a processor", "cores": 2, "cpu_capability": "AVX2", "gpu": None, "system": "Linux"},
     "versions": {"python": "3.11", "torch": "2", "transformers": "5", "lookahead": "0"},
     "commit": "abc123",
-    "argv": ["benchmarks/race.py", "--modes", "greedy"],
+    "argv": ["-m", "benchmarks.race", "--modes", "greedy"],
 }
 
 
@@ -474,10 +447,10 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_report(bench: SimpleNamespace, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.report, "plots", lambda *_: [])
-    text = bench.report.build(results, results / "BENCHMARKS.md")
-    assert text.startswith("# Benchmarks\n\nGenerated by `python benchmarks/report.py`")
+def test_report(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "plots", lambda *_: [])
+    text = report.build(results, results / "BENCHMARKS.md")
+    assert text.startswith("# Benchmarks\n\nGenerated by `python -m benchmarks.report`")
     assert "1 of 2 medians of the automatic mode are below 1.00x" in text
     assert "| code, not looping | greedy | float32 | 1 | 64 | lookahead | **0.80x** |" in text
     assert "| code | greedy | float32 | 1 | 64 | 1.50x | 1.00x |" in text
@@ -485,20 +458,20 @@ def test_report(bench: SimpleNamespace, results: Path, monkeypatch: pytest.Monke
     assert "- static: no CUDA" in text
     assert "| float32 | greedy | 8 | 100 | 200 | **0.50x** |" in text
     assert "| suffix | 1.00 | 2.00 |" in text
-    assert "`python benchmarks/race.py --modes greedy`" in text
+    assert "`python -m benchmarks.race --modes greedy`" in text
     assert "abc123" in text
     assert "something else" not in text
 
 
-def test_report_without_matplotlib(bench: SimpleNamespace, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.report.importlib.util, "find_spec", lambda name: None)
-    assert "## Plots" not in bench.report.build(results, results / "BENCHMARKS.md")
+def test_report_without_matplotlib(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
+    assert "## Plots" not in report.build(results, results / "BENCHMARKS.md")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_plots(bench: SimpleNamespace, results: Path) -> None:
+def test_plots(results: Path) -> None:
     pytest.importorskip("matplotlib")
-    text = bench.report.build(results, results / "BENCHMARKS.md")
+    text = report.build(results, results / "BENCHMARKS.md")
     for name in ("nodes", "step_time", "speedup-float32"):
         assert (results / "plots" / f"{name}.png").stat().st_size > 1000
         assert f"![{name}](plots/{name}.png)" in text
