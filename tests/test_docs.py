@@ -1,0 +1,89 @@
+"""The documents hold: their Python runs, their links lead somewhere, and the picture of a tree is drawn from a pass."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+import lookahead
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_CODE = ["README.md", "CONTRIBUTING.md", "docs/guide.md", "docs/medusa.md"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that a document's headings have on a forge: lower case, dashes, no punctuation."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_the_python_of_a_document_runs_from_top_to_bottom(name: str) -> None:
+    blocks = python_blocks((ROOT / name).read_text())
+    assert blocks
+    names: dict[str, object] = {"__name__": "__main__"}
+    try:
+        for block in blocks:
+            exec(compile(block, name, "exec"), names)
+    finally:
+        lookahead.restore_all()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        found = (document.parent / file).resolve() if file else document
+        assert found.exists(), f"{document.name} links to {target}"
+        assert not anchor or anchor in anchors(found), f"{document.name} links to {target}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 140
+
+
+def test_the_readme_counts_the_routes_on_record() -> None:
+    families = json.loads((ROOT / "lookahead" / "assets" / "routes.json").read_text())["families"]
+    counts = {route: sum(found["route"] == route for found in families) for route in ("tree", "chain", "plain")}
+    text = (ROOT / "README.md").read_text()
+    for route, count in counts.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"| `{route}` |"))
+        assert re.search(rf"\b{count}\b", line), line
+    assert f"of the {len(families)} model classes" in text
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == lookahead.__version__
+    assert citation["authors"] and citation["references"][0]["identifiers"][0]["value"] == "arXiv:2402.02057"
+
+
+def test_the_picture_shows_a_real_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "tree.svg"
+    monkeypatch.setattr("sys.argv", ["draw_tree.py", str(target)])
+    script = runpy.run_path(str(ROOT / "examples" / "draw_tree.py"), run_name="__main__")
+    drafted, accepted = map(int, re.findall(r"(\d+) drafted nodes, (\d+) accepted", capsys.readouterr().out)[0])
+    assert script["KEPT"] <= accepted < drafted <= script["NODES"]
+
+    picture = ElementTree.parse(target).getroot()
+    edges, boxes = picture.findall(f"{SVG}path"), picture.findall(f"{SVG}rect")
+    assert len(edges) == drafted + 1  # one leads to the bonus token
+    assert sum(edge.get("stroke-width") == "3" for edge in edges) == accepted + 1
+    assert len(boxes) == 1 + (1 + drafted + 1) + 6  # background, tree with root and bonus token, legend
+    committed = ElementTree.parse(ROOT / "docs" / "tree.svg").getroot()
+    assert len(committed.findall(f"{SVG}path")) > 5
