@@ -1,10 +1,82 @@
-"""The part of a model that writes: all of a causal model, the decoder of an encoder-decoder model."""
+"""What a model's class and config say of the part that writes: all of a causal model, an encoder-decoder's decoder."""
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from lookahead.models.families.registry import counts_slots, takes_positions
+from lookahead.models.limits import index_limit, position_limit, rope_settings
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What a model's class and config say, read once a call.
+
+    Attributes:
+        name: of the model's class, for messages.
+        config: of the layers that write (:func:`decoder_config`).
+        is_encoder_decoder: whether an encoder reads the prompt.
+        device: where the model takes its tokens.
+        dtype: of its hidden states.
+        attention: name of the attention implementation.
+        vocab_size: how many tokens the writing part can be fed.
+        position_table: how many positions the config speaks of; None = it does not.
+        depth_limit: the first position that does not exist, where a learned table ends; None with RoPE.
+        rope_limit: the kind of RoPE that changes with the text's length, and the first position where it does.
+        index_limit: how many tokens are attended to, where a model leaves out the rest.
+        cache_argument: name of the argument that takes the cache, ``past_key_values`` or ``cache_params``.
+        takes_positions: whether ``forward`` takes ``position_ids``.
+        counts_slots: whether the model counts cache slots by itself, for positions, biases, windows or scales.
+    """
+
+    name: str
+    config: Any
+    is_encoder_decoder: bool
+    device: torch.device
+    dtype: torch.dtype
+    attention: str
+    vocab_size: int
+    position_table: int | None
+    depth_limit: int | None
+    rope_limit: tuple[str, int] | None
+    index_limit: int | None
+    cache_argument: str
+    takes_positions: bool
+    counts_slots: bool
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        """Read ``model``."""
+        config, forward = decoder_config(model), type(model).forward
+        table = position_table(model)
+        return cls(
+            name=type(model).__name__,
+            config=config,
+            is_encoder_decoder=is_seq2seq(model),
+            device=input_device(model),
+            dtype=model.dtype,
+            attention=str(config._attn_implementation),
+            vocab_size=vocabulary(model),
+            position_table=table,
+            depth_limit=None if any(rope_settings(config)) else table,
+            rope_limit=position_limit(model),
+            index_limit=index_limit(model),
+            cache_argument=_cache_argument(forward),
+            takes_positions=takes_positions(forward),
+            counts_slots=counts_slots(model),
+        )
+
+
+@lru_cache
+def _cache_argument(forward: Callable[..., Any]) -> str:
+    known = inspect.signature(forward).parameters
+    return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
 
 
 def is_seq2seq(model: PreTrainedModel) -> bool:
