@@ -10,8 +10,8 @@ from rich.table import Table
 
 from jacobi import LookaheadError
 from lookahead._files import check_free
-from lookahead.bundled import load_weights
 from lookahead.cli import common
+from lookahead.loading import load_weights
 from lookahead.sources.medusa.checkpoints.reading import Checkpoint, Format, read_checkpoint, write_heads
 
 
@@ -32,7 +32,10 @@ def convert_medusa(
     force: Annotated[bool, typer.Option("--force", help="Replace TARGET and all files in it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
-    """Convert Medusa heads between the published formats. TARGET is written completely, or not at all."""
+    """Convert Medusa heads between the published formats.
+
+    TARGET is written completely, or not at all.
+    """
     place = check_free(target, force)
     if place.exists() and Path(source).expanduser().resolve().is_relative_to(place):
         raise LookaheadError(f"{source} lies in {target}, which would be replaced. Name another target.")

@@ -23,8 +23,8 @@ from transformers import (
 
 from jacobi import LookaheadError
 from lookahead._files import on_hub
-from lookahead.bundled import load_weights
 from lookahead.cli import common
+from lookahead.loading import has_weights, load_weights
 from lookahead.models.conformance import recorded, recorded_version
 from lookahead.models.limits import index_limit, position_limit
 from lookahead.models.traits import decoder_config, is_seq2seq
@@ -40,7 +40,7 @@ def support(
     device: common.DeviceOption = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of the table.")] = False,
 ) -> None:
-    """Print whether lookahead can decode a model, by which route, and why: exit status 1 if it cannot.
+    """Say whether lookahead can decode a model, by which route, and why; exit status 1 if it cannot.
 
     With weights, the self-test is run. From a config alone, the model is made without weights: what its class and
     config tell is checked, and the rest is what the conformance run found for its class.
@@ -64,8 +64,7 @@ def _load(source: str, dtype: common.DtypeName, device: str) -> tuple[PreTrained
     """The model, and whether it has weights."""
     path = Path(source).expanduser()
     folder = path.parent if path.name == "config.json" else path
-    patterns = ("*.safetensors", "*.bin", "*.gguf")
-    weights = path.is_dir() and any(next(path.glob(pattern), None) is not None for pattern in patterns)
+    weights = path.is_dir() and has_weights(path)
     if not path.exists() and not on_hub(source):
         raise LookaheadError(f"--model {source} does not exist: expected a model's folder, or a config.json.")
     try:
