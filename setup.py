@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 here = Path(__file__).parent
-version = re.search(r'__version__ = "(.+?)"', (here / "lookahead" / "__init__.py").read_text())
+version = re.search(r'__version__ = "(.+?)"', (here / "lookahead" / "_version.py").read_text())
 assert version is not None
 
 setup(

@@ -1,15 +1,54 @@
-"""Exact lookahead decoding for transformers: the text of plain ``generate``, in fewer forward passes."""
+"""Exact lookahead decoding for transformers: the text of plain ``generate``, in fewer forward passes.
 
-from jacobi.errors import LookaheadError as LookaheadError
-from lookahead.bundled import load_bundled as load_bundled
-from lookahead.bundled import load_model as load_model
-from lookahead.draft.latency import StepTimes as StepTimes
-from lookahead.generation.output import LookaheadOutput as LookaheadOutput
-from lookahead.medusa import Medusa as Medusa
-from lookahead.patch import augment_all as augment_all
-from lookahead.patch import restore_all as restore_all
-from lookahead.stats import DecodingStats as DecodingStats
-from lookahead.strategies.lookahead import Jacobi as Jacobi
-from lookahead.strategies.lookahead import Lookahead as Lookahead
+A name is imported when it is first used (PEP 562): ``import lookahead`` alone loads neither torch nor transformers.
+"""
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lookahead._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from jacobi.errors import LookaheadError as LookaheadError
+    from lookahead.bundled import load_bundled as load_bundled
+    from lookahead.draft.latency import StepTimes as StepTimes
+    from lookahead.generation.output import LookaheadOutput as LookaheadOutput
+    from lookahead.loading import load_model as load_model
+    from lookahead.patch import augment_all as augment_all
+    from lookahead.patch import restore_all as restore_all
+    from lookahead.stats import DecodingStats as DecodingStats
+    from lookahead.strategies.lookahead import Jacobi as Jacobi
+    from lookahead.strategies.lookahead import Lookahead as Lookahead
+    from lookahead.strategies.medusa import Medusa as Medusa
+
+_HOMES = {
+    "DecodingStats": "lookahead.stats",
+    "Jacobi": "lookahead.strategies.lookahead",
+    "Lookahead": "lookahead.strategies.lookahead",
+    "LookaheadError": "jacobi.errors",
+    "LookaheadOutput": "lookahead.generation.output",
+    "Medusa": "lookahead.strategies.medusa",
+    "StepTimes": "lookahead.draft.latency",
+    "augment_all": "lookahead.patch",
+    "load_bundled": "lookahead.bundled",
+    "load_model": "lookahead.loading",
+    "restore_all": "lookahead.patch",
+}
+_MODULES = ("bundled", "medusa", "sources", "stats", "strategy", "tuning")  # documented as lookahead.<module>
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"lookahead.{name}")
+    else:
+        raise AttributeError(f"module 'lookahead' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_MODULES})

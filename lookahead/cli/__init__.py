@@ -1,18 +1,63 @@
-"""The command line: one module a command."""
+"""The command line: one module a command, imported when the command is run.
 
-from typing import Annotated
+``lookahead --help`` and ``--version`` answer from this module alone: neither torch nor transformers is loaded by them.
+What the commands share is in ``common``, ``options``, ``prompts`` and ``tables``. May import: everything.
+"""
+
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from lookahead.cli.common import Commands, versions
-from lookahead.cli.convert_medusa import convert_medusa
-from lookahead.cli.demo import demo
-from lookahead.cli.generate import generate
-from lookahead.cli.support import support
-from lookahead.cli.train_medusa import train_medusa
-from lookahead.cli.tree import tree
-from lookahead.cli.tune import tune
-from lookahead.cli.verify import verify
+from lookahead._version import versions
+
+# The first paragraph of each command's docstring, so that the list of commands needs none of their modules.
+COMMANDS = {
+    "convert-medusa": "Convert Medusa heads between the published formats.",
+    "demo": "Write a few texts with and without lookahead, and compare texts and times.",
+    "generate": "Continue a prompt; the text appears as it is written.",
+    "support": "Say whether lookahead can decode a model, by which route, and why; exit status 1 if it cannot.",
+    "train-medusa": "Train Medusa heads for a model.",
+    "tree": "Grow the best tree of Medusa's candidates, from the heads' accuracies on texts.",
+    "tune": "Measure the latency curve of a model on this machine, save it, and recommend a budget and W, N, G.",
+    "verify": "Compare plain decoding with lookahead: exit status 0 if texts are identical or tied, 1 on a bug.",
+}
+
+
+def load_command(name: str) -> Any:
+    """Import a command's module, and make typer's command of the function that has the module's name."""
+    word = name.replace("-", "_")
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(getattr(import_module(f"lookahead.cli.{word}"), word))
+    return typer.main.get_command(alone)
+
+
+class LazyCommand(TyperCommand):
+    """A command of which only name and help are known; the command itself is imported to read its arguments."""
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        """Let the command itself read its arguments; the context is the command's, which is then run."""
+        return load_command(str(self.name)).make_context(*args, **settings)
+
+
+class Commands(TyperGroup):
+    """The commands; a ``LookaheadError`` of one is one line on stderr and exit status 2."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: LazyCommand(name, help=text) for name, text in COMMANDS.items()}
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:  # jacobi, which defines LookaheadError, imports torch: only a command may load it
+            if not isinstance(error, import_module("jacobi.errors").LookaheadError):
+                raise
+            typer.echo("Error: " + " ".join(str(error).split()), err=True)
+            raise typer.Exit(2) from error
+
 
 app = typer.Typer(
     cls=Commands,
@@ -21,14 +66,6 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     help="Exact lookahead decoding: the text of plain generate, in fewer forward passes.",
 )
-app.command()(convert_medusa)
-app.command()(demo)
-app.command()(generate)
-app.command()(support)
-app.command()(train_medusa)
-app.command()(tree)
-app.command()(tune)
-app.command()(verify)
 
 
 def _version(wanted: bool) -> None:

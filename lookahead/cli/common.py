@@ -1,6 +1,5 @@
 """What the commands share: options, errors, loading, prompts, and one timed call of ``generate``."""
 
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,19 +9,18 @@ from time import perf_counter
 from typing import Annotated, Any, Literal
 
 import torch
-import transformers
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
-from typer.core import TyperGroup
 
-import lookahead
 from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead._files import on_hub
+from lookahead._version import versions as versions
+from lookahead.loading import load_model
 from lookahead.stats import DecodingStats
 from lookahead.strategies.base import Stats, Strategy
 from lookahead.strategies.lookahead import Lookahead
@@ -55,18 +53,6 @@ NgramOption = Annotated[int | None, typer.Option("--ngram-size", help="N, length
 GuessesOption = Annotated[
     int | None, typer.Option("--verification-set-size", help="G, most guesses in a pass. Default: automatic.")
 ]
-
-
-class Commands(TyperGroup):
-    """A group of commands in which a :class:`LookaheadError` is one line on stderr and exit status 2."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
-        try:
-            return super().invoke(ctx)
-        except LookaheadError as error:
-            typer.echo("Error: " + " ".join(str(error).split()), err=True)
-            raise typer.Exit(2) from error
 
 
 @dataclass(frozen=True)
@@ -131,7 +117,7 @@ def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedM
         # It would only be searched for on the hub, slowly.
         raise LookaheadError(f"--model {folder} does not exist: expected a folder with config.json and weights.")
     with no_bars(), Console(stderr=True).status("Loading the model"):
-        model, tokenizer = bundled.load_model(
+        model, tokenizer = load_model(
             bundled.BUNDLED if folder is None else folder, dtype=getattr(torch, dtype), device=name
         )
     if model.generation_config.pad_token_id is None:  # transformers would choose the same, and warn at every call
@@ -170,16 +156,6 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
     """Tokens as text, special tokens left out."""
     text: str = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
-
-
-def versions() -> dict[str, str]:
-    """Name and version of what decides about a text."""
-    return {
-        "lookahead": lookahead.__version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def progress(auto_refresh: bool = True) -> Progress:

@@ -66,7 +66,7 @@ def demo(
     dtype: common.DtypeOption = "float32",
     device: common.DeviceOption = "cpu",
 ) -> None:
-    """Write a few continuations plainly and with lookahead, and compare texts and times."""
+    """Write a few texts with and without lookahead, and compare texts and times."""
     strategy = common.lookahead_from(window_size, ngram_size, verification_set_size, seed=0, stats="detailed")
     loaded, tokenizer = common.load(model, dtype, device)
     stories = [_Story(prompt) for prompt in common.PROMPTS[:prompts]]

@@ -101,7 +101,10 @@ def train_medusa(
     device: common.DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of the table.")] = False,
 ) -> None:
-    """Train Medusa heads for a model; several GPUs with `torchrun --no-python lookahead train-medusa ...`."""
+    """Train Medusa heads for a model.
+
+    On several GPUs: `torchrun --no-python lookahead train-medusa ...`.
+    """
     rank = os.environ.get("LOCAL_RANK")  # torchrun's way to tell a process which GPU is its own
     if device == "auto" and torch.cuda.is_available():
         device = f"cuda:{rank or 0}"

@@ -96,7 +96,10 @@ def tree(
     device: common.DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    """Grow the tree of Medusa's candidates that is expected to write the most, from the heads' accuracies on texts."""
+    """Grow the best tree of Medusa's candidates, from the heads' accuracies on texts.
+
+    The best tree is the one that is expected to write the most tokens per millisecond.
+    """
     texts = common.PROMPTS if prompts is None else read_prompts(prompts)
     _check_files(output, picture)
     if heads is None:

@@ -34,7 +34,7 @@ def tune(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also save the curve here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    """Measure the step-time curve of a model on this machine, save it, and recommend a budget and W, N, G."""
+    """Measure the latency curve of a model on this machine, save it, and recommend a budget and W, N, G."""
     texts = common.PROMPTS if prompts is None else read_prompts(prompts)
     loaded, tokenizer = common.load(model, dtype, device)
     inputs = [common.encode(tokenizer, text, loaded) for text in texts[:8]]

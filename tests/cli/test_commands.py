@@ -1,0 +1,60 @@
+"""Commands are imported when they are run: the list of commands needs none of them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lookahead
+from lookahead.cli import COMMANDS, load_command
+
+ROOT = Path(lookahead.__file__).parent.parent
+
+RUN = """
+import sys
+from lookahead.cli import app
+try:
+    app({args!r}, prog_name="lookahead")
+except SystemExit as ended:
+    print("status", ended.code)
+print("loaded", sorted({{"torch", "transformers", "jacobi"}} & sys.modules.keys()))
+"""
+
+
+def fresh(code: str) -> str:
+    """What ``code`` prints in a Python of its own."""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={"COLUMNS": "160", "PATH": ""}
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("args", [["--help"], []])
+def test_help_lists_every_command_and_loads_none(args: list[str]) -> None:
+    told = fresh(RUN.format(args=args))
+    for name, line in COMMANDS.items():
+        assert f" {name} " in told
+        assert line in told
+    assert "loaded []" in told
+
+
+def test_the_version_loads_nothing_either() -> None:
+    told = fresh(RUN.format(args=["--version"]))
+    assert told.startswith(f"lookahead {lookahead.__version__}, transformers ")
+    assert told.endswith("status 0\nloaded []\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_of_a_command_is_the_beginning_of_its_own_help(name: str) -> None:
+    command = load_command(name)
+    assert (command.name, command.help.split("\n\n")[0]) == (name, COMMANDS[name])
+
+
+def test_every_module_of_a_command_is_listed() -> None:
+    """Such a module begins with the command's name."""
+    files = (ROOT / "lookahead" / "cli").glob("*.py")
+    found = [re.match(r'"""``lookahead (\S+)``', file.read_text()) for file in files]
+    assert {match[1] for match in found if match} == COMMANDS.keys()

@@ -1,0 +1,68 @@
+"""The package's face: names are imported when they are used, and are what they were."""
+
+import ast
+import copy
+import pickle
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import lookahead
+
+HOME = Path(lookahead.__file__)
+
+
+def test_importing_the_package_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, lookahead; dir(lookahead); print(sorted({'torch', 'transformers', 'jacobi'} & sys.modules.keys()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HOME.parent.parent)
+    assert (ran.returncode, ran.stdout) == (0, "[]\n"), ran.stderr
+
+
+def test_type_checkers_see_the_names_that_are_there() -> None:
+    """The imports under ``TYPE_CHECKING`` and the table say the same."""
+    (block,) = (node for node in ast.parse(HOME.read_text()).body if isinstance(node, ast.If))
+    seen = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for name in node.names:
+            assert name.name == name.asname
+            seen[name.name] = node.module
+    assert seen == lookahead._HOMES
+
+
+def test_all_names_can_be_imported_at_once() -> None:
+    names: dict[str, object] = {}
+    exec("from lookahead import *", names)
+    assert set(lookahead.__all__) <= names.keys()
+    assert set(lookahead.__all__) <= set(dir(lookahead))
+
+
+@pytest.mark.parametrize("name", lookahead._HOMES)
+def test_a_name_is_its_homes(name: str) -> None:
+    value = getattr(lookahead, name)
+    assert value is getattr(import_module(lookahead._HOMES[name]), name)
+    assert vars(lookahead)[name] is value, "looked up once"
+
+
+def test_documented_modules_are_attributes() -> None:
+    for name in lookahead._MODULES:
+        assert getattr(lookahead, name) is import_module(f"lookahead.{name}")
+
+
+def test_other_names_are_missing_as_in_any_module() -> None:
+    with pytest.raises(AttributeError, match="module 'lookahead' has no attribute 'Lookbehind'"):
+        lookahead.Lookbehind  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Lookbehind'"):
+        exec("from lookahead import Lookbehind")
+
+
+def test_settings_and_statistics_can_be_pickled() -> None:
+    strategy = lookahead.Lookahead(window_size=3, ngram_size=3, verification_set_size=3)
+    assert pickle.loads(pickle.dumps(strategy)) == copy.copy(strategy) == strategy
+    stats = lookahead.DecodingStats(steps=2, emitted=3)
+    assert pickle.loads(pickle.dumps(stats)) == stats
