@@ -17,17 +17,17 @@ DOCUMENT = ROOT / "docs" / "models.md"
 
 _INTRODUCTION = """# Models
 
-Every causal and every encoder-decoder family of transformers {version}, as `make conformance` finds it: a tiny random
-model of each is made from its config, judged, and compared with plain `generate`: greedy and seeded sampling, alone and
-in a batch padded on the left, texts longer than the sliding window, a second turn from the first one's cache, drafts
-from the model's own text, from windows of several sizes, from Jacobi iterations and from the automatic mode, and by
-traced passes where the family has any. This page is made from that run by `tests/conformance/record.py`.
+Every causal and every encoder-decoder family of transformers {version}, as `make conformance` finds it. A tiny random
+model of each is made from its config, judged, and compared with plain `generate`: greedy and seeded sampling; alone and
+in a batch padded on the left; texts longer than the sliding window; a second turn from the first one's cache; drafts
+from the model's own text, from windows of several sizes, from Jacobi iterations and from the automatic mode; and traced
+passes where the family has any. `tests/conformance/record.py` makes this page from that run.
 
 | route | families | meaning |
 |---|---|---|
-| tree | {tree} | every draft is a tree; the text, the draws, the scores and the cache are plain decoding's |
-| chain | {chain} | drafts are chains, where a recurrent state or positions that are not told cannot branch |
-| plain | {plain} | handed to plain decoding or refused; the reason is said before anything is written |
+| tree | {tree} | every draft is a tree; text, draws, scores and cache are those of plain decoding |
+| chain | {chain} | linear drafts (one branch): a recurrent state, or positions that cannot be given, rules out branches |
+| plain | {plain} | falls back to transformers' own loop, or is refused; the reason is given before anything is written |
 | unbuilt | {unbuilt} | no small model could be made, so nothing is claimed; the self-test decides in a call |
 
 `lookahead support --model DIR_OR_CONFIG` prints the verdict for one model of yours.
