@@ -26,8 +26,8 @@ passes where the family has any. `tests/conformance/record.py` makes this page f
 | route | families | meaning |
 |---|---|---|
 | tree | {tree} | every draft is a tree; text, draws, scores and cache are those of plain decoding |
-| chain | {chain} | linear drafts (one branch): a recurrent state, or positions that cannot be given, rules out branches |
-| plain | {plain} | falls back to transformers' own loop, or is refused; the reason is given before anything is written |
+| chain | {chain} | linear drafts (one branch): a recurrent state or fixed positions rule out branches |
+| plain | {plain} | falls back to transformers' own loop or is refused, with the reason, before anything is written |
 | unbuilt | {unbuilt} | no small model could be made, so nothing is claimed; the self-test decides in a call |
 
 `lookahead support --model DIR_OR_CONFIG` prints the verdict for one model of yours.
