@@ -1,6 +1,5 @@
-"""What the commands share: options, errors, loading, prompts, and one timed call of ``generate``."""
+"""What the commands share: options, loading, and one timed call of ``generate``."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,21 +19,11 @@ from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead._files import on_hub
 from lookahead._version import versions as versions
+from lookahead.cli.prompts import PROMPTS as PROMPTS
 from lookahead.loading import load_model
 from lookahead.stats import DecodingStats
 from lookahead.strategies.base import Stats, Strategy
 from lookahead.strategies.lookahead import Lookahead
-
-# The bundled model writes Python. A prompt does not end with a line break, because its tokenizer keeps a line break
-# and the indentation that follows it in one token.
-PROMPTS = (
-    'class Stack:\n    """A last-in, first-out stack."""\n\n    def __init__(self):',
-    'def read_json(path):\n    """Read a JSON file and return its content."""',
-    'class Point:\n    """A point in the plane."""\n\n    def __init__(self, x, y):',
-    'def test_sorted():\n    """Sorting keeps every item, in order."""',
-    'def parse_args(argv=None):\n    """Parse the command line and return its options."""',
-    'class Cache(dict):\n    """A dictionary that forgets its oldest items."""',
-)
 
 DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
 
@@ -168,17 +157,3 @@ def progress(auto_refresh: bool = True) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     off = not console.is_terminal
     return Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh, disable=off)
-
-
-def read_stdin() -> str:
-    """All of stdin, without the line break that ends it.
-
-    Raises:
-        LookaheadError: it is not UTF-8 text.
-    """
-    if sys.stdin.isatty():
-        typer.echo("Type the prompt, and end it with Ctrl-D.", err=True)
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise LookaheadError(f"The prompt on stdin is not text ({error}): expected UTF-8.") from error

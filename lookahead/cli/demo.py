@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lookahead.cli import common
+from lookahead.cli.prompts import PROMPTS
 from lookahead.cli.verify import Divergence, first_divergence, tell
 
 FREE = "bold green"
@@ -58,7 +59,7 @@ class _Story:
 def demo(
     model: common.ModelOption = None,
     new_tokens: common.NewTokensOption = 96,
-    prompts: Annotated[int, typer.Option(min=1, max=len(common.PROMPTS), help="How many prompts.")] = 4,
+    prompts: Annotated[int, typer.Option(min=1, max=len(PROMPTS), help="How many prompts.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="How often each text is written both ways.")] = 3,
     window_size: common.WindowOption = None,
     ngram_size: common.NgramOption = None,
@@ -69,7 +70,7 @@ def demo(
     """Write a few texts with and without lookahead, and compare texts and times."""
     strategy = common.lookahead_from(window_size, ngram_size, verification_set_size, seed=0, stats="detailed")
     loaded, tokenizer = common.load(model, dtype, device)
-    stories = [_Story(prompt) for prompt in common.PROMPTS[:prompts]]
+    stories = [_Story(prompt) for prompt in PROMPTS[:prompts]]
     inputs = [common.encode(tokenizer, story.prompt, loaded) for story in stories]
     settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": new_tokens}
     with common.progress(auto_refresh=False) as progress:

@@ -9,6 +9,7 @@ from transformers import TextStreamer
 
 from jacobi import LookaheadError
 from lookahead.cli import common
+from lookahead.cli.prompts import read_stdin
 from lookahead.strategies.base import Strategy
 from lookahead.strategies.lookahead import Jacobi
 
@@ -50,7 +51,7 @@ def generate(
     """Continue a prompt; the text appears as it is written."""
     chosen = _strategy(strategy, window_size, ngram_size, verification_set_size, seed)
     sampling = _sampling(sample, {"temperature": temperature, "top_p": top_p, "top_k": top_k})
-    text = common.read_stdin() if prompt is None or prompt == "-" else prompt
+    text = read_stdin() if prompt is None or prompt == "-" else prompt
     if not text:
         raise LookaheadError("The prompt is empty: give --prompt TEXT, or text on stdin.")
     loaded, tokenizer = common.load(model, dtype, device)

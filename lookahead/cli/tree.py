@@ -19,7 +19,7 @@ from lookahead._files import on_hub
 from lookahead.bundled import BUNDLED_HEADS
 from lookahead.cli import common
 from lookahead.cli.drawing import draw, drawing
-from lookahead.cli.tune import read_prompts
+from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
 from lookahead.draft.latency import NODES
 from lookahead.sources.medusa.accuracies import (
     CalibratedTree,
@@ -75,10 +75,7 @@ def tree(
         typer.Option(metavar="DIR", help="Folder of the heads, in any published format. Default: the bundled model's."),
     ] = None,
     model: common.ModelOption = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Texts to continue: JSON lines with a 'prompt', or plain lines."),
-    ] = None,
+    prompts: PromptsOption = None,
     nodes: Annotated[
         int | None,
         typer.Option(min=1, max=MAX_NODES, help="Nodes of the tree. Default: what the step-time curve makes best."),
@@ -100,7 +97,7 @@ def tree(
 
     The best tree is the one that is expected to write the most tokens per millisecond.
     """
-    texts = common.PROMPTS if prompts is None else read_prompts(prompts)
+    texts = PROMPTS if prompts is None else read_prompts(prompts)
     _check_files(output, picture)
     if heads is None:
         if model is not None:

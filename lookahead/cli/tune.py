@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jacobi import LookaheadError
 from lookahead import tuning
 from lookahead.cli import common
+from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
@@ -22,10 +22,7 @@ _BAR = 40  # columns of the plot
 
 def tune(
     model: common.ModelOption = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Texts to try drafts on: JSON lines with a 'prompt', or plain lines."),
-    ] = None,
+    prompts: PromptsOption = None,
     new_tokens: common.NewTokensOption = 96,
     batch: Annotated[int, typer.Option(min=1, help="Rows of a pass.")] = 1,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure passes.")] = 8.0,
@@ -35,7 +32,7 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Measure the latency curve of a model on this machine, save it, and recommend a budget and W, N, G."""
-    texts = common.PROMPTS if prompts is None else read_prompts(prompts)
+    texts = PROMPTS if prompts is None else read_prompts(prompts)
     loaded, tokenizer = common.load(model, dtype, device)
     inputs = [common.encode(tokenizer, text, loaded) for text in texts[:8]]
     longest = max(given["input_ids"].shape[1] for given in inputs)
@@ -116,35 +113,6 @@ def tune(
         "These are S over the cost of a pass, without processors and the prompt's pass. The automatic mode needs no "
         f"numbers: it reads curves from {tuning.cache_folder()}."
     )
-
-
-def read_prompts(file: Path) -> list[str]:
-    """Prompts from a file: JSON lines with a ``prompt`` each, or one prompt a line.
-
-    Raises:
-        LookaheadError: the file cannot be read, or holds no prompt.
-    """
-    try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise LookaheadError(f"--prompts {file} cannot be read: {error}.") from error
-    texts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.lstrip().startswith("{"):
-            texts.append(line)
-            continue
-        try:
-            text = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise LookaheadError(
-                f"--prompts {file}, line {number}: expected a JSON object with a 'prompt' ({type(error).__name__})."
-            ) from error
-        if not isinstance(text, str) or not text:
-            raise LookaheadError(f"--prompts {file}, line {number}: 'prompt' must be a text: got {text!r}.")
-        texts.append(text)
-    if not texts:
-        raise LookaheadError(f"--prompts {file} holds no prompt: expected one a line.")
-    return texts
 
 
 def _acceptance(

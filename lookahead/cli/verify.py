@@ -8,7 +8,6 @@ measuring the rounding error at that very position.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -19,8 +18,8 @@ from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jacobi import LookaheadError
 from lookahead.cli import common
+from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
 
 Verdict = Literal["identical", "tie", "bug"]
 _STYLES = {"identical": "green", "tie": "yellow", "bug": "bold red"}
@@ -100,10 +99,7 @@ def _rounding_error(model: PreTrainedModel, ids: Tensor, single: Tensor) -> floa
 def verify(
     model: common.ModelOption = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; may be given several times.")] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='A .jsonl file of objects with "prompt", or a text file with one prompt a line.'),
-    ] = None,
+    prompts: PromptsOption = None,
     max_new_tokens: common.NewTokensOption = 128,
     window_size: common.WindowOption = None,
     ngram_size: common.NgramOption = None,
@@ -114,7 +110,7 @@ def verify(
 ) -> None:
     """Compare plain decoding with lookahead: exit status 0 if texts are identical or tied, 1 on a bug."""
     strategy = common.lookahead_from(window_size, ngram_size, verification_set_size, seed=0)
-    texts = [*(prompt or []), *(read_prompts(prompts) if prompts else [])] or list(common.PROMPTS)
+    texts = [*(prompt or []), *(read_prompts(prompts) if prompts else [])] or list(PROMPTS)
     loaded, tokenizer = common.load(model, dtype, device)
     encoded = [common.encode(tokenizer, text, loaded) for text in texts]
     results: list[dict[str, Any]] = []
@@ -148,38 +144,6 @@ def verify(
         _show(results, tokenizer, worst, dtype)
     if worst == "bug":
         raise typer.Exit(1)
-
-
-def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file: ``"prompt"`` of each line's JSON object if it ends in .jsonl, else its lines.
-
-    Raises:
-        LookaheadError: the file cannot be read, holds no prompt, or a line of it is not such an object.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise LookaheadError(f"--prompts {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise LookaheadError(f"--prompts {path} is not text ({error}): expected UTF-8.") from error
-    texts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        if path.suffix != ".jsonl":
-            texts.append(line)
-            continue
-        try:
-            item = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise LookaheadError(f"{path}, line {number}, is not JSON ({error.msg}): expected one object.") from error
-        text = item.get("prompt") if isinstance(item, dict) else None
-        if not isinstance(text, str):
-            raise LookaheadError(f'{path}, line {number}: expected an object with "prompt", a string; got {line[:60]}')
-        texts.append(text)
-    if not texts:
-        raise LookaheadError(f"--prompts {path} holds no prompt: expected at least one line.")
-    return texts
 
 
 def tell(found: Divergence, tokenizer: Any) -> str:

@@ -335,8 +335,8 @@ def test_verify_reads_prompt_files(folder: Path, tmp_path: Path, name: str, cont
         ("none.txt", None, "cannot be read: No such file or directory."),
         ("empty.txt", "\n\n", "holds no prompt"),
         ("broken.jsonl", '{"prompt": "x"}\n{"prompt"', "line 2, is not JSON"),
-        ("other.jsonl", '{"text": "x"}', 'line 1: expected an object with "prompt"'),
-        ("number.jsonl", '{"prompt": 3}', 'line 1: expected an object with "prompt"'),
+        ("other.jsonl", '{"text": "x"}', 'line 1: expected an object with a "prompt"'),
+        ("number.jsonl", '{"prompt": 3}', 'line 1: expected an object with a "prompt"'),
         ("binary.txt", b"\xff\xfe", "is not text"),
     ],
 )
@@ -469,7 +469,7 @@ def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def prompt_file(tmp_path: Path) -> Path:
-    file = tmp_path / "prompts.jsonl"
+    file = tmp_path / "prompts.txt"
     file.write_text(json.dumps({"prompt": PROMPT, "other": 3}) + "\n\ndef sub(a, b):\n")
     return file
 
@@ -518,13 +518,16 @@ def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: P
     ("content", "message"),
     [
         (None, "cannot be read"),
-        (b"\xff\xfe\x00", "cannot be read"),
-        (b"", "holds no prompt: expected one a line."),
+        (b"\xff\xfe\x00", "is not text"),
+        (b"", "holds no prompt: expected at least one line."),
         (b" \n\n", "holds no prompt"),
-        (b'def\n{"text": "a"}\n', "line 2: expected a JSON object with a 'prompt' (KeyError)."),
-        (b'{"prompt": \n', "line 1: expected a JSON object with a 'prompt' (JSONDecodeError)."),
-        (b'{"prompt": 3}\n', "line 1: 'prompt' must be a text: got 3."),
-        (b'{"prompt": ""}\n', "line 1: 'prompt' must be a text: got ''."),
+        (b'def\n{"text": "a"}\n', 'line 2: expected an object with a "prompt" that is text; got {"text": "a"}'),
+        (
+            b'{"prompt": \n',
+            'line 1, is not JSON (Expecting value): expected an object with a "prompt".',
+        ),
+        (b'{"prompt": 3}\n', 'line 1: expected an object with a "prompt" that is text; got {"prompt": 3}'),
+        (b'{"prompt": ""}\n', 'line 1: expected an object with a "prompt" that is text; got {"prompt": ""}'),
     ],
 )
 def test_tune_refuses_a_file_of_other_things(

@@ -1,0 +1,81 @@
+"""Where prompts come from: the built-in ones, a file, or stdin."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jacobi import LookaheadError
+
+# The bundled model writes Python. A prompt does not end with a line break, because its tokenizer keeps a line break
+# and the indentation that follows it in one token.
+PROMPTS = (
+    'class Stack:\n    """A last-in, first-out stack."""\n\n    def __init__(self):',
+    'def read_json(path):\n    """Read a JSON file and return its content."""',
+    'class Point:\n    """A point in the plane."""\n\n    def __init__(self, x, y):',
+    'def test_sorted():\n    """Sorting keeps every item, in order."""',
+    'def parse_args(argv=None):\n    """Parse the command line and return its options."""',
+    'class Cache(dict):\n    """A dictionary that forgets its oldest items."""',
+)
+
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help='Prompts, one a line. A line that starts with "{", and every line of a .jsonl file, is a JSON object with '
+        'a "prompt".',
+    ),
+]
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The prompts of a file, one a line; empty lines are skipped.
+
+    A line that starts with ``{``, and every line of a file whose name ends in ``.jsonl``, is a JSON object whose
+    ``"prompt"`` counts; any other line is a prompt itself.
+
+    Raises:
+        LookaheadError: the file cannot be read or holds no prompt, or a line is not such an object.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise LookaheadError(f"--prompts {file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise LookaheadError(f"--prompts {file} is not text ({error}): expected UTF-8.") from error
+    objects = file.suffix == ".jsonl"
+    texts = [
+        _prompt(line, f"--prompts {file}, line {number}") if objects or line.lstrip().startswith("{") else line
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not texts:
+        raise LookaheadError(f"--prompts {file} holds no prompt: expected at least one line.")
+    return texts
+
+
+def _prompt(line: str, where: str) -> str:
+    try:
+        item = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise LookaheadError(f'{where}, is not JSON ({error.msg}): expected an object with a "prompt".') from error
+    text = item.get("prompt") if isinstance(item, dict) else None
+    if not isinstance(text, str) or not text:
+        raise LookaheadError(f'{where}: expected an object with a "prompt" that is text; got {line[:60]}')
+    return text
+
+
+def read_stdin() -> str:
+    """All of stdin, without the line break that ends it.
+
+    Raises:
+        LookaheadError: it is not UTF-8 text.
+    """
+    if sys.stdin.isatty():
+        typer.echo("Type the prompt, and end it with Ctrl-D.", err=True)
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise LookaheadError(f"The prompt on stdin is not text ({error}): expected UTF-8.") from error
