@@ -1,4 +1,4 @@
-"""Where fused passes end and transformers' own passes take over, and those passes.
+"""Where tree forwards end and transformers' own steps take over.
 
 Some models change with the length of the text: ``dynamic`` RoPE makes new frequencies for every pass past its limit,
 ``longrope`` switches its frequencies once (and transformers then recomputes the whole text), indexed sparse attention
@@ -9,10 +9,7 @@ every row, prepared by the model's own ``prepare_inputs_for_generation``.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
-from transformers.modeling_outputs import ModelOutput
 
 
 def rope_settings(config: Any) -> Iterator[dict[str, Any]]:
@@ -75,36 +72,3 @@ def boundary(model: PreTrainedModel, past: int, last_positions: Sequence[int]) -
     if topk is not None:
         slots.append((max(past, topk), f"attention leaves out tokens past {topk}"))
     return min(slots, default=None)
-
-
-class PlainPasses:
-    """transformers' own decoding passes, from some token of the text on.
-
-    Args:
-        model: the model.
-        cache: the history so far, all rows equally long; the text's last token is not in it.
-        model_kwargs: as ``generate`` prepared them for the prompt.
-        written: new tokens so far.
-    """
-
-    def __init__(self, model: PreTrainedModel, cache: Cache, model_kwargs: dict[str, Any], written: int) -> None:
-        self._model = model
-        kwargs = {"use_cache": True} | model_kwargs | {"past_key_values": cache}
-        self._seq2seq = bool(model.config.is_encoder_decoder)
-        self._kwargs = model._update_model_kwargs_for_generation(
-            ModelOutput(), kwargs, is_encoder_decoder=self._seq2seq, num_new_tokens=written
-        )
-
-    @property
-    def cache(self) -> Cache:
-        """The history; another one than in the beginning where the model has recomputed the text."""
-        return self._kwargs["past_key_values"]
-
-    def forward(self, input_ids: Tensor) -> ModelOutput:
-        """The pass of the last token of ``[batch, token]``; its ``logits`` are ``[batch, token, vocab]``."""
-        inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **self._kwargs)
-        outputs: ModelOutput = self._model(**inputs, return_dict=True)
-        self._kwargs = self._model._update_model_kwargs_for_generation(
-            outputs, self._kwargs, is_encoder_decoder=self._seq2seq
-        )
-        return outputs

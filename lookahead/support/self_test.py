@@ -15,9 +15,10 @@ from jacobi import LookaheadError, Path, TokenTree
 from lookahead.models.conformance import recorded_routes, recorded_version
 from lookahead.models.familiar import changed, unfamiliar
 from lookahead.models.families.mamba2 import bound_error
-from lookahead.models.limits import PlainPasses, index_limit, position_limit
+from lookahead.models.limits import index_limit, position_limit
 from lookahead.models.traits import decoder_config, input_device, is_seq2seq, position_table, vocabulary
 from lookahead.runtime.encoder_decoder import stepwise
+from lookahead.runtime.fallback_steps import PlainPasses
 from lookahead.runtime.linear import ChainModel
 from lookahead.runtime.session import bare_chain, bare_model, masked_inputs
 
