@@ -16,13 +16,13 @@ from lookahead.draft.memory import Memory, borrowed
 from lookahead.generation.observers import Readers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
 from lookahead.generation.transformers_loop import PlainLoop
+from lookahead.models.mask_rules import mask_rules
 from lookahead.models.traits import is_seq2seq, vocabulary
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.cache.snapshots import holds_text
 from lookahead.runtime.cache.tree import empty_cache
 from lookahead.runtime.cuda_graphs.executor import fused_model
 from lookahead.runtime.linear import ChainModel, cache_name, chain_cache
-from lookahead.runtime.masks import mask_rules
 from lookahead.runtime.tracing.record import CallTraces, traces_for
 from lookahead.runtime.tree import FusedModel
 from lookahead.stats import DecodingStats

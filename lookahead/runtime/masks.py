@@ -6,9 +6,6 @@ states it as a function of two indices, made from the config; we take that funct
 *logical* places (the row's length plus depth) instead of physical slots.
 """
 
-import copy
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,71 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, create_masks_for_generate
 
 from jacobi import TokenTree, additive_mask
-from lookahead.models.traits import decoder_config, input_device
-
-_RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
-_recording = threading.Lock()
+from lookahead.models.mask_rules import MaskRule
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """One kind of layer's visibility as ``function(batch, head, query place, key place)``; None = all causal."""
-
-    function: Callable[..., Any] | None
-
-
-def _record(*args: Any, mask_function: Callable[..., Any] = causal_mask_function, **kwargs: Any) -> _Rule:
-    return _Rule(None if mask_function is causal_mask_function else mask_function)
-
-
-def mask_rules(model: PreTrainedModel) -> Any:
-    """The visibility rules of a model's layers, in the form its ``forward`` takes masks: one, or a dict by layer type.
-
-    They come from transformers' own ``create_masks_for_generate`` (or the model's override of it), run with a mask
-    function that returns the rule in place of a mask.
-    """
-    config = copy.copy(decoder_config(model))
-    config._attn_implementation_internal = _RECORDER
-    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
-    with _recording:
-        AttentionMaskInterface.register(_RECORDER, _record)
-        try:
-            rules = create(
-                config=config,
-                inputs_embeds=torch.empty((1, 1, 0), device=input_device(model), dtype=model.dtype),
-                attention_mask=None,
-                past_key_values=None,
-                position_ids=None,
-            )
-        finally:
-            AttentionMaskInterface._global_mapping.pop(_RECORDER, None)
-    return _Rule(None) if rules is None else rules
-
-
-def shortest_window(model: PreTrainedModel, rules: Any) -> int | None:
-    """How many tokens of history every layer sees, whatever its rule; None = all of them."""
-    every = list(rules.values()) if isinstance(rules, dict) else [rules]
-    if all(rule.function is None for rule in every):
-        return None
-    config = decoder_config(model)
-    sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    return min((size for size in sizes if isinstance(size, int)), default=0)
-
-
-def windows_of_the_cache(model: PreTrainedModel) -> bool:
-    """Whether a model masks no window itself, and plain decoding's cache makes one by dropping tokens (Moshi)."""
-    if shortest_window(model, mask_rules(model)) is None:
-        return False
-    makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
-    homes = {type(module).__module__ for module in model.modules()}
-    return not any(hasattr(sys.modules[home], maker) for home in homes for maker in makers)
-
-
-def map_rules(rules: Any, build: Callable[[_Rule], Tensor]) -> Any:
+def map_rules(rules: Any, build: Callable[[MaskRule], Tensor]) -> Any:
     """Build one mask for each rule, keeping the form; equal layer types share a mask."""
     if not isinstance(rules, dict):
         return build(rules)
@@ -172,7 +110,7 @@ def fused_masks(
             mask[row, 0, count:, 0 if buffer is None else base :] = lowest
             mask[row, 0, count:, base + count :].fill_diagonal_(0.0)
 
-    def build(rule: _Rule) -> Tensor:
+    def build(rule: MaskRule) -> Tensor:
         if rule.function is None:
             return mask
         # Logical places know the padding already, so every row asks the rule as an unpadded row 0 would.
@@ -236,7 +174,7 @@ def static_masks(rules: Any, places: StaticPlaces, mask: Tensor) -> Any:
     visible = history[:, None, :].repeat(1, nodes, 1).index_copy_(2, places.slots, branches)
     mask.fill_(lowest).masked_fill_(visible[:, None], 0.0)
 
-    def build(rule: _Rule) -> Tensor:
+    def build(rule: MaskRule) -> Tensor:
         if rule.function is None:
             return mask
         first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=mask.device)

@@ -12,13 +12,13 @@ from transformers.cache_utils import Cache
 from jacobi import Path
 from lookahead.models.families.registry import takes_positions
 from lookahead.models.hidden_states import HiddenStates
+from lookahead.models.mask_rules import mask_rules
 from lookahead.models.traits import input_device, is_seq2seq
 from lookahead.runtime.attention import grouped_attention
 from lookahead.runtime.cache.tree import empty_cache
 from lookahead.runtime.cuda_graphs.executor import fused_model
 from lookahead.runtime.encoder_decoder import stand_in_encoder
 from lookahead.runtime.linear import ChainModel, chain_cache
-from lookahead.runtime.masks import mask_rules
 from lookahead.runtime.tree import FusedModel
 
 

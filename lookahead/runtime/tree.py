@@ -19,11 +19,12 @@ from lookahead.models.families.overrides import Places, placed
 from lookahead.models.families.registry import place_builders, takes_positions
 from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.limits import boundary
+from lookahead.models.mask_rules import shortest_window
 from lookahead.models.traits import input_device
 from lookahead.runtime.attention import fused_pass, packing_pays
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.fallback_steps import PlainPasses
-from lookahead.runtime.masks import MaskBuffer, fused_masks, shortest_window
+from lookahead.runtime.masks import MaskBuffer, fused_masks
 from lookahead.runtime.scores import prompt_scores, score
 from lookahead.runtime.tracing.replay import Traces, masks_given, weights_of
 

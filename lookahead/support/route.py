@@ -10,10 +10,10 @@ from transformers.cache_utils import StaticCache
 from jacobi import LookaheadError
 from lookahead.models.families.registry import place_builders, takes_positions
 from lookahead.models.limits import boundary, position_limit, rope_settings
+from lookahead.models.mask_rules import windows_of_the_cache
 from lookahead.models.traits import decoder_config, is_seq2seq, position_table, vocabulary
 from lookahead.runtime.cache.snapshots import holds_text
 from lookahead.runtime.encoder_decoder import forgets_padding, own_steps
-from lookahead.runtime.masks import windows_of_the_cache
 from lookahead.support.self_test import chain_error, is_on_record, tree_error
 
 Route = Literal["tree", "chain", "plain"]

@@ -26,11 +26,12 @@ from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, Stat
 from jacobi import Path, TokenTree
 from lookahead import Jacobi, Lookahead, LookaheadError
 from lookahead.generation import decode as generate
+from lookahead.models.mask_rules import mask_rules
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.cuda_graphs import buffers as arenas
 from lookahead.runtime.cuda_graphs import executor as static
 from lookahead.runtime.cuda_graphs.executor import StaticModel, bucket_of, fused_model, span_of, static_reason
-from lookahead.runtime.masks import MaskBuffer, StaticPlaces, ancestor_words, fused_masks, mask_rules, static_masks
+from lookahead.runtime.masks import MaskBuffer, StaticPlaces, ancestor_words, fused_masks, static_masks
 from lookahead.runtime.tree import FusedModel
 
 pytestmark = pytest.mark.usefixtures("augmented")

@@ -9,7 +9,8 @@ from helpers.models import fresh_model, registries, tiny_model
 from torch import Tensor
 
 from jacobi import TokenTree
-from lookahead.runtime.masks import fused_masks, mask_rules
+from lookahead.models.mask_rules import mask_rules
+from lookahead.runtime.masks import fused_masks
 
 
 def random_tree(rng: random.Random, nodes: int) -> TokenTree:

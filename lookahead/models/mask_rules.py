@@ -1,0 +1,71 @@
+"""The visibility rules of a model's layers: causal, sliding, chunked, as transformers states them."""
+
+import copy
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, create_masks_for_generate
+
+from lookahead.models.traits import decoder_config, input_device
+
+_RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
+_recording = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRule:
+    """One kind of layer's visibility as ``function(batch, head, query place, key place)``; None = all causal."""
+
+    function: Callable[..., Any] | None
+
+
+def _record(*args: Any, mask_function: Callable[..., Any] = causal_mask_function, **kwargs: Any) -> MaskRule:
+    return MaskRule(None if mask_function is causal_mask_function else mask_function)
+
+
+def mask_rules(model: PreTrainedModel) -> Any:
+    """The visibility rules of a model's layers, in the form its ``forward`` takes masks: one, or a dict by layer type.
+
+    They come from transformers' own ``create_masks_for_generate`` (or the model's override of it), run with a mask
+    function that returns the rule in place of a mask.
+    """
+    config = copy.copy(decoder_config(model))
+    config._attn_implementation_internal = _RECORDER
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    with _recording:
+        AttentionMaskInterface.register(_RECORDER, _record)
+        try:
+            rules = create(
+                config=config,
+                inputs_embeds=torch.empty((1, 1, 0), device=input_device(model), dtype=model.dtype),
+                attention_mask=None,
+                past_key_values=None,
+                position_ids=None,
+            )
+        finally:
+            AttentionMaskInterface._global_mapping.pop(_RECORDER, None)
+    return MaskRule(None) if rules is None else rules
+
+
+def shortest_window(model: PreTrainedModel, rules: Any) -> int | None:
+    """How many tokens of history every layer sees, whatever its rule; None = all of them."""
+    every = list(rules.values()) if isinstance(rules, dict) else [rules]
+    if all(rule.function is None for rule in every):
+        return None
+    config = decoder_config(model)
+    sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def windows_of_the_cache(model: PreTrainedModel) -> bool:
+    """Whether a model masks no window itself, and plain decoding's cache makes one by dropping tokens (Moshi)."""
+    if shortest_window(model, mask_rules(model)) is None:
+        return False
+    makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
+    homes = {type(module).__module__ for module in model.modules()}
+    return not any(hasattr(sys.modules[home], maker) for home in homes for maker in makers)
