@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from exactness.test_features import Puts
 from helpers.medusa import counting, random_heads
 from helpers.models import (
     F32,
@@ -25,6 +24,7 @@ from helpers.models import (
     tiny_model,
     waiting,
 )
+from helpers.streaming import Puts
 from runtime.test_cuda_graphs import StandIn
 from torch import Tensor
 from transformers import (

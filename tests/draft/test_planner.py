@@ -1,0 +1,243 @@
+"""How much is drafted: trees follow the latency curve, the acceptance and the bounds that are set."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.automatic import FLAT, NAMES, STEEP, USUAL, curve, drafted, nodes_of
+from helpers.models import counting_model, fresh_model, prompts, run, tiny_model
+
+from lookahead import Lookahead
+from lookahead.draft.best_first import Acceptance
+from lookahead.draft.latency import StepTimes
+from lookahead.draft.planner import Planner
+from lookahead.sources import SuffixSource
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 40])
+@pytest.mark.parametrize(
+    "sources",
+    [None, ("suffix",), ("recycling", "pool"), NAMES, ("window",)],
+    ids=["default", "suffix", "two", "all", "window"],
+)
+def test_nodes_bounds_the_tree(sources: tuple[str, ...] | None, nodes: int) -> None:
+    for model, batch in ((counting_model(), 1), (tiny_model("llama"), 1), (tiny_model("llama"), 3)):
+        strategy = Lookahead(nodes=nodes, sources=sources, seed=0, stats="detailed")
+        assert max(map(max, nodes_of(drafted(model, strategy, batch, max_new_tokens=24)))) <= nodes
+
+
+@pytest.mark.parametrize("most", [1, 7, 30])
+def test_max_nodes_bounds_the_tree_without_a_window(most: int) -> None:
+    strategy = Lookahead(max_nodes=most, sources=("recycling", "suffix"), tuning=FLAT, stats="detailed")
+    counts = nodes_of(drafted(tiny_model("llama"), strategy, max_new_tokens=80))
+    assert max(map(max, counts)) == most
+
+
+@pytest.mark.parametrize("most", [4, 64])
+def test_max_nodes_bounds_the_tree(most: int) -> None:
+    strategy = Lookahead(max_nodes=most, tuning=FLAT, stats="detailed", seed=0)
+    counts = nodes_of(drafted(tiny_model("llama"), strategy, max_new_tokens=80))
+    assert max(map(max, counts)) <= most
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("sources", [None, ("recycling", "suffix")])
+def test_an_expensive_curve_means_plain_decoding(batch: int, sources: tuple[str, ...] | None) -> None:
+    strategy = Lookahead(tuning=STEEP, sources=sources, stats="detailed", seed=0)
+    counts = nodes_of(drafted(tiny_model("llama"), strategy, batch, max_new_tokens=100))
+    width = [max(nodes) for nodes in counts]
+    assert sum(width) <= 4 * 4, "the odd probe"
+    assert width[0] == 0 or batch > 1
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_flat_curve_means_many_nodes(batch: int) -> None:
+    strategy = Lookahead(tuning=FLAT, sources=("recycling", "suffix"), stats="detailed", seed=0)
+    counts = nodes_of(drafted(tiny_model("llama"), strategy, batch, max_new_tokens=80))
+    assert max(map(max, counts)) > 60
+    assert sum(map(sum, counts[-20:])) > 20 * 15 * batch
+
+
+def test_what_is_certain_is_drafted_at_any_usual_price() -> None:
+    """On a curve of 3% a node, a text that repeats itself is written several tokens a pass; a chaotic one is not."""
+    sure = drafted(counting_model(), Lookahead(tuning=USUAL, seed=0), max_new_tokens=100)
+    assert sure.mean_acceptance_length > 3
+    chaotic = drafted(tiny_model("llama"), Lookahead(tuning=USUAL, seed=0, remember=False), max_new_tokens=60)
+    assert chaotic.drafted / chaotic.row_steps < sure.drafted / sure.row_steps
+
+
+def test_window_columns_come_with_a_flat_curve_only() -> None:
+    """The window alone: where a node costs nothing it runs, where nodes are dear it does not."""
+    flat = drafted(tiny_model("llama"), Lookahead(sources=("window",), tuning=FLAT, seed=0, stats="detailed"))
+    assert max(map(max, nodes_of(flat))) >= 16 * 3
+    dear = drafted(tiny_model("llama"), Lookahead(sources=("window",), tuning=USUAL, seed=0, stats="detailed"))
+    assert dear.drafted == 0
+
+
+def test_the_window_is_part_of_the_default_where_it_costs_nothing() -> None:
+    both = Lookahead(sources=("suffix", "window"), tuning=FLAT, seed=0, max_nodes=64, stats="detailed")
+    without = Lookahead(sources=("suffix",), tuning=FLAT, seed=0, max_nodes=64, stats="detailed")
+    most = [max(map(max, nodes_of(drafted(tiny_model("llama"), strategy)))) for strategy in (both, without)]
+    assert most[0] >= 16 * 3 and most[0] > most[1]
+
+
+def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree: int = 6) -> list[tuple[int, int]]:
+    """Drive a planner: each row drafts up to ``tree`` nodes, a pass costs ``cost(width)``; tree nodes and columns."""
+    planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=128, window=window)
+    seen = []
+    for _ in range(passes):
+        planner.open(64)
+        nodes = min(len(planner.sizes[0]) - 1, tree)
+        columns = 0 if planner.single else planner.columns
+        planner.learnt([0.5] * nodes, [], columns, False, written=1)
+        width = 1 + nodes + 4 * columns
+        times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "keep_ms": 0.0}
+        step: Any = SimpleNamespace(trees=[range(width)], **times_taken)
+        planner.observe(step)
+        seen.append((nodes, planner.columns))
+    return seen
+
+
+def batch_sizes(slow: Sequence[float], fast: Sequence[float], batch: int = 2) -> int:
+    """Nodes of a batch's next pass, where the row furthest behind has had trees of other values than the rest."""
+    planner = Planner(curve(0.1), Acceptance([SuffixSource()]), batch=batch, most_nodes=32)
+    for passed in range(20):
+        planner.open(64)
+        planner.sizes = [1.0] * 9, [0.0] * 9
+        planner.learnt(slow, [], 0, False, written=passed)
+        for _ in range(batch - 1):
+            planner.learnt(fast, [], 0, False, written=3 * passed + 1)
+        step: Any = SimpleNamespace(
+            trees=[range(9)], draft_ms=0.0, forward_ms=curve(0.1).ms(9, 64), keep_ms=0.0, verify_ms=0.0
+        )
+        planner.observe(step)
+    planner.open(64)
+    planner.single = False
+    return len(planner.sizes[0]) - 1
+
+
+def test_a_batch_drafts_for_the_row_that_is_furthest_behind() -> None:
+    """It is done when its slowest row is: what others gain shortens nothing."""
+    good, bad = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], [0.02] * 8
+    assert batch_sizes(good, bad) == batch_sizes(good, good) > 2
+    assert batch_sizes(bad, good) == batch_sizes(bad, bad) == 0
+
+
+def test_larger_batches_ask_for_more() -> None:
+    """Once rows are out of step every pass costs more, which the curve does not know."""
+    fair = [0.5, 0.1]
+    assert batch_sizes(fair, fair, batch=2) > 0
+    assert batch_sizes(fair, fair, batch=64) == 0
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(1, 128), (4, 32), (16, 8)])
+def test_prompts_share_what_is_gathered_of_them(batch: int, expected: int, made: list[Any]) -> None:
+    """Their logits would otherwise cost a large batch several passes."""
+    seen = []
+
+    def noting(model: Any, args: Any, kwargs: Any) -> None:
+        seen.append(kwargs.get("logits_to_keep"))
+
+    model = fresh_model("llama")
+    handle = model.register_forward_pre_hook(noting, with_kwargs=True)
+    run(model, prompts(batch, 30), use_lookahead=True, max_new_tokens=40)
+    handle.remove()
+    assert expected in seen
+
+
+def test_what_is_fed_again_counts_as_nodes() -> None:
+    """Sizes cost what they add behind the tokens that are fed again; where those are dear, nothing is drafted."""
+    for slope, room in ((0.01, 17), (0.3, 1)):
+        times, again = curve(slope), [0]
+        planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=16)
+        planner.again = lambda again=again: again[0]  # type: ignore[misc]
+        planner.open(64)
+        assert len(planner.sizes[0]) == 17
+        again[0] = 5
+        planner.open(64)
+        assert len(planner.sizes[0]) == room
+        if room > 1:
+            assert planner.sizes[0][0] == pytest.approx(times.ms(1, 64))  # the draft before has paid for the others
+            assert planner.sizes[0][3] == pytest.approx(times.ms(1, 64) + times.ms(9, 64) - times.ms(6, 64))
+        again[0] = 0
+        planner.open(64)
+        assert len(planner.sizes[0]) == 17
+
+
+def test_a_draft_pays_for_what_is_fed_again() -> None:
+    """What passes fed again of late is added to every size but the first."""
+    times, again = curve(0.05), [0]
+    planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=16)
+    planner.again = lambda: again[0]
+    for fed in (0, 3) * 20:
+        again[0] = fed
+        planner.open(64)
+        step: Any = SimpleNamespace(trees=[range(4)], draft_ms=0.0, forward_ms=times.ms(4 + fed, 64), keep_ms=0.0)
+        planner.observe(step)
+    again[0] = 0
+    planner.open(64)
+    costs = planner.sizes[0]
+    assert costs[0] == pytest.approx(times.ms(1, 64))
+    three = times.ms(7, 64) - times.ms(4, 64)  # fed again after every second draft
+    assert 0.3 * three < costs[3] - times.ms(4, 64) < 0.7 * three
+
+
+def test_the_step_to_several_tokens_is_paid_by_the_draft_that_was_cut_short() -> None:
+    """Where more than one token costs a step, feeding again costs it, whatever is drafted on top in the same pass."""
+    times, again = curve(0.0, step=2.0), [0]
+    planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=16)
+    planner.again = lambda: again[0]
+    for fed in (0, 3) * 40:
+        again[0] = fed
+        planner.open(64)
+        step: Any = SimpleNamespace(trees=[range(4)], draft_ms=0.0, forward_ms=3.0, keep_ms=0.0)
+        planner.observe(step)
+    again[0] = 0
+    planner.open(64)
+    assert planner.sizes[0][0] == pytest.approx(1.0)
+    assert 3.7 < planner.sizes[0][3] < 4.3  # the step, and another one after every second draft
+    again[0] = 3
+    planner.open(64)
+    assert planner.sizes[0][0] == pytest.approx(1.0)
+    assert 1.7 < planner.sizes[0][3] < 2.3  # now the step is taken anyway
+
+
+@pytest.mark.parametrize(("step", "first"), [(0.0, 32), (0.5, 32), (2.0, 100)])
+def test_dear_trials_are_rare(step: float, first: int) -> None:
+    """While nothing seems to pay, a small draft is tried after 32 passes, or after as many as make it a fiftieth."""
+    planner = Planner(curve(0.0, step=step), Acceptance([SuffixSource()]), batch=1, most_nodes=16)
+    tried = []
+    for place in range(120):
+        planner.open(64)
+        if planner._probing:
+            tried.append(place)
+        planner.learnt([], [], 0, True, written=place)
+        one: Any = SimpleNamespace(trees=[range(1)], draft_ms=0.0, forward_ms=1.0, keep_ms=0.0)
+        planner.observe(one)
+    assert tried and first <= tried[0] <= first + 2
+
+
+def test_measuring_one_node_does_not_stop_the_drafts() -> None:
+    """t(1) is measured now and then; with a window too, that is one pass and not all that follow."""
+    seen = plan(curve(0.0), 800, lambda width: 1.0)
+    assert seen[0][1] > 0
+    without = [nodes for nodes, _ in seen].count(0)
+    assert without < 20
+
+
+def test_measuring_one_node_takes_single_passes() -> None:
+    times = curve(0.0)
+    seen = plan(times, 800, lambda width: 1.0, window=False)
+    assert 1 <= [nodes for nodes, _ in seen].count(0) <= 4
+
+
+def test_an_unknown_curve_is_learnt() -> None:
+    """From nothing: the cost of one node is measured in the first passes."""
+    times = StepTimes()
+    seen = plan(times, 60, lambda width: 1.0 + 0.02 * (width - 1), window=False)
+    assert times.knows_single
+    assert times.ms(1, 64) == pytest.approx(1.0, rel=0.1)
+    assert [nodes for nodes, _ in seen].count(0) <= 8

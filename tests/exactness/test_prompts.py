@@ -1,0 +1,139 @@
+"""Prompts of every kind: short, padded, chunked, embedded, with images, of any integer type."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import VOCAB, prompts, same_as_plain, tiny_model
+from transformers import CLIPVisionConfig, GenerationConfig, LlavaConfig, LlavaForConditionalGeneration
+
+from lookahead import Jacobi
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_short_prompts_and_texts(name: str) -> None:
+    """One token of prompt, one token of text, and both."""
+    model = tiny_model(name)
+    for length, new_tokens in ((1, 1), (1, 2), (1, 25), (2, 25), (12, 1), (12, 2), (12, 3)):
+        for sample in (False, True):
+            same_as_plain(model, prompts(1, length), max_new_tokens=new_tokens, do_sample=sample)
+    ids = {"input_ids": torch.tensor([[5], [6], [7]])}
+    same_as_plain(model, ids, max_new_tokens=20)
+
+
+def test_no_prompt_but_a_begin_token() -> None:
+    """transformers starts with ``bos_token_id`` then."""
+    same_as_plain(tiny_model("llama"), {}, max_new_tokens=20, bos_token_id=3)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "llama4"])
+def test_one_padded_row(name: str) -> None:
+    """Left padding is not only for batches."""
+    inputs = prompts(1)
+    inputs["attention_mask"][0, :5] = 0
+    same_as_plain(tiny_model(name), inputs, max_new_tokens=24, output_scores=True)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "qwen2_mixed", "gemma3"])
+def test_a_hole_in_the_mask(name: str, batch: int) -> None:
+    """Rows glued together from earlier, padded texts are masked in the middle."""
+    inputs = prompts(batch)
+    inputs["attention_mask"][0, 8:10] = 0
+    same_as_plain(tiny_model(name), inputs, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "qwen2_mixed"])
+def test_positions_given(name: str) -> None:
+    """A caller's own ``position_ids``: the text goes on from the last one."""
+    for batch in (1, 3):
+        positions = torch.arange(10, 22).expand(batch, -1) + torch.arange(batch)[:, None]
+        inputs = prompts(batch, ragged=False) | {"position_ids": positions.contiguous()}
+        same_as_plain(tiny_model(name), inputs, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 12, 50])
+def test_prefill_in_chunks(chunk: int) -> None:
+    """The prompt's pass may come in pieces."""
+    for name in ("llama", "mistral", "gpt2"):
+        same_as_plain(tiny_model(name), prompts(3), max_new_tokens=15, prefill_chunk_size=chunk)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_inputs_embeds(name: str, sample: bool, batch: int) -> None:
+    """Embeddings for a prompt: the output holds the new tokens only."""
+    model, inputs = tiny_model(name), prompts(batch)
+    ids = inputs.pop("input_ids")
+    inputs["inputs_embeds"] = model.get_input_embeddings()(ids).detach()
+    output = same_as_plain(model, inputs, max_new_tokens=20, do_sample=sample, output_scores=True)
+    assert output.sequences.shape == (batch, 20)
+    same_as_plain(model, inputs | {"input_ids": ids}, max_new_tokens=20, do_sample=sample)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integer_types(dtype: torch.dtype) -> None:
+    """The output has the type that plain generate returns."""
+    inputs = {"input_ids": prompts(3, ragged=False)["input_ids"].to(dtype)}
+    same_as_plain(tiny_model("llama"), inputs, max_new_tokens=12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_mask_types(name: str, dtype: torch.dtype) -> None:
+    """transformers takes masks of any type."""
+    for batch in (1, 3):
+        inputs = prompts(batch)
+        inputs["attention_mask"][0, :2] = 0
+        inputs["attention_mask"] = inputs["attention_mask"].to(dtype)
+        same_as_plain(tiny_model(name), inputs, max_new_tokens=12)
+
+
+@pytest.mark.parametrize("pad", [-1, VOCAB])
+@pytest.mark.parametrize("strategy", [None, Jacobi(initial_guess="pad"), Jacobi(mode="hybrid")])
+def test_a_pad_token_outside_the_vocabulary(strategy: Any, pad: int) -> None:
+    """Nothing reads it as long as no row has to be padded."""
+    same_as_plain(tiny_model("llama"), prompts(1), strategy, max_new_tokens=20, pad_token_id=pad, eos_token_id=-1)
+    same_as_plain(
+        tiny_model("llama"), prompts(2, ragged=False), strategy, max_new_tokens=20, pad_token_id=pad, eos_token_id=-1
+    )
+
+
+def test_images() -> None:
+    """A vision-language model: its images belong to the prompt's pass only."""
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=8,
+            patch_size=4,
+            projection_dim=32,
+        ),
+        text_config=tiny_model("llama").config,
+        image_token_index=VOCAB - 1,
+        image_seq_length=4,
+        vision_feature_layer=-1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlavaForConditionalGeneration(config).double().eval()
+        image = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    inputs = prompts(1)
+    inputs["input_ids"].clamp_(max=VOCAB - 2)
+    same_as_plain(model, inputs, max_new_tokens=12)
+    inputs["input_ids"][0, 2:6] = VOCAB - 1
+    same_as_plain(model, inputs | {"pixel_values": image}, max_new_tokens=12)
+
+
+def test_segments() -> None:
+    """GPT-2 adds an embedding for ``token_type_ids``, for type 0 too."""
+    for batch in (1, 3):
+        inputs = prompts(batch)
+        inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+        same_as_plain(tiny_model("gpt2"), inputs, max_new_tokens=20)

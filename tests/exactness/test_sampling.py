@@ -1,0 +1,142 @@
+"""Sampling: a seed draws plain decoding's text, and rejection keeps the model's distribution."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.calls import STRATEGIES
+from helpers.models import counting_model, fresh_model, prompts, run, same_as_plain, successor_model, tiny_model
+from torch import Tensor
+
+from lookahead import Jacobi, Lookahead
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+
+WARPERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.3},
+    {"temperature": 0.7, "top_k": 8, "top_p": 0.9},
+    {"temperature": 0.6, "repetition_penalty": 1.2},
+]
+
+
+@pytest.mark.parametrize("warper", WARPERS, ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gemma2", "qwen2_mixed", "gpt_oss"])
+def test_sampling_from_a_seed(name: str, batch: int, warper: dict[str, Any]) -> None:
+    """The same text, and the generator is left in the same state."""
+    for seed in range(3):
+        same_as_plain(tiny_model(name), prompts(batch), max_new_tokens=30, do_sample=True, seed=seed, **warper)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES[1:], Jacobi(), Jacobi(mode="jacobi", block_size=None)])
+def test_sampling_with_any_strategy(strategy: Any) -> None:
+    """Drafts have no influence on draws."""
+    for batch in (1, 4):
+        same_as_plain(
+            counting_model(sharpness=6.0),
+            prompts(batch),
+            strategy,
+            max_new_tokens=40,
+            do_sample=True,
+            output_scores=True,
+        )
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["text", "scores"])
+def test_sampled_rows_end(recorded: bool) -> None:
+    """Noise is drawn once for each index that plain decoding reaches, however early a row ends or runs ahead."""
+    accepted = 0
+    for seed in range(10):
+        output = same_as_plain(
+            counting_model(sharpness=6.0),
+            prompts(4),
+            max_new_tokens=40,
+            do_sample=True,
+            seed=seed,
+            eos_token_id=[30, 31, 32],
+            output_scores=recorded,
+        )
+        accepted += output.stats.accepted
+    assert accepted > 100
+
+
+def test_a_sampled_row_runs_far_ahead() -> None:
+    """One row is as good as certain, the others are noise: the first has to wait for them, and for their draws."""
+    model = successor_model({token: token % 7 + 1 for token in range(8)}, sharpness=20.0, free=8)
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [20, 21, 22, 23, 24, 25], [30, 31, 32, 33, 34, 35]])
+    output = same_as_plain(
+        model, {"input_ids": ids}, Lookahead(window_size=7, seed=0), max_new_tokens=150, do_sample=True
+    )
+    assert output.sequences[0, 6:].max() <= 7
+    assert output.sequences[1:].min() >= 8
+    assert output.stats.mean_acceptance_length > 1.1
+    same_as_plain(
+        model,
+        {"input_ids": ids},
+        Lookahead(window_size=7, seed=0),
+        max_new_tokens=150,
+        do_sample=True,
+        eos_token_id=40,
+        seed=1,
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_num_return_sequences(batch: int) -> None:
+    """Several samples of each prompt."""
+    output = same_as_plain(
+        tiny_model("llama"),
+        prompts(batch),
+        max_new_tokens=30,
+        do_sample=True,
+        temperature=0.5,
+        num_return_sequences=3,
+        output_scores=True,
+        eos_token_id=[5, 6],
+    )
+    assert output.sequences.shape[0] == 3 * batch
+
+
+def chi_square(counts: Tensor, expected: Tensor) -> float:
+    """How many standard deviations the chi-square statistic lies above its mean; rare cells are put together."""
+    rare = expected < 5
+    counts = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]]).clamp(min=1e-9)
+    statistic = ((counts - expected) ** 2 / expected).sum().item()
+    freedom = len(expected) - 1
+    return (statistic - freedom) / (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("verification", ["rejection", "exact"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "batch"])
+def test_samples_follow_the_model(verification: Any, alone: bool) -> None:
+    """Three drafted tokens have the joint distribution that the model gives them."""
+    vocab = 6
+    model = fresh_model("llama", seed=2, vocab_size=vocab, initializer_range=0.2)
+    # A prompt of the model's own words, so that its n-grams are plausible guesses.
+    prompt = run(model, {"input_ids": torch.tensor([[1, 2, 3]])}, seed=0, max_new_tokens=40, do_sample=True)[0][:, -24:]
+    samples = 500 if alone else 4000
+    paths = torch.cartesian_prod(*[torch.arange(vocab)] * 3)
+    with torch.no_grad():
+        logits = model(torch.cat([prompt.expand(len(paths), -1), paths], dim=1)).logits[:, -4:-1]
+    expected = logits.softmax(-1).gather(2, paths[:, :, None])[:, :, 0].prod(1) * samples
+
+    strategy = Lookahead(window_size=4, ngram_size=4, verification_set_size=5, verification=verification, seed=2)
+    settings = {"max_new_tokens": 4, "do_sample": True, "lookahead_strategy": strategy, "return_dict_in_generate": True}
+    rows = 1 if alone else 250
+    inputs = {"input_ids": prompt.expand(rows, -1), "attention_mask": torch.ones(rows, 24, dtype=torch.long)}
+    outputs = [run(model, inputs, seed=seed, **settings)[0] for seed in range(samples // rows)]
+    assert sum(output.stats.accepted for output in outputs) > samples / 2
+    drawn = torch.cat([output.sequences for output in outputs])[:, 24:27]
+    counts = torch.bincount(drawn @ torch.tensor([vocab**2, vocab, 1]), minlength=vocab**3).double()
+    assert chi_square(counts, expected) < 4
+    pairs = counts.view(vocab, vocab, vocab)
+    for axis in ((0, 1), (0, 2), (1, 2)):
+        assert chi_square(pairs.sum(axis), expected.view(vocab, vocab, vocab).sum(axis)) < 4
+
+
+def test_greedy_rejection_is_greedy() -> None:
+    """Without sampling there is nothing to reject."""
+    same_as_plain(tiny_model("llama"), prompts(3), Lookahead(verification="rejection"), max_new_tokens=30)

@@ -1,0 +1,204 @@
+"""End tokens, lengths, stopping criteria, stop strings and time limits, also in the middle of an accepted path."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from helpers.calls import LengthIs, RowEnds
+from helpers.models import counting_model, prompts, run, same_as_plain, same_tensors, tiny_model
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from lookahead import Lookahead
+
+augmented = pytest.mark.usefixtures("augmented")
+
+
+@augmented
+@pytest.mark.parametrize("batch", [1, 3])
+def test_several_end_tokens(batch: int) -> None:
+    """Each of them ends a row, also in the middle of an accepted block."""
+    for ends in ([5], [5, 6], [6, 5, 40], [40]):
+        for new_tokens in (9, 30):
+            output = same_as_plain(
+                counting_model(),
+                prompts(batch),
+                Lookahead(window_size=7, seed=0),
+                max_new_tokens=new_tokens,
+                eos_token_id=ends,
+            )
+            assert output.stats.emitted == sum(
+                next((i + 1 for i, token in enumerate(row) if token in ends), new_tokens)
+                for row in output.sequences[:, 12:].tolist()
+            )
+
+
+@augmented
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("new_tokens", range(1, 25))
+def test_length_inside_a_block(new_tokens: int, batch: int) -> None:
+    """Every length is met exactly, though blocks of five tokens are accepted."""
+    output = same_as_plain(
+        counting_model(), prompts(batch), Lookahead(window_size=7, seed=0), max_new_tokens=new_tokens
+    )
+    assert output.sequences.shape[1] == 12 + new_tokens
+    output = same_as_plain(
+        counting_model(),
+        prompts(batch),
+        Lookahead(window_size=7, seed=0),
+        max_length=12 + new_tokens,
+        output_scores=True,
+    )
+    assert output.sequences.shape[1] == 12 + new_tokens
+
+
+@augmented
+@pytest.mark.parametrize("eos", [None, 40, 6], ids=["no-eos", "unused-eos", "eos"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("length", range(13, 41, 3))
+def test_a_criterion_inside_a_block(length: int, batch: int, eos: int | None) -> None:
+    """A rule of the user's is asked after every token, once, and obeyed at once."""
+    kept: list[LengthIs] = []
+
+    def new() -> StoppingCriteriaList:
+        kept.append(LengthIs(length))
+        return StoppingCriteriaList([kept[-1]])
+
+    output = same_as_plain(
+        counting_model(),
+        prompts(batch),
+        Lookahead(window_size=7, seed=0),
+        max_new_tokens=40,
+        stopping_criteria_new=new,
+        eos_token_id=eos,
+    )
+    plain, ours = kept
+    assert ours.shown == plain.shown == list(range(13, output.sequences.shape[1] + 1))
+    if eos is None and length > 30:
+        assert output.stats.mean_acceptance_length > 2
+
+
+@augmented
+@pytest.mark.parametrize("eos", [None, 40], ids=["no-eos", "eos"])
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("lengths", [[15, 20, 33], [33, 14, 14], [13, 13, 13], [40, 50, 60]])
+def test_a_criterion_for_each_row(lengths: list[int], sample: bool, eos: int | None) -> None:
+    """Rows stop one by one; without an end token, stopped rows write on until the last has stopped."""
+    for model in (counting_model(sharpness=7.0), tiny_model("mistral")):
+        same_as_plain(
+            model,
+            prompts(3),
+            Lookahead(window_size=7, seed=0),
+            max_new_tokens=40,
+            stopping_criteria_new=lambda: StoppingCriteriaList([RowEnds(lengths)]),
+            eos_token_id=eos,
+            do_sample=sample,
+            output_scores=True,
+            output_logits=True,
+        )
+
+
+class EndsAt(StoppingCriteria):
+    """A rule of the user's with an attribute by which transformers knows rules about end tokens, of any type."""
+
+    def __init__(self, eos_token_id: Any) -> None:
+        self.eos_token_id = eos_token_id
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.isin(input_ids[:, -1], torch.as_tensor(self.eos_token_id))
+
+
+@augmented
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("rule", ["int", "list", "tensor", "transformers", "length", "both"])
+def test_rules_given_as_criteria(rule: str, batch: int) -> None:
+    """End tokens and lengths that come as criteria rather than as settings."""
+    model = tiny_model("llama")
+    text = run(model, prompts(3), max_new_tokens=20)[0]
+    ends = [int(text[0, 16]), int(text[1, 20])]
+
+    def new() -> StoppingCriteriaList:
+        rules = {
+            "int": [EndsAt(ends[0])],
+            "list": [EndsAt(ends)],
+            "tensor": [EndsAt(torch.tensor(ends))],
+            "transformers": [EosTokenCriteria(ends)],
+            "length": [MaxLengthCriteria(19)],
+            "both": [EosTokenCriteria(ends[0]), EndsAt(ends[1]), MaxLengthCriteria(22)],
+        }
+        return StoppingCriteriaList(rules[rule])
+
+    same_as_plain(model, prompts(batch), max_new_tokens=25, stopping_criteria_new=new, output_scores=True)
+    same_as_plain(model, prompts(batch), max_new_tokens=25, stopping_criteria_new=new, do_sample=True)
+    same_as_plain(counting_model(), prompts(batch), max_new_tokens=25, stopping_criteria_new=new)
+
+
+@augmented
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_criterion_sees_the_scores(batch: int) -> None:
+    """If scores are recorded, a rule is given all of them up to now; otherwise None."""
+
+    def shown(recorded: bool, **asked: Any) -> list[Any]:
+        seen: list[Any] = []
+
+        def look(input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+            seen.append(None if scores is None else [line.double() for line in scores])
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+        settings = {"return_dict_in_generate": True, "output_scores": recorded, "max_new_tokens": 12}
+        run(counting_model(), prompts(batch), stopping_criteria=[look], **settings, **asked)
+        return seen
+
+    assert shown(False, use_lookahead=True) == shown(False) == [None] * 12
+    for ours, plain in zip(shown(True, use_lookahead=True), shown(True), strict=True):
+        same_tensors(tuple(ours), tuple(plain), 1e-5)
+
+
+@augmented
+@pytest.mark.parametrize("eos", [None, 40], ids=["no-eos", "eos"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("strings", ["d", ["cde"], ["gab", "nm"], ["t", "g", "m"], ["x", "ijk"], ["never"]], ids=str)
+def test_stop_strings(strings: Any, batch: int, eos: int | None, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Strings that are a token, are a part of one, span several, or never come."""
+    settings = {"stop_strings": strings, "tokenizer": tokenizer, "max_new_tokens": 24, "eos_token_id": eos}
+    same_as_plain(counting_model(), prompts(batch), Lookahead(window_size=7, seed=0), **settings)
+    same_as_plain(tiny_model("llama"), prompts(batch), output_scores=True, **settings)
+
+
+@augmented
+def test_stop_strings_that_rows_meet_apart(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Row by row, with and without an end token, greedy and sampled."""
+    model = tiny_model("llama")
+    text = run(model, prompts(3), max_new_tokens=30)[0]
+    strings = [tokenizer.decode(text[row, 12 + at : 14 + at]) for row, at in ((0, 3), (1, 11), (2, 20))]
+    for eos in (None, 40):
+        for sample in (False, True):
+            same_as_plain(
+                model,
+                prompts(3),
+                stop_strings=strings,
+                tokenizer=tokenizer,
+                max_new_tokens=40,
+                eos_token_id=eos,
+                do_sample=sample,
+            )
+
+
+@augmented
+@pytest.mark.parametrize("batch", [1, 3])
+def test_max_time(batch: int) -> None:
+    """Time runs out between two tokens: after the first if there is none, never if there is enough."""
+    output = same_as_plain(counting_model(), prompts(batch), max_new_tokens=30, max_time=1e-9)
+    assert output.sequences.shape[1] == 13
+    same_as_plain(counting_model(), prompts(batch), max_new_tokens=30, max_time=1000.0)
+
+    def slow(input_ids: Tensor, scores: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return scores
+
+    output = counting_model().generate(
+        **prompts(1), max_new_tokens=200, max_time=0.3, logits_processor=[slow], use_lookahead=True
+    )
+    assert 13 <= output.shape[1] <= 12 + 16

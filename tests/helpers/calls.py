@@ -1,0 +1,78 @@
+"""Settings and criteria of calls of ``generate``."""
+
+import random
+from typing import Any
+
+import torch
+from helpers.models import VOCAB
+from torch import Tensor
+from transformers import LogitsProcessor, StoppingCriteria
+
+from lookahead import Lookahead
+
+
+def allowed_tokens(row: int, ids: Tensor) -> list[int]:
+    """Another third of the vocabulary after every token, and another one in every row."""
+    return [token for token in range(VOCAB) if (token + int(ids[-1]) + row) % 3]
+
+
+class Recorder(LogitsProcessor):
+    """A processor with a memory: bans what has been written as often as it has been called; remembers its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[list[int]]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        ids = input_ids.tolist()
+        if self.calls:
+            assert [row[:-1] for row in ids] == self.calls[-1], "every call sees one token more of the same text"
+        self.calls.append(ids)
+        assert input_ids.is_contiguous()
+        assert scores.shape == (len(ids), VOCAB)
+        assert scores.dtype is torch.float32
+        for row, text in enumerate(ids):
+            scores[row, (text[-1] * 3 + len(self.calls)) % VOCAB] += 2.0
+        return scores
+
+
+class LengthIs(StoppingCriteria):
+    """Stops every row at a length; remembers which lengths it was shown."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.shown: list[int] = []
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.shown.append(input_ids.shape[1])
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] == self.length)
+
+
+class RowEnds(StoppingCriteria):
+    """Stops row r at the r-th length; a row that has stopped is not stopped again."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = torch.tensor(lengths)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return self.lengths == input_ids.shape[1]
+
+
+def random_strategy(rng: random.Random) -> Lookahead:
+    """A legal (W, N, G) with its other settings, small ones more often than large ones."""
+    return Lookahead(
+        window_size=rng.choice([1, 2, 3, 5, 7, 15]),
+        ngram_size=rng.choice([2, 3, 4, 5, 8]),
+        verification_set_size=rng.choice([0, 1, 3, 7, 15]),
+        pool_from_prompt=rng.random() < 0.5,
+        pool_from_output=rng.random() < 0.5,
+        always_forward_one=rng.random() < 0.5,
+        seed=rng.randrange(1000),
+    )
+
+
+STRATEGIES = [None, *(random_strategy(random.Random(n)) for n in range(2))]
+
+
+def ids_of(sequences: Tensor, index: int) -> list[int]:
+    """The token that each row writes at ``index`` (prompts are 12 long)."""
+    return sequences[:, 12 + index].tolist()

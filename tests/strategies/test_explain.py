@@ -1,0 +1,76 @@
+"""What the automatic mode tells: credit of sources, and ``explain``."""
+
+from typing import Any
+
+import pytest
+from helpers.automatic import FLAT, NAMES, STEEP, drafted
+from helpers.models import counting_model, tiny_model
+
+from lookahead import DecodingStats, Lookahead
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_sources_add_up_to_accepted_tokens(batch: int) -> None:
+    for strategy in (Lookahead(seed=0), Lookahead(tuning=FLAT, sources=NAMES), Lookahead(nodes=9)):
+        stats = drafted(counting_model(), strategy, batch)
+        assert sum(stats.sources.values()) == stats.accepted
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("nodes", [None, 5, 40])
+def test_sources_add_up_but_for_the_last_passes(batch: int, nodes: int | None) -> None:
+    """In chaotic texts too, and with a window beside."""
+    strategy = Lookahead(tuning=None if nodes else FLAT, sources=NAMES, nodes=nodes, seed=0, stats="detailed")
+    for model in (counting_model(), tiny_model("llama")):
+        stats = drafted(model, strategy, batch)
+        last = sum(
+            next(record["tokens"][row] for record in reversed(stats.passes) if record["tokens"][row]) - 1
+            for row in range(batch)
+        )
+        assert sum(stats.sources.values()) in (stats.accepted, stats.accepted - last)
+
+
+def told(**changes: Any) -> str:
+    stats = DecodingStats(
+        steps=11,
+        row_steps=11,
+        emitted=44,
+        drafted=110,
+        accepted=33,
+        sources={"suffix": 8, "recycling": 25},
+        single_ms=10.0,
+        timed_ms=20.0,
+    )
+    for name, value in changes.items():
+        setattr(stats, name, value)
+    return stats.explain()
+
+
+def test_explain_says_what_happened() -> None:
+    assert DecodingStats().explain() == "Nothing was decoded."
+    assert told() == (
+        "44 tokens in 11 passes (S = 4.00) with 10.0 drafted nodes a pass, of which 30% were kept "
+        "(recycling 76%, suffix 24%); a pass cost t(T)/t(1) = 2.00, which makes about 2.00x plain decoding."
+    )
+    assert told(timed_ms=80.0).endswith("t(T)/t(1) = 8.00, which makes a loss, about 0.50x plain decoding.")
+    assert told(single_ms=0.0, timed_ms=0.0).endswith(
+        "what a pass over one node costs here is not known, so neither is the gain."
+    )
+    assert "were kept; a pass cost" in told(sources={})
+    assert told(drafted=0, accepted=0).endswith(": decoded plainly, because no draft was expected to pay.")
+    assert told(steps=1, row_steps=1).endswith("the prompt's pass wrote everything, so there was nothing to draft.")
+
+
+def test_explain_after_calls() -> None:
+    win = drafted(counting_model(), Lookahead(tuning=FLAT, seed=0))
+    assert "drafted nodes a pass" in win.explain() and "plain decoding" in win.explain()
+    plainly = drafted(tiny_model("llama"), Lookahead(tuning=STEEP, seed=0), max_new_tokens=20)
+    assert "decoded plainly" in plainly.explain()
+    assert plainly.drafted == 0 and plainly.steps == 20
+    one = drafted(tiny_model("llama"), Lookahead(seed=0), max_new_tokens=1)
+    assert "the prompt's pass wrote everything" in one.explain()
+    total = win + plainly
+    assert total.timed_ms == win.timed_ms + plainly.timed_ms
+    assert DecodingStats.from_dict(win.to_dict()) == win
