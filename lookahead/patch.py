@@ -17,7 +17,7 @@ from jacobi import LookaheadError
 from lookahead.generation.decode import generate
 from lookahead.models.compat import check_privates
 from lookahead.models.conformance import recorded_version
-from lookahead.strategies.lookahead import strategy_from
+from lookahead.strategies.registry import strategy_from
 from lookahead.support import route as support
 
 _FIELDS = ("use_lookahead", "lookahead_strategy")

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from jacobi import Path, Successors, TokenTree
-from lookahead.draft.best_first import Acceptance, BudgetedTree
+from lookahead.draft.acceptance import Acceptance
+from lookahead.draft.best_first import BudgetedTree
 from lookahead.draft.expensive_sources import is_costly, spent_ms
 from lookahead.draft.planner import Planner
 from lookahead.sources import Source

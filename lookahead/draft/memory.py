@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
-from lookahead.draft.best_first import Acceptance
+from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import CostlySources
 from lookahead.draft.latency import StepTimes
 from lookahead.models.traits import vocabulary
@@ -46,7 +46,7 @@ class Memory:
         Args:
             key: what they are learnt under.
             sources: in their order.
-            trust: how far new estimates are believed at first (see :class:`lookahead.draft.best_first.Acceptance`).
+            trust: how far new estimates are believed at first (see :class:`lookahead.draft.acceptance.Acceptance`).
         """
         known = self.acceptances.pop(key, None)
         if known is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from math import log2
 
 from jacobi import Step
-from lookahead.draft.best_first import Acceptance
+from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import CostlySources
 from lookahead.draft.latency import StepTimes
 from lookahead.sources.ngrams import WindowSource, columns_for, window_nodes

@@ -11,7 +11,7 @@ class Source(Protocol):
 
     A source says where in the text a node stands by a *state* of its own making: :meth:`root` gives it for the last
     written token, :meth:`step` for the child that holds a token. Candidates come with a *kind*, a small integer. How
-    often candidates of a kind turn out right is learnt while decoding (`lookahead.draft.best_first.Acceptance`), so a
+    often candidates of a kind turn out right is learnt while decoding (`lookahead.draft.acceptance.Acceptance`), so a
     source need not know how good it is, only what tells its better candidates from its worse ones.
 
     A source may have any number of candidates for a node that another source has too: the first source in the

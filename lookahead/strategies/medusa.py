@@ -136,7 +136,7 @@ class HeadsSource:
     """The heads as one source of the budgeted tree: head k has candidates for every node at depth k, from 0.
 
     A candidate's kind is its head, its rank, and its strength: the log-odds that the head gives it against all that it
-    does not propose, which is how :class:`lookahead.draft.best_first.Acceptance` weighs candidates.
+    does not propose, which is how :class:`lookahead.draft.acceptance.Acceptance` weighs candidates.
 
     Args:
         candidates: of the call's rows.

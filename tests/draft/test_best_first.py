@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
-from lookahead.draft.best_first import Acceptance, BudgetedTree
+from lookahead.draft.acceptance import Acceptance
+from lookahead.draft.best_first import BudgetedTree
 from lookahead.draft.planner import least_slopes
 from lookahead.sources.checked import CheckedSource
 

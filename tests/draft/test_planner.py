@@ -9,7 +9,7 @@ from helpers.automatic import FLAT, NAMES, STEEP, USUAL, curve, drafted, nodes_o
 from helpers.models import counting_model, fresh_model, prompts, run, tiny_model
 
 from lookahead import Lookahead
-from lookahead.draft.best_first import Acceptance
+from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.planner import Planner
 from lookahead.sources import SuffixSource

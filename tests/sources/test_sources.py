@@ -20,7 +20,8 @@ from lookahead.sources import (
     SuffixSource,
     WindowSource,
 )
-from lookahead.sources.ngrams import NGRAM_SIZE, window_nodes
+from lookahead.sources.jacobi_window import window_nodes
+from lookahead.sources.ngram_pool import NGRAM_SIZE
 from lookahead.sources.recycling import BEST
 
 TEXTS = st.integers(1, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), max_size=40))

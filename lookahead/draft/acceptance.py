@@ -1,0 +1,101 @@
+"""How likely candidates are to be right, learnt from every node that a walk has visited."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from math import exp, log
+from typing import Self
+
+from lookahead.sources.base import Source
+
+SLOTS = 2  # weights of a kind: where its source is the first to propose the token, and where it agrees with another
+_AGREEMENT = (0.8, 0.5)  # a supporting vote starts with so much, and this share of what it would count on its own
+_INFORMATION = 2.0  # that a prior is worth; a trial of a candidate with chance p brings p(1-p), at most a quarter
+_MOST_INFORMATION = 40.0  # so that old trials fade
+_LONGEST_STEP = 1.0  # of a weight in one trial
+_STRONGEST = 30.0
+_GAIN_TRIALS = 8.0  # accepted tokens that the calibration's prior is worth
+_GAIN_HORIZON = 60.0
+
+Offered = Mapping[int, Sequence[int]]  # the candidates of a node: token to the slots of those who propose it
+
+
+class Acceptance:
+    """How likely candidates are to be right, learnt from every visited node.
+
+    The candidates of a node compete: with strengths s, candidate c is right with chance exp(s_c) / (1 + sum exp(s)),
+    and none is with what is left (a conditional logit model; McFadden, 1974). The strength of a candidate is the sum of
+    the weights of those who propose it. So what one source says weighs less where another contradicts it, more where it
+    agrees, and a weight means the same whatever the other sources are.
+
+    Args:
+        sources: in their order; each brings its kinds and their priors. A lone candidate's chance is its prior.
+        trust: how far the priors are believed at first: accepted tokens for each expected one.
+
+    Attributes:
+        weights: the current weight of each slot; a kind has two, as the first to propose a token and in agreement.
+        offsets: the first slot of each source.
+        names: of the sources.
+    """
+
+    def __init__(self, sources: Sequence[Source], trust: float = 1.0) -> None:
+        self.names = [source.name for source in sources]
+        self.offsets: list[int] = []
+        self.weights: list[float] = []
+        for source in sources:
+            self.offsets.append(len(self.weights))
+            for prior in source.priors:
+                weight = log(prior / (1.0 - prior))
+                self.weights += [weight, max(0.0, _AGREEMENT[0] + _AGREEMENT[1] * weight)]
+        self._information = [_INFORMATION] * len(self.weights)
+        self._expected = _GAIN_TRIALS
+        self._accepted = _GAIN_TRIALS * trust
+
+    @property
+    def calibration(self) -> float:
+        """Tokens accepted for each one expected, of late: how far the values of whole trees can be believed."""
+        return self._accepted / self._expected
+
+    def expected(self, values: Sequence[float]) -> float:
+        """Drafted tokens that a tree whose nodes have these values is expected to write."""
+        return sum(values) * self.calibration
+
+    def chances(self, offered: Offered) -> list[float]:
+        """The chance of each candidate of a node to be right, in their order; they sum to less than 1."""
+        weights = self.weights
+        odds = [exp(min(_STRONGEST, sum([weights[slot] for slot in slots]))) for slots in offered.values()]
+        every = 1.0 + sum(odds)
+        return [each / every for each in odds]
+
+    def count(self, offered: Offered, truth: Sequence[float]) -> None:
+        """Take in how right the candidates of a node were: a step uphill in the log-likelihood.
+
+        Each weight moves by the error over the information it has gathered (a diagonal Newton step), shared among the
+        candidate's weights.
+
+        Args:
+            offered: the candidates.
+            truth: for each of them the probability with which the model draws it; of an argmax that is 1 or 0.
+        """
+        weights, information = self.weights, self._information
+        for slots, chance, share in zip(offered.values(), self.chances(offered), truth, strict=True):
+            error = (share - chance) / len(slots)
+            gained = chance * (1.0 - chance)
+            for slot in slots:
+                known = information[slot] = min(_MOST_INFORMATION, information[slot] + gained)
+                weights[slot] += max(-_LONGEST_STEP, min(_LONGEST_STEP, error / known))
+
+    def count_tree(self, expected: float, accepted: float) -> None:
+        """Take in how many drafted tokens a pass was expected to keep, and how many it kept, or was going to."""
+        self._expected += expected
+        self._accepted += accepted
+        if self._expected > _GAIN_HORIZON:
+            fade = _GAIN_HORIZON / self._expected
+            self._expected *= fade
+            self._accepted *= fade
+
+    def copy(self, trust: float) -> Self:
+        """The same estimates, to go on from separately, believed as far as ``trust``."""
+        other = copy.copy(self)
+        other._expected, other._accepted = _GAIN_TRIALS, _GAIN_TRIALS * trust
+        other.weights, other._information = list(self.weights), list(self._information)
+        return other
