@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from lookahead.patch import augment_all as augment_all
     from lookahead.patch import restore_all as restore_all
     from lookahead.stats import DecodingStats as DecodingStats
-    from lookahead.strategies.lookahead import Jacobi as Jacobi
+    from lookahead.strategies.jacobi import Jacobi as Jacobi
     from lookahead.strategies.lookahead import Lookahead as Lookahead
     from lookahead.strategies.medusa import Medusa as Medusa
 
 _HOMES = {
     "DecodingStats": "lookahead.stats",
-    "Jacobi": "lookahead.strategies.lookahead",
+    "Jacobi": "lookahead.strategies.jacobi",
     "Lookahead": "lookahead.strategies.lookahead",
     "LookaheadError": "jacobi.errors",
     "LookaheadOutput": "lookahead.generation.output",

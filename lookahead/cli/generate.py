@@ -11,7 +11,7 @@ from jacobi import LookaheadError
 from lookahead.cli import common
 from lookahead.cli.prompts import read_stdin
 from lookahead.strategies.base import Strategy
-from lookahead.strategies.lookahead import Jacobi
+from lookahead.strategies.jacobi import Jacobi
 
 StrategyName = Literal["lookahead", "jacobi", "plain"]
 

@@ -8,7 +8,7 @@ from lookahead.draft.best_first import BudgetedTree
 from lookahead.draft.expensive_sources import is_costly, spent_ms
 from lookahead.draft.planner import Planner
 from lookahead.sources import Source
-from lookahead.sources.ngrams import WindowSource
+from lookahead.sources.jacobi_window import WindowSource
 
 
 class AutomaticDrafter:

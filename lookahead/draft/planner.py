@@ -8,7 +8,7 @@ from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import CostlySources
 from lookahead.draft.latency import StepTimes
-from lookahead.sources.ngrams import WindowSource, columns_for, window_nodes
+from lookahead.sources.jacobi_window import WindowSource, columns_for, window_nodes
 from lookahead.sources.recycling import BEST
 
 _REFRESH = 8  # passes that a computed curve serves

@@ -1,4 +1,4 @@
-"""The lookahead window: an (N-1) x W table of Jacobi trajectories, and the drafter that grows trees from it.
+"""The lookahead window: an (N-1) x W table of Jacobi trajectories, and the source that carries one.
 
 Symbols of Fu et al., arXiv 2402.02057, section 3: W is ``window_size`` (columns), N is ``ngram_size`` (the window has
 N-1 levels), G is ``verification_set_size``. With the root at position p, column i of level l sits at position p+l+i;
@@ -7,16 +7,9 @@ level 0 is stored without its column 0, which is the root itself.
 
 import random
 from collections.abc import Sequence
-from itertools import islice
 
-from jacobi.drafter import Successors
-from jacobi.tree import TokenTree
-from jacobi.verify import Path
-from lookahead.sources.ngram_pool import NgramPool
-
-# Guesses chained behind the newest one. S on held-out code, greedy, 5/15/15, by this number: 0 3.38, 1 4.17, 2 4.57,
-# 3 4.95, 6 5.25; sampled at temperature 0.8: 1.86, 1.90, 1.91, 1.92, 1.93. Past 3 the pass grows faster than S.
-_MOST_CONTINUED = 3
+from jacobi import Path, Successors, TokenTree
+from lookahead.sources.ngram_pool import NGRAM_SIZE, PoolSource
 
 
 class JacobiWindow:
@@ -79,101 +72,69 @@ class JacobiWindow:
                 del level[0]
 
 
-class LookaheadDrafter:
-    """One row's lookahead decoding: the window and the pool's guesses in one trie, every path of it verified.
+def window_nodes(columns: int) -> int:
+    """The most nodes that a window of so many columns adds to a tree, while it is being filled or later."""
+    levels = range(1, NGRAM_SIZE)
+    return max(count * (columns + NGRAM_SIZE - 1 - count) - 1 for count in levels) if columns else 0
+
+
+def columns_for(nodes: int) -> int:
+    """How many window columns fit into so many nodes."""
+    columns = max(0, (nodes + 1) // (NGRAM_SIZE - 1))
+    while columns and window_nodes(columns) > nodes:
+        columns -= 1
+    return columns
+
+
+class WindowSource(PoolSource):
+    """The lookahead window (same paper, section 3.1) with a pool of its own, fed from its trajectories alone.
+
+    Its columns are not candidates but an investment: each costs N-1 nodes a pass and brings n-grams for later passes.
+    Who grows the tree decides how many columns that is worth (:meth:`grow`, :func:`window_nodes`).
 
     Args:
-        window_size: W >= 1.
-        ngram_size: N >= 2.
-        verification_set_size: G >= 0.
-        prompt: the row's prompt.
-        vocab_size: the window starts from random tokens where there is no prompt to draw from.
-        rng: source of the window's first tokens (and of its refills).
-        pool: where n-grams are kept.
-        pool_from_prompt: add the prompt's n-grams.
-        pool_from_output: add every n-gram of the output.
-        always_forward_one: shift the window by one a pass, however many tokens were accepted; otherwise by their
-            number, with tokens drawn from the text so far at the right edge.
-        chain: draft one branch only: no window, and of the guesses the newest, continued.
+        rng: source of the window's first tokens.
+        vocab_size: the window starts from random tokens where there is no text to draw from.
     """
 
-    def __init__(
-        self,
-        *,
-        window_size: int,
-        ngram_size: int,
-        verification_set_size: int,
-        prompt: Sequence[int],
-        vocab_size: int,
-        rng: random.Random,
-        pool: NgramPool,
-        pool_from_prompt: bool,
-        pool_from_output: bool,
-        always_forward_one: bool,
-        chain: bool = False,
-    ) -> None:
-        self.pool = pool
-        self._guesses = verification_set_size
-        self._chain = chain
-        self._text = list(prompt)
-        self._vocab_size = vocab_size
+    name = "window"
+
+    def __init__(self, rng: random.Random, vocab_size: int) -> None:
+        super().__init__()
         self._rng = rng
-        self._always_forward_one = always_forward_one
-        self._pool_from_output = pool_from_output
-        if pool_from_prompt:
-            pool.add_text(self._text)
+        self._vocab_size = vocab_size
         self._window: JacobiWindow | None = None
-        if not chain:
-            self._window = JacobiWindow(window_size, ngram_size, self._draw(max(0, window_size + ngram_size - 3)))
         self._newest: list[int] = []
 
-    def _draw(self, count: int) -> list[int]:
-        if self._text:
-            return self._rng.choices(self._text, k=count)
-        return [self._rng.randrange(self._vocab_size) for _ in range(count)]
+    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
+        """Remember the prompt, from which the window's first tokens are drawn."""
+        self._text = list(prompt)
 
-    def draft(self, room: int) -> TokenTree:
-        """The window's comb and the guesses for the root, sharing prefixes; nothing lies deeper than ``room``."""
-        tree = TokenTree(self._text[-1])
+    def grow(self, tree: TokenTree, columns: int, room: int) -> None:
+        """Add the window to a tree: as many columns as asked for, and as fit above depth ``room``."""
         window = self._window
-        if window is not None:
-            if room < len(window.levels):
-                self._window = window = None  # the text ends before column 0 could be used
-            else:
-                if len(window.levels[0]) + len(window.levels) - 1 > room:
-                    window.narrow(room)
-                self._newest = tree.grow_comb(window.levels)[-1]
-        if self._guesses:
-            self._grow_guesses(tree, room)
-        return tree
-
-    def _grow_guesses(self, tree: TokenTree, room: int) -> None:
-        """Hang the pool's guesses below the root; slots left free continue the newest guess with its own newest one.
-
-        Continuing lifts the limit of N tokens a pass where the text repeats, within the same budget of G(N-1) nodes.
-        """
-        guesses = list(islice(self.pool.get(tree.tokens[0]), 1 if self._chain else self._guesses))
-        for guess in guesses:
-            tree.extend(0, guess[:room])
-        if not guesses:
+        if columns < 1 or room < NGRAM_SIZE - 1:
+            self._window, self._newest = None, []
             return
-        newest = guesses[0]
-        node = tree.extend(0, newest[:room])
-        for _ in range(min(_MOST_CONTINUED, self._guesses - len(guesses))):
-            newest = next(iter(self.pool.get(newest[-1])), ())
-            if not newest or tree.depths[node] >= room:
-                break
-            node = tree.extend(node, newest[: room - tree.depths[node]])
+        if window is None or window.window_size < columns:
+            size = columns + NGRAM_SIZE - 3
+            fill = (
+                self._rng.choices(self._text, k=size)
+                if self._text
+                else self._rng.choices(range(self._vocab_size), k=size)
+            )
+            window = self._window = JacobiWindow(columns, NGRAM_SIZE, fill)
+        elif window.window_size > columns:
+            window.shrink(columns)
+        if len(window.levels[0]) + len(window.levels) - 1 > room:
+            window.narrow(room)
+        self._newest = tree.grow_comb(window.levels)[-1]
 
-    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        """Harvest and shift the window, then add the output's newest n-grams to the pool."""
-        if self._window is not None and self._newest:  # nothing was drafted in the prompt's own pass
-            for key, tail in self._window.advance(tree.tokens[0], [greedy[node] for node in self._newest]):
+    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
+        """Take the n-grams that the window finished, and shift it."""
+        if self._window is not None and self._newest and successors is not None:
+            new = [successors.tokens[node][0] for node in self._newest]
+            for key, tail in self._window.advance(tree.tokens[0], new):
                 self.pool.add(key, tail)
-            if not self._always_forward_one:
-                self._window.skip(self._draw(len(path.tokens) - 1))
-        text, size = self._text, self.pool.ngram_size
-        for token in path.tokens:
-            text.append(token)
-            if self._pool_from_output and len(text) >= size:
-                self.pool.add(text[-size], tuple(text[1 - size :]))
+        self._newest = []
+        self._text += path.tokens

@@ -2,8 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
-from jacobi.errors import LookaheadError
+from jacobi import LookaheadError, Path, Successors, TokenTree
+
+NGRAM_SIZE = 5
+_PER_KEY = 7  # guesses kept under one token
+_RANKS = 3
+State = tuple[int, int, tuple[tuple[int, ...], ...]]  # last token, tokens into the n-gram, its possible rests
 
 
 class NgramPool:
@@ -68,3 +74,54 @@ class NgramPool:
             return ()
         self._keys.move_to_end(key)
         return reversed(under)
+
+
+class PoolSource:
+    """Candidates from a pool of n-grams keyed by their first token (Fu et al., arXiv 2402.02057, section 3.2).
+
+    A candidate's kind is how far into the n-gram it stands and its rank. Where an n-gram ends, the pool is asked again
+    for the last token. This pool is fed from prompt and output.
+    """
+
+    name = "pool"
+    priors = tuple(
+        (0.35, 0.5, 0.6, 0.7)[place] * (1.0, 0.4, 0.2)[rank]
+        for place in range(NGRAM_SIZE - 1)
+        for rank in range(_RANKS)
+    )
+
+    def __init__(self) -> None:
+        self.pool = NgramPool(NGRAM_SIZE, _PER_KEY)
+        self._text: list[int] = []
+
+    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
+        """Add the prompt's n-grams."""
+        self._text = list(prompt)
+        self.pool.add_text(self._text)
+
+    def root(self) -> State:
+        """The guesses for the last written token."""
+        return self._at(self._text[-1]) if self._text else (-1, 0, ())
+
+    def _at(self, token: int) -> State:
+        return (token, 0, tuple(islice(self.pool.get(token), _PER_KEY)))
+
+    def step(self, state: State, token: int) -> State:
+        """The guesses that go on with ``token``, or, where none is left, those that start at it."""
+        rests = tuple(rest[1:] for rest in state[2] if rest[0] == token and len(rest) > 1)
+        return (token, state[1] + 1, rests) if rests else self._at(token)
+
+    def propose(self, state: State) -> list[tuple[int, int]]:
+        """The next token of each guess, the newest guess first."""
+        found: dict[int, int] = {}
+        for rest in state[2]:
+            if rest[0] not in found:
+                found[rest[0]] = state[1] * _RANKS + min(len(found), _RANKS - 1)
+        return list(found.items())
+
+    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
+        """Add the output's newest n-grams."""
+        for token in path.tokens:
+            self._text.append(token)
+            if len(self._text) >= NGRAM_SIZE:
+                self.pool.add(self._text[-NGRAM_SIZE], tuple(self._text[1 - NGRAM_SIZE :]))

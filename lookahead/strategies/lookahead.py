@@ -1,15 +1,13 @@
-"""The strategies: lookahead decoding, automatic or with given numbers, and Jacobi decoding."""
+"""Lookahead decoding: the automatic mode, or the published method with given W, N and G."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jacobi import Drafter, JacobiDrafter, LookaheadError, PlainDrafter, guesser
-from jacobi.drafter import JacobiMode
-from lookahead.sources.jacobi_window import LookaheadDrafter
+from jacobi import Drafter, LookaheadError, PlainDrafter
+from lookahead.draft.published import LookaheadDrafter
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.strategies.automatic import Budgeted
-from lookahead.strategies.base import CallContext, Drafts, RowContext, Strategy
-from lookahead.strategies.medusa import Medusa
+from lookahead.strategies.base import CallContext, Drafts, RowContext
 
 _DEFAULT_SOURCES = ("recycling", "suffix", "window")
 
@@ -124,78 +122,3 @@ class Lookahead(Budgeted):
             always_forward_one=self.always_forward_one,
             chain=row.chain,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Jacobi(Strategy):
-    """Jacobi decoding (Santilli et al., ACL 2023); see :class:`jacobi.JacobiDrafter` for the modes.
-
-    Attributes:
-        mode: ``"jacobi"`` (block Jacobi), ``"gauss-seidel"``, ``"hybrid"`` or ``"sliding"``.
-        block_size: tokens in a block; None is all that is still to be written, and only block Jacobi can do that.
-        initial_guess: what new places of a block start from: ``"text"`` draws from the text so far, ``"tail"`` copies
-            its end, ``"pad"`` repeats the pad token; or token ids, used in order.
-        return_trajectory: with ``return_dict_in_generate``, the output's ``trajectories`` holds every iterate fed to
-            the model, as ``[row][pass]`` lists of token ids.
-        verification, seed, stats: see :class:`Strategy`.
-    """
-
-    name: ClassVar[str] = "jacobi"
-
-    mode: JacobiMode = "sliding"
-    block_size: int | None = 16
-    initial_guess: str | tuple[int, ...] = "text"
-    return_trajectory: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._one_of("mode", ("jacobi", "gauss-seidel", "hybrid", "sliding"))
-        self._flag("return_trajectory")
-        if self.block_size is not None:
-            self._whole("block_size", 1)
-        elif self.mode != "jacobi":
-            raise LookaheadError(f"Jacobi(mode={self.mode!r}) needs a block_size of at least 1: got None.")
-        if isinstance(self.initial_guess, str):
-            self._one_of("initial_guess", ("text", "tail", "pad"))
-            return
-        given = self.initial_guess
-        if not isinstance(given, list | tuple) or not given or not all(type(t) is int and t >= 0 for t in given):
-            raise LookaheadError(
-                f"Jacobi(initial_guess=) must be 'text', 'tail', 'pad' or a list of token ids: got {given!r}."
-            )
-        object.__setattr__(self, "initial_guess", tuple(given))
-
-    def drafter(self, row: RowContext) -> Drafter:
-        """A block of the row's own."""
-        kind: Any = self.initial_guess
-        if not isinstance(kind, str) and max(kind) >= row.vocab_size:
-            raise LookaheadError(
-                f"Jacobi(initial_guess=) holds token {max(kind)}: this model's vocabulary ends at {row.vocab_size - 1}."
-            )
-        text = list(row.prompt)
-        guess = guesser(kind, text, row.vocab_size, row.pad, row.rng)
-        return JacobiDrafter(self.mode, self.block_size, guess, row.end_tokens, text, self.return_trajectory)
-
-
-_BY_NAME: dict[str, type[Strategy]] = {"lookahead": Lookahead, "jacobi": Jacobi, "medusa": Medusa}
-
-
-def strategy_from(value: Any) -> Strategy:
-    """The strategy that a user's ``lookahead_strategy`` means: a strategy, its dict, or None for the default.
-
-    Raises:
-        LookaheadError: a dict that names no strategy or an unknown field, or any other type.
-    """
-    if value is None:
-        return Lookahead()
-    if isinstance(value, Strategy):
-        return value
-    if not isinstance(value, dict):
-        raise LookaheadError(
-            "lookahead_strategy must be Lookahead(...), Jacobi(...), Medusa(...) or a dict of their settings: "
-            f"got {value!r} of type {type(value).__name__}."
-        )
-    name = value.get("strategy", "lookahead")
-    if not isinstance(name, str) or name not in _BY_NAME:
-        raise LookaheadError(f"Unknown strategy {name!r} in lookahead_strategy: expected {', '.join(_BY_NAME)}.")
-    return _BY_NAME[name].from_dict(value)

@@ -7,9 +7,9 @@ import pytest
 from helpers.toy import NextToken, ToyModel, decode, examples, functions, hashed, plain, rooms, seeded
 from hypothesis import given
 from hypothesis import strategies as st
-from lookahead.draft.published import LookaheadDrafter
 
 from jacobi import GreedyVerifier, Step, solve
+from lookahead.draft.published import LookaheadDrafter
 from lookahead.sources.jacobi_window import JacobiWindow
 from lookahead.sources.ngram_pool import NgramPool
 

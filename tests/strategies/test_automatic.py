@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from helpers.automatic import FLAT, Oracle, drafted, nodes_of
 from helpers.models import counting_model, prompts, same_as_plain, tiny_model
-from lookahead.strategies.registry import strategy_from
 from transformers import GenerationConfig
 
 from jacobi import LookaheadError
 from lookahead import Lookahead
 from lookahead.draft.latency import StepTimes
+from lookahead.strategies.registry import strategy_from
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

@@ -25,7 +25,6 @@ from helpers.models import (
     waiting,
 )
 from helpers.streaming import Puts
-from lookahead.strategies.registry import strategy_from
 from runtime.test_cuda_graphs import StandIn
 from torch import Tensor
 from transformers import (
@@ -46,6 +45,7 @@ from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.runtime.tree import FusedModel
 from lookahead.strategies import medusa as module
+from lookahead.strategies.registry import strategy_from
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

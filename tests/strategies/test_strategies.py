@@ -8,12 +8,12 @@ import pytest
 from helpers.toy import decode, examples, hashed, plain, seeded
 from hypothesis import given
 from hypothesis import strategies as st
-from lookahead.draft.published import LookaheadDrafter
-from lookahead.strategies.registry import strategy_from
 
 from jacobi import JacobiDrafter, LookaheadError, PlainDrafter
 from lookahead import Jacobi, Lookahead
+from lookahead.draft.published import LookaheadDrafter
 from lookahead.strategies.base import RowContext, Strategy
+from lookahead.strategies.registry import strategy_from
 
 COMMON = {
     "verification": st.sampled_from(["exact", "rejection"]),
