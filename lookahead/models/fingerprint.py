@@ -11,9 +11,8 @@ import torch.nn.functional
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from lookahead.models.code_safety import BUILT_IN
+from lookahead.models.code_safety import BUILT_IN, attention_function
 from lookahead.models.hidden_states import own_hook
-from lookahead.runtime.attention import attention_function
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _NO_SETTINGS = BUILT_IN - {"training"}

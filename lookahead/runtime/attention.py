@@ -121,6 +121,7 @@ def grouped_attention() -> Iterator[None]:
     with _lock:
         if registry["sdpa"] is not _grouped_sdpa:
             _original = registry["sdpa"]
+            _grouped_sdpa.lookahead_original = _original  # type: ignore[attr-defined]
             registry["sdpa"] = _grouped_sdpa
         _users += 1
     try:
@@ -130,12 +131,6 @@ def grouped_attention() -> Iterator[None]:
             _users -= 1
             if _users == 0 and _original is not None and registry["sdpa"] is _grouped_sdpa:
                 registry["sdpa"] = _original
-
-
-def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
-    """What is registered for a model's attention implementation, but for our wrapper; None = the model has its own."""
-    function = ALL_ATTENTION_FUNCTIONS.get(model.config.get_text_config()._attn_implementation)
-    return _original if function is _grouped_sdpa else function
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import utils as generation_utils
 
 from jacobi import Path, Scores, TokenTree
-from lookahead.models.code_safety import InferenceMode
 from lookahead.models.families.decoders import DecoderPlaces
 from lookahead.models.families.overrides import Places, placed
 from lookahead.models.families.registry import place_builders, takes_positions
@@ -24,6 +23,7 @@ from lookahead.models.traits import input_device
 from lookahead.runtime.attention import fused_pass, packing_pays
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.fallback_steps import PlainPasses
+from lookahead.runtime.inference_mode import InferenceMode
 from lookahead.runtime.masks import MaskBuffer, fused_masks
 from lookahead.runtime.scores import prompt_scores, score
 from lookahead.runtime.tracing.replay import Traces, masks_given, weights_of

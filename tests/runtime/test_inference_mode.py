@@ -1,0 +1,196 @@
+"""Passes in inference mode: used where nobody can tell, nothing of them left on the model or in what is returned."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import counting_model, fresh_model, prompts, same_as_plain
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from lookahead import Lookahead
+from lookahead.models.code_safety import is_safe
+from lookahead.runtime.inference_mode import InferenceMode
+from lookahead.support.self_test import tree_error
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+
+class Keeping(nn.Module):
+    """A layer that keeps what passes through it, in every way that a model may."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("sizes", None, persistent=False)
+        self.last: Tensor | None = None
+        self.by_width: dict[int, Tensor] = {}
+        self.all: list[Tensor] = []
+        self.pair: tuple[Tensor, dict[str, Tensor]] | None = None
+
+    def forward(self, states: Tensor) -> Tensor:
+        """As the layer inside."""
+        states = self.inner(states)
+        self.sizes, self.last = states.norm(dim=-1), states
+        self.by_width[states.shape[1]] = states
+        self.all.append(states)
+        self.pair = states, {"norm": self.sizes}
+        return states
+
+    def kept(self) -> list[Tensor]:
+        """All of it."""
+        assert self.last is not None
+        assert self.pair is not None
+        return [self.sizes, self.last, *self.by_width.values(), *self.all, self.pair[0], *self.pair[1].values()]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """:class:`Keeping` counts as a class of transformers'."""
+    monkeypatch.setattr(Keeping, "__module__", "transformers.models.keeping")
+    monkeypatch.setattr(Keeping.forward, "__module__", "transformers.models.keeping")
+
+
+def modes(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A list that grows by whether inference mode was on, with every pass of the model."""
+    seen: list[bool] = []
+    norm = type(model.model.norm)
+    forward = norm.forward
+
+    def noting(self: nn.Module, states: Tensor) -> Tensor:
+        if self is model.model.norm:
+            seen.append(torch.is_inference_mode_enabled())
+        result: Tensor = forward(self, states)
+        return result
+
+    noting.__module__ = forward.__module__  # as if it were the class's own
+    monkeypatch.setattr(norm, "forward", noting)
+    return seen
+
+
+def test_all_but_the_prompts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt's pass is transformers' own; all others run in inference mode."""
+    model = counting_model()
+    assert tree_error(model) is None  # whose passes are others
+    seen = modes(model, monkeypatch)
+    model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True)
+    assert seen[0] is False
+    assert len(seen) > 1
+    assert all(seen[1:])
+
+
+@pytest.mark.usefixtures("known")
+def test_nothing_stays_on_the_model() -> None:
+    """What a model keeps of a pass can be trained with and written into afterwards."""
+    model = fresh_model("llama")
+    keeping = model.model.norm = Keeping(model.model.norm)
+    with torch.no_grad():
+        assert is_safe(model)
+    model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True)
+    assert not any(tensor.is_inference() for tensor in keeping.kept())
+    assert keeping.pair is not None
+    assert keeping.pair[0] is keeping.last is keeping.all[-1]  # shared as before
+    for tensor in keeping.kept():
+        tensor.add_(1.0)
+    weight = torch.ones_like(keeping.last, requires_grad=True)
+    (weight * keeping.last).sum().backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.usefixtures("known")
+def test_not_after_an_error_either() -> None:
+    """A call that breaks off leaves as little."""
+    model = fresh_model("llama")
+    keeping = model.model.norm = Keeping(model.model.norm)
+
+    def broken(_ids: Tensor, scores: Tensor) -> Tensor:
+        if len(keeping.all) > 12:
+            raise KeyError("broken")
+        return scores
+
+    with pytest.raises(KeyError, match="broken"):
+        model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True, logits_processor=[broken])
+    assert not any(tensor.is_inference() for tensor in keeping.kept())
+
+
+def test_what_is_returned_can_be_used() -> None:
+    """Scores and a cache that grew in the middle of a pass are plain tensors; plain decoding goes on from the cache."""
+    model = fresh_model("llama", max_position_embeddings=4096)
+    cache = DynamicCache(config=model.config)
+    settings = {"max_new_tokens": 200, "output_scores": True, "output_logits": True}
+    output = same_as_plain(model, prompts(1), Lookahead(window_size=3, seed=0), **settings)
+    for tensor in (*output.scores, *output.logits):
+        tensor.add_(1.0)
+    inputs = prompts(1)
+    ids = model.generate(**inputs, max_new_tokens=30, past_key_values=cache, use_lookahead=True)
+    for layer in cache.layers:
+        assert not layer.keys.is_inference()
+        assert not layer.values.is_inference()
+    mask = torch.ones_like(ids)
+    longer = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, past_key_values=cache)
+    assert longer.tolist() == model.generate(**inputs, max_new_tokens=35).tolist()
+
+
+def test_dynamic_rope_past_its_limit() -> None:
+    """Frequencies that change with the text's length are buffers made in a pass; plain passes follow it in the call."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    for _ in range(2):  # the same text from the same state of the model
+        model = fresh_model("llama", max_position_embeddings=20, rope_parameters=rope)
+        same_as_plain(model, prompts(1), max_new_tokens=30)
+
+
+def test_hooks_get_plain_tensors() -> None:
+    """Whoever watches a layer can go on with what was seen."""
+    model = fresh_model("llama")
+    seen: list[Tensor] = []
+    handle = model.model.norm.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    try:
+        model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True)
+    finally:
+        handle.remove()
+    assert len(seen) > 1
+    assert not any(tensor.is_inference() for tensor in seen)
+
+
+def test_a_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that fails on tensors of inference mode is run without it, from its first pass on."""
+    model = counting_model()
+    norm = type(model.model.norm)
+    forward = norm.forward
+
+    def counting(self: nn.Module, states: Tensor) -> Tensor:
+        assert states._version >= 0  # "Inference tensors do not track version counter."
+        result: Tensor = forward(self, states)
+        return result
+
+    counting.__module__ = forward.__module__
+    monkeypatch.setattr(norm, "forward", counting)
+    output = same_as_plain(model, prompts(2), max_new_tokens=20)
+    assert output.stats.mean_acceptance_length > 1.5
+
+
+def test_another_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only errors about the mode lead to a second try."""
+    model = counting_model()
+    calls = []
+
+    def run() -> None:
+        calls.append(torch.is_inference_mode_enabled())
+        raise RuntimeError("out of luck")
+
+    mode = InferenceMode(model)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="out of luck"):
+        mode.run(run)
+    assert calls == [True]
+
+
+def test_what_was_on_the_model_before() -> None:
+    """Neither a tensor of the user's, of whatever mode, nor a dict that cannot be written is touched."""
+    model = fresh_model("llama")
+    with torch.inference_mode():
+        own = torch.ones(3)
+    model.memory, model.own, model.both = BaseModelOutput(last_hidden_state=torch.zeros(1)), own, [own]
+    same_as_plain(model, prompts(1), max_new_tokens=16)
+    assert model.own is own
+    assert model.both[0] is own
