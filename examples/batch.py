@@ -1,4 +1,4 @@
-"""A batch of prompts of different lengths: each row advances at its own speed, and each text is plain generate's."""
+"""A batch of prompts of different lengths: each sequence advances at its own speed, and each text is plain generate's."""
 
 import torch
 
@@ -22,13 +22,13 @@ def main() -> None:
     ours = model.generate(**inputs, **settings, use_lookahead=True)
     restore_all()
 
-    for row, text in enumerate(tokenizer.batch_decode(ours.sequences, skip_special_tokens=True)):
-        print(f"-- row {row}: identical: {torch.equal(plain.sequences[row], ours.sequences[row])}")
+    for number, text in enumerate(tokenizer.batch_decode(ours.sequences, skip_special_tokens=True)):
+        print(f"-- sequence {number}: identical: {torch.equal(plain.sequences[number], ours.sequences[number])}")
         print(text)
     stats = ours.stats
     print("-" * 60)
     print(f"{stats.emitted} tokens in {stats.steps} passes of the whole batch")
-    print(f"tokens per pass and row: {stats.mean_acceptance_length:.2f}")
+    print(f"tokens per pass and sequence: {stats.mean_acceptance_length:.2f}")
     for tokens, times in sorted(stats.histogram.items()):
         print(f"{tokens:2d} at once: {times:3d} {'#' * times}")
 

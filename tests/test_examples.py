@@ -12,7 +12,11 @@ SAYS = {
     "quickstart": ["identical: True", "lookahead: ", "tokens per pass: ", "with W=3, N=3, G=3"],
     "streaming": ["-- printed as it comes", "-- read from a thread", " ms  "],
     "sampling": [f"-- temperature {t}: same text as plain sampling: True" for t in (0.2, 0.6, 1.0)],
-    "batch": [*(f"-- row {row}: identical: True" for row in range(3)), "passes of the whole batch", " at once: "],
+    "batch": [
+        *(f"-- sequence {number}: identical: True" for number in range(3)),
+        "passes of the whole batch",
+        " at once: ",
+    ],
     "own_source": ["tokens in ", "The same text both times: True"],
     "translate": ["identical: True", " tokens per pass", "right: "],
     "stop_strings": ["-- without a stop string: ", "-- stop at '\\n': ", "-- stop at '\\n\\n': ", "identical: True"],
