@@ -1,4 +1,4 @@
-"""A batch of prompts of different lengths: each sequence advances at its own speed, and each text is plain generate's."""
+"""A batch of prompts of different lengths: sequences advance at speeds of their own, texts are plain generate's."""
 
 import torch
 
