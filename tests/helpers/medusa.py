@@ -3,9 +3,12 @@
 from typing import Any
 
 import torch
-from helpers.models import F64, VOCAB, counting_model
+from helpers.models import F64, VOCAB, counting_model, prompts, run
 
-from lookahead.medusa import MedusaHeads
+from lookahead import StepTimes
+from lookahead.draft.latency import NODES
+from lookahead.medusa import MedusaHeads, output_layer
+from lookahead.models.hidden_states import HiddenStates
 
 
 def random_heads(model: Any, num_heads: int = 3, seed: int = 0, *, own_output: bool = False) -> MedusaHeads:
@@ -31,3 +34,33 @@ def counting(num_heads: int = 4, period: int = 7, sharpness: float = 8.0) -> tup
                     later = later % period + 1
                 layer.weight[later, token] = sharpness / VOCAB**0.5
     return model, heads
+
+
+COMBINED = ("heads", "recycling", "suffix")
+
+
+def flat() -> StepTimes:
+    """A pass costs the same whatever its size."""
+    times = StepTimes()
+    for nodes in NODES:
+        times.put(nodes, 64, 1.0)
+    return times
+
+
+def fitted(model: Any, num_heads: int = 3) -> MedusaHeads:
+    """Heads with output layers of their own, fitted by least squares to the model's own greedy texts."""
+    heads = MedusaHeads.for_model(model, num_heads, own_output=True)
+    text = run(model, prompts(24, ragged=False), do_sample=False, max_new_tokens=50)[0]
+    with torch.no_grad(), HiddenStates(output_layer(model)) as states:
+        states.expect()
+        hidden = states.take(model(text).logits)
+        for head, layer in enumerate(heads.outputs):
+            ahead = head + 2
+            inputs = hidden[:, :-ahead].flatten(0, 1)
+            targets = torch.nn.functional.one_hot(text[:, ahead:].flatten(), VOCAB).to(inputs.dtype)
+            layer.weight.copy_(torch.linalg.lstsq(inputs, targets).solution.T)
+    return heads
+
+
+def hooks(model: Any) -> int:
+    return len(output_layer(model)._forward_pre_hooks)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli.test_cli import run, save_tiny_model
+from helpers.cli import run, save_tiny_model
 from helpers.models import F64, VOCAB, counting_model, initialised, prompts, tiny_model
 from helpers.toy import examples
 from hypothesis import given

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli.test_cli import save_tiny_model
+from helpers.cli import save_tiny_model
 from transformers import AutoTokenizer
 
 from jacobi import LookaheadError

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from cli.test_cli import run, save_tiny_model
+from helpers.cli import run, save_tiny_model
 from helpers.models import counting_model, fresh_model
-from training.test_training import drawn, small_model, texts
+from helpers.training import drawn, small_model, texts
 
 from jacobi import LookaheadError
 from lookahead import bundled

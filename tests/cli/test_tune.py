@@ -1,0 +1,102 @@
+"""``lookahead tune``: measures, saves and recommends."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli import PROMPT, run
+
+from lookahead import Lookahead, StepTimes
+
+SHORT = ["--seconds", 0.2, "--new-tokens", 8]
+
+
+@pytest.fixture
+def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder."""
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "curves"))
+    return tmp_path / "curves"
+
+
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.txt"
+    file.write_text(json.dumps({"prompt": PROMPT, "other": 3}) + "\n\ndef sub(a, b):\n")
+    return file
+
+
+def test_tune_measures_saves_and_recommends(folder: Path, curves: Path, prompt_file: Path) -> None:
+    ran = run("tune", "--model", folder, "--prompts", prompt_file, *SHORT)
+    assert (ran.status, ran.err) == (0, "")
+    for heading in ("Step time at about", "Best-first trees on the prompts, greedy", "Lookahead decoding as published"):
+        assert heading in ran.words
+    assert re.search(r"128 \d+\.\d\d \d+\.\d\d █+", ran.words)
+    assert re.search(r"7/5/7 \d+\.\d \d+\.\d\d \d+\.\d\dx", ran.words)
+    assert re.search(r"Budget: (\d+ drafted nodes a pass, expected \d+\.\d\dx|none; no draft pays)", ran.words)
+    assert re.search(r"W, N, G as published: \d+/\d+/\d+, expected \d+\.\d\dx\.", ran.words)
+    files = list(curves.iterdir())
+    assert all(StepTimes.load(file).ms(8, 20) > 0.0 for file in files)
+    assert sorted(StepTimes.load(file).about.get("traced", False) for file in files) == [False, True]
+    assert str(curves) in "".join(ran.out.split())
+    assert "These passes are traced" in ran.words
+
+
+def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: Path, tmp_path: Path) -> None:
+    """Calls of ``generate`` read the file that it writes."""
+    output = tmp_path / "new" / "curve.json"
+    ran = run("tune", "--model", folder, "--prompts", prompt_file, "--json", "--output", output, "--batch", 2, *SHORT)
+    assert (ran.status, ran.err) == (0, "")
+    document = json.loads(ran.out)
+    own, traced = map(Path, document["saved"][:2])
+    assert set(curves.iterdir()) == {own, traced}
+    assert document["saved"][2:] == [str(output)]
+    assert json.loads(output.read_text()) == json.loads(traced.read_text()) == document["curve"]
+    assert document["plain_ms"] > 0.0
+    assert document["curve"]["about"]["batch"] == 2
+    assert [entry["nodes"] for entry in document["budgets"]] == [4, 8, 16, 24, 32, 48, 64, 96, 128]
+    for entry in [*document["budgets"], *document["published"]]:
+        assert entry["S"] >= 1.0 and entry["drafted"] >= 0.0 and entry["speedup"] > 0.0
+    best = max(document["budgets"], key=lambda entry: entry["speedup"])
+    recommended = document["recommended"]
+    assert recommended["nodes"] == (best["nodes"] if best["speedup"] > 1 else 0)
+    best = max(document["published"], key=lambda entry: entry["speedup"])
+    sizes = ("window_size", "ngram_size", "verification_set_size")
+    assert [recommended[size] for size in sizes] == [best[size] for size in sizes]
+    assert Lookahead(tuning=output).step_times() is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"\xff\xfe\x00", "is not text"),
+        (b"", "holds no prompt: expected at least one line."),
+        (b" \n\n", "holds no prompt"),
+        (b'def\n{"text": "a"}\n', 'line 2: expected an object with a "prompt" that is text; got {"text": "a"}'),
+        (
+            b'{"prompt": \n',
+            'line 1, is not JSON (Expecting value): expected an object with a "prompt".',
+        ),
+        (b'{"prompt": 3}\n', 'line 1: expected an object with a "prompt" that is text; got {"prompt": 3}'),
+        (b'{"prompt": ""}\n', 'line 1: expected an object with a "prompt" that is text; got {"prompt": ""}'),
+    ],
+)
+def test_tune_refuses_a_file_of_other_things(
+    folder: Path, curves: Path, tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "prompts"
+    if content is not None:
+        file.write_bytes(content)
+    ran = run("tune", "--model", folder, "--prompts", file, *SHORT)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith(f"Error: --prompts {file}") and message in ran.err
+    assert ran.err.count("\n") == 1
+    assert not curves.exists()
+
+
+@pytest.mark.parametrize("options", [["--seconds", 0], ["--batch", 0], ["--new-tokens", 0], ["--dtype", "int8"]])
+def test_tune_refuses_impossible_options(folder: Path, curves: Path, options: list[Any]) -> None:
+    assert run("tune", "--model", folder, *options).status == 2
+    assert not curves.exists()

@@ -1,0 +1,113 @@
+"""``lookahead verify``: identical texts, ties and bugs, each called by its name."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from helpers.cli import PROMPT, expected, other_token, run, spoil
+
+from lookahead import bundled
+from lookahead.cli import common
+
+
+def test_verify_finds_identical_texts(folder: Path) -> None:
+    ran = run("verify", "--model", folder, "--prompt", PROMPT, "--prompt", "import os", "--max-new-tokens", 16)
+    assert ran.status == 0
+    assert "2 identical, 0 tied, 0 with a bug; 2 prompts, greedy, float32" in ran.words
+
+
+def test_verify_json(folder: Path) -> None:
+    ran = run("verify", "--model", folder, "--prompt", PROMPT, "--window-size", 3, "--max-new-tokens", 16, "--json")
+    document = json.loads(ran.out)
+    assert ran.status == 0
+    assert document["verdict"] == "identical"
+    assert document["settings"]["strategy"]["window_size"] == 3
+    (result,) = document["results"]
+    assert (result["prompt"], result["tokens"], result["divergence"]) == (PROMPT, 16, None)
+    assert result["tokens_per_pass"] >= 1
+
+
+def test_verify_has_prompts_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundled, "BUNDLED", folder)
+    ran = run("verify", "--max-new-tokens", 4)
+    assert ran.status == 0
+    assert f"{len(common.PROMPTS)} identical" in ran.words
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("prompts.jsonl", '{"id": "a", "prompt": "x = 1", "source": "s"}\n\n{"prompt": "y\\nz"}\n'),
+        ("prompts.txt", "x = 1\n\ny\n"),
+    ],
+)
+def test_verify_reads_prompt_files(folder: Path, tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    ran = run("verify", "--model", folder, "--prompts", tmp_path / name, "--max-new-tokens", 4, "--json")
+    texts = [result["prompt"] for result in json.loads(ran.out)["results"]]
+    assert texts == ["x = 1", "y\nz" if name.endswith("jsonl") else "y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "cannot be read: No such file or directory."),
+        ("empty.txt", "\n\n", "holds no prompt"),
+        ("broken.jsonl", '{"prompt": "x"}\n{"prompt"', "line 2, is not JSON"),
+        ("other.jsonl", '{"text": "x"}', 'line 1: expected an object with a "prompt"'),
+        ("number.jsonl", '{"prompt": 3}', 'line 1: expected an object with a "prompt"'),
+        ("binary.txt", b"\xff\xfe", "is not text"),
+    ],
+)
+def test_verify_refuses_bad_prompt_files(tmp_path: Path, name: str, content: str | bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    ran = run("verify", "--prompts", tmp_path / name)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1
+    assert message in ran.err
+
+
+def test_verify_refuses_an_empty_prompt(folder: Path) -> None:
+    ran = run("verify", "--model", folder, "--prompt", "")
+    assert (ran.status, ran.err) == (2, "Error: The prompt is empty: expected text of at least one token.\n")
+
+
+def test_verify_calls_a_wide_gap_a_bug(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, other_token(5, lambda token: (token + 1) % 258))
+    ran = run("verify", "--model", folder, "--prompt", PROMPT, "--max-new-tokens", 16)
+    assert ran.status == 1
+    assert "1: bug at token 6: plain" in ran.words
+    assert "0 identical, 0 tied, 1 with a bug" in ran.words
+    ran = run("verify", "--model", folder, "--prompt", PROMPT, "--max-new-tokens", 16, "--json")
+    assert ran.status == 1
+    found = json.loads(ran.out)["results"][0]["divergence"]
+    assert found["at"] == 5
+    assert found["plain_token"] == expected(folder, 16)[5]
+    assert found["lookahead_token"] == (found["plain_token"] + 1) % 258
+    assert found["gap"] >= found["margin"] > 100 * found["rounding_error"] > 0
+
+
+def test_verify_calls_equal_scores_a_tie(twins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, other_token(5, lambda token: token ^ 1))
+    ran = run("verify", "--model", twins, "--prompt", PROMPT, "--max-new-tokens", 16)
+    assert ran.status == 0
+    assert "1: tie at token 6: plain" in ran.words
+    assert "0 identical, 1 tied, 0 with a bug" in ran.words
+
+
+def test_a_tie_beside_a_third_token_is_still_a_bug(twins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, other_token(5, lambda token: (token + 2) % 256))
+    ran = run("verify", "--model", twins, "--prompt", PROMPT, "--max-new-tokens", 16, "--json")
+    found = json.loads(ran.out)["results"][0]["divergence"]
+    assert (ran.status, found["verdict"]) == (1, "bug")
+    assert found["margin"] <= 2 * found["rounding_error"] < found["gap"]
+
+
+def test_a_text_that_ends_early_is_a_bug(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, lambda decoded: dataclasses.replace(decoded, tokens=decoded.tokens[:-1]))
+    ran = run("verify", "--model", folder, "--prompt", PROMPT, "--max-new-tokens", 16)
+    assert ran.status == 1
+    assert "bug at token 16: plain" in ran.words
+    assert "lookahead the end" in ran.words

@@ -1,0 +1,105 @@
+"""Hidden states are noted for the call that asked, in its thread, and no longer."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from helpers.medusa import counting, hooks
+from helpers.models import prompts, run, same_as_plain
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from jacobi import LookaheadError
+from lookahead.medusa import Medusa
+from lookahead.models.hidden_states import HiddenStates
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+
+class Breaks(LogitsProcessor):
+    """Raises after some calls; counts the hooks that are there meanwhile."""
+
+    def __init__(self, model: Any, calls: int) -> None:
+        self.model, self.calls, self.seen = model, calls, set[int]()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.seen.add(hooks(self.model))
+        self.calls -= 1
+        if not self.calls:
+            raise RuntimeError("broken")
+        return scores
+
+
+def test_the_hook_is_there_for_the_call_only() -> None:
+    model, heads = counting(3)
+    for calls in (1, 5):
+        breaks = Breaks(model, calls)
+        with pytest.raises(RuntimeError, match="broken"):
+            run(model, prompts(1), lookahead_strategy=Medusa(heads), max_new_tokens=20, logits_processor=[breaks])
+        assert breaks.seen == {1}
+        assert hooks(model) == 0
+    whole = Breaks(model, 1000)
+    same_as_plain(model, prompts(1), Medusa(heads), max_new_tokens=20, logits_processor=[whole])
+    assert whole.seen == {0, 1}  # 0 in plain decoding
+    assert hooks(model) == 0
+
+
+class Thinks(LogitsProcessor):
+    """Runs the same model inside of a call."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.model(torch.full((len(input_ids), 3), 40))
+        return scores
+
+
+def test_passes_inside_a_processor_are_not_noted() -> None:
+    model, heads = counting(3)
+    output = same_as_plain(model, prompts(2), Medusa(heads), max_new_tokens=21, logits_processor=[Thinks(model)])
+    assert output.stats.mean_acceptance_length == pytest.approx(21 / 6)
+
+
+def test_two_threads() -> None:
+    """Calls on one model at the same time: each one's heads see its own passes."""
+    model, heads = counting(3)
+    strategy = Medusa(heads, [[0, 0, 0]])
+    inputs = [prompts(1, seed=seed) for seed in range(4)]
+    settings = {"do_sample": False, "max_new_tokens": 61, "return_dict_in_generate": True}
+    plain = [model.generate(**each, **settings).sequences.tolist() for each in inputs]
+    outputs: list[Any] = [None] * len(inputs)
+
+    def work(index: int) -> None:
+        outputs[index] = model.generate(**inputs[index], lookahead_strategy=strategy, **settings)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [output.sequences.tolist() for output in outputs] == plain
+    assert [output.stats.steps for output in outputs] == [16] * 4
+    assert hooks(model) == 0
+
+
+def test_hidden_states_of_other_threads_are_not_noted() -> None:
+    layer = torch.nn.Linear(3, 5)
+    with HiddenStates(layer) as states:
+        states.expect()
+        thread = threading.Thread(target=layer, args=(torch.ones(2, 7, 3),))
+        thread.start()
+        thread.join()
+        with pytest.raises(LookaheadError, match="was not called at all"):
+            states.take(torch.zeros(2, 7, 5))
+        layer(torch.ones(2, 4, 3))  # not expected
+        states.expect()
+        logits = layer(torch.full((2, 7, 3), 2.0))
+        assert states.take(logits).tolist() == torch.full((2, 7, 3), 2.0).tolist()
+        states.expect()
+        layer(torch.ones(14, 3))
+        with pytest.raises(LookaheadError, match=r"called with \[14, 3\] in a pass whose logits are \[2, 7, 5\]"):
+            states.take(logits)
+    assert not layer._forward_pre_hooks

@@ -1,0 +1,165 @@
+"""Settings and modes that are refused before any pass, and leave no trace."""
+
+from typing import Any
+
+import pytest
+from helpers.models import VOCAB, fresh_model, prompts, tiny_model
+from helpers.refusals import Passes, refused, unchanged
+from transformers import GenerationConfig
+
+import lookahead
+from lookahead import Jacobi, Lookahead, LookaheadError
+
+
+@pytest.fixture(autouse=True)
+def patched(restored: None) -> None:
+    """All tests here run with the patch, unless they take it off, and with models that have passed their self-test."""
+    lookahead.augment_all()
+    for name in ("llama", "gpt2", "mistral"):
+        tiny_model(name).generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"window_size": 0}, r"Lookahead\(window_size=\) must be at least 1: got 0"),
+        ({"window_size": -3}, r"window_size=\) must be at least 1: got -3"),
+        ({"ngram_size": 0}, r"ngram_size=\) must be at least 1: got 0"),
+        ({"verification_set_size": -1}, r"verification_set_size=\) must be at least 0: got -1"),
+        ({"ngram_size": 1}, r"ngram_size=1\) is plain decoding.*window_size=7, verification_set_size=7"),
+        ({"ngram_size": 1, "window_size": 1}, "needs window_size=1 and verification_set_size=0"),
+        ({"window_size": 2.0}, "must be a whole number: got 2.0 of type float"),
+        ({"window_size": True}, "must be a whole number: got True of type bool"),
+        ({"window_size": "7"}, "must be a whole number: got '7' of type str"),
+        ({"window_size": "seven"}, "must be a whole number: got .seven."),
+        ({"ngram_size": [5]}, r"must be a whole number: got \[5\]"),
+        ({"pool_from_prompt": 1}, r"pool_from_prompt=\) must be True or False: got 1"),
+        ({"always_forward_one": "yes"}, r"always_forward_one=\) must be True or False: got 'yes'"),
+        ({"verification": "typical"}, r"verification=\) must be one of 'exact', 'rejection': got 'typical'"),
+        ({"verification": ["exact"]}, r"verification=\) must be one of"),
+        ({"stats": "some"}, r"stats=\) must be one of 'none', 'summary', 'detailed': got 'some'"),
+        ({"seed": "x"}, r"seed=\) must be a whole number: got 'x'"),
+        ({"seed": 1.5}, r"seed=\) must be a whole number: got 1.5"),
+        ({"windows": 3}, "Unknown field 'windows' for Lookahead: it knows.*window_size"),
+        ({"windows": 3, "n": 1}, "Unknown field 'n', 'windows'"),
+        ({"strategy": "medusa2"}, "Unknown strategy 'medusa2'"),
+        ({"strategy": None}, "Unknown strategy None"),
+        ({"strategy": ["jacobi"]}, "Unknown strategy"),
+        ({"strategy": "jacobi", "window_size": 3}, "Unknown field 'window_size' for Jacobi"),
+        ({"strategy": "jacobi", "mode": "fast"}, r"Jacobi\(mode=\) must be one of.*got 'fast'"),
+        ({"strategy": "jacobi", "block_size": 0}, r"Jacobi\(block_size=\) must be at least 1: got 0"),
+        ({"strategy": "jacobi", "block_size": None}, r"Jacobi\(mode='sliding'\) needs a block_size"),
+        ({"strategy": "jacobi", "initial_guess": "noise"}, r"initial_guess=\) must be one of"),
+        ({"strategy": "jacobi", "initial_guess": []}, r"initial_guess=\) must be 'text', 'tail', 'pad' or a list"),
+        ({"strategy": "jacobi", "initial_guess": [1, -1]}, r"initial_guess=\) must be 'text', 'tail', 'pad' or a list"),
+        (
+            {"strategy": "jacobi", "initial_guess": [1, "a"]},
+            r"initial_guess=\) must be 'text', 'tail', 'pad' or a list",
+        ),
+        ({"strategy": "jacobi", "return_trajectory": 1}, r"return_trajectory=\) must be True or False"),
+    ],
+    ids=str,
+)
+def test_bad_settings(settings: dict[str, Any], match: str, passes: Passes) -> None:
+    """Impossible numbers, wrong types and unknown fields, given as a dict and made directly."""
+    refused(passes, tiny_model("llama"), match, lookahead_strategy=settings)
+    fields = {name: value for name, value in settings.items() if name != "strategy"}
+    made = Jacobi if settings.get("strategy") == "jacobi" else Lookahead
+    if settings.get("strategy", "jacobi") == "jacobi":
+        with pytest.raises(LookaheadError, match=match):
+            made.from_dict(fields)
+        if not match.startswith("Unknown field"):
+            with pytest.raises(LookaheadError, match=match):
+                made(**fields)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["lookahead", 5, [("window_size", 3)], Lookahead, object(), True],
+    ids=lambda given: type(given).__name__,
+)
+def test_not_a_strategy(strategy: Any, passes: Passes) -> None:
+    """Neither a strategy nor a dict."""
+    refused(passes, tiny_model("llama"), "lookahead_strategy must be", lookahead_strategy=strategy)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, 0, "", [True]], ids=repr)
+def test_use_lookahead_is_a_flag(value: Any, passes: Passes) -> None:
+    """Something that is merely true is more likely a mistake."""
+    refused(passes, tiny_model("llama"), "use_lookahead must be True or False", use_lookahead=value)
+
+
+def test_settings_are_frozen() -> None:
+    """A strategy is checked when it is made, so it cannot be changed afterwards."""
+    with pytest.raises(AttributeError):
+        Lookahead().window_size = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Lookahead(7, 5, 7)  # type: ignore[misc]
+
+
+def test_a_guess_outside_the_vocabulary(passes: Passes) -> None:
+    """Known only when the model is."""
+    strategy = Jacobi(initial_guess=[3, VOCAB])
+    refused(
+        passes, tiny_model("llama"), f"holds token {VOCAB}: this model's vocabulary ends", lookahead_strategy=strategy
+    )
+
+
+@pytest.mark.usefixtures("works_afterwards")
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"num_beams": 2}, "cannot be combined with num_beams=2: set num_beams=1, or drop use_lookahead"),
+        ({"num_beams": 3, "do_sample": True}, "cannot be combined with num_beams=3"),
+        ({"prompt_lookup_num_tokens": 3}, "cannot be combined with prompt_lookup_num_tokens=3: drop prompt_lookup"),
+        ({"use_mtp": True}, "cannot be combined with use_mtp=True: drop use_mtp"),
+        ({"assistant_early_exit": 1}, "cannot be combined with assistant_early_exit=1"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "cannot be combined with output_attentions"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "with output_hidden_states=True"),
+        ({"synced_gpus": True}, "synced_gpus=True is not supported"),
+    ],
+    ids=str,
+)
+def test_modes(settings: dict[str, Any], match: str, passes: Passes) -> None:
+    """Modes that decode in another way would otherwise ignore ``use_lookahead``, or be ignored."""
+    refused(passes, tiny_model("llama"), match, **settings)
+    refused(passes, tiny_model("llama"), match, lookahead_strategy=Lookahead(), **settings)
+    if "synced_gpus" not in settings:
+        config = GenerationConfig(use_lookahead=True, **settings)
+        refused(passes, tiny_model("llama"), match, generation_config=config)
+
+
+def test_assistant_model(passes: Passes) -> None:
+    """A second model."""
+    match = "cannot be combined with assistant_model: drop assistant_model"
+    refused(passes, tiny_model("llama"), match, assistant_model=tiny_model("llama_mha"))
+
+
+def test_continuous_batching(passes: Passes) -> None:
+    """``paged`` decodes in a way of its own."""
+    config = GenerationConfig(use_lookahead=True, cache_implementation="paged")
+    refused(
+        passes, tiny_model("llama"), "cannot be combined with cache_implementation='paged'", generation_config=config
+    )
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_beams": 2}, {"output_attentions": True, "return_dict_in_generate": True}], ids=str
+)
+def test_modes_without_the_patch(settings: dict[str, Any], passes: Passes) -> None:
+    """``custom_generate`` checks for itself."""
+    lookahead.restore_all()
+    seen = passes(tiny_model("llama"))
+    with unchanged(tiny_model("llama")), pytest.raises(LookaheadError, match=r"cannot be combined|not supported"):
+        tiny_model("llama").generate(**prompts(1), custom_generate=Lookahead(), max_new_tokens=8, **settings)
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    "name", ["flash_attention_2", "flash_attention_3", "paged|sdpa", "kernels-community/flash-attn"]
+)
+def test_attention_without_masks(name: str, passes: Passes) -> None:
+    """These implementations take 2-D masks only, or none."""
+    model = fresh_model("llama")
+    model.config._attn_implementation_internal = name
+    refused(passes, model, rf"{name.replace('|', '.')}' takes no custom mask: expected one of sdpa, eager")

@@ -1,0 +1,121 @@
+"""Models that do not do what they are told are found out by the self-test."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import fresh_model, prompts, run, same_as_plain, tiny_model
+from helpers.refusals import Passes, refused, unchanged
+from transformers import LlamaForCausalLM
+
+import lookahead
+from lookahead import LookaheadError
+from lookahead.support import self_test
+
+
+@pytest.fixture(autouse=True)
+def patched(restored: None) -> None:
+    """All tests here run with the patch, unless they take it off, and with models that have passed their self-test."""
+    lookahead.augment_all()
+    for name in ("llama", "gpt2", "mistral"):
+        tiny_model(name).generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+
+
+class IgnoresMasks(LlamaForCausalLM):
+    """Attends causally to slots, whatever the mask says."""
+
+    def forward(self, *args: Any, attention_mask: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, position_ids=position_ids, **kwargs)
+
+
+class IgnoresPositions(LlamaForCausalLM):
+    """Numbers tokens by their slot."""
+
+    def forward(self, *args: Any, attention_mask: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, attention_mask=attention_mask, **kwargs)
+
+
+class Stumbles(LlamaForCausalLM):
+    """Cannot do with a mask of its caller's."""
+
+    def forward(self, *args: Any, attention_mask: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+        if attention_mask is not None and attention_mask.ndim == 4:
+            raise RuntimeError("no such mask")
+        return super().forward(*args, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (
+            IgnoresMasks,
+            "IgnoresMasks does not keep the branches of a tree apart.*ignores attention masks or position_ids",
+        ),
+        (IgnoresPositions, "IgnoresPositions does not keep the branches of a tree apart"),
+        (Stumbles, "Stumbles did not run a pass with a tree mask.*no such mask"),
+    ],
+)
+def test_the_self_test(kind: type[LlamaForCausalLM], match: str, passes: Passes) -> None:
+    """Such a model is found out by a few passes over made-up tokens, once; then it is refused without any."""
+    model = kind(tiny_model("llama").config).double().eval()
+    model.generation_config.pad_token_id = 0
+    seen = passes(model)
+    with unchanged(model), pytest.raises(LookaheadError, match=match):
+        model.generate(**prompts(1), max_new_tokens=8, use_lookahead=True)
+    assert 0 < len(seen) <= 8
+    assert max(seen) < 12, "the prompt was never run"
+    refused(passes, model, match)
+    refused(passes, model, match, prompts(3), do_sample=True)
+
+
+def test_the_self_test_runs_once(passes: Passes) -> None:
+    """A good model is tested once, and again when its dtype or its attention changes."""
+    model = fresh_model("llama")
+
+    def test_passes() -> int:
+        seen = passes(model)
+        model.generate(**prompts(1), max_new_tokens=4, do_sample=False, use_lookahead=True)
+        return seen.index(12)
+
+    assert test_passes() > 0
+    assert test_passes() == 0
+    model.float()
+    assert test_passes() > 0
+    assert test_passes() == 0
+    model.set_attn_implementation("eager")
+    assert test_passes() > 0
+    assert test_passes() == 0
+
+
+def test_the_self_test_draws_nothing() -> None:
+    """The first call with a model is as repeatable as the second."""
+    model = fresh_model("llama")
+    first, second = (run(model, prompts(1), max_new_tokens=5, do_sample=True, use_lookahead=True) for _ in range(2))
+    assert first[0].tolist() == second[0].tolist()
+    assert torch.equal(first[1], second[1])
+
+
+def test_verdicts_are_held_weakly() -> None:
+    """A model that is gone leaves nothing behind, whichever way its verdict went."""
+    gc.collect()
+    before = len(self_test._verdicts)
+    good, bad = fresh_model("llama"), IgnoresMasks(tiny_model("llama").config).eval()
+    good.generate(**prompts(2), max_new_tokens=4, use_lookahead=True)
+    with pytest.raises(LookaheadError):
+        bad.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)
+    assert len(self_test._verdicts) == before + 2
+    watched = [weakref.ref(good), weakref.ref(bad)]
+    del good, bad
+    gc.collect()
+    assert [ref() for ref in watched] == [None, None]
+    assert len(self_test._verdicts) == before
+
+
+def test_a_model_in_training_mode() -> None:
+    """Dropout makes branches differ; the message says what was forgotten."""
+    model = fresh_model("gpt2", resid_pdrop=0.3).train()
+    with pytest.raises(LookaheadError, match=r"model.eval\(\) was not called"):
+        model.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)
+    same_as_plain(model.eval(), prompts(1), max_new_tokens=4)
