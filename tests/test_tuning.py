@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from jacobi import LookaheadError
 from lookahead import tuning
 from lookahead.draft.latency import NODES, StepTimes
+from lookahead.generation.curves import step_times
 from lookahead.runtime.tracing.record import traces_for
 
 CURVES = st.lists(st.floats(0.1, 50.0), min_size=len(NODES), max_size=len(NODES))
@@ -304,7 +305,7 @@ def test_a_sweep_survives_a_folder_that_cannot_be_written(
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "file"))
     times = tuning.sweep(tiny_model("llama"), contexts=(16,), seconds=0.01)
     assert times.ms(1, 16) > 0.0
-    assert "The step times are not kept for later" in caplog.text
+    assert "The latency curve is not saved" in caplog.text
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
@@ -447,10 +448,10 @@ def test_a_saved_curve_is_found_by_later_calls(folder: Path) -> None:
     assert not found.frozen, "it is corrected by the passes"
     assert tuning.cached(model, 2) is None
     memory: dict[Any, StepTimes] = {}
-    assert tuning.step_times(model, 1, memory, None).to_dict() == curve.to_dict()
-    assert tuning.step_times(model, 1, memory, None) is next(iter(memory.values()))
-    assert tuning.step_times(model, 2, memory, None).ms(8, 64) == 0.0
-    assert tuning.step_times(model, 1, memory, curve) is curve
+    assert step_times(model, 1, memory, None).to_dict() == curve.to_dict()
+    assert step_times(model, 1, memory, None) is next(iter(memory.values()))
+    assert step_times(model, 2, memory, None).ms(8, 64) == 0.0
+    assert step_times(model, 1, memory, curve) is curve
     assert len(memory) == 2
 
 
@@ -487,10 +488,10 @@ def test_sweep_of_traced_passes(folder: Path) -> None:
     with torch.no_grad():
         traces = traces_for(model, 1)
     assert traces is not None and {kind.single for kind in traces.made} == {True, False}
-    assert tuning.step_times(model, 1, {}, None, traces=traces).to_dict() == times.to_dict()
-    assert tuning.step_times(model, 1, {}, None).to_dict() == own.to_dict()
+    assert step_times(model, 1, {}, None, traces=traces).to_dict() == times.to_dict()
+    assert step_times(model, 1, {}, None).to_dict() == own.to_dict()
     traces.made = {kind: trace for kind, trace in traces.made.items() if kind.single}
-    assert not tuning.step_times(model, 1, {}, None, traces=traces).knows_single, "a mixture is learnt from passes"
+    assert not step_times(model, 1, {}, None, traces=traces).knows_single, "a mixture is learnt from passes"
 
 
 def test_sweep_where_traces_turn_out_to_be_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,8 +563,8 @@ def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
     kept = tuning.cached(model, static=True)
     assert kept is not None and kept.ms(4, 16) == measured.ms(4, 16)
     memory: dict[Any, StepTimes] = {}
-    tuning.step_times(model, 1, memory, None)
-    assert tuning.step_times(model, 1, memory, None, static=True) is not next(iter(memory.values()))
+    step_times(model, 1, memory, None)
+    assert step_times(model, 1, memory, None, static=True) is not next(iter(memory.values()))
 
 
 @given(st.floats(1.0, 50.0), st.floats(0.0, 3.0), st.sampled_from(NODES[1:-1]))

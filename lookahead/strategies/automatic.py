@@ -11,11 +11,11 @@ from lookahead.draft.expensive_sources import is_costly
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.planner import Planner
+from lookahead.generation.curves import step_times
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
 from lookahead.sources.checked import CheckedSource
 from lookahead.sources.recycling import BEST
 from lookahead.strategies.base import CallContext, Drafts, RowContext, Strategy
-from lookahead.tuning import step_times
 
 SourceFactory = Callable[[RowContext], Source]
 Maker = Callable[[RowContext, Memory], Source]

@@ -326,7 +326,7 @@ def test_tuning() -> None:
     times = sweep(counting_hybrid("lfm2"), nodes=(1, 2, 4), contexts=(16,), seconds=0.01, save=False)
     assert isinstance(times, StepTimes)
     assert times.ms(2, 16) > 0
-    with pytest.raises(LookaheadError, match=r"no passes to measure.*decoded plainly"):
+    with pytest.raises(LookaheadError, match=r"no passes to measure.*falls back to plain decoding"):
         sweep(hybrid("jamba"), nodes=(1, 2), contexts=(16,), seconds=0.01, save=False)
 
 

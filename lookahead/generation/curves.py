@@ -1,0 +1,121 @@
+"""Which latency curve belongs to a call, and where measured ones are kept."""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Hashable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead.draft.latency import FORMAT, StepTimes
+from lookahead.runtime.cuda_graphs.executor import dynamic_reason
+from lookahead.runtime.tracing.replay import Traces
+
+
+@lru_cache
+def _processor() -> str:
+    """The CPU's name, where the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def describe(
+    model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False
+) -> dict[str, Any]:
+    """All that a curve depends on: the model's shape and dtypes, device, threads, versions, sequences in a ``batch``.
+
+    Passes with ``static`` shapes (see the strategies' setting) have a curve of their own, and so have ``traced`` ones.
+    """
+    config = model.config.get_text_config()
+    shape = {
+        name: value
+        for name, value in config.to_dict().items()
+        if (isinstance(value, int | float) or (isinstance(value, list) and name != "architectures"))
+        and not name.endswith("token_id")
+    }
+    dtypes: dict[str, int] = {}
+    for parameter in model.parameters():
+        dtypes[str(parameter.dtype)] = dtypes.get(str(parameter.dtype), 0) + parameter.numel()
+    device = model.device
+    about = {
+        "model": type(model).__name__,
+        "shape": shape,
+        "parameters": dtypes,
+        "attention": str(config._attn_implementation),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_processor()}",
+        "threads": torch.get_num_threads() if device.type == "cpu" else 0,
+        "batch": batch,
+        "static": dynamic_reason(static, model) is None,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return about | ({"traced": True} if traced else {})
+
+
+def cache_folder() -> Path:
+    """Where curves are kept: ``$LOOKAHEAD_CACHE``, else ``lookahead`` in the user's cache folder."""
+    given = os.environ.get("LOOKAHEAD_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
+    return (Path(base) if base else Path.home() / ".cache") / "lookahead"
+
+
+def cache_file(about: dict[str, Any]) -> Path:
+    """The file of a curve; another one as soon as anything in ``about``, see :func:`describe`, differs."""
+    text = json.dumps([FORMAT, about], sort_keys=True, default=str)
+    return cache_folder() / f"step-times-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def cached(
+    model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False
+) -> StepTimes | None:
+    """The saved curve of this model on this machine; None if there is none, or none that can be read."""
+    try:
+        if not any(cache_folder().glob("step-times-*")):
+            return None
+        return StepTimes.load(cache_file(describe(model, batch, static, traced)), frozen=False)
+    except (LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
+        return None
+
+
+def step_times(
+    model: PreTrainedModel,
+    batch: int,
+    memory: dict[tuple[Hashable, ...], StepTimes],
+    given: StepTimes | None,
+    static: bool | None = None,
+    traces: Traces | None = None,
+) -> StepTimes:
+    """The curve for a call: the caller's, else what earlier calls learnt, else a saved one, else an empty one.
+
+    Args:
+        memory: curves that earlier calls on the model learnt; a new one is put there.
+        given: the caller's curve.
+        traces: the model's traced passes. Curves are saved for passes that are all traced, and for passes of which
+            none is; a mixture's is learnt.
+    """
+    if given is not None:
+        return given
+    config = model.config.get_text_config()
+    attention, fixed = str(config._attn_implementation), dynamic_reason(static, model) is None
+    traced = frozenset(traces.made) if traces is not None else frozenset()
+    key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads(), traced)
+    if key not in memory:
+        near = [curve for other, curve in memory.items() if other[:-1] == key[:-1]]
+        everything = {kind.single for kind in traced} == {True, False}
+        saved = cached(model, batch, static, everything) if everything or not traced else None
+        memory[key] = saved or (near[-1].as_guess() if near else StepTimes())
+    return memory[key]
