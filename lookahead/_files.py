@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever reads half of one."""
+"""Files and folders that are written whole or not at all."""
 
 import os
 import secrets
@@ -11,11 +11,7 @@ from jacobi import LookaheadError
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file: all of it or nothing, whatever other processes write there.
-
-    Raises:
-        OSError: the folder is missing or cannot be written to.
-    """
+    """Write a file: all of it or nothing, whatever other processes write there."""
     path = Path(path)
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
@@ -28,13 +24,10 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def check_free(path: str | Path, replace: bool = False) -> Path:
-    """Refuse a place where :func:`whole_folder` would overwrite what it must not.
-
-    Returns:
-        The place without links.
+    """The real path behind ``path``, if :func:`whole_folder` may write there.
 
     Raises:
-        LookaheadError: there is a file, a folder that is not empty, or with ``replace`` a folder with folders in it.
+        LookaheadError: it is a file, a folder that is not empty, or, with ``replace``, a folder with folders in it.
     """
     path = Path(path).expanduser().resolve()
     if path.exists() and not path.is_dir():
@@ -52,15 +45,14 @@ def check_free(path: str | Path, replace: bool = False) -> Path:
 
 @contextmanager
 def whole_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill, which takes the place of ``path`` when the block ends, and leaves nothing if the block fails.
+    """A folder to fill, which becomes ``path`` when the block ends, and leaves nothing if the block fails.
 
     Args:
-        path: must be free, or an empty folder.
-        replace: whether it may also be a folder of files, which are gone afterwards.
+        path: a new name, or an empty folder.
+        replace: also allow a folder of files; they are deleted.
 
     Raises:
-        LookaheadError: it is something else.
-        OSError: it cannot be written.
+        LookaheadError: see :func:`check_free`.
     """
     path = check_free(path, replace)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,5 +76,5 @@ def whole_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
 
 
 def on_hub(source: str) -> bool:
-    """Whether ``source`` reads like the name of a repository, ``owner/name``, and not like a path."""
+    """Whether ``source`` reads like a repository's name, ``owner/name``, and not like a path."""
     return source.count("/") == 1 and not source.startswith((".", "/", "~"))

@@ -1,4 +1,4 @@
-"""Counts of a decode: plain sums, so that they add up over calls, rows and processes."""
+"""Counts of a decode: sums, so that they add up over calls, sequences and processes."""
 
 import json
 from collections import Counter
@@ -8,38 +8,41 @@ from typing import Any, Self, TypeVar
 
 from jacobi import LookaheadError, Step
 
+_RATIOS = ("mean_acceptance_length", "acceptance_rate")  # properties that to_dict adds
 _Key = TypeVar("_Key", int, str)
 
 
 def _summed(mine: Mapping[_Key, int], others: Mapping[_Key, int]) -> dict[_Key, int]:
-    """Both counts together, by rising key; what is counted zero times is left out."""
+    """Both counts together, keys sorted, zeros left out."""
     return dict(sorted((Counter(mine) + Counter(others)).items()))
 
 
 @dataclass
 class DecodingStats:
-    """What a decode did. Every field is a sum (or a list that is joined), so ``a + b`` describes both calls.
+    """What a decode did. Every field is a sum or a joined list, so ``a + b`` describes both calls.
 
-    ``steps`` counts forward passes of the whole batch, the prompt's pass included; the other counts are over rows, so
-    for a batch ``row_steps`` (passes in which a row wrote something) is what acceptance is measured against.
+    ``steps`` counts forward passes of the whole batch. The other counts are over sequences, so acceptance in a batch is
+    measured against ``row_steps``.
 
     Attributes:
-        steps: forward passes.
-        row_steps: passes summed over the rows that wrote something in them.
-        emitted: tokens written, carried tokens included.
-        drafted: nodes scored beyond the roots, in rows that wrote something in the pass.
+        steps: forward passes, the prompt's included.
+        row_steps: passes in which a sequence wrote something, over all sequences.
+        emitted: tokens written, bonus tokens included.
+        drafted: drafted nodes scored, in passes in which the sequence wrote something.
         accepted: drafted nodes that were kept.
-        histogram: how often a row wrote k tokens in a pass, by k.
-        prefill_ms: the prompt's pass.
-        draft_ms, forward_ms, verify_ms, keep_ms: growing trees; later forward passes with the transfer to the host;
-            processors, sampling and stopping rules; moving keys and values, and learning from the pass.
+        histogram: how often a sequence wrote k tokens in a pass, by k.
+        prefill_ms: milliseconds of the prompt's pass.
+        draft_ms: milliseconds of growing trees.
+        forward_ms: milliseconds of the later forward passes, with the transfer to the host.
+        verify_ms: milliseconds of logits processors, sampling and stopping rules.
+        keep_ms: milliseconds of moving keys and values, and of learning from the pass.
         sources: accepted tokens by the source that proposed them (automatic mode).
-        single_ms: what the passes after the prompt's would have taken with one node each and as transformers runs them,
-            as far as that is known, and ``timed_ms``, what those passes took (automatic mode): growing, scoring and
-            keeping the tree.
-        plain: calls handed to transformers' own loop, by the reason; nothing else is counted of them.
-        fed_again: tokens that passes had to feed once more, where a model can only be given chains.
-        passes: with ``stats="detailed"``, one record a pass: nodes, tokens (a list over rows) and milliseconds.
+        single_ms: milliseconds that the passes after the prompt's would have taken in transformers' own decoding, with
+            one node each, as far as the latency curve knows (automatic mode).
+        timed_ms: milliseconds that those passes took: drafting, scoring and keeping (automatic mode).
+        plain: calls that fell back to transformers' own loop, by the reason; nothing else is counted of them.
+        fed_again: tokens that passes had to replay, where a model can only follow linear drafts.
+        passes: with ``stats="detailed"``, one record a pass: nodes and tokens by sequence, and milliseconds.
     """
 
     steps: int = 0
@@ -62,7 +65,7 @@ class DecodingStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens written per pass and row, the carried token included (the papers' step compression S)."""
+        """Tokens written per pass and sequence, the bonus token included (the papers' step compression S)."""
         return self.emitted / self.row_steps if self.row_steps else 0.0
 
     @property
@@ -87,10 +90,9 @@ class DecodingStats:
         """Take in one pass.
 
         Args:
-            step: the pass.
-            written: tokens that each row wrote in it, padding left out.
-            first: it was the prompt's.
-            detailed: record it in ``passes``.
+            written: tokens that each sequence wrote in it, padding left out.
+            first: whether it was the prompt's.
+            detailed: whether to record it in ``passes``.
         """
         self.steps += 1
         drafted = sum(len(tree) - 1 for tree, tokens in zip(step.trees, written, strict=True) if tokens)
@@ -101,10 +103,8 @@ class DecodingStats:
                 self.emitted += tokens
                 self.accepted += tokens - 1
                 self.histogram[tokens] = self.histogram.get(tokens, 0) + 1
-        if first:
-            self.prefill_ms += step.forward_ms
-        else:
-            self.forward_ms += step.forward_ms
+        self.prefill_ms += step.forward_ms if first else 0.0
+        self.forward_ms += 0.0 if first else step.forward_ms
         self.draft_ms += step.draft_ms
         self.verify_ms += step.verify_ms
         self.keep_ms += step.keep_ms
@@ -114,7 +114,7 @@ class DecodingStats:
             self.passes.append(record | {name: getattr(step, name) for name in times})
 
     def add_plan(self, credited: Mapping[str, int], single_ms: float, timed_ms: float) -> None:
-        """Take in what the automatic mode knows of a call: accepted tokens by source, and what its passes cost."""
+        """Take in what the automatic mode knows: accepted tokens by source, and what the passes cost."""
         self.sources = _summed(self.sources, credited)
         self.single_ms += single_ms
         self.timed_ms += timed_ms
@@ -122,9 +122,8 @@ class DecodingStats:
     def explain(self) -> str:
         """One sentence: what was gained or lost against plain decoding, and why.
 
-        S is ``mean_acceptance_length``; t(T)/t(1) is the cost of a pass against that of a pass over one node. Their
-        ratio is the speedup of all but the prompt's pass; processors, sampling and stopping rules cost the same for
-        each token in both, and are left out.
+        Speedup = S / (t(T)/t(1)): tokens a pass, over the cost of a pass relative to one over a single node. It leaves
+        out the prompt's pass, and what costs the same per token in both: processors, sampling and stopping rules.
         """
         if not self.steps:
             if self.plain:
@@ -135,7 +134,7 @@ class DecodingStats:
         if not later:
             return f"{what}: the prompt's pass wrote everything, so there was nothing to draft."
         if not self.drafted:
-            return f"{what}: decoded plainly, because no draft was expected to pay."
+            return f"{what}: plain decoding, because no draft was expected to pay."
         nodes = self.drafted / max(1, self.row_steps)
         what += f" with {nodes:.1f} drafted nodes a pass, of which {self.acceptance_rate:.0%} were kept"
         accepted = sum(self.sources.values())
@@ -143,7 +142,7 @@ class DecodingStats:
             shares = sorted(self.sources.items(), key=lambda item: -item[1])
             what += " (" + ", ".join(f"{name} {count / accepted:.0%}" for name, count in shares) + ")"
         if self.fed_again:
-            what += f", and {self.fed_again} tokens were fed again"
+            what += f", and {self.fed_again} tokens were replayed"
         if not self.single_ms:
             return f"{what}; what a pass over one node costs here is not known, so neither is the gain."
         cost = self.timed_ms / self.single_ms
@@ -153,10 +152,7 @@ class DecodingStats:
 
     def to_dict(self) -> dict[str, Any]:
         """All counts and the two ratios, as plain data."""
-        ratios = {
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "acceptance_rate": self.acceptance_rate,
-        }
+        ratios = {name: getattr(self, name) for name in _RATIOS}
         return asdict(self) | {"histogram": dict(sorted(self.histogram.items()))} | ratios
 
     def to_json(self, indent: int | None = None) -> str:
@@ -165,9 +161,9 @@ class DecodingStats:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Read :meth:`to_dict`'s data back (JSON's string keys of the histogram too)."""
+        """Read :meth:`to_dict`'s data back, also from JSON, where the histogram's keys are text."""
         names = {f.name for f in fields(cls)}
-        unknown = set(data) - names - {"mean_acceptance_length", "acceptance_rate"}
+        unknown = set(data) - names - {*_RATIOS}
         if unknown:
             raise LookaheadError(f"Unknown statistics {sorted(unknown)}: expected {sorted(names)}.")
         kept = {k: v for k, v in data.items() if k in names}

@@ -59,7 +59,7 @@ def test_explain_says_what_happened() -> None:
         "what a pass over one node costs here is not known, so neither is the gain."
     )
     assert "were kept; a pass cost" in told(sources={})
-    assert told(drafted=0, accepted=0).endswith(": decoded plainly, because no draft was expected to pay.")
+    assert told(drafted=0, accepted=0).endswith(": plain decoding, because no draft was expected to pay.")
     assert told(steps=1, row_steps=1).endswith("the prompt's pass wrote everything, so there was nothing to draft.")
 
 
@@ -67,7 +67,7 @@ def test_explain_after_calls() -> None:
     win = drafted(counting_model(), Lookahead(tuning=FLAT, seed=0))
     assert "drafted nodes a pass" in win.explain() and "plain decoding" in win.explain()
     plainly = drafted(tiny_model("llama"), Lookahead(tuning=STEEP, seed=0), max_new_tokens=20)
-    assert "decoded plainly" in plainly.explain()
+    assert "plain decoding, because" in plainly.explain()
     assert plainly.drafted == 0 and plainly.steps == 20
     one = drafted(tiny_model("llama"), Lookahead(seed=0), max_new_tokens=1)
     assert "the prompt's pass wrote everything" in one.explain()
