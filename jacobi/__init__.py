@@ -3,11 +3,12 @@
 from jacobi.drafter import LEVEL_STEPS as LEVEL_STEPS
 from jacobi.drafter import LEVELS as LEVELS
 from jacobi.drafter import Drafter as Drafter
-from jacobi.drafter import JacobiDrafter as JacobiDrafter
 from jacobi.drafter import PlainDrafter as PlainDrafter
 from jacobi.drafter import Successors as Successors
-from jacobi.drafter import guesser as guesser
 from jacobi.errors import LookaheadError as LookaheadError
+from jacobi.fixed_point import JacobiDrafter as JacobiDrafter
+from jacobi.fixed_point import JacobiMode as JacobiMode
+from jacobi.fixed_point import guesser as guesser
 from jacobi.solve import GreedyVerifier as GreedyVerifier
 from jacobi.solve import Model as Model
 from jacobi.solve import Scores as Scores

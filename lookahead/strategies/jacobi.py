@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jacobi import Drafter, JacobiDrafter, LookaheadError, guesser
-from jacobi.drafter import JacobiMode
+from jacobi import Drafter, JacobiDrafter, JacobiMode, LookaheadError, guesser
 from lookahead.strategies.base import RowContext, Strategy
 
 

@@ -9,8 +9,17 @@ from helpers.toy import NextToken, ToyModel, decode, examples, functions, hashed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import Drafter, GreedyVerifier, JacobiDrafter, LookaheadError, PlainDrafter, Step, guesser, solve
-from jacobi.drafter import JacobiMode
+from jacobi import (
+    Drafter,
+    GreedyVerifier,
+    JacobiDrafter,
+    JacobiMode,
+    LookaheadError,
+    PlainDrafter,
+    Step,
+    guesser,
+    solve,
+)
 
 MODES: tuple[JacobiMode, ...] = get_args(JacobiMode)
 GUESSES = ["text", "tail", "pad", (1, 2, 3, 0)]
