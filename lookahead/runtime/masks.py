@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jacobi import TokenTree, additive_mask
+from jacobi import TokenTree, additive_mask, ancestor_bits
 from lookahead.models.mask_rules import MaskRule
 
 
@@ -127,11 +127,8 @@ def ancestor_words(parents: Sequence[int], words: int) -> np.ndarray:
 
     It says what :func:`jacobi.branch_mask` says, 64 nodes to a number, so that little has to go to the device.
     """
-    sets: list[int] = []
-    for node, parent in enumerate(parents):
-        sets.append((sets[parent] if parent >= 0 else 0) | (1 << node))
-    packed = b"".join(line.to_bytes(8 * words, "little") for line in sets)
-    return np.frombuffer(packed, np.dtype("<i8")).reshape(len(sets), words)
+    packed = b"".join(seen.to_bytes(8 * words, "little") for seen in ancestor_bits(parents))
+    return np.frombuffer(packed, np.dtype("<i8")).reshape(len(parents), words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from helpers.toy import examples, functions, plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import LookaheadError, TokenTree, additive_mask, branch_mask, walk
+from jacobi import LookaheadError, TokenTree, additive_mask, ancestor_bits, branch_mask, walk
 
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8)
 
@@ -196,6 +196,19 @@ def test_docstring_example() -> None:
     tree = TokenTree.from_paths(0, [[1, 2, 3], [1, 2, 4]])
     assert (tree.tokens, tree.parents, tree.depths) == ([0, 1, 2, 3, 4], [-1, 0, 1, 2, 2], [0, 1, 2, 3, 3])
     assert repr(tree) == "TokenTree(tokens=[0, 1, 2, 3, 4], parents=[-1, 0, 1, 2, 2])"
+
+
+def test_the_drawn_matrix_of_the_docstring() -> None:
+    rows = [line.split()[1:] for line in str(branch_mask.__doc__).splitlines()[-6:-1]]
+    assert draw(branch_mask([-1, 0, 1, 2, 1])) == ["".join("X" if mark == "T" else "." for mark in row) for row in rows]
+
+
+@examples(100)
+@given(parent_arrays())
+def test_ancestor_bits_are_the_same_closure(parents: list[int]) -> None:
+    assert ancestor_bits([-1, 0, 0, 1]) == [0b0001, 0b0011, 0b0101, 0b1011]
+    seen = [[bool(bits >> node & 1) for node in range(len(parents))] for bits in ancestor_bits(parents)]
+    assert seen == closure(parents)
 
 
 def test_chain_is_a_causal_mask() -> None:
