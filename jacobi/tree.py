@@ -21,27 +21,33 @@ from jacobi.errors import LookaheadError
 class TokenTree:
     """A growing tree of drafted tokens; node 0 is the root, and a parent always comes before its children.
 
-    Equal siblings are one node: growing a path that is partly there already only adds what is new, so a shared prefix
-    is scored once. For example, the paths ``1 2 3`` and ``1 2 4`` under root ``0`` give::
+    Equal siblings are one node: growing a path that is partly there only adds what is new, so a shared prefix is
+    scored once. The paths ``the cat sat`` and ``the dog`` under the root ``<s>``::
 
-        tokens  [0, 1, 2, 3, 4]
-        parents [-1, 0, 1, 2, 2]
-        depths  [0, 1, 2, 3, 3]
+        <s> - the - cat - sat        node      0    1    2    3    4
+               |                     tokens   <s>  the  cat  sat  dog
+               + - dog               parents  -1    0    1    2    1
+                                     depths    0    1    2    3    2
 
     Attributes:
         tokens: token id of each node.
         parents: index of each node's parent; -1 for the root.
         depths: distance of each node from the root; a node's position is the root's position plus its depth.
-        children: for each node, its children by token id.
+        children: for each node, its children by token id, in the order in which they were added.
+        top_k: how many of the model's best next tokens the drafter wants to know at every node; 0 = none.
+        drawn_from: for a node, the probabilities ``[vocab]`` from which its children were drawn, one after the other
+            and each at most once (see :func:`jacobi.reject`). None = no child was drawn by chance.
     """
 
-    __slots__ = ("children", "depths", "parents", "tokens")
+    __slots__ = ("children", "depths", "drawn_from", "parents", "tokens", "top_k")
 
     def __init__(self, root: int) -> None:
         self.tokens: list[int] = [root]
         self.parents: list[int] = [-1]
         self.depths: list[int] = [0]
         self.children: list[dict[int, int]] = [{}]
+        self.top_k = 0
+        self.drawn_from: dict[int, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -68,10 +74,12 @@ class TokenTree:
         return node
 
     def truncate(self, count: int) -> None:
-        """Take away all nodes but the first ``count``, of which there is at least one."""
+        """Keep the first ``count`` nodes, from 1 up."""
         for node in range(len(self.tokens) - 1, count - 1, -1):
             del self.children[self.parents[node]][self.tokens[node]]
         del self.tokens[count:], self.parents[count:], self.depths[count:], self.children[count:]
+        if self.drawn_from is not None:
+            self.drawn_from = {node: drawn for node, drawn in self.drawn_from.items() if node < count}
 
     def grow_comb(self, levels: Sequence[Sequence[int]]) -> list[list[int]]:
         """Grow the lookahead window below the root and return the node of every cell, level by level.
@@ -172,7 +180,7 @@ def branch_mask(parents: Sequence[int]) -> Tensor:
 def additive_mask(parents: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """:func:`branch_mask` as attention adds it: ``[node, node]``, 0 where visible, else the lowest finite number.
 
-    Shapes of up to 128 nodes that recur are built once; do not write into the result.
+    Masks of up to 128 nodes are cached by their parents; do not write into the result.
     """
     build = _recurring_mask if len(parents) <= _LARGEST_CACHED else _additive_mask
     return build(tuple(parents), dtype, device)

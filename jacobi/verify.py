@@ -1,10 +1,10 @@
 """Which part of a scored tree the model itself would have written.
 
-The walk starts at the root and asks at every node for the one token that plain decoding would write there: the argmax,
-or one draw from the model's distribution. If a child holds that token the walk goes on, otherwise the token is the
-*carried* one and the walk ends. Drafts never influence what is chosen, only how far one pass gets, so the text is
-plain decoding's (a deterministic draft makes the draw-and-compare rule of Leviathan et al., arXiv 2211.17192,
-accept with exactly the probability the model gives the drafted token).
+The walk asks at every node, from the root down, for the one token that plain decoding would write there: the argmax,
+or one draw from the model's distribution. If a child holds that token the walk goes on to it. Otherwise the token is
+the *bonus* token, and the walk ends. Drafts never influence what is chosen, only how far one pass gets, so the text is
+plain decoding's. (For drafts made without chance this accepts a token with exactly the probability that the model
+gives it, as the rule of Leviathan et al., arXiv 2211.17192, does.)
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -18,11 +18,11 @@ from jacobi.tree import TokenTree
 
 @dataclass(slots=True)
 class Path:
-    """What one row keeps of a pass.
+    """What one sequence keeps of a pass.
 
     Attributes:
-        nodes: visited nodes, the root first; their keys and values become history.
-        tokens: the token decided at each visited node, in order; the last one is the carried token.
+        nodes: visited nodes, the root first; their keys and values enter the KV cache.
+        tokens: the token decided at each visited node, in order; the last one is the bonus token.
         distributions: the probabilities ``[vocab]`` from which each token was drawn; empty where none was.
     """
 
@@ -34,10 +34,17 @@ class Path:
 def walk(tree: TokenTree, choose: Callable[[int], int], stop: Callable[[int], bool]) -> Path:
     """Follow the model down ``tree``.
 
+    Where the model writes *the*, then *dog*, then *barks*::
+
+        <s> - the - cat - sat        nodes    0    1    4      <s>  the  dog
+               |                     tokens  the  dog  barks
+               + - dog
+
+    Two drafted tokens are accepted, and *barks* is the bonus token: one pass wrote three tokens.
+
     Args:
-        tree: the scored tree.
         choose: gives the token decided at a node; called once for each visited node, in order.
-        stop: told each decided token in order, says whether the walk ends with it.
+        stop: told each decided token in order; True ends the walk with it.
 
     Returns:
         The path: as many tokens as nodes, never empty.
@@ -61,13 +68,19 @@ def longest(
 ) -> dict[int, list[int]]:
     """The longest path of accepted candidates in each tree, for the lossy rules of Medusa (arXiv 2401.10774).
 
-    All trees are searched together, depth by depth, and each node is judged once, whatever number of paths it is on.
-    So what is accepted at a node does not depend on which path asks.
+    Where *the*, *cat* and *dog* are accepted and *sat* is not, two paths are equally long, and the likelier one wins::
+
+        <s> - the - cat - sat        the -0.1  cat -0.5    sum -0.6
+               |                     the -0.1  dog -0.3    sum -0.4  -> nodes 0 1 4
+               + - dog
+
+    All trees are searched together, depth by depth, and each node is judged once however many paths it is on, so what
+    is accepted at a node does not depend on the path.
 
     Args:
         trees: scored trees, by row.
-        judge: is given places (row, node) of one depth, and says for each which of its children's tokens are accepted,
-            with their log-probabilities.
+        judge: takes places (row, node) of one depth; gives for each its accepted children's tokens with their
+            log-probabilities.
         end_tokens: nothing follows these.
 
     Returns:
@@ -96,22 +109,51 @@ def longest(
     return {row: tree.path(ends[row]) for row, tree in trees.items()}
 
 
-def reject(probabilities: Tensor, candidates: Sequence[int], generator: torch.Generator | None = None) -> int:
-    """Choose a token by the papers' rejection scheme (arXiv 2402.02057, algorithm 4).
+def reject(
+    probabilities: Tensor,
+    candidates: Sequence[int],
+    generator: torch.Generator | None = None,
+    drawn_from: Tensor | None = None,
+) -> int:
+    """Choose a token that is distributed as ``probabilities`` p, whatever the candidates are.
 
-    Candidates are tried in order: t is accepted with probability p(t), otherwise p(t) is set to zero and the rest is
-    renormalised; when all are rejected the token is drawn from what is left. The token is distributed as
-    ``probabilities`` whatever the candidates are, but the generator is not consumed as plain sampling consumes it.
+    Candidates are tried in order; if all are rejected the token is drawn from what is left of p.
+
+    * Without ``drawn_from``, t is accepted with probability p(t); else p(t) becomes 0 and p is renormalised (Fu et
+      al., arXiv 2402.02057, algorithm 4).
+    * Drawn from ``drawn_from`` q, t is accepted with probability min(1, p(t) / q(t)); else p becomes
+      norm(max(p - q, 0)), t leaves q and q is renormalised (Leviathan et al., arXiv 2211.17192, algorithm 1; for
+      several candidates Jeon et al., arXiv 2402.14160, recursive rejection sampling).
+
+    For example, with p and the candidates *cat* and *dog*::
+
+                     p: cat  dog  fox                     p: cat  dog  fox    q: cat  dog
+                        0.5  0.3  0.2  cat with 1/2          0.5  0.3  0.2       0.8  0.2   cat with 5/8
+        cat rejected    0    0.6  0.4  dog with 3/5          0    1/3  2/3       0    1     dog with 1/3
+        dog rejected    0    0    1    fox                   0    0    1                    fox
+
+    Both rules are exact; knowing q accepts more. The generator is not consumed as plain sampling consumes it.
 
     Args:
         probabilities: ``[vocab]``, summing to 1.
         candidates: distinct token ids that the tree offers at this node.
-        generator: source of randomness; None is torch's default generator.
+        generator: source of randomness; None = torch's default generator.
+        drawn_from: ``[vocab]``, summing to 1, if the candidates were drawn from it by chance, in this order and
+            without replacement (the siblings of a tree are distinct); None = they were not drawn by chance.
     """
     left = probabilities.clone()
+    drafts = None if drawn_from is None else drawn_from.to(left, copy=True)
     for token in candidates:
-        if torch.rand((), generator=generator, device=left.device) < left[token] / left.sum():
+        total = left.sum()
+        chance = left[token] / total
+        if drafts is not None:
+            chance = chance / drafts[token]
+        if torch.rand((), generator=generator, device=left.device) < chance:
             return token
+        if drafts is not None:
+            left = (left - total * drafts).clamp_(min=0)
+            drafts[token] = 0.0
+            drafts /= drafts.sum().clamp(min=torch.finfo(drafts.dtype).tiny)
         left[token] = 0.0
     if left.sum() <= 0:  # rounding only: every candidate with mass was rejected
         return int(probabilities.argmax())

@@ -193,9 +193,21 @@ def test_from_parents_merges_equal_siblings(parents: list[int], data: st.DataObj
 
 
 def test_docstring_example() -> None:
-    tree = TokenTree.from_paths(0, [[1, 2, 3], [1, 2, 4]])
-    assert (tree.tokens, tree.parents, tree.depths) == ([0, 1, 2, 3, 4], [-1, 0, 1, 2, 2], [0, 1, 2, 3, 3])
-    assert repr(tree) == "TokenTree(tokens=[0, 1, 2, 3, 4], parents=[-1, 0, 1, 2, 2])"
+    tree = TokenTree.from_paths(0, [[1, 2, 3], [1, 4]])
+    assert (tree.tokens, tree.parents, tree.depths) == ([0, 1, 2, 3, 4], [-1, 0, 1, 2, 1], [0, 1, 2, 3, 2])
+    assert repr(tree) == "TokenTree(tokens=[0, 1, 2, 3, 4], parents=[-1, 0, 1, 2, 1])"
+
+
+def test_a_tree_asks_for_nothing_unless_told() -> None:
+    """Deterministic drafts, and no next tokens gathered; what was told of a node goes with the node."""
+    tree = TokenTree.from_paths(0, [[1, 2], [3]])
+    assert tree.top_k == 0
+    assert tree.drawn_from is None
+    tree.truncate(3)
+    assert tree.drawn_from is None
+    tree.drawn_from = {0: torch.ones(4) / 4, 2: torch.ones(4) / 4}
+    tree.truncate(2)
+    assert list(tree.drawn_from) == [0]
 
 
 def test_the_drawn_matrix_of_the_docstring() -> None:

@@ -1,6 +1,7 @@
 """The walk down a scored tree, and the rejection scheme's distribution."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import permutations
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import Path, TokenTree, reject, walk
+from jacobi import Path, TokenTree, longest, reject, walk
 
 # Upper 0.1% points of chi-square, by degrees of freedom.
 CRITICAL = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52}
@@ -50,6 +51,14 @@ def without_renormalising(probabilities: torch.Tensor, candidates: Sequence[int]
             return token
         left[token] = 0.0
     return int(torch.multinomial(left, 1, generator=generator))
+
+
+def test_walk_of_the_docstring() -> None:
+    """Node 0 is <s>, 1 the, 2 cat, 3 sat, 4 dog; 5 is barks."""
+    tree = TokenTree.from_paths(0, [[1, 2, 3], [1, 4]])
+    assert walk(tree, {0: 1, 1: 4, 4: 5}.__getitem__, never) == Path([0, 1, 4], [1, 4, 5])
+    judged = {0: {1: -0.1}, 1: {2: -0.5, 4: -0.3}, 2: {}}
+    assert longest({0: tree}, lambda places: [judged[node] for _, node in places]) == {0: [0, 1, 4]}
 
 
 def test_walk_follows_children_and_carries_the_next_token() -> None:
@@ -151,3 +160,143 @@ def test_reject_draws_from_the_default_generator_too() -> None:
         default = [reject(probabilities, [0, 3]) for _ in range(20)]
     generator = torch.Generator().manual_seed(3)
     assert default == [reject(probabilities, [0, 3], generator) for _ in range(20)]
+
+
+# --- candidates drawn by chance ------------------------------------------------------------------------------------
+
+
+class Coins:
+    """Stands for ``torch.rand``: falls as it is told to, and keeps with which probability it did."""
+
+    def __init__(self, falls: Sequence[bool]) -> None:
+        self.falls = iter(falls)
+        self.weight = 1.0
+
+    def __lt__(self, chance: torch.Tensor) -> bool:
+        accepted = next(self.falls)
+        heads = min(1.0, float(chance))
+        self.weight *= heads if accepted else 1.0 - heads
+        return accepted
+
+
+def outcome(
+    monkeypatch: pytest.MonkeyPatch,
+    p: torch.Tensor,
+    candidates: Sequence[int],
+    q: torch.Tensor | None,
+    rule: Callable[..., int] = reject,
+) -> torch.Tensor:
+    """The exact distribution of what ``rule`` chooses: every way its coins can fall, weighed."""
+    result = torch.zeros_like(p)
+    left: list[torch.Tensor] = []
+
+    def drawn(weights: torch.Tensor, count: int, generator: object = None) -> torch.Tensor:
+        left.append(weights)
+        return torch.zeros(count, dtype=torch.long)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "multinomial", drawn)
+        for accepted in range(len(candidates) + 1):  # the place of the accepted candidate; the last one: none is
+            coins = Coins([place == accepted for place in range(len(candidates))])
+            patched.setattr(torch, "rand", lambda *args, coins=coins, **settings: coins)
+            left.clear()
+            token = rule(p, candidates, None, q)
+            if left:
+                result += coins.weight * left[0] / left[0].sum()
+            else:
+                result[token] += coins.weight
+    return result
+
+
+def draws_in_order(q: torch.Tensor, count: int) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Every order in which ``count`` tokens come from q without replacement, and its probability."""
+    for order in permutations([token for token in range(len(q)) if q[token] > 0], count):
+        chance, rest = 1.0, 1.0
+        for token in order:
+            chance, rest = chance * float(q[token]) / rest, rest - float(q[token])
+        yield order, chance
+
+
+def normalised(weights: Sequence[int]) -> torch.Tensor:
+    line = torch.tensor(weights, dtype=torch.float64)
+    return line / line.sum()
+
+
+WEIGHTS = st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any)
+
+
+@examples(150)
+@given(WEIGHTS, WEIGHTS, st.integers(1, 3))
+def test_reject_is_exact_for_drawn_candidates(target: list[int], drafts: list[int], count: int) -> None:
+    """Summed over every draw from q and every fall of the coins, the token is distributed as p."""
+    p, q = normalised(target), normalised(drafts)
+    count = min(count, int((q > 0).sum()))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        total = sum(chance * outcome(monkeypatch, p, order, q) for order, chance in draws_in_order(q, count))
+    torch.testing.assert_close(total, p)
+
+
+def test_reject_of_the_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted by algorithm 1's ratio, or drawn from the normalised rest: cat 0, dog 1, fox 2."""
+    p, q = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.8, 0.2, 0.0]).double()
+    one = outcome(monkeypatch, p, [0], q)
+    torch.testing.assert_close(one, torch.tensor([5 / 8, 3 / 8 / 3, 3 / 8 * 2 / 3]).double())
+    two = outcome(monkeypatch, p, [0, 1], q)
+    torch.testing.assert_close(two, torch.tensor([5 / 8, 3 / 8 / 3, 3 / 8 * 2 / 3]).double())
+    sure = outcome(monkeypatch, p, [0, 1], None)
+    torch.testing.assert_close(sure, p)
+
+
+def test_a_sure_draw_is_a_draft_without_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = torch.tensor(PROBABILITIES, dtype=torch.float64)
+    for token in range(6):
+        q = torch.zeros_like(p)
+        q[token] = 1.0
+        torch.testing.assert_close(outcome(monkeypatch, p, [token], q), outcome(monkeypatch, p, [token], None))
+
+
+def test_good_drafts_are_accepted_more_often_than_without_q(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft from p itself is always accepted; a token that p lacks never is."""
+    p = torch.tensor([0.5, 0.0, 0.5]).double()
+    assert outcome(monkeypatch, p, [2], p).tolist() == [0.0, 0.0, 1.0]
+    assert outcome(monkeypatch, p, [1], normalised([1, 1, 1])).tolist() == [0.5, 0.0, 0.5]
+
+
+DRAFTS = torch.tensor([0.1, 0.3, 0.1, 0.0, 0.1, 0.4], dtype=torch.float64)
+
+
+def drawing(rule: Callable[..., int], count: int) -> Sampler:
+    """A sampler that draws its candidates first."""
+
+    def sample(p: torch.Tensor, candidates: Sequence[int], generator: torch.Generator) -> int:
+        drawn = torch.multinomial(DRAFTS, count, replacement=False, generator=generator).tolist()
+        return rule(p, drawn, generator, DRAFTS)
+
+    return sample
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_reject_has_the_given_distribution_for_drawn_candidates(count: int) -> None:
+    statistic, critical = chi_square(drawing(reject, count), PROBABILITIES, [])
+    assert statistic < critical
+
+
+def with_replacement(p: torch.Tensor, candidates: Sequence[int], generator: object, q: torch.Tensor) -> int:
+    """The mistake this rule invites: q stays whole, as for independent draws, although siblings are distinct."""
+    for token in candidates:
+        if torch.rand(()) < p[token] / q[token]:
+            return token
+        p = (p - q).clamp(min=0)
+        p = p / p.sum()
+    return int(torch.multinomial(p, 1))
+
+
+def test_enumeration_can_tell() -> None:
+    """It would have caught that mistake. To leave q out is none: less is accepted, of the same distribution."""
+    p = torch.tensor(PROBABILITIES, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        orders = list(draws_in_order(DRAFTS, 2))
+        biased = sum(chance * outcome(monkeypatch, p, order, DRAFTS, with_replacement) for order, chance in orders)
+        blind = sum(chance * outcome(monkeypatch, p, order, None) for order, chance in orders)
+    assert (biased - p).abs().max() > 0.005
+    torch.testing.assert_close(blind, p)
