@@ -72,7 +72,7 @@ def test_solver_works_without_transformers() -> None:
 
 def test_blocker_blocks() -> None:
     """Otherwise the test above says nothing."""
-    run = isolated("import lookahead", {"transformers"})
+    run = isolated("import lookahead.patch", {"transformers"})
     assert run.returncode != 0
     assert "transformers is blocked" in run.stderr
 
