@@ -12,7 +12,9 @@ from jacobi import LookaheadError
 from lookahead._files import check_free
 from lookahead.cli import common
 from lookahead.loading import load_weights
-from lookahead.sources.medusa.checkpoints.reading import Checkpoint, Format, read_checkpoint, write_heads
+from lookahead.sources.medusa.checkpoints.reading import Checkpoint, read_checkpoint
+from lookahead.sources.medusa.files import Format, write_heads
+from lookahead.sources.medusa.heads import MedusaHeads
 
 
 def convert_medusa(
@@ -42,8 +44,9 @@ def convert_medusa(
     with common.no_bars(), Console(stderr=True).status("Reading the heads"):
         loaded = None if model is None else load_weights(model)
         checkpoint = read_checkpoint(source, loaded)
-    write_heads(checkpoint.heads, target, to, model=loaded, replace=force)
-    read = _facts(checkpoint)
+        heads = MedusaHeads.from_tensors(checkpoint.tensors, loaded)
+    write_heads(heads, target, to, model=loaded, replace=force)
+    read = _facts(checkpoint, heads)
     if as_json:
         document = {"source": source, "read": read, "target": str(target), "written": to}
         typer.echo(json.dumps(document | {"versions": common.versions()}, indent=2))
@@ -59,9 +62,8 @@ def convert_medusa(
     console.print(f"Wrote {target} in the format of {'vLLM' if to == 'vllm' else 'Medusa'}.", style="bold")
 
 
-def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
+def _facts(checkpoint: Checkpoint, heads: MedusaHeads) -> dict[str, Any]:
     """What a checkpoint was found to be, for people and as JSON."""
-    heads = checkpoint.heads
     numbers = sum(parameter.numel() for parameter in heads.parameters())
     facts = {
         "format": checkpoint.format,

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, log_softmax
 
-from lookahead.sources.medusa.heads import MedusaHeads, Output
+from lookahead.sources.medusa.heads import MedusaHeads
+from lookahead.sources.medusa.network import Output
 from lookahead.training.data import IGNORE
 
 HEAD_DECAY = 0.8  # weight of a head's loss against that of the head before it; the first one's is 0.8 as well

@@ -18,7 +18,7 @@ from jacobi import LookaheadError
 from lookahead.medusa import MedusaHeads, output_layer, output_sizes
 from lookahead.models.output_layer import copyable_weight, placement
 from lookahead.sources.medusa import stacked
-from lookahead.sources.medusa.heads import ResBlock
+from lookahead.sources.medusa.network import ResBlock
 from lookahead.sources.medusa.stacked import fast_heads
 
 HIDDEN = 32

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from lookahead.sources.medusa.heads import MedusaHeads, Output, ResBlock
+from lookahead.sources.medusa.heads import MedusaHeads
+from lookahead.sources.medusa.network import Output, ResBlock
 
 _MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves are what takes time
 _MOST_COPIED = 64 << 20  # bytes of all weights together, which are held twice

@@ -1,0 +1,42 @@
+"""Medusa decoding as published: a tree of fixed shape, filled from the heads' best candidates."""
+
+from collections.abc import Sequence
+
+from jacobi import Path, Successors, TokenTree
+from lookahead.sources.medusa.choices import ChoiceTree
+from lookahead.sources.medusa.source import HeadCandidates
+
+
+class MedusaDrafter:
+    """One row's drafter with a tree of fixed shape (Cai et al., arXiv 2401.10774, section 2.1.2).
+
+    Args:
+        candidates: of the call's rows.
+        row: number of the row.
+        choices: the shape.
+    """
+
+    def __init__(self, candidates: HeadCandidates, row: int, choices: ChoiceTree) -> None:
+        self._candidates = candidates
+        self._row = row
+        shape = choices.token_tree()
+        self._places = list(zip(shape.parents[1:], shape.depths[1:], shape.tokens[1:], strict=True))
+        self._root = 0
+
+    def draft(self, room: int) -> TokenTree:
+        """The heads' candidates in their places; those deeper than ``room`` are left out."""
+        tree = TokenTree(self._root)
+        found = self._candidates.of(self._row) if room > 0 else None
+        if found is None:
+            return tree
+        tokens, _ = found
+        for parent, depth, rank in self._places:
+            if depth > room:
+                break
+            tree.add(parent, tokens[depth - 1][rank])  # candidates of a head differ, so nodes keep their numbers
+        return tree
+
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
+        """Remember the last decided token, and where the heads have to run."""
+        self._root = path.tokens[-1]
+        self._candidates.note(self._row, path.nodes[-1])

@@ -1,0 +1,38 @@
+"""Heads as plain data: what a checkpoint gives and takes."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsConfig:
+    """The sizes of heads, as :class:`lookahead.medusa.MedusaHeads` takes them."""
+
+    hidden_size: int
+    vocab_size: int | None
+    num_heads: int
+    num_layers: int
+    own_output: bool
+    base_model: str | None
+
+
+@dataclass(frozen=True)
+class HeadTensors:
+    """Heads without their module.
+
+    Attributes:
+        config: their sizes.
+        state: the tensors, by the names that ``MedusaHeads.state_dict()`` gives them.
+        token_map: the tokens that own output layers score, int64 ``[scored]``; None where they score all.
+    """
+
+    config: HeadsConfig
+    state: dict[str, Tensor]
+    token_map: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensors, which share it."""
+        return next(iter(self.state.values())).dtype

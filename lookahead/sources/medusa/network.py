@@ -1,0 +1,166 @@
+"""Medusa's heads: each guesses one token further ahead from the model's last hidden state.
+
+Cai et al., arXiv 2401.10774, section 2.1.1. A head is a few residual blocks and an output layer, its own or the
+model's. Head k (from 0) reads the hidden state of a token and predicts the token k + 2 positions after it; the model
+itself predicts the next one::
+
+    text      The  cat  sat   on  the  mat
+    reads           ^
+    predicts            [ ]                   the model
+                             [0]              head 0
+                                  [1]         head 1
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from jacobi import LookaheadError
+
+Output = Callable[[Tensor], Tensor]
+
+
+class ResBlock(nn.Module):
+    """``x + silu(W x + b)``. W and b start as zeros, so a fresh block changes nothing."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states in and out, ``[..., hidden]``."""
+        return hidden + silu(self.linear(hidden))
+
+
+class HeadsNetwork(nn.Module):
+    """The heads as a module: hidden states in, logits of every head out.
+
+    Args:
+        hidden_size: channels of what the model's output layer reads.
+        vocab_size: tokens that it scores; None where heads without an output layer fit any.
+        num_heads: K.
+        num_layers: residual blocks of a head.
+        own_output: give each head an output layer of its own, without a bias; otherwise the heads use the model's.
+        base_model: name or folder of the model that the heads belong to.
+
+    Attributes:
+        blocks: the residual blocks ``[head][layer]``.
+        outputs: the heads' own output layers; empty if they use the model's.
+        token_map: the tokens that own output layers score, int64 ``[scored]``, if those are not all of the vocabulary
+            (vLLM's ``truncated_vocab_size``); else None. Only a checkpoint gives heads one.
+
+    Raises:
+        LookaheadError: a size is out of range.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int | None,
+        num_heads: int = 4,
+        num_layers: int = 1,
+        own_output: bool = False,
+        base_model: str | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size, least in (
+            ("hidden_size", hidden_size, 1),
+            ("vocab_size", 1 if vocab_size is None and not own_output else vocab_size, 1),
+            ("num_heads", num_heads, 1),
+            ("num_layers", num_layers, 0 if own_output else 1),
+        ):
+            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+                raise LookaheadError(f"MedusaHeads cannot have {name}={size!r}: expected an integer from {least} on.")
+        self.hidden_size = hidden_size
+        self.vocab_size = vocab_size
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.own_output = own_output
+        self.base_model = base_model
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(ResBlock(hidden_size) for _ in range(num_layers)) for _ in range(num_heads)
+        )
+        self.outputs = nn.ModuleList(
+            nn.Linear(hidden_size, vocab_size or 0, bias=False) for _ in range(num_heads if own_output else 0)
+        )
+        self.token_map: Tensor | None
+        self.register_buffer("token_map", None, persistent=False)
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """What the heads' output layers read: ``[..., hidden]`` to ``[head, ..., hidden]``.
+
+        ``hidden`` is what the model's output layer reads; the result has its device and dtype.
+        """
+        first = next(self.parameters())
+        inner = hidden.to(first.device, first.dtype)
+        states = []
+        for layers in self.blocks:
+            state = inner
+            for layer in layers.children():
+                state = layer(state)
+            states.append(state)
+        return torch.stack(states).to(hidden.device, hidden.dtype)
+
+    def forward(self, hidden: Tensor, output: Output | None = None) -> Tensor:
+        """The logits of all heads, ``[head, ..., vocab]``.
+
+        Args:
+            hidden: what the model's output layer reads, ``[..., hidden]``.
+            output: that layer, see :func:`lookahead.medusa.output_layer`; needed by heads without their own.
+
+        Raises:
+            LookaheadError: the heads have no output layer, and none is given.
+        """
+        return self.logits(self.states(hidden), output)
+
+    def logits(self, states: Tensor, output: Output | None = None) -> Tensor:
+        """The logits ``[head, ..., vocab]`` of :meth:`states`."""
+        if self.own_output:
+            first = next(self.outputs.parameters())
+            states = states.to(first.device, first.dtype)
+            scored = torch.stack([layer(state) for layer, state in zip(self.outputs, states, strict=True)])
+            return self.over_vocabulary(scored)
+        if output is None:
+            raise LookaheadError(
+                "These heads use the model's output layer: expected it as the second argument, got none. Pass "
+                "output_layer(model)."
+            )
+        return output(states)  # one product for all heads
+
+    def over_vocabulary(self, scored: Tensor) -> Tensor:
+        """Spread what own output layers score, ``[..., scored]``, over the vocabulary; -inf for all other tokens."""
+        if self.token_map is None:
+            return scored
+        logits = scored.new_full((*scored.shape[:-1], self.vocab_size or 0), -torch.inf)
+        logits[..., self.token_map] = scored
+        return logits
+
+    def top(self, hidden: Tensor, output: Output | None, count: int) -> tuple[Tensor, Tensor]:
+        """Every head's top-k candidates, best first, as :func:`best_of`; arguments as :meth:`forward`'s.
+
+        Raises:
+            LookaheadError: ``count`` is not between 1 and the vocabulary.
+        """
+        return best_of(self(hidden, output), count)
+
+
+def best_of(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Every head's ``count`` best candidates, best first, of ``logits`` ``[head, ..., vocab]``.
+
+    Returns:
+        Their log-probabilities, float32, and their token ids, int64, both ``[head, ..., count]``.
+
+    Raises:
+        LookaheadError: ``count`` is not between 1 and the vocabulary.
+    """
+    logits = logits.float()
+    if not 1 <= count <= logits.shape[-1]:
+        raise LookaheadError(
+            f"{count} candidates are asked of each head: expected 1 to {logits.shape[-1]}, all of the vocabulary."
+        )
+    best, ids = logits.topk(count, dim=-1)
+    return best - logits.logsumexp(-1, keepdim=True), ids

@@ -1,0 +1,144 @@
+"""Medusa's heads as a source of candidates: run once a pass for all sequences of a call."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from jacobi import Path, Successors, TokenTree
+from lookahead.models.hidden_states import HiddenStates
+from lookahead.sources.medusa.heads import MedusaHeads
+from lookahead.sources.medusa.network import best_of
+from lookahead.sources.medusa.stacked import fast_heads
+
+_LEAST = 0.002  # a candidate that its head gives less is not proposed
+_RANKS = 3  # that are told apart: the first, the second, later ones
+_STEPS = tuple(0.75 * step for step in range(-6, 8))  # strengths at which the next level begins
+_LEVELS = len(_STEPS) + 1
+_PRIORS = tuple(1.0 / (1.0 + math.exp(0.375 - strength)) for strength in (*_STEPS, _STEPS[-1] + 0.75))
+
+
+class HeadCandidates:
+    """The best candidates of every head for the rows of one call.
+
+    The heads run on the accepted node only, and when the first row's next tree is drafted: on all rows that wrote
+    something in the last pass in one go, with one transfer to the host.
+
+    Args:
+        heads: the heads.
+        output: the model's output layer.
+        hidden: what it reads in each pass.
+        count: candidates of a head.
+        batch: number of rows.
+
+    Attributes:
+        spent_ms: what running the heads has taken.
+    """
+
+    def __init__(self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int) -> None:
+        self.num_heads = heads.num_heads
+        self.spent_ms = 0.0
+        self._heads = fast_heads(heads)
+        self._output = output
+        self._hidden = hidden
+        self._count = count
+        self._found: list[tuple[list[list[int]], list[list[float]]] | None] = [None] * batch
+        self._nodes: dict[int, int] = {}  # rows for which the heads have not run yet
+        self._pass = 0
+
+    def note(self, row: int, node: int) -> None:
+        """The walk of the last pass ended in ``node`` of ``row``'s tree."""
+        if self._pass != self._hidden.passes:  # hidden states of earlier passes are gone
+            self._nodes.clear()
+            self._pass = self._hidden.passes
+        self._found[row] = None
+        self._nodes[row] = node
+
+    def of(self, row: int) -> tuple[list[list[int]], list[list[float]]] | None:
+        """Token ids and log-probabilities ``[head][rank]`` below a row's next root, best first.
+
+        None where the row's last pass is not known any more, because nobody asked after it.
+        """
+        if self._nodes and self._pass == self._hidden.passes:
+            self._run()
+        return self._found[row]
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        start, hidden = perf_counter(), self._hidden.last
+        assert hidden is not None  # a pass was noted
+        rows = list(self._nodes)
+        at = torch.tensor([rows, list(self._nodes.values())], device=hidden.device)
+        chances, tokens = best_of(self._heads(hidden[at[0], at[1]], self._output), self._count)
+        # Integers and floats of 32 bits travel in one tensor.
+        both = torch.stack([tokens.int(), chances.float().view(torch.int32)]).transpose(1, 2).cpu()
+        ids, logs = both[0].tolist(), both[1].contiguous().view(torch.float32).tolist()
+        for place, row in enumerate(rows):
+            self._found[row] = ids[place], logs[place]
+        self._nodes.clear()
+        self.spent_ms += 1e3 * (perf_counter() - start)
+
+
+class HeadsSource:
+    """The heads as one source of the budgeted tree: head k has candidates for every node at depth k, from 0.
+
+    A candidate's kind is its head, its rank, and its strength: the log-odds that the head gives it against all that it
+    does not propose, which is how :class:`lookahead.draft.acceptance.Acceptance` weighs candidates.
+
+    Args:
+        candidates: of the call's rows.
+        row: number of the row.
+    """
+
+    name = "heads"
+
+    def __init__(self, candidates: HeadCandidates, row: int) -> None:
+        self.priors = _PRIORS * (_RANKS * candidates.num_heads)
+        self._candidates = candidates
+        self._row = row
+        self._offers: list[list[tuple[int, int]]] | None = None
+
+    @property
+    def spent_ms(self) -> float:
+        """What running the heads has taken."""
+        return self._candidates.spent_ms
+
+    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
+        """The prompt's hidden states come with its pass."""
+
+    def root(self) -> int:
+        """Depth 0."""
+        return 0
+
+    def step(self, state: int, token: int) -> int:
+        """One deeper; the heads do not see which token they follow."""
+        return state + 1
+
+    def propose(self, state: int) -> list[tuple[int, int]]:
+        """The candidates of the head for this depth."""
+        if self._offers is None:
+            found = self._candidates.of(self._row)
+            lines = () if found is None else zip(*found, strict=True)
+            self._offers = [_offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
+        return self._offers[state] if state < len(self._offers) else []
+
+    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
+        """Remember where the heads have to run."""
+        self._offers = None
+        self._candidates.note(self._row, path.nodes[-1])
+
+
+def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
+    """One head's candidates with their kinds."""
+    chances = [0.0 if math.isnan(log) else math.exp(min(0.0, log)) for log in logs]
+    rest = max(1e-3, 1.0 - sum(chances))
+    offers = []
+    for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
+        if chance < _LEAST:
+            break
+        level = bisect_right(_STEPS, math.log(chance / rest))
+        offers.append((token, (head * _RANKS + min(rank, _RANKS - 1)) * _LEVELS + level))
+    return offers
