@@ -1,5 +1,6 @@
 """The documents hold: their Python runs, their links lead somewhere, and the picture of a tree is drawn from a pass."""
 
+import dataclasses
 import json
 import re
 import runpy
@@ -10,6 +11,8 @@ import pytest
 import yaml
 
 import lookahead
+from lookahead import Jacobi, Lookahead
+from lookahead.medusa import Medusa
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,6 +51,16 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
         found = (document.parent / file).resolve() if file else document
         assert found.exists(), f"{document.name} links to {target}"
         assert not anchor or anchor in anchors(found), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "names"),
+    [(Lookahead, ["docs/guide.md"]), (Jacobi, ["docs/guide.md"]), (Medusa, ["docs/medusa.md", "docs/guide.md"])],
+)
+def test_every_setting_is_documented(strategy: type, names: list[str]) -> None:
+    text = "".join((ROOT / name).read_text() for name in names)
+    fields = {field.name for field in dataclasses.fields(strategy)} - {"heads"}
+    assert fields == {name for name in fields if re.search(rf"`{name}`|\b{name}=", text)}
 
 
 def test_the_readme_is_short() -> None:
