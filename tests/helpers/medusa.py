@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from helpers.models import F64, VOCAB, counting_model, prompts, run
+from torch import Tensor
 
 from lookahead import StepTimes
 from lookahead.draft.latency import NODES
@@ -64,3 +65,19 @@ def fitted(model: Any, num_heads: int = 3) -> MedusaHeads:
 
 def hooks(model: Any) -> int:
     return len(output_layer(model)._forward_pre_hooks)
+
+
+HIDDEN = 32
+
+
+def drawn(heads: MedusaHeads, seed: int = 0) -> MedusaHeads:
+    """The heads with random weights."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=F64) * 0.3)
+    return heads
+
+
+def states(*shape: int, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(*shape, HIDDEN, generator=torch.Generator().manual_seed(1), dtype=F64).to(dtype)

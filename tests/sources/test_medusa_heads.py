@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.medusa import HIDDEN, drawn, states
 from helpers.models import F32, F64, MODELS, VOCAB, fresh_model, tiny_model
 from huggingface_hub import ModelCard, PyTorchModelHubMixin, hub_mixin
 from safetensors.torch import load_file
@@ -20,21 +21,6 @@ from lookahead.models.output_layer import copyable_weight, placement
 from lookahead.sources.medusa import stacked
 from lookahead.sources.medusa.network import ResBlock
 from lookahead.sources.medusa.stacked import fast_heads
-
-HIDDEN = 32
-
-
-def drawn(heads: MedusaHeads, seed: int = 0) -> MedusaHeads:
-    """The heads with random weights."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in heads.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=F64) * 0.3)
-    return heads
-
-
-def states(*shape: int, dtype: torch.dtype = F64) -> Tensor:
-    return torch.randn(*shape, HIDDEN, generator=torch.Generator().manual_seed(1), dtype=F64).to(dtype)
 
 
 def by_hand(heads: MedusaHeads, head: int, hidden: Tensor) -> Tensor:

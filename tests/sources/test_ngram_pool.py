@@ -7,7 +7,8 @@ from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import LookaheadError
+from jacobi import LookaheadError, Path, TokenTree
+from lookahead.sources import PoolSource
 from lookahead.sources.ngram_pool import NgramPool
 
 Ngram = tuple[int, ...]
@@ -139,3 +140,49 @@ def test_no_guesses_is_a_pool_that_stays_empty() -> None:
 def test_impossible_pools(ngram_size: int, per_key: int, capacity: int, message: str) -> None:
     with pytest.raises(LookaheadError, match=message):
         NgramPool(ngram_size, per_key, capacity)
+
+
+def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:
+    return [token for token, _ in candidates]
+
+
+def pool_source(text: Sequence[int]) -> PoolSource:
+    source = PoolSource()
+    source.start(text, None)
+    return source
+
+
+def test_pool_proposes_ngrams_of_the_text() -> None:
+    source = pool_source([1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1])
+    state = source.root()
+    assert tokens_of(source.propose(state)) == [2]
+    state = source.step(state, 2)
+    assert source.propose(state) == [(6, 3), (3, 4)], "the newest n-gram first; one token into it"
+    state = source.step(state, 6)
+    assert source.propose(state) == [(7, 6)]
+    state = source.step(state, 7)
+    assert source.propose(state) == [(8, 9)]
+    state = source.step(state, 8)
+    assert source.propose(state) == [], "the n-gram ends here, and no other starts with 8"
+    again = source.step(source.root(), 5)
+    assert tokens_of(source.propose(again)) == [1], "no n-gram goes on with 5, but one starts at it"
+
+
+def test_pool_goes_on_where_an_ngram_ends() -> None:
+    source = pool_source([1, 2, 3, 4, 5, 6, 7, 8, 9, 1])
+    state, path = source.root(), []
+    for _ in range(7):
+        token = tokens_of(source.propose(state))[0]
+        path.append(token)
+        state = source.step(state, token)
+    assert path == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_pool_learns_the_output() -> None:
+    source = pool_source([])
+    source.learn(TokenTree(0), Path([0], [1]), None)
+    source.learn(TokenTree(1), Path([0, 1, 2, 3], [2, 3, 4, 5]), None)
+    assert len(source.pool) == 1
+    source.learn(TokenTree(5), Path([0], [1]), None)
+    assert tokens_of(source.propose(source.root())) == [2]
+    assert list(source.pool.get(1)) == [(2, 3, 4, 5)]

@@ -7,170 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.acceptance import Accepts, slow_nucleus, slow_typical, softmax
 from helpers.medusa import counting, random_heads
 from helpers.models import VOCAB, fresh_model, prompts, run, tiny_model
-from helpers.toy import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from transformers.generation import logits_process
 
-from jacobi import LookaheadError, TokenTree, longest
+from jacobi import LookaheadError
 from lookahead import DecodingStats
 from lookahead.medusa import Medusa, MedusaHeads, choices_from, output_layer
-from lookahead.verify.acceptance import nucleus, typical
-
-Accepts = Callable[[Sequence[float], int], bool]
 
 LOSSY = ("typical", "nucleus")
-SCORES = st.lists(st.floats(-8.0, 8.0) | st.just(-math.inf), min_size=1, max_size=7).filter(
-    lambda line: max(line) > -math.inf
-)
-
-
-# --- the rules -----------------------------------------------------------------------------------------------------
-
-
-def softmax(scores: Sequence[float]) -> list[float]:
-    odds = [math.exp(score) for score in scores]
-    return [each / sum(odds) for each in odds]
-
-
-def slow_typical(epsilon: float, delta: float) -> Accepts:
-    def accepts(chances: Sequence[float], token: int) -> bool:
-        entropy = -sum(chance * math.log(chance) for chance in chances if chance)
-        return chances[token] > min(epsilon, delta * math.exp(-entropy))
-
-    return accepts
-
-
-def slow_nucleus(top_p: float) -> Accepts:
-    def accepts(chances: Sequence[float], token: int) -> bool:
-        before = 0.0
-        for other in sorted(range(len(chances)), key=lambda each: -chances[each]):
-            if other == token:
-                return before < top_p and chances[token] > 0
-            before += chances[other]
-        raise AssertionError
-
-    return accepts
-
-
-def near(values: Sequence[float], limit: float) -> bool:
-    """Whether rounding decides."""
-    return any(abs(value - limit) < 1e-9 for value in values)
-
-
-@examples(300)
-@given(SCORES, st.floats(0.01, 0.99), st.floats(0.01, 3.0))
-def test_typical_is_its_formula(scores: list[float], epsilon: float, delta: float) -> None:
-    chances = softmax(scores)
-    accepts = slow_typical(epsilon, delta)
-    entropy = -sum(chance * math.log(chance) for chance in chances if chance)
-    if not near(chances, min(epsilon, delta * math.exp(-entropy))):
-        expected = [accepts(chances, token) for token in range(len(scores))]
-        assert typical(torch.tensor(scores, dtype=torch.float64), epsilon, delta).tolist() == expected
-
-
-@examples(300)
-@given(SCORES, st.floats(0.01, 1.0))
-def test_nucleus_is_its_formula(scores: list[float], top_p: float) -> None:
-    chances = softmax(scores)
-    sums = [sum(sorted(chances, reverse=True)[:count]) for count in range(len(chances))]
-    if not near(sums, top_p):
-        expected = [slow_nucleus(top_p)(chances, token) for token in range(len(scores))]
-        assert nucleus(torch.tensor(scores, dtype=torch.float64), top_p).tolist() == expected
-
-
-def test_a_worked_example() -> None:
-    """Which threshold counts: epsilon where the model is sure, delta * exp(-H) where it is not."""
-    sure = torch.tensor([0.85, 0.1, 0.05]).log()  # H = 0.518, exp(-H) = 0.596, times 0.3 = 0.179
-    assert typical(sure, 0.09, 0.3).tolist() == [True, True, False]
-    assert typical(sure, 0.11, 0.3).tolist() == [True, False, False]
-    unsure = torch.full((64,), 1 / 64).log()  # exp(-H) = 1/64
-    assert typical(unsure, 0.09, 0.3).all()
-    assert not typical(unsure, 0.09, 1.001).any()
-    assert nucleus(torch.tensor([0.2, 0.5, 0.3]).log(), 0.6).tolist() == [False, True, True]
-    assert nucleus(torch.tensor([0.2, 0.5, 0.3]).log(), 0.4).tolist() == [False, True, False]
-
-
-def test_any_shape() -> None:
-    """Each line of a tensor is judged on its own."""
-    scores = torch.randn(3, 4, 9, generator=torch.Generator().manual_seed(0))
-    for rule in (lambda lines: typical(lines, 0.09, 0.3), lambda lines: nucleus(lines, 0.8)):
-        whole = rule(scores)
-        assert whole.dtype is torch.bool and whole.shape == scores.shape
-        for row in range(3):
-            for place in range(4):
-                assert whole[row, place].tolist() == rule(scores[row, place]).tolist()
-
-
-@examples(100)
-@given(SCORES)
-def test_the_most_likely_token_may_always_follow(scores: list[float]) -> None:
-    """At whatever temperature; and near 0 it is the only one."""
-    best = max(range(len(scores)), key=lambda token: scores[token])
-    for temperature in (0.2, 1.0, 5.0):
-        line = torch.tensor(scores) / temperature
-        assert typical(line, 0.09, 0.3)[best]
-        assert nucleus(line, 0.8)[best]
-    runner_up = sorted(scores)[-2] if len(scores) > 1 else -math.inf
-    if scores[best] - runner_up > 1e-3:
-        line = torch.tensor(scores, dtype=torch.float64) / 1e-5
-        alone = [token == best for token in range(len(scores))]
-        assert typical(line, 0.09, 0.3).tolist() == nucleus(line, 0.8).tolist() == alone
-
-
-def test_excluded_tokens_are_never_kept() -> None:
-    scores = torch.tensor([0.0, -math.inf, 0.0])
-    assert typical(scores, 0.99, 0.3).tolist() == [True, False, True]
-    assert nucleus(scores, 1.0).tolist() == [True, False, True]
-
-
-# --- the longest path ----------------------------------------------------------------------------------------------
-
-TREES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=0, max_size=8).map(
-    lambda paths: TokenTree.from_paths(9, paths)
-)
-
-
-def all_paths(tree: TokenTree, kept: dict[int, float], ends: set[int]) -> list[tuple[int, float, list[int]]]:
-    """Every path from the root of which all nodes are kept, by length and sum."""
-    found = []
-    for node in range(len(tree)):
-        path = tree.path(node)
-        below = path[1:]
-        if all(each in kept for each in below) and not any(tree.tokens[each] in ends for each in below[:-1]):
-            found.append((len(below), sum(kept[each] for each in below), path))
-    return found
-
-
-@examples(200)
-@given(
-    st.lists(TREES, min_size=1, max_size=3), st.randoms(use_true_random=False), st.sets(st.integers(0, 3), max_size=1)
-)
-def test_longest_against_all_paths(trees: list[TokenTree], rng: Any, ends: set[int]) -> None:
-    """The longest, and of equally long ones that with the largest sum; each node is judged at most once."""
-    kept = [{node: -rng.random() for node in range(1, len(tree)) if rng.random() < 0.7} for tree in trees]
-    asked: list[tuple[int, int]] = []
-
-    def judge(places: Sequence[tuple[int, int]]) -> list[dict[int, float]]:
-        asked.extend(places)
-        return [
-            {token: kept[row][child] for token, child in trees[row].children[node].items() if child in kept[row]}
-            for row, node in places
-        ]
-
-    for row, path in longest(dict(enumerate(trees)), judge, ends).items():
-        found = all_paths(trees[row], kept[row], ends)
-        length, value = next((length, value) for length, value, nodes in found if nodes == path)
-        assert length == max(length for length, _, _ in found)
-        assert value == pytest.approx(max(value for other, value, _ in found if other == length))
-    assert len(set(asked)) == len(asked)
-
-
-# --- whole texts, written slowly -----------------------------------------------------------------------------------
 
 
 def slow_decode(
@@ -315,9 +163,6 @@ def test_length_inside_a_path(new_tokens: int) -> None:
     output = lossy(model, prompts(2), Medusa(heads, acceptance="typical"), max_new_tokens=new_tokens)
     assert output.sequences.shape[1] == 12 + new_tokens
     assert output.stats.emitted == 2 * new_tokens
-
-
-# --- what follows from the rules -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("acceptance", LOSSY)

@@ -1,0 +1,91 @@
+"""``lookahead convert-heads``: there and back between formats."""
+
+import json
+import pathlib
+from typing import Any
+
+import torch
+from helpers.checkpoints import BASE, PUBLISHED, assert_same, made, medusa, store
+from helpers.medusa import HIDDEN, drawn, states
+from helpers.models import VOCAB, fresh_model
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from lookahead.cli import app
+from lookahead.medusa import MedusaHeads, read_heads
+
+
+def convert(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, ["convert-medusa", *map(str, arguments)])
+
+
+def test_the_command_converts_there_and_back(tmp_path: pathlib.Path) -> None:
+    heads = made()
+    source = store(tmp_path / "pt", "medusa_lm_head.pt", medusa(heads), **PUBLISHED | {"medusa_num_heads": 5})
+    result = convert(source, tmp_path / "vllm", "--to", "vllm")
+    assert result.exit_code == 0, result.output
+    rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    for row in ("format Medusa, version 1", "files medusa_lm_head.pt", "heads 3", "layers 2", "output layers own"):
+        assert row in rows
+    assert "config.json says medusa_num_heads 5" in " ".join(rows)
+    assert_same(read_heads(tmp_path / "vllm"), heads)
+    result = convert(tmp_path / "vllm", tmp_path / "back", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["read"] == {
+        "format": "vLLM",
+        "files": ["model.safetensors"],
+        "heads": 3,
+        "layers": 2,
+        "output_layers": "own",
+        "hidden_size": HIDDEN,
+        "vocabulary": VOCAB,
+        "dtype": "float64",
+        "parameters": sum(weight.numel() for weight in heads.parameters()),
+        "base_model": "owner/model",
+    }
+    assert document["written"] == "medusa"
+    assert_same(MedusaHeads.from_pretrained(tmp_path / "back"), heads)
+    assert load_file(tmp_path / "back" / "medusa_lm_head.safetensors").keys() == medusa(heads).keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "pt", "vllm"]
+
+
+def test_the_command_takes_the_output_layer_of_a_model(tmp_path: pathlib.Path) -> None:
+    model = fresh_model("llama")
+    model.save_pretrained(tmp_path / "model")
+    heads = drawn(MedusaHeads.for_model(model, 2, own_output=False))
+    source = store(tmp_path / "pt", "medusa_lm_head.pt", medusa(heads))
+    refused = convert(source, tmp_path / "vllm", "--to", "vllm")
+    assert refused.exit_code == 2 and "(--model on the command line)" in refused.output
+    assert not (tmp_path / "vllm").exists()
+    result = convert(source, tmp_path / "vllm", "--to", "vllm", "--model", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    assert torch.equal(load_file(tmp_path / "vllm" / "model.safetensors")["lm_heads.0.weight"], model.lm_head.weight)
+    result = convert(tmp_path / "vllm", tmp_path / "back", "--model", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    read = MedusaHeads.from_pretrained(tmp_path / "back")
+    assert torch.equal(read(states(2), model.lm_head), heads(states(2), model.lm_head))
+    other = fresh_model("llama", hidden_size=64)
+    other.save_pretrained(tmp_path / "other")
+    refused = convert(source, tmp_path / "no", "--model", tmp_path / "other")
+    assert refused.exit_code == 2 and "heads are those of another model" in " ".join(refused.output.split())
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_command_overwrites_only_by_force(tmp_path: pathlib.Path) -> None:
+    heads = made()
+    source = store(tmp_path / "pt", "medusa_lm_head.pt", medusa(heads))
+    target = store(tmp_path / "target", "old.safetensors", BASE)
+    refused = convert(source, target)
+    assert refused.exit_code == 2 and "--force" in refused.output
+    assert [path.name for path in target.iterdir()] == ["old.safetensors"]
+    assert convert(source, target, "--force").exit_code == 0
+    assert sorted(path.name for path in target.iterdir()) == ["README.md", "config.json", "medusa_lm_head.safetensors"]
+    for inside in (source, source / "medusa_lm_head.pt"):
+        refused = convert(inside, source, "--force")
+        assert refused.exit_code == 2 and "which would be replaced" in " ".join(refused.output.split())
+    assert [path.name for path in source.iterdir()] == ["medusa_lm_head.pt"]
+    broken = medusa(heads) | {"0.0.linear.bias": torch.full((HIDDEN,), float("inf"))}
+    refused = convert(store(tmp_path / "pt", "medusa_lm_head.pt", broken), tmp_path / "new")
+    assert refused.exit_code == 2 and "heads are broken" in refused.output
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,196 @@
+"""Latency curves as data and in files, also where several write at once."""
+
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.curves import measured
+from helpers.models import tiny_model
+from helpers.toy import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jacobi import LookaheadError
+from lookahead import tuning
+from lookahead.draft.latency import NODES, StepTimes
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of the test's own."""
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> StepTimes:
+    times = StepTimes(about={"model": draw(st.text(max_size=5))})
+    for _ in range(draw(st.integers(0, 30))):
+        times.add(draw(st.integers(1, 200)), draw(st.integers(0, 9000)), draw(st.floats(0.01, 100.0)))
+    return times
+
+
+@examples(60)
+@given(curves())
+def test_there_and_back(times: StepTimes) -> None:
+    data = json.loads(json.dumps(times.to_dict()))
+    again = StepTimes.from_dict(data)
+    for context in (0, 300, 9000):
+        assert again.curve(context, 150) == pytest.approx(times.curve(context, 150))
+        assert again.weight(8, context) == times.weight(8, context)
+    assert again.about == times.about
+    assert not again.frozen and StepTimes.from_dict(data, frozen=True).frozen
+    assert StepTimes.from_dict(again.to_dict()).to_dict() == again.to_dict()
+
+
+def test_through_a_file(tmp_path: Path) -> None:
+    times, file = measured({1: 1.0, 8: 2.0}, about={"batch": 3}), tmp_path / "deep" / "er" / "curve.json"
+    times.save(file)
+    for path in (file, str(file)):
+        again = StepTimes.load(path)
+        assert again.to_dict() == times.to_dict()
+        assert again.frozen, "by default a file is taken as it is"
+    assert not StepTimes.load(file, frozen=False).frozen
+    assert [path.name for path in file.parent.iterdir()] == ["curve.json"], "no leftovers"
+
+
+GOOD = measured({1: 1.0, 8: 2.0}).to_dict()
+BAD: dict[str, Any] = {
+    "list": [],
+    "number": 3,
+    "null": None,
+    "text": "curve",
+    "empty": {},
+    "another format": GOOD | {"format": 2},
+    "no format": {key: value for key, value in GOOD.items() if key != "format"},
+    "other nodes": GOOD | {"nodes": [1, 2, 3]},
+    "no nodes": GOOD | {"nodes": None},
+    "about": GOOD | {"about": 3},
+    "about text": GOOD | {"about": "model"},
+    "cells": GOOD | {"cells": 3},
+    "cell": GOOD | {"cells": [3]},
+    "short cell": GOOD | {"cells": [[0, 0, 1.0]]},
+    "words": GOOD | {"cells": [["a", "b", "c", "d"]]},
+    "place": GOOD | {"cells": [[0, len(NODES), 1.0, 1.0]]},
+    "negative place": GOOD | {"cells": [[0, -1, 1.0, 1.0]]},
+    "negative context": GOOD | {"cells": [[-1, 0, 1.0, 1.0]]},
+    "no time": GOOD | {"cells": [[0, 0, 0.0, 1.0]]},
+    "negative time": GOOD | {"cells": [[0, 0, -1.0, 1.0]]},
+    "endless": GOOD | {"cells": [[0, 0, float("inf"), 1.0]]},
+    "nan": GOOD | {"cells": [[0, 0, float("nan"), 1.0]]},
+    "weightless": GOOD | {"cells": [[0, 0, 1.0, 0.0]]},
+    "nan weight": GOOD | {"cells": [[0, 0, 1.0, float("nan")]]},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_other_data_is_refused(name: str, tmp_path: Path, folder: Path) -> None:
+    """By name from ``load``; ``cached`` does as if it were not there."""
+    with pytest.raises(LookaheadError, match="step-time curve"):
+        StepTimes.from_dict(BAD[name])
+    file = tmp_path / "curve.json"
+    file.write_text(json.dumps(BAD[name]))
+    with pytest.raises(LookaheadError, match="step-time curve"):
+        StepTimes.load(file)
+    folder.mkdir()
+    tuning.cache_file(tuning.describe(tiny_model("llama"))).write_text(json.dumps(BAD[name]))
+    assert tuning.cached(tiny_model("llama")) is None
+
+
+HUGE = json.dumps(GOOD | {"cells": [[0, 0, 10**400, 1.0]]}).encode()
+FILES: dict[str, bytes] = {
+    "nothing": b"",
+    "half": json.dumps(GOOD).encode()[:40],
+    "binary": bytes(range(256)),
+    "words": b"hello",
+    "huge": HUGE,
+    "deep": b"[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("content", FILES.values(), ids=FILES)
+def test_unreadable_files(content: bytes, tmp_path: Path, folder: Path) -> None:
+    folder.mkdir()
+    tuning.cache_file(tuning.describe(tiny_model("llama"))).write_bytes(content)
+    assert tuning.cached(tiny_model("llama")) is None
+    file = tmp_path / "curve.json"
+    file.write_bytes(content)
+    with pytest.raises(LookaheadError):
+        StepTimes.load(file)
+
+
+def test_a_missing_file_or_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere.json", "no\0where"):
+        with pytest.raises(LookaheadError, match=r"holds no step-time curve.*lookahead tune"):
+            StepTimes.load(path)
+
+
+def test_a_sweep_survives_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was measured is not lost."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "file"))
+    times = tuning.sweep(tiny_model("llama"), contexts=(16,), seconds=0.01)
+    assert times.ms(1, 16) > 0.0
+    assert "The latency curve is not saved" in caplog.text
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "curve.json"
+    measured({1: 1.0}).save(file)
+    before = file.read_text()
+    with pytest.raises(TypeError):
+        measured({1: 2.0}, about={"object": object()}).save(file)
+    assert file.read_text() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def write_often(file: Path, number: int, count: int) -> None:
+    times = measured(dict.fromkeys(NODES, float(number)), about={"writer": number, "long": "x" * 20_000})
+    for _ in range(count):
+        times.save(file)
+
+
+def read_until(file: Path, done: Any) -> Iterator[int]:
+    while not done():
+        times = StepTimes.load(file)
+        assert len(times.about["long"]) == 20_000
+        assert times.ms(8, 64) == times.about["writer"]
+        yield times.about["writer"]
+
+
+def test_threads_that_write_at_once(tmp_path: Path) -> None:
+    """A reader sees a whole file of one of them, always."""
+    file = tmp_path / "curve.json"
+    write_often(file, 1, 1)
+    writers = [threading.Thread(target=write_often, args=(file, number, 40)) for number in (1, 2, 3)]
+    for writer in writers:
+        writer.start()
+    seen = list(read_until(file, lambda: not any(writer.is_alive() for writer in writers)))
+    for writer in writers:
+        writer.join()
+    assert set(seen) <= {1, 2, 3}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="processes are forked")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_processes_that_write_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "curve.json"
+    write_often(file, 1, 1)
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_often, args=(file, number, 30)) for number in (1, 2)]
+    for writer in writers:
+        writer.start()
+    seen = list(read_until(file, lambda: not any(writer.is_alive() for writer in writers)))
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert set(seen) <= {1, 2}
+    assert list(tmp_path.iterdir()) == [file]

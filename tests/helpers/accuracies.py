@@ -1,0 +1,7 @@
+"""Tables of accuracies made by hand."""
+
+from lookahead.sources.medusa.accuracies import HeadAccuracies
+
+
+def table(*rows: tuple[float, ...]) -> HeadAccuracies:
+    return HeadAccuracies(rows, (100,) * len(rows))

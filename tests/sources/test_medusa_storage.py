@@ -1,0 +1,117 @@
+"""Heads from the hub, and heads that are written."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.checkpoints import BASE, PUBLISHED, SERVED, assert_same, made, medusa, shard, store
+from helpers.medusa import HIDDEN
+from helpers.models import VOCAB, fresh_model, tiny_model
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+
+from jacobi import LookaheadError
+from lookahead.medusa import MedusaHeads, read_heads, write_heads
+from lookahead.sources.medusa.checkpoints import storage, writing
+
+
+def hub_of(folder: pathlib.Path, asked: list[Any]) -> Callable[..., str]:
+    """A hub of one repository, ``owner/heads``, which is ``folder``."""
+
+    def download(repo_id: str, filename: str, **settings: Any) -> str:
+        asked.append((filename, settings))
+        if repo_id != "owner/heads":
+            raise RepositoryNotFoundError("no such repository", response=None)  # type: ignore[arg-type]
+        if not (folder / filename).is_file():
+            raise EntryNotFoundError(f"no {filename}")
+        return str(folder / filename)
+
+    return download
+
+
+def test_heads_are_read_from_the_hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(storage, "hf_hub_download", hub_of(tmp_path, asked))
+    heads = made()
+    shard(tmp_path, BASE | medusa(heads, "medusa_head."))
+    assert_same(MedusaHeads.from_pretrained("owner/heads", revision="main", local_files_only=True), heads)
+    assert all(settings["revision"] == "main" and settings["local_files_only"] for _, settings in asked)
+    assert read_heads("owner/heads").base_model == "owner/heads"
+    store(tmp_path, "medusa_lm_head.pt", medusa(heads), **PUBLISHED)
+    assert read_heads("owner/heads").base_model == "owner/model"
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(LookaheadError, match=r"owner/heads on the hub has none of .*, or cannot be reached"):
+        read_heads("owner/heads")
+    monkeypatch.setattr(storage, "hf_hub_download", refusing)
+    with pytest.raises(LookaheadError, match="owner/heads cannot be read from the hub: no space left"):
+        read_heads("owner/heads")
+
+
+def refusing(*_args: Any, **_settings: Any) -> str:
+    raise OSError("no space left")
+
+
+def test_the_hub_is_named_where_it_cannot_be_reached() -> None:
+    with pytest.raises(LookaheadError, match="nobody/nothing on the hub has none of"):
+        read_heads("nobody/nothing", local_files_only=True)
+
+
+def test_vllms_config_is_complete(tmp_path: pathlib.Path) -> None:
+    for own, folder in ((True, tmp_path / "own"), (False, tmp_path / "shared")):
+        write_heads(made(own_output=own).half(), folder, "vllm", model=tiny_model("llama"))
+        config = json.loads((folder / "config.json").read_text())
+        assert config == SERVED | {
+            "architectures": ["MedusaModel"],
+            "base_model_name_or_path": None,
+            "medusa_fc_bias": True,
+            "original_lm_head": not own,
+            "torch_dtype": "float16",
+            "truncated_vocab_size": VOCAB,
+        }
+        assert (folder / "README.md").exists()
+
+
+def test_vllms_format_needs_an_output_layer(tmp_path: pathlib.Path) -> None:
+    heads = made(own_output=False)
+    biased = fresh_model("llama")
+    biased.lm_head = torch.nn.Linear(HIDDEN, VOCAB)
+    packed = fresh_model("llama")
+    packed.lm_head.weight = torch.nn.Parameter(packed.lm_head.weight.to(torch.int8), requires_grad=False)
+    for model, message in (
+        (None, "vLLM's format holds an output layer, and these heads use the model's: expected the model"),
+        (biased, "output layer of LlamaForCausalLM has a bias"),
+        (packed, "output layer of LlamaForCausalLM is not a plain floating weight"),
+        (fresh_model("llama", vocab_size=50), "heads are those of another model"),
+    ):
+        with pytest.raises(LookaheadError, match=message):
+            write_heads(heads, tmp_path / "heads", "vllm", model=model)
+    assert not list(tmp_path.iterdir())
+
+
+def test_writing_is_refused_before_anything_is_written(tmp_path: pathlib.Path) -> None:
+    heads = made()
+    with pytest.raises(LookaheadError, match="cannot be written as 'onnx': expected 'medusa' or 'vllm'"):
+        write_heads(heads, tmp_path / "heads", "onnx")  # type: ignore[arg-type]
+    with pytest.raises(LookaheadError, match="not empty"):
+        write_heads(heads, store(tmp_path / "full", "model.safetensors", BASE))
+    (tmp_path / "file").touch()
+    with pytest.raises(LookaheadError, match="file/heads cannot be written"):
+        write_heads(heads, tmp_path / "file" / "heads")
+    heads.get_parameter("outputs.0.weight").data[0, 0] = float("nan")
+    with pytest.raises(LookaheadError, match="heads are broken"):
+        write_heads(heads, tmp_path / "heads")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_heads(made(), tmp_path / "heads")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "heads").iterdir()}
+    monkeypatch.setattr(writing, "save_file", refusing)
+    for folder in ("heads", "other"):
+        with pytest.raises(LookaheadError, match=f"{folder} cannot be written: no space left"):
+            write_heads(made(2), tmp_path / folder, replace=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["heads"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "heads").iterdir()} == before

@@ -1,0 +1,146 @@
+"""The table of top-k candidates, and the source that reads it."""
+
+from collections.abc import Sequence
+
+import pytest
+from helpers.toy import examples, seeded
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jacobi import LEVELS, LookaheadError, Path, Successors, TokenTree
+from lookahead.sources import RecyclingSource, SuccessorTable
+from lookahead.sources.recycling import BEST
+
+
+def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:
+    return [token for token, _ in candidates]
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_table_holds_at_least_one_row(capacity: int) -> None:
+    with pytest.raises(LookaheadError, match="at least one row"):
+        SuccessorTable(capacity)
+
+
+@examples(60)
+@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 200), st.integers(0, 99))
+def test_table_is_bounded(capacity: int, tokens: int, count: int, seed: int) -> None:
+    """Two generations of ``capacity`` rows for each of three lengths of context, at any time."""
+    table, rng = SuccessorTable(capacity), seeded(seed)
+    for _ in range(count):
+        table.put((rng.randrange(tokens), rng.randrange(tokens), rng.randrange(tokens)), [1], [0])
+        assert len(table) <= 6 * capacity
+        for generation in (*table._young, *table._old):
+            assert len(generation) <= capacity
+
+
+@examples(60)
+@given(st.integers(2, 12), st.integers(0, 99))
+def test_rows_outlive_newer_ones(capacity: int, seed: int) -> None:
+    """However full the young generation is, a row is there until ``capacity - 1`` newer ones are."""
+    table, fresh = SuccessorTable(capacity), iter(range(1000, 5000))
+
+    def other() -> None:
+        table.put((next(fresh), next(fresh), next(fresh)), [1], [0])
+
+    for _ in range(seed % (2 * capacity)):
+        other()
+    table.put((1, 2, 3), [7], [0])
+    for _ in range(capacity - 1):
+        other()
+        assert table.get((1, 2, 3)) == (3, ([7], [0]))
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_a_row_outlives_as_many_newer_ones_as_documented(before: int) -> None:
+    """Rows outlive at least ``capacity`` newer ones, wherever in their generation they were written."""
+    table = SuccessorTable(4)
+    for token in range(before):
+        table.put((token, token, token), [1], [0])
+    table.put((1, 2, 3), [7], [0])
+    for token in range(10, 14):
+        table.put((token, token, token), [1], [0])
+    assert table.get((1, 2, 3)) is not None
+
+
+def test_rows_of_the_longest_known_context_win() -> None:
+    table = SuccessorTable()
+    table.put((1, 2, 3), [10], [0])
+    table.put((9, 2, 3), [11], [0])
+    table.put((8, 8, 3), [12], [0])
+    assert table.get((1, 2, 3)) == (3, ([10], [0]))
+    assert table.get((9, 2, 3)) == (3, ([11], [0]))
+    assert table.get((7, 2, 3)) == (2, ([11], [0])), "the newest row of two tokens"
+    assert table.get((7, 7, 3)) == (1, ([12], [0])), "the newest row of one"
+    assert table.get((7, 7, 7)) is None
+
+
+def test_an_old_row_of_a_longer_context_wins_over_a_young_shorter_one() -> None:
+    table = SuccessorTable(2)
+    table.put((1, 2, 3), [10], [0])
+    table.put((4, 4, 4), [11], [0])  # the young generation is full and becomes the old one
+    table.put((9, 2, 3), [12], [0])
+    assert table.get((1, 2, 3)) == (3, ([10], [0]))
+    assert table.get((7, 2, 3)) == (2, ([12], [0]))
+
+
+def successors(*lines: Sequence[int]) -> Successors:
+    return Successors([list(line) for line in lines], [list(range(len(line))) for line in lines])
+
+
+def test_recycling_reads_the_prompts_end() -> None:
+    """What the model said at the last prompt tokens is known under their contexts."""
+    source = RecyclingSource(SuccessorTable())
+    source.start([1, 2, 3, 4], successors([20, 21], [30, 31], [40, 41]))
+    assert tokens_of(source.propose(source.root())) == [40, 41]
+    assert tokens_of(source.propose((1, 2, 3))) == [30, 31]
+    assert tokens_of(source.propose((7, 1, 2))) == [20, 21]
+    assert source.propose((7, 7, 1)) == []
+
+
+def test_recycling_takes_more_prompt_rows_than_there_are_tokens() -> None:
+    """A row with padding: the first rows stand for pads."""
+    source = RecyclingSource(SuccessorTable())
+    source.start([5], successors([1], [2], [3], [4]))
+    assert tokens_of(source.propose(source.root())) == [4]
+    assert len(source._table) == 3
+
+
+def test_recycling_learns_off_the_path() -> None:
+    """Nodes that were not kept are learnt as well, under the context of their branch."""
+    source = RecyclingSource(SuccessorTable())
+    source.start([1, 2, 3], None)
+    tree = TokenTree.from_parents([3, 4, 5, 6], [-1, 0, 0, 2])  # 3 -> 4, 3 -> 5 -> 6
+    source.learn(tree, Path([0, 1], [4, 9]), successors([4], [9], [60], [70]))
+    assert source.root() == (3, 4, 9)
+    assert tokens_of(source.propose((2, 3, 5))) == [60]
+    assert tokens_of(source.propose((3, 5, 6))) == [70]
+    assert tokens_of(source.propose((1, 2, 3))) == [4]
+    assert tokens_of(source.propose((0, 0, 6))) == [70]
+
+
+def test_recycling_kinds_tell_context_rank_and_level() -> None:
+    source = RecyclingSource(SuccessorTable())
+    source.start([1, 2, 3], None)
+    source.learn(TokenTree(3), Path([0], [4]), Successors([[4, 5, 6, 7]], [[2, 3, 7, 7]]))
+    full = source.propose((1, 2, 3))
+    longest = 2 * BEST * LEVELS
+    assert full == [(4, longest + 2), (5, longest + 8 + 3), (6, longest + 16 + 7), (7, longest + 24 + 7)]
+    assert [kind for _, kind in source.propose((0, 2, 3))] == [kind - BEST * LEVELS for _, kind in full]
+    assert [kind for _, kind in source.propose((0, 0, 3))] == [kind - 2 * BEST * LEVELS for _, kind in full]
+
+
+def test_recycling_without_successors_only_moves_on() -> None:
+    source = RecyclingSource(SuccessorTable())
+    source.start([1, 2, 3], None)
+    source.learn(TokenTree(3), Path([0, 1], [4, 5]), None)
+    assert source.root() == (3, 4, 5)
+    assert len(source._table) == 0
+
+
+def test_rows_share_a_table() -> None:
+    table = SuccessorTable()
+    first, second = RecyclingSource(table), RecyclingSource(table)
+    first.start([1, 2, 3], successors([8, 9]))
+    second.start([1, 2, 3], None)
+    assert tokens_of(second.propose(second.root())) == [8, 9]
