@@ -4,9 +4,8 @@ from transformers import PreTrainedModel
 
 from lookahead.models.code_safety import is_safe
 from lookahead.models.conformance import recorded_routes
-from lookahead.models.families.registry import counts_slots
 from lookahead.models.limits import index_limit, position_limit
-from lookahead.models.traits import decoder_config, is_seq2seq
+from lookahead.models.traits import counts_slots, decoder_config, is_seq2seq
 
 
 def unfamiliar(model: PreTrainedModel) -> str | None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lookahead.models.families.registry import counts_slots, takes_positions
 from lookahead.models.limits import index_limit, position_limit, rope_settings
 
 
@@ -121,3 +120,17 @@ def position_table(model: PreTrainedModel) -> int | None:
         if isinstance(table, int) and table > 0:
             return table
     return None
+
+
+@lru_cache
+def takes_positions(forward: Callable[..., Any]) -> bool:
+    """Whether a model's ``forward`` is told the positions of its tokens."""
+    return "position_ids" in inspect.signature(forward).parameters
+
+
+def counts_slots(model: PreTrainedModel) -> bool:
+    """Whether a model counts cache slots by itself, for its positions, its biases, its windows or its scales."""
+    config = model.config.get_text_config()
+    local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
+    biased = local or getattr(config, "alibi", False) is True or bool(getattr(config, "attn_temperature_tuning", False))
+    return biased or not takes_positions(type(model).forward)

@@ -16,48 +16,14 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import MoEModelOutput
 
 from jacobi import Scores, TokenTree
-from lookahead.models.families.decoders import COUNT, DecoderPlaces, decoder_builders
+from lookahead.models.families.decoders import COUNT, DecoderPlaces
 from lookahead.models.families.overrides import placed
+from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.hidden_states import Outputs
 from lookahead.models.traits import decoder_config, input_device
 from lookahead.runtime.tree import FusedModel
 
 _POSITIONS = "decoder_position_ids"
-
-
-# Whose inputs of a step are the last tokens and their positions, and nothing else that depends on the text.
-_PREPARES = (
-    "CanaryForConditionalGeneration",
-    "CohereAsrForConditionalGeneration",
-    "GenerationMixin",
-    "WhisperForConditionalGeneration",
-)
-# Decoders whose steps do not heed padding in the decoder's prompt as the prompt's own pass does.
-_FORGETFUL = ("led", "nllb-moe")
-
-
-def own_steps(model: PreTrainedModel) -> str | None:
-    """Why an encoder-decoder model makes more of a step than its tokens: of the text, or of other rows; None = no."""
-    name = type(model).__name__
-    home = type(model).prepare_inputs_for_generation.__qualname__.partition(".")[0]
-    if home not in _PREPARES:
-        return (
-            f"{name} prepares the inputs of each step in its own way ({home}.prepare_inputs_for_generation), which a "
-            "pass over several tokens would skip"
-        )
-    fraction = getattr(model.config, "moe_eval_capacity_token_fraction", 1.0)
-    policy = getattr(model.config, "second_expert_policy", "all")
-    if fraction < 1.0 or policy != "all":
-        return (
-            f"{name} chooses experts by chance or by what else is in a pass: expected moe_eval_capacity_token_fraction "
-            f"of 1.0 and second_expert_policy 'all' in its config, got {fraction} and {policy!r}"
-        )
-    return None
-
-
-def forgets_padding(model: PreTrainedModel) -> bool:
-    """Whether plain decoding's steps see what ``decoder_attention_mask`` hides from the prompt's pass."""
-    return model.config.model_type in _FORGETFUL
 
 
 class Seq2SeqModel(FusedModel):
@@ -76,7 +42,7 @@ class Seq2SeqModel(FusedModel):
         super().__init__(*args, **kwargs)
         self._caches = EncoderDecoderCache(self._cache, DynamicCache() if cross is None else cross)
         self._prompt_kwargs |= {"past_key_values": self._caches}
-        self._decoder_builders = decoder_builders(self._model.get_decoder())
+        self._decoder_builders = decoder_overrides(self._model.get_decoder())
         self._builders = []
         self._takes_positions = True  # this class does, and knows whom to tell
         self._reach = (0, 0)  # smallest and largest position of the pass

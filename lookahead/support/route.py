@@ -8,12 +8,12 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from jacobi import LookaheadError
-from lookahead.models.families.registry import place_builders, takes_positions
+from lookahead.models.families.encoder_decoders import forgets_padding, own_steps
+from lookahead.models.families.registry import overrides_for, takes_positions
 from lookahead.models.limits import boundary, position_limit, rope_settings
 from lookahead.models.mask_rules import windows_of_the_cache
 from lookahead.models.traits import decoder_config, is_seq2seq, position_table, vocabulary
 from lookahead.runtime.cache.snapshots import holds_text
-from lookahead.runtime.encoder_decoder import forgets_padding, own_steps
 from lookahead.support.self_test import chain_error, is_on_record, tree_error
 
 Route = Literal["tree", "chain", "plain"]
@@ -97,7 +97,7 @@ def no_tree(model: PreTrainedModel) -> str | None:
         return f"{name} has {what}, and a recurrent state cannot follow a tree"
     if is_seq2seq(model):
         return own_steps(model)
-    if place_builders(model):
+    if overrides_for(model):
         return None
     if any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ()):
         return f"{name} has local attention layers whose window is counted in cache slots, not in positions"

@@ -15,8 +15,9 @@ from transformers.generation.streamers import BaseStreamer
 from jacobi import LookaheadError, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.medusa import MedusaHeads
-from lookahead.models.families.decoders import DecoderPlaces, decoder_builders
-from lookahead.models.families.overrides import current_places, placed
+from lookahead.models.families.overrides import current_positions, overriding
+from lookahead.models.families.positions import DecoderPositions
+from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.traits import decoder_config, position_table, vocabulary
 from lookahead.runtime.encoder_decoder import stand_in_encoder, stepwise
 from lookahead.runtime.session import bare_model
@@ -339,27 +340,27 @@ def test_whispers_own_generate(whisper: Any, frames: int, timestamps: bool) -> N
 
 @pytest.mark.parametrize(("name", "modules"), [("bart", 1), ("t5", 1), ("umt5", 2), ("t5gemma", 0), ("whisper", 1)])
 def test_position_modules(name: str, modules: int) -> None:
-    """What is told places: the decoder's tables and biases. The encoder's see no pass of ours."""
+    """What is told positions: the decoder's tables and biases. The encoder's see no pass of ours."""
     model = seq2seq_model(name)
-    found = decoder_builders(model.get_decoder())
+    found = decoder_overrides(model.get_decoder())
     assert len(found) == modules
     same_as_plain(model, sources(name, 2), STRATEGIES["w3n3g2"], max_new_tokens=6)
-    assert all(builder.name not in vars(builder.owner) for builder in found), "a method was left replaced"
+    assert all(override.name not in vars(override.owner) for override in found), "a method was left replaced"
 
 
-def test_places_are_seen_by_their_own_thread_only() -> None:
+def test_positions_are_seen_by_their_own_thread_only() -> None:
     table = nn.Module()
     table.embed_positions = seq2seq_model("bart").get_decoder().embed_positions
     nodes = torch.tensor([[4, 5, 5, 6], [2, 3, 3, 3]])
-    places = DecoderPlaces(torch.zeros_like(nodes), nodes, nodes, 2, 6)
+    positions = DecoderPositions(torch.zeros_like(nodes), nodes, nodes, 2, 6)
     tokens = torch.zeros((1, 3), dtype=torch.long)
     alone = table.embed_positions(tokens, 7)
     seen: list[Any] = []
 
     def look() -> None:
-        seen.append((current_places(), table.embed_positions(tokens, 7)))
+        seen.append((current_positions(), table.embed_positions(tokens, 7)))
 
-    with placed(decoder_builders(table), lambda: places):
+    with overriding(decoder_overrides(table), lambda: positions):
         inside = table.embed_positions(torch.zeros_like(nodes), 99)
         thread = threading.Thread(target=look)
         thread.start()

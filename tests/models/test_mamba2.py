@@ -9,8 +9,8 @@ from helpers.hybrids import fresh_hybrid, hybrid
 from helpers.models import prompts
 
 from jacobi import Path, TokenTree
-from lookahead.models.families.mamba2 import CONTINUING, bound_error, bounded_scans
-from lookahead.models.families.overrides import placed
+from lookahead.models.families.mamba2 import CONTINUING, bound_error, unbounded_scans
+from lookahead.models.families.overrides import overriding
 from lookahead.runtime.session import bare_chain
 from lookahead.support import route as support
 
@@ -32,7 +32,7 @@ NARROW = (0.01, 0.1)
 def test_bounds_that_matter(name: str, fields: dict[str, Any], scans: int) -> None:
     """A bound is lifted, so that several tokens give what they give one by one."""
     model = fresh_hybrid(name, **fields)
-    assert len(bounded_scans(model)) == scans
+    assert len(unbounded_scans(model)) == scans
     assert bound_error(model) is None
     assert support.route(model)[0] == "chain"
 
@@ -66,15 +66,15 @@ def test_chains_longer_than_chunks(name: str, chunk: int) -> None:
 def test_only_passes_that_continue() -> None:
     """Outside of them, and afterwards, the scan is transformers' own."""
     model = hybrid("nemotron_h")
-    (builder,) = bounded_scans(model)
-    home, own = builder.owner, builder.owner.mamba2_chunk_scan
+    (override,) = unbounded_scans(model)
+    home, own = override.owner, override.owner.mamba2_chunk_scan
     assert home is sys.modules["transformers.models.nemotron_h.modeling_nemotron_h"]
     inputs = prompts(1, 20)["input_ids"]
     with torch.no_grad():
         plain = model(inputs).logits
-        with placed([builder], lambda: None):  # another thread's
+        with overriding([override], lambda: None):  # another thread's
             torch.testing.assert_close(model(inputs).logits, plain, atol=0, rtol=0)
-        with placed([builder], lambda: CONTINUING):
+        with overriding([override], lambda: CONTINUING):
             assert not torch.equal(model(inputs).logits, plain)
         torch.testing.assert_close(model(inputs).logits, plain, atol=0, rtol=0)
     assert home.mamba2_chunk_scan is own

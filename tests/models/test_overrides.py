@@ -1,4 +1,4 @@
-"""Models that count cache slots by themselves (ALiBi, GPT-Neo): they read places in our passes, and nowhere else."""
+"""Models that count cache slots by themselves (ALiBi, GPT-Neo): they read positions in our passes only."""
 
 import threading
 from typing import Any
@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from helpers.encoder_decoders import seq2seq_model
 from helpers.models import F32, F64, VOCAB, fresh_model, initialised, prompts, run, same_as_plain
 
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
-from lookahead.models.families.overrides import Places, placed
-from lookahead.models.families.registry import place_builders
+from lookahead.models.families.overrides import overriding
+from lookahead.models.families.positions import SlotPositions
+from lookahead.models.families.registry import DECODERS, SLOT_COUNTERS, decoder_overrides, overrides_for
 from lookahead.runtime.session import bare_model
 from lookahead.support.route import route
 
@@ -89,24 +91,33 @@ def test_holes_and_mask_types(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_is_left_behind(name: str) -> None:
-    """Builders are replaced during a pass only, and other threads see their own."""
+    """Overrides are in place during a pass only, and other threads see their own."""
     model = MODELS[name]
-    builders = place_builders(model)
-    assert builders
+    overrides = overrides_for(model)
+    assert overrides
     assert route(model) == ("tree", None)
-    before = [vars(builder.owner).get(builder.name) for builder in builders]
+    before = [vars(override.owner).get(override.name) for override in overrides]
     plain = run(model, prompts(1), max_new_tokens=8)[0]
     count = torch.arange(40)[None]
     seen: list[Any] = []
-    with placed(builders, lambda: Places(count, count, count, 40, torch.long)):
+    with overriding(overrides, lambda: SlotPositions(count, count, count, 40, torch.long)):
         thread = threading.Thread(target=lambda: seen.append(model.generate(**prompts(1), max_new_tokens=8)))
         thread.start()
         thread.join()
-        assert [builder.name for builder in place_builders(model)] == [builder.name for builder in builders]
+        assert [override.name for override in overrides_for(model)] == [override.name for override in overrides]
     assert seen[0].tolist() == plain.tolist()
-    assert [vars(builder.owner).get(builder.name) for builder in builders] == before
+    assert [vars(override.owner).get(override.name) for override in overrides] == before
     run(model, prompts(2), max_new_tokens=8, use_lookahead=True)
-    assert [vars(builder.owner).get(builder.name) for builder in builders] == before
+    assert [vars(override.owner).get(override.name) for override in overrides] == before
+
+
+def test_every_row_of_the_tables_has_a_model() -> None:
+    """A row that matches nothing here is not tested."""
+    counters = {override.stand_in for model in MODELS.values() for override in overrides_for(model)}
+    assert {family.stand_in for family in SLOT_COUNTERS} <= counters
+    decoders = [seq2seq_model(name).get_decoder() for name in ("bart", "t5", "nllb-moe", "bert2roberta")]
+    found = {override.stand_in for decoder in decoders for override in decoder_overrides(decoder)}
+    assert {family.stand_in for family in DECODERS} == found
 
 
 def test_scales_past_what_the_self_test_sees() -> None:
@@ -117,18 +128,18 @@ def test_scales_past_what_the_self_test_sees() -> None:
             same_as_plain(model, prompts(batch), Lookahead(nodes=24), max_new_tokens=80, do_sample=sample)
 
 
-def test_the_self_test_needs_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_test_needs_the_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them, the self-test finds out: siblings would be counted one after the other."""
-    monkeypatch.setattr("lookahead.models.families.registry.bias_builders", lambda model: [])
+    monkeypatch.setattr("lookahead.models.families.registry.SLOT_COUNTERS", ())
     for name in ("falcon", "gpt_neo"):
         model = slot_counters()[name]
-        monkeypatch.setattr("lookahead.support.route.place_builders", lambda model: ["none that work"])
+        monkeypatch.setattr("lookahead.support.route.overrides_for", lambda model: ["none that work"])
         with pytest.raises(LookaheadError, match=r"the branches of a tree apart|did not run a pass with a tree"):
             model.generate(**prompts(1), max_new_tokens=8, use_lookahead=True)
 
 
 def test_static_passes_are_left_to_others() -> None:
-    """Places are made on the host."""
+    """Positions are made on the host."""
     with pytest.raises(LookaheadError, match="static=True cannot be used: this model counts cache slots"):
         run(MODELS["bloom"], prompts(1), max_new_tokens=8, lookahead_strategy=Lookahead(static=True))
     with bare_model(MODELS["bloom"], prompts(1)["input_ids"], 8, static=None) as fused:

@@ -1,8 +1,8 @@
-"""Time steps of Mamba-2 layers: bounded in passes over several tokens, as they are in passes over one.
+"""Mamba-2 layers: time steps in passes over several tokens, bounded as they are in passes over one.
 
 transformers hands ``time_step_limit`` to the scan that reads a prompt, and not to the update that decodes token by
-token (Nemotron-H and Zamba-2 have a lower bound of 0.001). A chain that continues a text stands for passes over one
-token each, so its scans are told of no bound; a prompt's pass is left as it is.
+token (Nemotron-H and Zamba-2 have a lower bound of 0.001). A linear draft that continues a text stands for passes over
+one token each, so its scans are told of no bound; a prompt's pass is left as it is.
 """
 
 import sys
@@ -11,11 +11,29 @@ from typing import Any
 
 from torch import nn
 
-from lookahead.models.families.overrides import Builder, current_places
+from lookahead.models.families.overrides import Override, current_positions
 
-CONTINUING = object()  # the places of a pass that continues a text with several tokens
+CONTINUING = object()  # the positions of a pass that continues a text with several tokens
 _FREE = (0.0, float("inf"))
 _SCAN = "mamba2_chunk_scan"
+
+
+def unbounded_scans(model: nn.Module) -> list[Override]:
+    """Overrides of the scans in ``model`` that bound time steps, heeding ``CONTINUING``."""
+    homes = {id(home): home for home in map(_home, filter(_bounded, model.modules()))}
+    return [Override(home, _SCAN, _unbounded_scan) for home in homes.values() if hasattr(home, _SCAN)]
+
+
+def bound_error(model: nn.Module) -> str | None:
+    """Which bound a pass over several tokens keeps and a pass over one does not, if it cannot be lifted."""
+    for module in filter(_bounded, model.modules()):
+        if not hasattr(_home(module), _SCAN):
+            low, high = module.time_step_limit  # type: ignore[misc]
+            return (
+                f"its {type(module).__name__} keeps time steps between {low:g} and {high:g} in passes over several "
+                "tokens, and not one by one"
+            )
+    return None
 
 
 def _bounded(module: nn.Module) -> bool:
@@ -23,30 +41,18 @@ def _bounded(module: nn.Module) -> bool:
     return limit is not None and tuple(limit) != _FREE
 
 
+def _home(module: nn.Module) -> Any:
+    """The file that a module's class is defined in."""
+    return sys.modules[type(module).__module__]
+
+
 def _unbounded_scan(_: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def mamba2_chunk_scan(*args: Any, **kwargs: Any) -> Any:
-        if current_places() is CONTINUING:
+        if current_positions() is CONTINUING:
             kwargs["dt_limit"] = _FREE
         return original(*args, **kwargs)
 
     return mamba2_chunk_scan
 
 
-def bounded_scans(model: nn.Module) -> list[Builder]:
-    """The scans in ``model`` that bound time steps, for ``placed`` with ``CONTINUING``."""
-    homes = {
-        type(module).__module__: sys.modules[type(module).__module__] for module in filter(_bounded, model.modules())
-    }
-    return [Builder(home, _SCAN, _unbounded_scan) for home in homes.values() if hasattr(home, _SCAN)]
-
-
-def bound_error(model: nn.Module) -> str | None:
-    """Which bound a pass over several tokens keeps and a pass over one does not, if it cannot be lifted."""
-    for module in filter(_bounded, model.modules()):
-        if not hasattr(sys.modules[type(module).__module__], _SCAN):
-            low, high = module.time_step_limit  # type: ignore[misc]
-            return (
-                f"its {type(module).__name__} keeps time steps between {low:g} and {high:g} in passes over several "
-                "tokens, and not one by one"
-            )
-    return None
+bounded_scans = unbounded_scans  # until the last caller has changed

@@ -1,30 +1,117 @@
-"""Which models count cache slots by themselves, and what has to be given places for them in a pass."""
+"""Which overrides a model needs: a row for every kind of module that counts positions by itself.
+
+A new family is a row here: how its module is recognised, which attribute counts, and a stand-in that reads the pass's
+positions in its place, in a module beside this one. ``tests/models/test_overrides.py`` shows how to test it.
+"""
 
 import inspect
-from collections.abc import Callable
-from functools import lru_cache
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
-from lookahead.models.families.decoders import decoder_builders
-from lookahead.models.families.overrides import Builder, bias_builders
+from lookahead.models.families import alibi, decoders, gpt_neo, llama4
+from lookahead.models.families.overrides import Override
+from lookahead.models.traits import counts_slots
+from lookahead.models.traits import takes_positions as takes_positions
 
 
-@lru_cache
-def takes_positions(forward: Callable[..., Any]) -> bool:
-    """Whether a model's ``forward`` is told the positions of its tokens."""
-    return "position_ids" in inspect.signature(forward).parameters
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of module.
+
+    Attributes:
+        models: that have it, and their kin; for readers.
+        attribute: what counts: a method, or a value.
+        stand_in: takes its place, see :class:`~lookahead.models.families.overrides.Override`.
+        matches: whether a module, given its name and itself, is of this kind.
+        in_file: whether ``attribute`` is a function of the file that defines the module's class.
+    """
+
+    models: str
+    attribute: str
+    stand_in: Callable[[Any, Any], Any]
+    matches: Callable[[str, Any], bool]
+    in_file: bool = False
 
 
-def counts_slots(model: PreTrainedModel) -> bool:
-    """Whether a model counts cache slots by itself, for its positions, its biases, its windows or its scales."""
-    config = model.config.get_text_config()
-    local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
-    biased = local or getattr(config, "alibi", False) is True or bool(getattr(config, "attn_temperature_tuning", False))
-    return biased or not takes_positions(type(model).forward)
+def _defines(attribute: str) -> Callable[[str, nn.Module], bool]:
+    return lambda name, module: hasattr(type(module), attribute)
 
 
-def place_builders(model: PreTrainedModel) -> list[Builder]:
-    """What has to be given places for a pass over this model, because it counts cache slots by itself."""
-    return (bias_builders(model) or decoder_builders(model)) if counts_slots(model) else []
+def _file_of(module: nn.Module) -> Any:
+    return sys.modules[type(module).__module__]
+
+
+def _is_falcon_with_alibi(_: str, module: Any) -> bool:
+    return getattr(module, "use_alibi", False) is True and hasattr(_file_of(module), "build_alibi_tensor")
+
+
+def _is_gpt_neo(_: str, module: nn.Module) -> bool:
+    return type(module).__name__ == "GPTNeoSelfAttention" and "bias" in module._buffers
+
+
+def _is_llama4_without_rope(_: str, module: Any) -> bool:
+    return getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
+
+
+def _embeds_positions(name: str, module: nn.Module) -> bool:
+    return name.endswith("embed_positions") and {"past_key_values_length"} <= _parameters(type(module).forward)
+
+
+def _biases_distances(_: str, module: Any) -> bool:
+    wanted = {"query_length", "key_length", "past_seen_tokens"}
+    biased = getattr(module, "has_relative_attention_bias", False)
+    return biased and wanted <= _parameters(type(module).compute_bias)
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def _has_capacity(_: str, module: Any) -> bool:
+    return isinstance(getattr(module, "expert_capacity", None), int)
+
+
+_COUNT = "create_position_ids_from_input_ids"
+SLOT_COUNTERS = (
+    Family("BLOOM", "build_alibi_tensor", alibi.by_tokens, _defines("build_alibi_tensor")),
+    Family("MPT", "build_mpt_alibi_tensor", alibi.by_slots, _defines("build_mpt_alibi_tensor")),
+    Family("Falcon", "build_alibi_tensor", alibi.by_tokens, _is_falcon_with_alibi, in_file=True),
+    Family("GPT-Neo", "bias", gpt_neo.WindowTable, _is_gpt_neo),
+    Family("Llama 4", "attn_scale", llama4.ScaleFactor, _is_llama4_without_rope),
+)
+DECODERS = (
+    Family("BART, Marian, M2M100, Whisper", "forward", decoders.position_embeddings, _embeds_positions),
+    Family("T5", "compute_bias", decoders.relative_biases, _biases_distances),
+    Family("RoBERTa", _COUNT, decoders.position_ids, _defines(_COUNT)),
+    Family("NLLB-MoE", "forward", decoders.expert_router, _has_capacity),
+)
+
+
+def _overrides(families: Sequence[Family], model: nn.Module) -> list[Override]:
+    """What each module of ``model`` needs, by the first row that it matches."""
+    found: list[Override] = []
+    for name, module in model.named_modules():
+        family = next((family for family in families if family.matches(name, module)), None)
+        if family is not None:
+            owner = _file_of(module) if family.in_file else module
+            found.append(Override(owner, family.attribute, family.stand_in))
+    return found
+
+
+def decoder_overrides(decoder: nn.Module) -> list[Override]:
+    """What in a decoder would treat the nodes of a pass otherwise than single tokens."""
+    return _overrides(DECODERS, decoder)
+
+
+def overrides_for(model: PreTrainedModel) -> list[Override]:
+    """What in a causal model counts positions by itself, and needs an override in every pass; empty for most models."""
+    return (_overrides(SLOT_COUNTERS, model) or decoder_overrides(model)) if counts_slots(model) else []
+
+
+# until the last caller has changed
+place_builders = overrides_for
