@@ -30,7 +30,7 @@ format: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.race --prompts 4 --modes greedy,t0.8 --new-tokens 64 --dtypes float32 \
 		--methods lookup2,auto,w7 --out build/bench/race.json
-	$(BIN)/python -m benchmarks.report --results build/bench --out build/bench/BENCHMARKS.md
+	$(BIN)/python -m benchmarks.report --results build/bench --out build/bench/BENCHMARKS.md --allow-dirty
 
 .venv/installed: setup.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed. Try: make PYTHON=/path/to/python3.11"; exit 1; }

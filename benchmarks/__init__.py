@@ -1,4 +1,6 @@
 """Speed, tokens a pass and exactness, measured: ``python -m benchmarks.race`` from the repository's root.
 
-One module a question; ``racing`` holds what they share, and ``report`` writes BENCHMARKS.md from what they left.
+One module a question, each with ``--help``. They share ``options``, ``harness`` (the JSON document of a run, models,
+statistics), ``tables``, ``contenders`` (methods and prompts), ``contest`` (the interleaving) and ``theory``; ``report``
+writes BENCHMARKS.md and a page a question from what they left in ``benchmarks/results``.
 """

@@ -1,6 +1,6 @@
 """What idle drafts cost on other architectures: random weights, texts in which nothing can be gained.
 
-    python -m benchmarks.architectures --threads 2 --out benchmarks/results/architectures.json
+    python -m benchmarks.architectures --threads 2 --out build/bench/architectures.json
 
 Models of six layers of 256 channels (encoder-decoders: four and four) with weights drawn at random write from prompts
 of random tokens at temperature 1.5, where no draft is right. So a speedup is that of passes, and what is below 1x is
@@ -8,41 +8,22 @@ what drafts cost that are looked for in vain. Greedy texts are compared, too, bu
 so their speed says little. The last line on stdout is one JSON document.
 """
 
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.progress import Progress
-from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import lookahead
-from benchmarks.racing import (
-    MODES,
-    WARM,
-    Unit,
-    chosen,
-    contest,
-    methods,
-    quiet_console,
-    random_prompt,
-    row,
-    save,
-    unit_of,
-)
+from benchmarks import options
+from benchmarks.contenders import WARM, Unit, methods, unit_of
+from benchmarks.contest import contest, row
+from benchmarks.harness import Run, progress, quiet_console, random_prompt
+from benchmarks.options import MODES, chosen
+from benchmarks.tables import show
 
-_SIZES = {
-    "hidden_size": 256,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 768,
-    "vocab_size": 8192,
-    "max_position_embeddings": 2048,
-    "pad_token_id": 0,
-}
+_SIZES = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
+_SIZES |= {"intermediate_size": 768, "vocab_size": 8192, "max_position_embeddings": 2048, "pad_token_id": 0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _SIZES,
     "qwen3": _SIZES | {"head_dim": 64},
@@ -67,16 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon_h1": _SIZES | {"mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_state": 32, "mamba_d_head": 32},
     "t5": {"d_model": 256, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 4, "d_kv": 64, "d_ff": 768}
     | {"vocab_size": 8192},
-    "bart": {
-        "d_model": 256,
-        "encoder_layers": 4,
-        "decoder_layers": 4,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 768,
-        "decoder_ffn_dim": 768,
-        "vocab_size": 8192,
-    },
+    "bart": {"d_model": 256, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 4, "vocab_size": 8192}
+    | {"decoder_attention_heads": 4, "encoder_ffn_dim": 768, "decoder_ffn_dim": 768},
 }
 
 
@@ -107,44 +80,34 @@ def prompts_of(model: Any, count: int) -> list[Unit]:
 
 def main(
     families: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(FAMILIES)}.")] = "all",
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of each family.")] = 4,
-    modes: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(MODES)}.")] = "t1.5,greedy",
-    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to write.")] = 96,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed calls of every method on every prompt.")] = 5,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: torch's choice.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
+    prompts: options.Prompts = 4,
+    modes: options.Modes = "t1.5,greedy",
+    new_tokens: options.NewTokens = 96,
+    rounds: options.Rounds = 5,
+    threads: options.Threads = None,
+    out: options.Out = None,
 ) -> None:
     """Measure every family."""
     console = quiet_console(threads)
     names, wanted = chosen(families, FAMILIES, "family"), chosen(modes, MODES, "mode")
-    contenders, _ = methods(["plain", "auto"], "cpu")
+    contenders, _ = methods(["auto"], "cpu")
+    run = Run("architectures", out, device="cpu", new_tokens=new_tokens, rounds=rounds, rows=[])
     lookahead.augment_all()
-    rows: list[dict[str, Any]] = []
-    document = {"benchmark": "architectures", "device": "cpu", "new_tokens": new_tokens, "rounds": rounds, "rows": rows}
-    shown = Table("family", "mode", "speedup", "95%", "S", "differ")
     for name in names:
         model = random_of(name)
         given = prompts_of(model, prompts + WARM)
-        way, _ = lookahead.support.route.verdict(model)
+        route, _ = lookahead.support.route.verdict(model)
         for mode in wanted:
             turns = rounds if MODES[mode]["do_sample"] else 1
-            with Progress(console=console, transient=True) as progress:
-                task = progress.add_task(f"{name}, {mode}", total=prompts * (turns + 1))
-                tick = partial(progress.advance, task)
-                results = contest(model, contenders, given[WARM:], given[:WARM], MODES[mode], new_tokens, turns, tick)
-            found = row(results, "auto", range(prompts), new_tokens, 1)
-            plain = row(results, "plain", range(prompts), new_tokens, 1)
-            rows.append(
-                {"family": name, "mode": mode, "route": way, **found}
-                | {"plain_token_ms": 1e3 / plain["tokens_per_s_median"]}
-            )
-            save(document, out)
-            low, high = found["speedup_interval"]
-            figures = f"{found['speedup_median']:.2f}x", f"{low:.2f}-{high:.2f}", f"{found['S']:.2f}"
-            shown.add_row(name, mode, *figures, f"{found['texts_that_differ']}/{found['texts']}")
+            with progress(console, f"{name}, {mode}", prompts * (turns + 1)) as tick:
+                calls = given[WARM:], given[:WARM], MODES[mode], new_tokens, turns, tick
+                results = contest(model, contenders, *calls)
+            found, plain = (row(results, method, new_tokens) for method in ("auto", "plain"))
+            plain_ms = 1e3 / plain["tokens_per_s_median"]
+            run.add("rows", [{"family": name, "mode": mode, "route": route, **found, "plain_token_ms": plain_ms}])
         del model
-    console.print(shown)
-    print(save(document, out))
+    show(console, "other architectures", "family, mode, speedup, 95%, S, texts that differ", run.document["rows"])
+    run.finish()
 
 
 if __name__ == "__main__":

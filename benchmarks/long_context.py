@@ -1,6 +1,6 @@
-"""Tokens a pass, speedup and cost of a pass by the length of the history.
+"""Tokens a pass, speedup and cost of a pass by the length of the prompt.
 
-    python -m benchmarks.long_context --dtypes float32 --threads 2 --out benchmarks/results/long_context.json
+    python -m benchmarks.long_context --dtypes float32 --threads 2 --out build/bench/long_context.json
 
 A prompt of so many tokens is a code prompt with others of the set before it. A model with fewer positions than the
 longest prompt needs is stretched by YaRN (Peng et al. 2023, arXiv:2309.00071); the bundled one, trained on 1,024
@@ -13,39 +13,20 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
-from rich.table import Table
 
 import lookahead
-from benchmarks import step_time
-from benchmarks.racing import (
-    DTYPES,
-    METHODS,
-    MODES,
-    PROMPTS,
-    WARM,
-    Unit,
-    bootstrap,
-    chosen,
-    contest,
-    load,
-    methods,
-    quiet_console,
-    row,
-    save,
-    texts_of,
-    typical,
-    unit_of,
-    whole_numbers,
-)
+from benchmarks import options, step_time
+from benchmarks.contenders import METHODS, WARM, Unit, methods, unit_of
+from benchmarks.contest import Calls, contest, row
+from benchmarks.harness import Run, bootstrap, load, progress, quiet_console, texts_of, typical
+from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
+from benchmarks.tables import show
 from lookahead.bundled import BUNDLED
 
-CONTEXTS = "128,1024,4096,8192"
 NODES = (1, 8, 16, 32, 64)
 
 
@@ -85,88 +66,61 @@ def prompts_of(tokenizer: Any, texts: Sequence[str], context: int, count: int, d
     return found
 
 
-def measure(
-    model: Any, table: dict[str, Any], given: Sequence[Unit], mode: str, new_tokens: int, rounds: int, tick: Any
-) -> list[dict[str, Any]]:
-    """Every method's figures, with those after the first token."""
-    rest = given[WARM:]
-    results = contest(model, table, rest, given[:WARM], MODES[mode], new_tokens, rounds, tick, apart=True)
-    plain = results["plain"]
-    keep = range(len(rest))
-    rows = []
-    for name, method in table.items():
-        mine = results[name]
-        ratios = [typical(plain.after[i]) / typical(mine.after[i]) for i in keep]
-        prompts = [whole - after for i in keep for whole, after in zip(mine.seconds[i], mine.after[i], strict=True)]
-        rows.append(
-            {
-                "method": name,
-                "label": method.label,
-                **row(results, name, keep, new_tokens, 1),
-                "first_token_ms": 1e3 * statistics.median(prompts),
-                "token_ms": 1e3 * statistics.median(typical(mine.after[i]) for i in keep) / (new_tokens - 1),
-                "after_median": statistics.median(ratios),
-                "after_interval": list(bootstrap(ratios)),
-            }
-        )
-    return rows
+def figures(results: dict[str, list[Calls]], name: str, new_tokens: int) -> dict[str, Any]:
+    """One method's figures, with those after the first token."""
+    after = [typical(calls.after) for calls in results[name]]
+    ratios = [typical(plain.after) / mine for plain, mine in zip(results["plain"], after, strict=True)]
+    first = [whole - later for calls in results[name] for whole, later in zip(calls.seconds, calls.after, strict=True)]
+    return {
+        **row(results, name, new_tokens),
+        "first_token_ms": 1e3 * statistics.median(first),
+        "token_ms": 1e3 * statistics.median(after) / (new_tokens - 1),
+        "after_median": statistics.median(ratios),
+        "after_interval": list(bootstrap(ratios)),
+    }
 
 
 def main(
-    model_dir: Annotated[Path, typer.Option("--model", help="A model folder; default: the bundled one.")] = BUNDLED,
-    contexts: Annotated[str, typer.Option(help="Comma-separated tokens of a prompt.")] = CONTEXTS,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of each length.")] = 6,
-    modes: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(MODES)}.")] = "greedy,t0.8",
-    dtypes: Annotated[str, typer.Option(help="Comma-separated.")] = "float32",
-    method_names: Annotated[str, typer.Option("--methods", help=f"Comma-separated, or all: {', '.join(METHODS)}.")] = (
-        "plain,lookup2,auto"
-    ),
+    model_dir: options.ModelDir = None,
+    contexts: Annotated[str, typer.Option(help="Comma-separated tokens of a prompt.")] = "128,1024,4096,8192",
+    prompts: options.Prompts = 6,
+    modes: options.Modes = "greedy,t0.8",
+    dtypes: options.Dtypes = "float32",
+    names: Annotated[str, typer.Option("--methods", help=f"Comma-separated: {', '.join(METHODS)}.")] = "lookup2,auto",
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to write.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed calls of every method on every prompt.")] = 1,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: torch's choice.")] = None,
+    rounds: options.Rounds = 1,
+    threads: options.Threads = None,
     device: str = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
+    out: options.Out = None,
 ) -> None:
     """Measure every length."""
     console = quiet_console(threads)
-    lengths, names = sorted(whole_numbers(contexts)), chosen(method_names, METHODS, "method")
-    wanted = chosen(modes, MODES, "mode")
+    lengths, wanted_modes = sorted(whole_numbers(contexts)), chosen(modes, MODES, "mode")
     wanted_dtypes = chosen(dtypes, DTYPES, "dtype")
-    table, _ = methods(names, device)
+    table, _ = methods(chosen(names, METHODS, "method"), device)
     lookahead.augment_all()
-    texts = texts_of(PROMPTS / "code.jsonl")
-    document: dict[str, Any] = {
-        "benchmark": "long context",
-        "model": "bundled" if model_dir == BUNDLED else str(model_dir),
-        "device": device,
-        "new_tokens": new_tokens,
-        "prompts": prompts,
-        "rounds": rounds,
-        "passes": [],
-        "rows": [],
-    }
+    texts = texts_of("code")
+    settings = {"model": str(model_dir or "bundled"), "device": device, "new_tokens": new_tokens, "prompts": prompts}
+    run = Run("long context", out, **settings, rounds=rounds, passes=[], rows=[])
     for dtype in wanted_dtypes:
-        model, tokenizer = stretched(model_dir, lengths[-1] + new_tokens, dtype, device)
+        model, tokenizer = stretched(model_dir or BUNDLED, lengths[-1] + new_tokens, dtype, device)
         for context in lengths:
             given = prompts_of(tokenizer, texts, context, prompts + WARM, device)
-            pass_ms = step_time.curve(model, context, NODES)
-            document["passes"].append({"dtype": dtype, "context": context, "pass_ms": pass_ms})
-            for mode in wanted:
-                with Progress(console=console, transient=True) as progress:
-                    turns = (rounds + 1) * (len(given) - WARM)
-                    task = progress.add_task(f"{context} tokens, {mode}, {dtype}", total=turns)
-                    rows = measure(model, table, given, mode, new_tokens, rounds, partial(progress.advance, task))
-                document["rows"] += [{"context": context, "mode": mode, "dtype": dtype, **found} for found in rows]
-                save(document, out)
-                shown = Table(
-                    "method", "S", "nodes", "speedup", "after its first token", title=f"{context}, {mode}, {dtype}"
-                )
-                for found in rows:
-                    figures = (found[key] for key in ("S", "nodes", "speedup_median", "after_median"))
-                    shown.add_row(found["label"], *(f"{figure:.2f}" for figure in figures))
-                console.print(shown)
+            place: dict[str, Any] = {"context": context, "dtype": dtype}
+            run.add("passes", [{**place, "pass_ms": step_time.curve(model, context, NODES)}])
+            for mode in wanted_modes:
+                title = f"{context} tokens, {mode}, {dtype}"
+                with progress(console, title, (rounds + 1) * (len(given) - WARM)) as tick:
+                    calls = given[WARM:], given[:WARM], MODES[mode], new_tokens, rounds, tick
+                    results = contest(model, table, *calls, apart=True)
+                rows = [
+                    {**place, "mode": mode, "method": name, "label": method.label} | figures(results, name, new_tokens)
+                    for name, method in table.items()
+                ]
+                run.add("rows", rows)
+                show(console, title, "method, S, nodes, speedup, later tokens", rows)
         del model
-    print(save(document, out))
+    run.finish()
 
 
 if __name__ == "__main__":

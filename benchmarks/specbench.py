@@ -1,23 +1,26 @@
 """Answers to Spec-Bench's questions, in the format that its own scripts read.
 
-    python -m benchmarks.race --questions question.jsonl --answers ours.jsonl --answers-baseline plain.jsonl
+    python -m benchmarks.specbench question.jsonl --answers ours.jsonl --answers-baseline plain.jsonl
 
 Spec-Bench (Xia et al., arXiv 2401.07851) divides the sum of ``new_tokens`` by the sum of ``wall_time`` and averages
-``accept_lengths``, the tokens of each pass.
+``accept_lengths``, the tokens of each pass. The last line on stdout is one JSON document.
 """
 
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
 
-from benchmarks.racing import Method, wait
+import lookahead
+from benchmarks import options
+from benchmarks.contenders import METHODS, Method, methods
+from benchmarks.harness import Run, load, progress, quiet_console, wait
+from benchmarks.options import MODES, chosen
 
 
 @dataclass
@@ -32,22 +35,13 @@ class Answer:
 
     def row(self, question: dict[str, Any], model_id: str) -> dict[str, Any]:
         """The line of an answer file."""
-        return {
-            "question_id": question["question_id"],
-            "category": question["category"],
-            "answer_id": uuid.uuid4().hex,
-            "model_id": model_id,
-            "choices": [{"index": 0, **vars(self)}],
-            "tstamp": time.time(),
-        }
+        row = {"question_id": question["question_id"], "category": question["category"]}
+        row |= {"answer_id": uuid.uuid4().hex, "model_id": model_id}
+        return {**row, "choices": [{"index": 0, **vars(self)}], "tstamp": time.time()}
 
 
 def read_questions(file: Path, count: int | None = None) -> list[dict[str, Any]]:
-    """The questions of a file of JSON lines.
-
-    Raises:
-        typer.BadParameter: a line is no question, by its number.
-    """
+    """The questions of a file of JSON lines; a line that is none is refused by its number."""
     questions = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
@@ -68,47 +62,31 @@ def read_questions(file: Path, count: int | None = None) -> list[dict[str, Any]]
 
 def conversation(tokenizer: Any, turns: list[str], answers: list[str]) -> list[int]:
     """The ids of a conversation up to its newest turn: by the chat template, or as lines if there is none."""
-    if tokenizer.chat_template:
-        messages = [{"role": "user", "content": turns[0]}]
-        for answer, turn in zip(answers, turns[1:], strict=True):
-            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    parts = [turns[0]]
+    if not tokenizer.chat_template:
+        pairs = zip(answers, turns[1:], strict=True)
+        return list(tokenizer("\n".join([turns[0], *(text for pair in pairs for text in pair)]))["input_ids"])
+    messages = [{"role": "user", "content": turns[0]}]
     for answer, turn in zip(answers, turns[1:], strict=True):
-        parts += [answer, turn]
-    return list(tokenizer("\n".join(parts))["input_ids"])
-
-
-def with_passes(method: Method) -> Method:
-    """The same method, which also tells what each pass wrote; plain decoding needs nothing for that."""
-    if method.kind != "ours":
-        return method
-    strategy = replace(method.settings["lookahead_strategy"], stats="detailed")
-    return replace(method, settings={"lookahead_strategy": strategy})
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def answer(
-    model: Any, tokenizer: Any, method: Method, question: dict[str, Any], mode: dict[str, Any], new_tokens: int
+    model: Any, tokenizer: Any, method: Method, turns: list[str], mode: dict[str, Any], new_tokens: int
 ) -> Answer:
     """Decode every turn of a question; a conversation longer than the model's positions loses its beginning."""
     table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    settings = {"max_new_tokens": new_tokens, "return_dict_in_generate": True, **mode, **method.settings}
     done = Answer()
     torch.manual_seed(0)
-    for number in range(len(question["turns"])):
-        row = conversation(tokenizer, question["turns"][: number + 1], done.turns)
+    for number in range(len(turns)):
+        row = conversation(tokenizer, turns[: number + 1], done.turns)
         row = row[-max(1, table - new_tokens) :] if table else row
         ids = torch.tensor([row], device=model.device)
         wait(model.device)
         start = time.perf_counter()
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new_tokens,
-            return_dict_in_generate=True,
-            **mode,
-            **method.settings,
-        )
+        output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
         wait(model.device)
         done.wall_time.append(time.perf_counter() - start)
         written = output.sequences[0, ids.shape[1] :]
@@ -121,55 +99,61 @@ def answer(
     return done
 
 
-def answer_all(
-    model: Any,
-    tokenizer: Any,
-    contenders: dict[str, tuple[Method, Path]],
-    questions: list[dict[str, Any]],
-    mode: dict[str, Any],
-    new_tokens: int,
-    model_id: str,
-    track: Callable[[list[dict[str, Any]]], Iterator[dict[str, Any]]] = iter,
-) -> dict[str, Any]:
-    """Answer every question with every contender in turn, write their files, and sum up as Spec-Bench does."""
+def with_passes(method: Method) -> Method:
+    """The same method, which also tells what each pass wrote; plain decoding needs nothing for that."""
+    if method.kind != "ours":
+        return method
+    strategy = replace(method.settings["lookahead_strategy"], stats="detailed")
+    return replace(method, settings={"lookahead_strategy": strategy})
+
+
+def main(
+    questions: Annotated[Path, typer.Argument(help="Spec-Bench's question.jsonl.", exists=True, dir_okay=False)],
+    answers: Annotated[Path | None, typer.Option(help="Where our answers go.")] = None,
+    answers_baseline: Annotated[Path | None, typer.Option(help="Where plain generate's answers go.")] = None,
+    method: Annotated[str, typer.Option(help=f"Ours: one of {', '.join(METHODS)}.")] = "auto",
+    model_dir: options.ModelDir = None,
+    count: Annotated[int | None, typer.Option(help="How many questions; default: all.")] = None,
+    mode: Annotated[str, typer.Option(help=f"One of {', '.join(MODES)}.")] = "greedy",
+    new_tokens: options.NewTokens = 128,
+    dtype: options.Dtype = "float32",
+    threads: options.Threads = None,
+    device: str = "cpu",
+    out: options.Out = None,
+) -> None:
+    """Answer every question with each method that has a file to go to, in turn."""
+    console = quiet_console(threads)
+    table, _ = methods(chosen(method, METHODS, "method"), device)
+    files = {name: file for name, file in ((method, answers), ("plain", answers_baseline)) if file is not None}
+    if not files:
+        raise typer.BadParameter("expected --answers, --answers-baseline or both: got neither")
+    contenders = {name: with_passes(table[name]) for name in files}
+    asked, settings = read_questions(questions, count), MODES[chosen(mode, MODES, "mode")[0]]
+    named = {"model": str(model_dir or "bundled"), "device": device, "dtype": dtype, "mode": mode}
+    run = Run("questions", out, **named, new_tokens=new_tokens, questions=len(asked), results={})
+    lookahead.augment_all()
+    loaded = load(model_dir, dtype, device, full_length=False)
     found: dict[str, list[Answer]] = {name: [] for name in contenders}
-    files = {}
-    for name, (method, out) in contenders.items():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        files[name] = out.open("w", encoding="utf-8")
-        first = {**questions[0], "turns": ["x"]}
-        answer(model, tokenizer, with_passes(method), first, mode, min(16, new_tokens))
-    try:
-        for question in track(questions):
-            for name, (method, _) in contenders.items():
-                done = answer(model, tokenizer, with_passes(method), question, mode, new_tokens)
-                found[name].append(done)
-                line = done.row(question, f"{model_id}-{name}")
-                files[name].write(json.dumps(line, ensure_ascii=False) + "\n")
-                files[name].flush()
-    finally:
-        for file in files.values():
-            file.close()
-    return {name: _summary(questions, answers, found.get("plain")) for name, answers in found.items()}
+    for name, contender in contenders.items():
+        answer(*loaded, contender, ["x"], settings, min(16, new_tokens))
+        files[name].parent.mkdir(parents=True, exist_ok=True)
+        files[name].write_text("")
+    with progress(console, "questions", len(asked)) as tick:
+        for question in asked:
+            for name, contender in contenders.items():
+                found[name].append(answer(*loaded, contender, question["turns"], settings, new_tokens))
+                line = found[name][-1].row(question, f"{Path(named['model']).name}-{dtype}-{name}")
+                with files[name].open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            tick()
+    for name, given in found.items():
+        lengths = [length for each in given for length in each.accept_lengths]
+        seconds = sum(sum(each.wall_time) for each in given)
+        figures = {"S": sum(lengths) / len(lengths), "tokens_per_s": sum(lengths) / seconds}
+        same = [ours.turns == plain.turns for ours, plain in zip(given, found.get("plain", given), strict=True)]
+        run.document["results"][name] = {"all": {**figures, "answers_that_differ": same.count(False)}}
+    run.finish()
 
 
-def _summary(
-    questions: list[dict[str, Any]], answers: list[Answer], plain: list[Answer] | None
-) -> dict[str, dict[str, Any]]:
-    """By category and overall: mean tokens a pass, mean tokens a second, and equal texts if the baseline ran."""
-    groups: dict[str, list[int]] = {"overall": list(range(len(questions)))}
-    for index, question in enumerate(questions):
-        groups.setdefault(question["category"], []).append(index)
-    table = {}
-    for category, members in groups.items():
-        lengths = [length for i in members for length in answers[i].accept_lengths]
-        rates = [sum(answers[i].new_tokens) / sum(answers[i].wall_time) for i in members]
-        table[category] = {
-            "questions": len(members),
-            "S": sum(lengths) / max(1, len(lengths)),
-            "tokens_per_s_mean": sum(rates) / len(rates),
-            "answers_that_differ": (
-                None if plain is None else sum(answers[i].turns != plain[i].turns for i in members)
-            ),
-        }
-    return table
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,4 +1,7 @@
-"""What a machine allows: bytes a pass must read, how fast it can, what a pass takes, and the ceiling for a speedup."""
+"""What a machine allows: bytes a pass must read, how fast it can, what a pass takes, and the ceiling for a speedup.
+
+Nothing to run by itself: races write the card into their results.
+"""
 
 import time
 from collections.abc import Sequence
@@ -7,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.racing import wait
+from benchmarks.harness import wait
 from benchmarks.step_time import WIDTHS, curve
 
 _LARGE_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
@@ -20,7 +23,7 @@ def weights(model: Any) -> tuple[int, int]:
     """
     head = model.get_output_embeddings()
     tables = {
-        id(module.weight): module.weight
+        id(module.weight)
         for module in model.modules()
         if isinstance(module, torch.nn.Embedding) and (head is None or module.weight is not head.weight)
     }
@@ -30,7 +33,7 @@ def weights(model: Any) -> tuple[int, int]:
 
 
 def cache_bytes(model: Any) -> int:
-    """Bytes of keys and values that one token of history takes in all layers."""
+    """Bytes that one token takes in the KV cache of all layers."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -41,15 +44,13 @@ def bandwidth(device: Any, size: int, rounds: int = 7) -> dict[str, float]:
     """GB/s of summing and of copying ``size`` bytes, the fastest of a few rounds; a copy reads and writes."""
     source = torch.ones(max(1, size // 4), device=device)
     target = torch.empty_like(source)
-    best = {"sum": 0.0, "copy": 0.0}
+    work = {"sum": (1, source.sum), "copy": (2, lambda: target.copy_(source))}
+    best = dict.fromkeys(work, 0.0)
     for turn in range(rounds + 1):
-        for name, factor in (("sum", 1), ("copy", 2)):
+        for name, (factor, run) in work.items():
             wait(device)
             start = time.perf_counter()
-            if name == "sum":
-                source.sum()
-            else:
-                target.copy_(source)
+            run()
             wait(device)
             rate = factor * source.numel() * 4 / (time.perf_counter() - start) / 1e9
             best[name] = max(best[name], rate) if turn else 0.0
@@ -66,10 +67,9 @@ def card(
     """
     count, read = weights(model)
     kv = cache_bytes(model)
-    large = bandwidth(model.device, _LARGE_BYTES["cuda" if model.device.type == "cuda" else "cpu"])
+    large = bandwidth(model.device, _LARGE_BYTES[model.device.type])
     own = bandwidth(model.device, read)
     best = max(*large.values(), *own.values())
-    passes = {batch: curve(model, context, widths, batch, rounds) for batch in batches}
     return {
         "parameters": count,
         "weight_bytes_per_pass": read,
@@ -77,7 +77,7 @@ def card(
         "bandwidth_gb_per_s": {"memory": large, "as many bytes as the weights": own},
         "context": context,
         "floor_ms": {batch: 1e3 * (read + batch * context * kv) / (best * 1e9) for batch in batches},
-        "pass_ms": passes,
+        "pass_ms": {batch: curve(model, context, widths, batch, rounds) for batch in batches},
     }
 
 

@@ -1,6 +1,6 @@
 """Write benchmarks/prompts/code.jsonl: function heads with their docstrings, from files the bundled model never saw.
 
-    python -m benchmarks.make_prompts --work build/tiny-coder
+    python examples/make_prompts.py --work build/tiny-coder
 
 ``--work`` is the folder that examples/train_tiny_coder.py filled. Held-out files were chosen by hash, and no prompt's
 file was trained on. Each line is ``{"id", "prompt", "source"}``.
@@ -15,11 +15,13 @@ from typing import Annotated
 
 import typer
 
+CODE = Path(__file__).parents[1] / "benchmarks" / "prompts" / "code.jsonl"
+
 
 def heads(text: str) -> list[str]:
-    """Every function head with its docstring in a source file, dedented, without the line break at its end.
+    """Every function head with its docstring in a source file, dedented; none if it is no Python.
 
-    The tokenizer joins a line break with the indentation behind it, so a prompt must not end in one.
+    The tokenizer joins a line break with the indentation behind it, so no prompt ends in one.
     """
     try:
         tree = ast.parse(text)
@@ -39,7 +41,7 @@ def heads(text: str) -> list[str]:
 
 def main(
     work: Annotated[Path, typer.Option(help="Folder of the training script.")] = Path("build/tiny-coder"),
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path(__file__).parent / "prompts" / "code.jsonl",
+    out: Annotated[Path, typer.Option(help="File to write.")] = CODE,
     count: Annotated[int, typer.Option(help="Number of prompts; at most one from each file.")] = 100,
 ) -> None:
     """Choose the prompts by hash, so that the same held-out files always give the same ones."""

@@ -1,0 +1,138 @@
+"""Who takes part in a contest, and what is decoded: methods, sets of prompts, and the calls made of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import typer
+from torch import Tensor
+
+from benchmarks.harness import random_prompt, texts_of
+from lookahead import Jacobi, Lookahead
+
+
+@dataclass(frozen=True)
+class Method:
+    """One contender; ``label`` is its name in tables, ``settings`` are further arguments of ``generate``."""
+
+    label: str
+    kind: Literal["plain", "assisted", "ours"]  # passes: one token each, counted by a hook, counted by our statistics
+    settings: dict[str, Any] = field(default_factory=dict)
+    remembers: bool = False  # learns from call to call, so it may see every prompt only once; at most one of a contest
+    one_row: bool = False  # decodes single prompts only
+    same_draws: bool = True  # sampled texts equal plain ones for the same seed
+
+
+def ours(label: str, strategy: Any, remembers: bool = False) -> Method:
+    """A method that decodes with a strategy."""
+    return Method(label, "ours", {"lookahead_strategy": strategy}, remembers)
+
+
+def _fixed(label: str, window: int, ngram: int, guesses: int) -> Method:
+    """The paper's strategy: W, N and G as given."""
+    return ours(label, Lookahead(window_size=window, ngram_size=ngram, verification_set_size=guesses, seed=0))
+
+
+def _lookup(ngram: int) -> Method:
+    settings = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": ngram}
+    return Method(f"prompt lookup 10, n-gram {ngram}", "assisted", settings, one_row=True, same_draws=False)
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "plain": lambda: Method("generate", "plain"),
+    "static": lambda: Method("generate, static cache, compiled", "plain", {"cache_implementation": "static"}),
+    "lookup2": lambda: _lookup(2),
+    "lookup3": lambda: _lookup(3),
+    "assistant": lambda: Method("assistant model", "assisted", one_row=True, same_draws=False),
+    "auto": lambda: ours("lookahead", Lookahead(remember=True), remembers=True),  # a seed would switch memory off
+    "cold": lambda: ours("lookahead, every call cold", Lookahead(remember=False)),
+    "w7": lambda: _fixed("lookahead 7/5/7", 7, 5, 7),
+    "w15": lambda: _fixed("lookahead 15/5/15", 15, 5, 15),
+    "window": lambda: _fixed("window only, 15/5/0", 15, 5, 0),
+    "recycling": lambda: ours("recycling only", Lookahead(sources=("recycling",), remember=False, seed=0)),
+    "jacobi": lambda: ours("jacobi sliding 16", Jacobi(seed=0)),
+}
+
+
+def methods(names: Sequence[str], device: str, assistant: Any = None) -> tuple[dict[str, Method], dict[str, str]]:
+    """Make the contenders, the baseline first; what cannot run here comes back with the reason.
+
+    A strategy that cannot be constructed raises here, before anything is measured.
+    """
+    table: dict[str, Method] = {}
+    skipped: dict[str, str] = {}
+    for name in dict.fromkeys(("plain", *names)):
+        if name == "static" and not device.startswith("cuda"):
+            skipped[name] = f"generate compiles a static cache's step on CUDA only; this run is on {device}"
+        elif name == "assistant" and assistant is None:
+            skipped[name] = "no --assistant was given"
+        else:
+            table[name] = METHODS[name]()
+    if "assistant" in table:
+        table["assistant"].settings["assistant_model"] = assistant
+    return table, skipped
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Where prompts come from and what is asked for; None is whatever the run asks for."""
+
+    source: str  # a file in prompts/ without its suffix, or ``random`` for tokens drawn at random
+    modes: tuple[str, ...] | None = None
+    new_tokens: int | None = None  # at most
+    rounds: int = 1  # times those of the run: one call so short says little
+
+
+SETS = {
+    "code": PromptSet("code"),
+    # Those of the code prompts whose greedy text of 128 tokens by the bundled model does not end in a loop.
+    "no-loop": PromptSet("code-no-loop"),
+    "prose": PromptSet("prose"),
+    "random": PromptSet("random", ("greedy",)),
+    "hot": PromptSet("code", ("t1.5",)),
+    "short": PromptSet("code", ("greedy", "t0.8"), new_tokens=8, rounds=5),
+    "single": PromptSet("code", ("greedy",), new_tokens=1, rounds=10),
+}
+WARM = 2  # texts at the end of every set that are only warmed up with
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one call of ``generate`` gets: one prompt, or a batch of consecutive ones; ``index`` is its seed, too."""
+
+    index: int
+    inputs: dict[str, Tensor]
+
+
+def unit_of(index: int, rows: Sequence[list[int]], device: Any, pad: int = 0) -> Unit:
+    """One call's prompts, padded on the left."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    return Unit(index, {"input_ids": ids, "attention_mask": mask})
+
+
+def units(
+    model: Any, tokenizer: Any, source: str, prompts: int, batch: int, new_tokens: int
+) -> tuple[list[Unit], list[Unit]]:
+    """The calls of a contest, and others of the same kind to warm up with."""
+    wanted = max(prompts, batch)
+    if source == "random":
+        vocab = model.get_input_embeddings().weight.shape[0]
+        rows = [random_prompt(index, vocab) for index in range(wanted + WARM)]
+    else:
+        texts = texts_of(source)
+        texts = texts[: min(wanted, len(texts) - WARM)] + texts[-WARM:]
+        rows = [tokenizer(text)["input_ids"] for text in texts]
+    table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if table:
+        rows = [row[-max(1, table - new_tokens) :] for row in rows]
+    unit = partial(unit_of, device=model.device, pad=model.generation_config.pad_token_id)
+    groups = [rows[start : start + batch] for start in range(0, len(rows) - WARM - batch + 1, batch)]
+    if not groups:
+        raise typer.BadParameter(f"a batch of {batch} needs as many prompts, and {source} has {len(rows) - WARM}")
+    # Seeds of their own: with a unit's noise a similar prompt may be sampled on to the very same text.
+    warm = [unit(1_000_000 + index, [rows[index - WARM]] * batch) for index in range(WARM)]
+    return [unit(index, group) for index, group in enumerate(groups)], warm

@@ -1,0 +1,206 @@
+"""One interleaved contest: every method on every prompt in turn, against plain ``generate`` in the same process."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
+from benchmarks import theory
+from benchmarks.contenders import Method, Unit
+from benchmarks.harness import bootstrap, in_turn, loops, progress, typical, wait
+from benchmarks.options import MODES
+from benchmarks.tables import show
+from lookahead import DecodingStats
+from lookahead.draft import memory
+
+COLUMNS = "prompts, method, speedup, 95%, tokens/s, S, nodes, of ceiling, texts that differ"
+
+
+@dataclass
+class Calls:
+    """One method's calls on one unit: the text and counts of the first, and the times of the others."""
+
+    ids: Tensor
+    passes: int  # prefill included
+    drafted: int = 0  # nodes, over all passes
+    rows: int = 0  # passes after prefill, summed over the sequences that were still written
+    stats: DecodingStats | None = None  # ours only
+    seconds: list[float] = field(default_factory=list)  # of every timed round
+    after: list[float] = field(default_factory=list)  # of it, what came after the first new token, if asked for
+    differ: set[int] = field(default_factory=set)  # sequences whose text is not plain ``generate``'s, in any round
+
+    def compare(self, ids: Tensor, plain: Tensor) -> None:
+        """Note the sequences that differ from plain ones."""
+        if ids.shape != plain.shape:
+            raise RuntimeError(
+                f"A text has shape {tuple(ids.shape)}: expected {tuple(plain.shape)}, the end being off."
+            )
+        self.differ.update((ids != plain).any(dim=1).nonzero()[:, 0].tolist())
+
+
+class FirstToken(BaseStreamer):
+    """Knows when a call has written its first token."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._heard = 0
+        self.at = math.nan
+
+    def put(self, value: Tensor) -> None:
+        """Take in the prompt, and then tokens as they are written."""
+        self._heard += 1
+        if self._heard == 2:
+            wait(self._device)
+            self.at = time.perf_counter()
+
+    def end(self) -> None:
+        """Be ready for the next call."""
+        self._heard = 0
+
+
+def _count(model: Any, method: Method, call: Callable[..., Any], new_tokens: int, batch: int) -> Calls:
+    """One call that is not timed."""
+    if method.kind == "ours":
+        output = call(return_dict_in_generate=True)
+        stats: DecodingStats = output.stats
+        return Calls(output.sequences, stats.steps, stats.drafted, max(0, stats.row_steps - batch), stats)
+    if method.kind == "plain":  # no hook: it would be compiled along
+        return Calls(call(), new_tokens)
+    widths: list[int] = []
+
+    def hook(_: Any, args: Any, kwargs: Any, __: Any) -> None:
+        widths.append(kwargs.get("input_ids", args[0] if args else None).shape[1])
+
+    handle = model.register_forward_hook(hook, with_kwargs=True)
+    try:
+        return Calls(call(), len(widths), sum(widths[1:]) - len(widths) + 1, len(widths) - 1)
+    finally:
+        handle.remove()
+
+
+def contest(
+    model: Any,
+    table: dict[str, Method],
+    given: Sequence[Unit],
+    warm: Sequence[Unit],
+    mode: dict[str, Any],
+    new_tokens: int,
+    rounds: int,
+    tick: Callable[[], None] = lambda: None,
+    *,
+    apart: bool = False,
+) -> dict[str, list[Calls]]:
+    """Decode every unit with every method in turn: one round that counts, then ``rounds`` that are timed.
+
+    ``apart`` times what comes after the first token for itself as well; of single prompts only.
+
+    A method that remembers starts each round with a blank memory and meets each unit once in it, so it never writes a
+    text that it has seen; warm-up texts belong to no unit. The order of methods turns round from unit to unit.
+    """
+    results: dict[str, list[Calls]] = {name: [] for name in table}
+    longest = max(given, key=lambda unit: unit.inputs["input_ids"].shape[1])
+    batch = len(given[0].inputs["input_ids"])
+    heard = FirstToken(model.device)
+    streamed = {"streamer": heard} if apart else {}
+
+    def call(method: Method, unit: Unit, **more: Any) -> Any:
+        torch.manual_seed(unit.index)
+        return model.generate(**unit.inputs, max_new_tokens=new_tokens, **mode, **method.settings, **more)
+
+    for turn in range(rounds + 1):
+        for method in table.values():
+            if method.remembers:
+                memory.forget(model)
+            if method.remembers or turn == 0:
+                for unit in warm if method.remembers else [longest, *warm]:
+                    call(method, unit)
+        for place, unit in enumerate(given):
+            for name in in_turn(table, place + turn):
+                bound = partial(call, table[name], unit)
+                if turn == 0:
+                    results[name].append(_count(model, table[name], bound, new_tokens, batch))
+                    continue
+                wait(model.device)
+                start = time.perf_counter()
+                ids = bound(**streamed)
+                wait(model.device)
+                end = time.perf_counter()
+                calls = results[name][place]
+                calls.seconds.append(end - start)
+                calls.after.append(end - heard.at)
+                calls.compare(ids, results["plain"][place].ids)
+            tick()
+    for found in results.values():
+        for calls, plain in zip(found, results["plain"], strict=True):
+            calls.compare(calls.ids, plain.ids)
+    return results
+
+
+def row(
+    results: dict[str, list[Calls]], name: str, new_tokens: int, batch: int = 1, keep: Iterable[int] | None = None
+) -> dict[str, Any]:
+    """One method's figures over the units in ``keep``; None is all."""
+    keep = range(len(results[name])) if keep is None else list(keep)
+    mine, plain = [results[name][i] for i in keep], [results["plain"][i] for i in keep]
+    times = [typical(calls.seconds) for calls in mine]
+    ratios = [typical(calls.seconds) / taken for calls, taken in zip(plain, times, strict=True)]
+    passes, later = sum(calls.passes for calls in mine), sum(calls.rows for calls in mine)
+    stats = sum((calls.stats for calls in mine if calls.stats is not None), DecodingStats())
+    found: dict[str, Any] = {
+        "speedup_median": statistics.median(ratios),
+        "speedup_interval": list(bootstrap(ratios)),
+        "tokens_per_s_median": statistics.median(batch * new_tokens / taken for taken in times),
+        "S": stats.mean_acceptance_length or new_tokens * len(mine) / passes,
+        "passes": passes,
+        "nodes": sum(calls.drafted for calls in mine) / later if later else 0.0,
+        "texts": len(mine) * batch,
+        "texts_that_differ": sum(len(calls.differ) for calls in mine),
+    }
+    if stats.steps:
+        found["stats"] = {key: value for key, value in stats.to_dict().items() if key != "passes"}
+    return found
+
+
+def race(
+    console: Console,
+    model: Any,
+    table: dict[str, Method],
+    texts: tuple[list[Unit], list[Unit]],
+    place: dict[str, Any],
+    rounds: int,
+    card: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """Hold a contest on ``texts`` (as of ``units``), show its table, and return every method's row.
+
+    Greedy texts of single prompts are also given apart by whether plain ``generate``'s ends in a loop. ``place`` is
+    set, mode, dtype, batch and new_tokens, which go into every row; the theory card gives the ceilings.
+    """
+    given, warm = texts
+    mode, batch, new_tokens = MODES[place["mode"]], place["batch"], place["new_tokens"]
+    title = ", ".join(f"{key} {value}" if isinstance(value, int) else value for key, value in place.items())
+    with progress(console, title, len(given) * (rounds + 1)) as tick:
+        results = contest(model, table, given, warm, mode, new_tokens, rounds, tick)
+    groups = {"all": list(range(len(given)))}
+    if batch == 1 and place["mode"] == "greedy":
+        looping = [loops(calls.ids[0, -new_tokens:].tolist()) for calls in results["plain"]]
+        if any(looping):
+            groups["looping"] = [i for i, found in enumerate(looping) if found]
+            groups["not looping"] = [i for i, found in enumerate(looping) if not found]
+    rows = []
+    for group, members in groups.items():
+        for name, method in table.items() if members else ():
+            found = row(results, name, new_tokens, batch, members)
+            ceiling = theory.ceiling(card, batch, found["S"], found["nodes"])
+            found |= {"ceiling": ceiling, "share_of_ceiling": found["speedup_median"] / ceiling}
+            found["same_draws"] = method.same_draws or not mode["do_sample"]
+            rows.append({**place, "rounds": rounds, "method": name, "label": method.label, "group": group, **found})
+    show(console, title, COLUMNS, rows)
+    return rows

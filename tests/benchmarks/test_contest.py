@@ -1,0 +1,154 @@
+"""The benchmarks' own arithmetic, and contests on a few tokens; nothing here looks at a clock."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from benchmarks import contenders, contest, harness, options, race, report, theory
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([7] * 64, True),  # period 1
+        ([1, 2, 3] * 30, True),  # a period that does not divide the tail
+        ([*range(100, 200), *([1, 2, 3, 4] * 16)], True),  # what came before does not matter
+        (list(range(32)) * 2, True),  # the longest period
+        (list(range(33)) * 3, False),  # one token longer
+        ([7] * 63, False),  # too short to tell
+        ([1, 2] * 31 + [1, 3], False),  # broken at its last token
+        ([9, *([1, 2] * 31), 1], False),  # not yet a loop where the tail begins
+        (list(range(64)), False),
+        ([], False),
+    ],
+)
+def test_loops(tokens: list[int], expected: bool) -> None:
+    assert harness.loops(tokens) is expected
+
+
+def test_loops_with_other_lengths() -> None:
+    assert harness.loops([1, 2, 1, 2], tail=4, longest=2)
+    assert not harness.loops([1, 2, 1, 2], tail=4, longest=1)
+
+
+def test_bootstrap() -> None:
+    """With n values the median of a draw is at most the smallest of five with probability 0.058, more than 0.025."""
+    interval = harness.bootstrap
+    assert interval([1.5] * 7) == (1.5, 1.5)
+    assert interval([2.0]) == (2.0, 2.0)
+    assert interval([5.0, 1.0, 3.0, 2.0, 4.0]) == (1.0, 5.0)
+    low, high = interval(range(1, 102))  # the normal approximation: the 51st of 101, give or take 9.85
+    assert abs(low - 41) <= 2
+    assert abs(high - 61) <= 2
+    assert interval(range(9), seed=3) == interval(range(9), seed=3)
+
+
+def test_a_time_is_the_fastest_of_few_and_the_median_of_many() -> None:
+    assert harness.typical([3.0, 1.0, 2.0]) == 1.0
+    assert harness.typical([9.0, 1.0, 2.0, 3.0, 4.0]) == 3.0
+
+
+def test_methods_are_made_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise TypeError("no such field")
+
+    monkeypatch.setitem(contenders.METHODS, "auto", broken)
+    table, skipped = contenders.methods(["w7", "static", "assistant"], "cpu")
+    assert list(table) == ["plain", "w7"]
+    assert set(skipped) == {"static", "assistant"}
+    with pytest.raises(TypeError, match="no such field"):
+        contenders.methods(["auto"], "cpu")
+
+
+def test_at_most_one_method_remembers() -> None:
+    table, _ = contenders.methods(list(contenders.METHODS), "cpu")
+    assert [name for name, method in table.items() if method.remembers] == ["auto"]
+
+
+def test_unknown_names_are_refused() -> None:
+    assert options.chosen("b,a", ("a", "b"), "letter") == ["b", "a"]
+    assert options.chosen("all", ("a", "b"), "letter") == ["a", "b"]
+    with pytest.raises(Exception, match="c is no letter: expected some of a, b"):
+        options.chosen("a,c", ("a", "b"), "letter")
+
+
+@pytest.mark.parametrize("name", ["code", "prose"])
+def test_prompt_files(name: str) -> None:
+    rows = [json.loads(line) for line in (harness.PROMPTS / f"{name}.jsonl").read_text().splitlines()]
+    assert all(set(row) == {"id", "prompt", "source"} for row in rows)
+    assert len({row["id"] for row in rows}) == len({row["prompt"] for row in rows}) == len(rows)
+    assert all(row["prompt"] == row["prompt"].strip() for row in rows)
+
+
+def test_prose_prompts() -> None:
+    rows = [json.loads(line) for line in (harness.PROMPTS / "prose.jsonl").read_text().splitlines()]
+    assert len(rows) == 40
+    assert all(15 <= len(row["prompt"].split()) <= 60 for row in rows)
+    assert all(row["prompt"].isascii() for row in rows)
+
+
+def test_batches_are_padded_on_the_left(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    given, warm = contenders.units(model, tokenizer, "code", 7, 3, 16)
+    assert [unit.index for unit in given] == [0, 1]
+    assert len(warm) == 2
+    assert not {unit.index for unit in warm} & {0, 1}
+    ids, mask = given[0].inputs["input_ids"], given[0].inputs["attention_mask"]
+    assert ids.shape == mask.shape
+    assert len(ids) == 3
+    assert mask[:, -1].all()
+    assert (ids[mask == 0] == model.generation_config.pad_token_id).all()
+    texts = harness.texts_of("code")
+    for row in range(3):
+        assert ids[row][mask[row] == 1].tolist() == tokenizer(texts[row])["input_ids"]
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize(("mode", "batch"), [("greedy", 1), ("t0.8", 2)])
+def test_contest(loaded: tuple[Any, Any], mode: str, batch: int) -> None:
+    model, tokenizer = loaded
+    table, _ = contenders.methods(["lookup2", "w7"] if batch == 1 else ["w7"], "cpu")
+    given, warm = contenders.units(model, tokenizer, "code", 2, batch, 12)
+    results = contest.contest(model, table, given, warm, options.MODES[mode], 12, 1)
+    rows = {name: contest.row(results, name, 12, batch) for name in table}
+    assert rows["plain"]["speedup_median"] == 1.0
+    assert rows["plain"]["passes"] == 12 * len(given)
+    for name, row in rows.items():
+        assert row["texts_that_differ"] == 0, name
+        assert row["texts"] == 2
+        assert row["S"] >= 1.0
+        assert row["passes"] <= 12 * len(given)
+        assert row["speedup_interval"][0] <= row["speedup_median"] <= row["speedup_interval"][1]
+    assert rows["w7"]["nodes"] > 0
+    assert rows["w7"]["stats"]["emitted"] == 24
+    json.dumps(rows)
+
+
+@pytest.mark.usefixtures("augmented")
+def test_race_command(loaded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the command line to JSON to a report."""
+    monkeypatch.setattr(theory, "_LARGE_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr(race, "load", lambda *_: loaded)
+    app = typer.Typer()
+    app.command()(race.main)
+    out = tmp_path / "race.json"
+    options = "--prompts 1 --modes greedy --dtypes float32 --methods w7,static --new-tokens 8 --rounds 1 --context 32"
+    done = CliRunner().invoke(app, [*options.split(), "--sets", "code,single", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    document = json.loads(out.read_text())
+    assert document == json.loads(done.stdout.splitlines()[-1])
+    places = [(row["set"], row["method"], row["new_tokens"], row["rounds"]) for row in document["rows"]]
+    assert places == [
+        ("code", "plain", 8, 1),
+        ("code", "w7", 8, 1),
+        ("single", "plain", 1, 10),
+        ("single", "w7", 1, 10),
+    ]
+    assert [skip["method"] for skip in document["skipped"]] == ["static"]
+    text = report.build(tmp_path, tmp_path / "BENCHMARKS.md", allow_dirty=True)
+    assert "lookahead 7/5/7" in text
+    assert "on CUDA only" in (tmp_path / "race.md").read_text()
