@@ -42,6 +42,13 @@ def test_the_python_of_a_document_runs_from_top_to_bottom(name: str) -> None:
         lookahead.restore_all()
 
 
+def test_what_contributing_quotes_stands_in_the_example() -> None:
+    example = (ROOT / "examples" / "own_family.py").read_text()
+    quotes = re.findall(r"^```py\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert len(quotes) == 2
+    assert all(quote in example for quote in quotes)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
