@@ -1,7 +1,7 @@
 """The record of the conformance run: by which route each family of transformers was decoded, and why not by a better.
 
-``tests/conformance`` writes it; ``docs/models.md`` shows it. Here it answers for models that cannot be tried: those of
-which there is only a config, and those whose dtype is too coarse for the self-test of chains.
+``tests/conformance`` writes it; ``docs/models.md`` shows it. Here it answers for models that cannot be tried (there is
+only a config, or the dtype is too coarse for the self-test of linear drafts), and for those that need not be.
 """
 
 import json
@@ -10,6 +10,9 @@ from importlib import resources
 from typing import Any
 
 from transformers import PreTrainedModel
+
+from lookahead.models.code_safety import is_safe
+from lookahead.models.traits import ModelTraits
 
 RECORD = resources.files("lookahead") / "assets" / "routes.json"
 
@@ -47,3 +50,21 @@ def recorded(model: PreTrainedModel) -> list[dict[str, str]]:
 def recorded_routes(model: PreTrainedModel) -> set[str]:
     """The routes of :func:`recorded`; empty where nothing is known."""
     return {entry["route"] for entry in recorded(model)}
+
+
+def unrecorded(model: PreTrainedModel, traits: ModelTraits) -> str | None:
+    """Why the record does not say that a model of text alone decodes trees, by class and config; None = it does."""
+    if traits.is_encoder_decoder or traits.config is not model.config:
+        return "it is more than a decoder of text"
+    if traits.rope_limit is not None or traits.index_limit is not None:
+        return "its passes change with the text's length"
+    if traits.counts_slots:
+        return "it counts positions by itself"
+    return None if recorded_routes(model) == {"tree"} else "its class is not on record as one that decodes trees"
+
+
+def modified(model: PreTrainedModel) -> str | None:
+    """What was done to a model since its class was recorded; None = it runs transformers' and torch's own code."""
+    if any(module.training for module in model.modules()) or not is_safe(model):
+        return "other code than transformers' has a part in its passes, or may be handed their tensors"
+    return None

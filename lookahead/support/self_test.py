@@ -12,11 +12,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from jacobi import LookaheadError, Path, TokenTree
-from lookahead.models.conformance import recorded_routes, recorded_version
-from lookahead.models.familiar import changed, unfamiliar
+from lookahead.models.conformance import modified, recorded_routes, recorded_version, unrecorded
 from lookahead.models.families.mamba2 import bound_error
 from lookahead.models.limits import index_limit, position_limit
-from lookahead.models.traits import decoder_config, input_device, is_seq2seq, position_table, vocabulary
+from lookahead.models.traits import ModelTraits, decoder_config, input_device, is_seq2seq, position_table, vocabulary
 from lookahead.runtime.encoder_decoder import stepwise
 from lookahead.runtime.fallback_steps import PlainPasses
 from lookahead.runtime.linear import ChainModel
@@ -53,7 +52,7 @@ def _record_verdict(model: PreTrainedModel) -> tuple[str | None, bool]:
         return "the record is of another device or version", True
     if decoder_config(model)._attn_implementation not in ("sdpa", "eager"):
         return "the record is of other attention implementations", True
-    return unfamiliar(model) or changed(model), True
+    return unrecorded(model, ModelTraits.of(model)) or modified(model), True
 
 
 def _remembered(
