@@ -70,7 +70,7 @@ def _load(source: str, dtype: common.DtypeName, device: str) -> tuple[PreTrained
     try:
         config = AutoConfig.from_pretrained(folder if path.exists() else source)
         named: Any = getattr(transformers, (config.architectures or [""])[0] or "AutoModel", None)
-        own = hasattr(named, "_from_config") and hasattr(named, "generate")
+        own = isinstance(named, type) and issubclass(named, PreTrainedModel) and hasattr(named, "generate")
         maker = named if own else _auto_class(config)
         if weights and not config.is_encoder_decoder:
             with common.no_bars(), Console(stderr=True).status("Loading the model"):
@@ -78,7 +78,7 @@ def _load(source: str, dtype: common.DtypeName, device: str) -> tuple[PreTrained
         if weights:
             return maker.from_pretrained(path, dtype=getattr(torch, dtype)).to(device).eval(), True
         with torch.device("meta"):
-            return (maker._from_config if own else maker.from_config)(config), False
+            return named(config) if own else maker.from_config(config), False
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise LookaheadError(f"--model {source} cannot be read as a model that writes text: {error}") from error
 
@@ -89,9 +89,16 @@ def _auto_class(config: PreTrainedConfig) -> Any:
     Raises:
         ValueError: none of them does.
     """
-    first = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    others = (AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM)
-    found = next((auto for auto in (first, *others) if type(config) in auto._model_mapping), None)
+    makers: list[tuple[Any, Any]] = [
+        (AutoModelForCausalLM, transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
+        (AutoModelForImageTextToText, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING),
+        (AutoModelForMultimodalLM, transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING),
+        (AutoModelForSpeechSeq2Seq, transformers.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING),
+        (AutoModelForSeq2SeqLM, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
+    ]
+    if config.is_encoder_decoder:
+        makers = [makers[-1], *makers[1:]]
+    found = next((auto for auto, known in makers if type(config) in known), None)
     if found is None:
         raise ValueError(f"transformers knows no model of type {config.model_type!r} that does")
     return found

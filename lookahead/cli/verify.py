@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from lookahead.cli import common
 from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
+from lookahead.models.compat import last_logits
 
 Verdict = Literal["identical", "tie", "bug"]
 _STYLES = {"identical": "green", "tie": "yellow", "bug": "bold red"}
@@ -85,7 +86,7 @@ def _rounding_error(model: PreTrainedModel, ids: Tensor, single: Tensor) -> floa
         ids: the text so far, ``[1, token]``.
         single: the next token's logits ``[vocab]`` as one-token passes gave them.
     """
-    few = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+    few = last_logits(model, 1)
     length, errors = ids.shape[1], []
     for width in (length, *(width for width in _WIDTHS if width < length)):
         past = None

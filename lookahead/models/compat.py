@@ -1,18 +1,22 @@
-"""What the library relies on inside transformers, beyond what is documented: checked by name and parameters, once.
+"""What the library relies on inside transformers and torch, beyond what is documented: one table, checked once.
 
-A change in one of these would show as an odd failure in the middle of a call, or not at all.
+A change in one of these would show as an odd failure in the middle of a call, or not at all. Private names are used in
+``models``, ``runtime``, ``generation.transformers_loop`` and ``patch`` alone; others ask the functions below.
 """
 
 import importlib
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import transformers
+from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 
-SUPPORTED = "a version from 5.20 up, below 6"
+SUPPORTED = {"transformers": "a version from 5.20 up, below 6", "torch": "a version from 2.8 up"}
+# What a model may raise in a pass that it is not made for.
+MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,87 +24,143 @@ class Private:
     """One thing that is relied on.
 
     Attributes:
-        home: module of transformers, without ``transformers.``.
-        path: name in it, with dots.
+        home: its module.
+        path: name in it, with dots; the last part may be an annotation of a class.
         passed: parameters that are given by position, in this order, after ``self``.
         named: parameters that are given by name.
+        sets: attributes that the function's code gives to objects, and that are read from them.
+        lost: what cannot be done without it; None = nothing can. Only what is None is refused when missing.
     """
 
     home: str
     path: str
     passed: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    lost: str | None = None
 
 
-_MIXIN = "generation.utils"
+_GENERATION = "transformers.generation.utils"
+_MASKS = "transformers.masking_utils"
+_CONFIG = "transformers.configuration_utils"
+_CACHE = "transformers.cache_utils"
+_MODULE = "torch.nn.modules.module"
+_KEYS = ("key_states", "value_states")
+_REPLAYED = "linear drafts replay what was accepted"
+_TRACES = "passes are not traced"
+_WATCHED = "nobody notices modes that watch every operation"
+
 PRIVATES = (
+    # The call of generate: what is patched, what prepares a step, and what it leaves on configs and caches.
     Private(
-        _MIXIN,
+        _GENERATION,
         "GenerationMixin._sample",
         ("input_ids", "logits_processor", "stopping_criteria", "generation_config"),
         ("synced_gpus", "streamer"),
     ),
     Private(
-        _MIXIN,
+        _GENERATION,
         "GenerationMixin._validate_generation_mode",
         ("generation_mode", "generation_config", "generation_mode_kwargs"),
     ),
-    Private(_MIXIN, "GenerationMixin._prefill", ("input_ids", "generation_config", "model_kwargs")),
+    Private(_GENERATION, "GenerationMixin._prefill", ("input_ids", "generation_config", "model_kwargs")),
     Private(
-        _MIXIN,
+        _GENERATION,
         "GenerationMixin._update_model_kwargs_for_generation",
         ("outputs", "model_kwargs"),
         ("is_encoder_decoder", "num_new_tokens"),
     ),
     Private(
-        _MIXIN,
+        _GENERATION,
         "GenerationMixin.prepare_inputs_for_generation",
         ("input_ids",),
         ("next_sequence_length", "past_key_values", "attention_mask"),
     ),
+    Private(_GENERATION, "GenerationMixin._prepare_position_ids_for_generation"),
+    Private(_GENERATION, "GenerationMixin._prepare_cache_for_generation", sets=("_is_user_defined",)),
+    Private(_GENERATION, "GenerationMixin._prepare_special_tokens", sets=("_pad_token_tensor",)),
+    Private(_GENERATION, "GenerationMixin._supports_logits_to_keep"),
+    Private(_GENERATION, "GenerationMixin._optimize_model_for_decode", lost="experts keep their kernels for prompts"),
+    Private(_GENERATION, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", lost="images go along with every pass"),
+    # Masks and attention.
     Private(
-        "masking_utils",
+        _MASKS,
         "create_masks_for_generate",
         (),
         ("config", "inputs_embeds", "attention_mask", "past_key_values", "position_ids"),
     ),
-    Private("masking_utils", "AttentionMaskInterface._global_mapping"),
-    Private("modeling_utils", "AttentionInterface._global_mapping"),
-    Private("configuration_utils", "PreTrainedConfig._attn_implementation"),
-    Private("cache_utils", "DynamicLayer.update", ("key_states", "value_states")),
-    Private("cache_utils", "DynamicLayer.lazy_initialization", ("key_states", "value_states")),
-    Private("cache_utils", "DynamicLayer.get_mask_sizes", ("query_length",)),
-    Private("cache_utils", "DynamicLayer.get_seq_length"),
-    Private("cache_utils", "DynamicSlidingWindowLayer.update", ("key_states", "value_states")),
-    Private("cache_utils", "Cache.update", ("key_states", "value_states", "layer_idx")),
-    Private("cache_utils", "Cache.get_mask_sizes", ("query_length", "layer_idx")),
-    Private("cache_utils", "Cache.crop", ("tokens_to_remove",)),
-    Private("cache_utils", "Cache.activate_past_recording"),
-    Private("cache_utils", "StaticLayer.update", ("key_states", "value_states")),
+    Private(_MASKS, "AttentionMaskInterface._global_mapping"),
+    Private("transformers.modeling_utils", "AttentionInterface._global_mapping"),
+    Private(_CONFIG, "PreTrainedConfig._attn_implementation"),
+    Private(_CONFIG, "PreTrainedConfig._attn_implementation", sets=("_attn_implementation_internal",)),
+    # Models.
+    Private("transformers.modeling_utils", "PreTrainedModel._is_stateful"),
+    Private("transformers.modeling_utils", "PreTrainedModel._device_mesh", lost="sharded models run static shapes"),
+    Private("accelerate.hooks", "add_hook_to_module", sets=("_hf_hook",), lost="offloaded models run on the CPU"),
+    # Caches.
+    Private(_CACHE, "DynamicLayer.update", _KEYS),
+    Private(_CACHE, "DynamicLayer.lazy_initialization", _KEYS),
+    Private(_CACHE, "DynamicLayer.get_mask_sizes", ("query_length",)),
+    Private(_CACHE, "DynamicLayer.get_seq_length"),
+    Private(_CACHE, "DynamicSlidingWindowLayer.update", _KEYS),
+    Private(_CACHE, "Cache.update", (*_KEYS, "layer_idx")),
+    Private(_CACHE, "Cache.get_mask_sizes", ("query_length", "layer_idx")),
+    Private(_CACHE, "Cache.crop", ("tokens_to_remove",)),
+    Private(_CACHE, "Cache.is_croppable", lost=_REPLAYED),
+    Private(_CACHE, "DynamicSlidingWindowLayer.activate_past_recording", sets=("record_past",), lost=_REPLAYED),
+    Private(_CACHE, "Cache.activate_past_recording"),
+    Private(_CACHE, "StaticLayer.update", _KEYS),
+    # Modules of torch: what they hold, who watches them, and how a pass is traced.
+    Private(_MODULE, "Module._parameters"),
+    Private(_MODULE, "Module._buffers"),
+    Private(_MODULE, "Module._modules"),
+    Private(_MODULE, "Module._forward_hooks"),
+    Private(_MODULE, "Module._forward_pre_hooks"),
+    Private(_MODULE, "Module._call_impl"),
+    Private(_MODULE, "Module._compiled_call_impl"),
+    Private(_MODULE, "_global_forward_hooks"),
+    Private(_MODULE, "_global_forward_pre_hooks"),
+    Private("torch._C", "_len_torch_function_stack", lost=_WATCHED),
+    Private("torch._C", "_len_torch_dispatch_stack", lost=_WATCHED),
+    Private("torch._C", "_create_graph_by_tracing", lost=_TRACES),
+    Private("torch._C", "CompilationUnit.create_function", lost=_TRACES),
+    Private("torch.utils._python_dispatch", "TorchDispatchMode", lost=_TRACES),
+    Private("torch", "Tensor._version"),
 )
 
 
 def check_privates() -> None:
-    """Refuse a transformers that does not have what is relied on.
+    """Refuse a transformers or torch that does not have what is relied on.
 
     Raises:
         LookaheadError: something is missing, or is called in another way; it is named.
     """
     for private in PRIVATES:
-        error = _error(private)
+        error = None if private.lost is not None else private_error(private)
         if error is not None:
+            library = private.home.partition(".")[0]
+            version = importlib.import_module(library).__version__
             raise LookaheadError(
-                f"This transformers ({transformers.__version__}) has {error}: expected {SUPPORTED}. Install one, or "
+                f"This {library} ({version}) has {error}: expected {SUPPORTED[library]}. Install one, or "
                 "decode without use_lookahead."
             )
 
 
-def _error(private: Private) -> str | None:
-    found: Any = importlib.import_module(f"transformers.{private.home}")
+def private_error(private: Private) -> str | None:
+    """How something is not what is relied on; None = it is."""
+    try:
+        found: Any = importlib.import_module(private.home)
+    except ImportError:
+        return f"no {private.home}"
     for part in private.path.split("."):
+        annotated = [vars(kind).get("__annotations__", {}) for kind in getattr(found, "__mro__", ())]
         if not hasattr(found, part):
-            return f"no {private.path}"
+            return None if any(part in names for names in annotated) else f"no {private.path}"
         found = getattr(found, part)
+    code = getattr(inspect.unwrap(getattr(found, "fset", found)), "__code__", None)
+    unset = [name for name in private.sets if code is None or name not in code.co_names]
+    if unset:
+        return f"another {private.path}, which does not set {', '.join(unset)}"
     if not (private.passed or private.named):
         return None
     signature = inspect.signature(found)
@@ -111,3 +171,19 @@ def _error(private: Private) -> str | None:
         wanted = ", ".join((*private.passed, *(f"{name}=" for name in private.named)))
         return f"another {private.path}, whose parameters are ({', '.join(parameters)}), where ({wanted}) are passed"
     return None
+
+
+def is_users_cache(cache: Any) -> bool:
+    """Whether ``generate`` was given a cache, and has not made it."""
+    return bool(getattr(cache, "_is_user_defined", False))
+
+
+def kernels_for_decoding(model: PreTrainedModel) -> AbstractContextManager[Any]:
+    """transformers' own switch of expert kernels for decoding, where this version has it."""
+    optimize = getattr(model, "_optimize_model_for_decode", None)
+    return nullcontext() if optimize is None else optimize()
+
+
+def last_logits(model: PreTrainedModel, count: int) -> dict[str, int]:
+    """The argument by which ``forward`` makes logits of the last ``count`` tokens only; empty where it takes none."""
+    return {"logits_to_keep": count} if model._supports_logits_to_keep() else {}

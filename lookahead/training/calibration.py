@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead.models.compat import last_logits
 from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.accuracies import HeadAccuracies
@@ -148,8 +149,8 @@ def _count(
 
 def _hidden(model: PreTrainedModel, ids: Tensor, places: int) -> Tensor:
     """What the output layer reads at the last ``places`` tokens of ``ids`` ``[1, token]``, as ``[place, hidden]``."""
-    few = {"logits_to_keep": places} if model._supports_logits_to_keep() else {}
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, **few}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    inputs |= last_logits(model, places)
     return passed(model, output_layer(model), inputs)[1][0, -places:]
 
 

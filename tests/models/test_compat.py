@@ -1,6 +1,8 @@
 """What is relied on inside transformers: a change is named when the patch is put on, and nothing is patched."""
 
-import sys
+import dataclasses
+import importlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 import lookahead
 from jacobi import LookaheadError
-from lookahead.models.compat import PRIVATES, Private, check_privates
+from lookahead.models import compat
+from lookahead.models.compat import PRIVATES, Private, check_privates, private_error
 
 
 def test_this_version_has_all() -> None:
@@ -21,16 +24,28 @@ def test_this_version_has_all() -> None:
     check_privates()
 
 
-@pytest.mark.parametrize("private", PRIVATES, ids=lambda private: private.path)
-def test_missing(private: Private, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them is named, with what is supported; ``generate`` stays what it was."""
-    owner: Any = sys.modules[f"transformers.{private.home}"]
+def _hide(private: Private, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Take it away, where it is inherited from too."""
+    owner: Any = importlib.import_module(private.home)
     *parents, name = private.path.split(".")
     for parent in parents:
         owner = getattr(owner, parent)
-    for kind in getattr(owner, "__mro__", (owner,)):  # nor inherited
+    for kind in getattr(owner, "__mro__", (owner,)):
         if name in vars(kind):
             monkeypatch.delattr(kind, name)
+        if name in vars(kind).get("__annotations__", {}):
+            monkeypatch.delitem(kind.__annotations__, name)
+    return name
+
+
+REQUIRED = [private for private in PRIVATES if private.lost is None and not private.home.startswith("torch")]
+OPTIONAL = [private for private in PRIVATES if private.lost is not None]
+
+
+@pytest.mark.parametrize("private", REQUIRED, ids=lambda private: private.path)
+def test_missing(private: Private, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is named, with what is supported; ``generate`` stays what it was."""
+    name = _hide(private, monkeypatch)
     before = vars(GenerationMixin).get("_sample")
     with pytest.raises(LookaheadError) as raised:
         lookahead.augment_all()
@@ -39,6 +54,31 @@ def test_missing(private: Private, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f".{name}: expected a version from" in told or f"no {name}: expected a version from" in told
     assert vars(GenerationMixin).get("_sample") is before
     assert not hasattr(GenerationConfig, "use_lookahead")
+
+
+def test_missing_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.nn.modules.module._global_forward_hooks")
+    with pytest.raises(LookaheadError, match=r"This torch .* has no _global_forward_hooks: expected a version"):
+        check_privates()
+
+
+@pytest.mark.parametrize("private", OPTIONAL, ids=lambda private: private.path)
+def test_optional(private: Private, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This version has them; another one that has not is decoded with."""
+    if private.home.startswith("accelerate"):
+        pytest.importorskip("accelerate")
+    assert private_error(private) is None
+    monkeypatch.setattr("importlib.import_module", lambda name: types.ModuleType(name))
+    assert private_error(private) == f"no {private.path}"
+    monkeypatch.undo()
+    monkeypatch.setattr(compat, "PRIVATES", (dataclasses.replace(private, path="gone"),))
+    check_privates()
+
+
+def test_attributes_that_are_set() -> None:
+    """An attribute of objects is known by the function that sets it."""
+    private = Private("transformers.cache_utils", "Cache.update", sets=("_is_user_defined",))
+    assert private_error(private) == "another Cache.update, which does not set _is_user_defined"
 
 
 def _sample(self: Any, input_ids: Any, generation_config: Any, logits_processor: Any, stopping_criteria: Any) -> None:
