@@ -84,6 +84,26 @@ def test_the_readme_counts_the_routes_on_record() -> None:
     assert f"of the {len(families)} model classes" in text
 
 
+def measured(file: str, mode: str, method: str, batch: int = 1) -> str:
+    """A median of ``benchmarks/results/``, as documents print it."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / f"race-{file}.json").read_text())["rows"]
+    asked = {"set": "code", "mode": mode, "method": method, "batch": batch, "group": "all"}
+    found = [row["speedup_median"] for row in rows if asked.items() <= row.items()]
+    assert len(found) == 1, asked
+    return f"{found[0]:.2f}x"
+
+
+def test_the_readme_prints_what_was_measured() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if re.match(r"\| .*x\*\* \|$", line)]
+    assert re.findall(r"[\d.]+x", "".join(rows)) == [
+        measured("code-bfloat16", "greedy", "lookup3"),
+        measured("code-bfloat16", "greedy", "auto"),
+        measured("code-modes-bfloat16", "t0.8", "lookup2"),
+        measured("code-modes-bfloat16", "t0.8", "auto"),
+        measured("batch-bfloat16", "greedy", "auto", batch=16),
+    ]
+
+
 def test_the_citation_is_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0"
