@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BudgetedTree
-from lookahead.draft.expensive_sources import is_costly, spent_ms
+from lookahead.draft.expensive_sources import is_expensive, spent_ms
 from lookahead.draft.planner import Planner
+from lookahead.draft.rest import Mode
 from lookahead.sources import Source
 from lookahead.sources.jacobi_window import WindowSource
+from lookahead.sources.recycling import BEST
 
 
 class AutomaticDrafter:
@@ -37,7 +39,7 @@ class AutomaticDrafter:
         self._budgeted = BudgetedTree(sources, acceptance, chain)
         self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
         self._asked = [source for source in sources if source is not self._window]
-        self._costly = [source for source in sources if is_costly(source)]
+        self._expensive = [source for source in sources if is_expensive(source)]
         self._budgeted.use(self._asked)
         self._values: list[float] = []
         self._columns = 0
@@ -49,12 +51,14 @@ class AutomaticDrafter:
     def draft(self, room: int) -> TokenTree:
         """The tree that pays best, and the window's columns if they do."""
         planner = self._planner
-        self._rested = planner.resting
+        self._rested = planner.mode is Mode.REST
         if self._rested:
             return TokenTree(self._root)
-        tree = self._grow_weighing(room) if self._costly else self._grow(room)
-        self._columns = 0 if planner.single else planner.columns
-        if self._window is not None and not planner.single:
+        tree = self._grow_weighing(room) if self._expensive else self._grow(room)
+        tree.top_k = BEST
+        measures = planner.mode is Mode.MEASURE
+        self._columns = 0 if measures else planner.columns
+        if self._window is not None and not measures:
             if self._columns and self._window not in self._asked:
                 self._asked = self._sources  # from now on there may be n-grams
                 self._budgeted.use(self._asked)
@@ -76,19 +80,19 @@ class AutomaticDrafter:
         times, _ = planner.sizes
         speed = expected = 0.0
         if planner.weighs or len(times) == 1:
-            budgeted.use([source for source in self._asked if source not in self._costly])
+            budgeted.use([source for source in self._asked if source not in self._expensive])
             tree = self._grow(room)
             expected = self._acceptance.expected(self._values)
-            if len(times) == 1 or not planner.costly.pay(expected):
+            if len(times) == 1 or not planner.expensive.pay(expected):
                 return tree
             speed = (1.0 + expected) / times[len(tree) - 1]
         budgeted.use(self._asked)
-        before, beside_ms = spent_ms(self._costly), planner.costly.ms if planner.weighs else 0.0
+        before, beside_ms = spent_ms(self._expensive), planner.expensive.ms if planner.weighs else 0.0
         tree = self._grow(room, beside_ms)
-        planner.costly_ms += spent_ms(self._costly) - before
-        if planner.weighs and planner.costly.ms:
+        planner.expensive_ms += spent_ms(self._expensive) - before
+        if planner.weighs and planner.expensive.ms:
             reached = 1.0 + self._acceptance.expected(self._values)
-            planner.costly.learn(expected, reached / (times[len(tree) - 1] + beside_ms) / speed)
+            planner.expensive.learn(expected, reached / (times[len(tree) - 1] + beside_ms) / speed)
         return tree
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
@@ -104,7 +108,7 @@ class AutomaticDrafter:
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
             refused = self._budgeted.asked and not self._values
             written = self._written + len(path.tokens)
-            self._planner.learnt(self._values, credited, self._columns, refused, written)
+            self._planner.learn(self._values, credited, self._columns, refused, written)
         self._written += len(path.tokens)
         for source in self._sources:
             source.learn(tree, path, successors)

@@ -15,17 +15,17 @@ _OUTLIER = 2.0  # times the usual cost, as which a slower run counts
 _SLOWNESS = 0.1  # of a run in the estimate of the cost
 
 
-def is_costly(source: Source) -> bool:
+def is_expensive(source: Source) -> bool:
     """Whether a source says what its candidates cost, as :class:`lookahead.sources.Source` tells."""
     return hasattr(source, "spent_ms")
 
 
-class CostlySources:
+class ExpensiveSources:
     """Whether sources that cost time are worth asking, from how good the tree of the others is.
 
     Where the others already expect much, a few more candidates add little to it and the time is lost; where they have
     nothing, the same candidates may be all there is. So the gain is learnt apart for each of four levels of what the
-    others' tree is expected to write: speed with the costly sources over speed without them, both from the step-time
+    others' tree is expected to write: speed with expensive sources over speed without them, both from the step-time
     curve and the trees' values.
 
     Attributes:
@@ -75,5 +75,5 @@ class CostlySources:
 
 
 def spent_ms(sources: Sequence[Source]) -> float:
-    """What costly sources have taken so far, in milliseconds."""
+    """What expensive sources have taken so far, in milliseconds."""
     return sum(getattr(source, "spent_ms", 0.0) for source in sources)

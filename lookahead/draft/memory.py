@@ -4,19 +4,15 @@ None of it touches the text: a table of likely successors, counts of what was ri
 memory and brings it back; calls that run at the same time do not share it, and the second one starts afresh.
 """
 
-import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from transformers import PreTrainedModel
-
+from lookahead._per_model import PerModel
 from lookahead.draft.acceptance import Acceptance
-from lookahead.draft.expensive_sources import CostlySources
+from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.latency import StepTimes
-from lookahead.models.traits import vocabulary
 from lookahead.sources import Source, SuccessorTable
 
 _MOST_MODES = 16
@@ -30,14 +26,14 @@ class Memory:
         vocab_size: of the model, when it was made.
         table: the model's best successors after what it has seen.
         acceptances: estimates by what they were learnt under: sources, and how tokens are chosen.
-        costly: what is known of sources that cost time, by the same.
+        expensive: what is known of sources that cost time, by the same.
         times: step-time curves, by what they depend on.
     """
 
     vocab_size: int
     table: SuccessorTable = field(default_factory=SuccessorTable)
     acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
-    costly: dict[tuple[Hashable, Hashable], CostlySources] = field(default_factory=dict)
+    expensive: dict[tuple[Hashable, Hashable], ExpensiveSources] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], StepTimes] = field(default_factory=dict)
 
     def acceptance(self, key: tuple[Hashable, Hashable], sources: Sequence[Source], trust: float) -> Acceptance:
@@ -57,37 +53,33 @@ class Memory:
             self.acceptances.popitem(last=False)
         return known
 
-    def costly_sources(self, key: tuple[Hashable, Hashable]) -> CostlySources:
+    def expensive_sources(self, key: tuple[Hashable, Hashable]) -> ExpensiveSources:
         """What is known under ``key`` of sources that cost time, for as long as its estimates are kept."""
-        self.costly = {kept: known for kept, known in self.costly.items() if kept in self.acceptances}
-        return self.costly.setdefault(key, CostlySources())
+        self.expensive = {kept: known for kept, known in self.expensive.items() if kept in self.acceptances}
+        return self.expensive.setdefault(key, ExpensiveSources())
 
 
-_lock = threading.Lock()
-_memories: "weakref.WeakKeyDictionary[PreTrainedModel, Memory]" = weakref.WeakKeyDictionary()
+_memories: PerModel[Memory] = PerModel(lambda: Memory(0))
 
 
 @contextmanager
-def borrowed(model: PreTrainedModel, remember: bool) -> Iterator[Memory]:
+def borrowed(model: object, vocab_size: int, remember: bool) -> Iterator[Memory]:
     """The model's memory while the block runs; an empty one if another call has it, or the vocabulary was another.
 
     Args:
         model: the model.
+        vocab_size: of the model.
         remember: use and keep what drafts learnt; otherwise only step times, which are the machine's, are shared.
     """
-    vocab_size = vocabulary(model)
-    with _lock:
-        kept = _memories.pop(model, None)
+    kept = _memories.take(model)
     if kept is None or kept.vocab_size != vocab_size:
         kept = Memory(vocab_size)
     try:
         yield kept if remember else Memory(vocab_size, times=kept.times)
     finally:
-        with _lock:
-            _memories.setdefault(model, kept)
+        _memories.put(model, kept)
 
 
-def forget(model: PreTrainedModel) -> None:
+def forget(model: object) -> None:
     """Drop what was learnt on a model."""
-    with _lock:
-        _memories.pop(model, None)
+    _memories.take(model)

@@ -12,11 +12,17 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 
 from jacobi import Drafter, JacobiDrafter, LookaheadError, Path, Successors, TokenTree, solve
+from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
+from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory, borrowed
+from lookahead.generation.curves import step_times
 from lookahead.generation.observers import Readers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
+from lookahead.generation.strategy import Strategy
 from lookahead.generation.transformers_loop import PlainLoop
+from lookahead.models.hidden_states import HiddenStates
 from lookahead.models.mask_rules import mask_rules
+from lookahead.models.output_layer import output_layer
 from lookahead.models.traits import is_seq2seq, vocabulary
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.cache.snapshots import holds_text
@@ -26,7 +32,6 @@ from lookahead.runtime.linear import ChainModel, cache_name, chain_cache
 from lookahead.runtime.tracing.record import CallTraces, traces_for
 from lookahead.runtime.tree import FusedModel
 from lookahead.stats import DecodingStats
-from lookahead.strategies.base import CallContext, Drafts, RowContext, Strategy
 from lookahead.support import route as support
 from lookahead.support.caches import check_caches, check_chain_cache
 from lookahead.verify.typical import LossyEmission
@@ -168,7 +173,7 @@ def _decode(call: _Call) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
         check_chain_cache(call.cache, model.config.get_text_config().num_hidden_layers, call.batch)
     else:
         check_caches(model, call.cache, call.batch, call.input_ids.shape[1] + new_tokens - 1)
-    with borrowed(model, call.strategy.remembers) as memory:
+    with borrowed(model, vocabulary(model), call.strategy.remembers) as memory:
         decoding.prepare(memory)
         decoding.run()
     return decoding.output()
@@ -184,6 +189,7 @@ class _Decoding:
         plain: transformers' own loop, for a model that turns out not to be decoded with drafts.
     """
 
+    _hidden: HiddenStates | None
     _drafts: Drafts
     _drafters: list[_RowDrafter]
     _fused: FusedModel | ChainModel
@@ -214,33 +220,44 @@ class _Decoding:
         )
 
     def prepare(self, memory: Memory) -> None:
-        """Make the drafters and the view of the model, and test the model if that cannot wait.
+        """Make the view of the model, tested, and the drafters.
 
         Raises:
             LookaheadError: the strategy cannot draft for this model, or the model fails the test.
         """
         call, model, emission = self._call, self._call.model, self.emission
         strategy, new_tokens = call.strategy, emission.most_new
-        traces = None
-        if self._route == "tree" and not strategy.static:
-            traces = traces_for(model, call.batch, strategy.reads_hidden)
-        choice, trust = _choice(call.config, call.processors), _trust(call.config)
-        self._drafts = strategy.drafts(CallContext(model, self._rows(), memory, choice, new_tokens, trust, traces))
-        planner = self._drafts.planner
-        if is_seq2seq(model) and self._drafts.hidden is not None:
+        wants = strategy.wants(batch=call.batch, vocab_size=vocabulary(model), new_tokens=new_tokens)
+        if is_seq2seq(model) and wants.taps:
             raise LookaheadError(
                 f"{type(strategy).__name__} drafts with heads on a causal model, and {type(model).__name__} is an "
                 "encoder-decoder model. Use Lookahead() or Jacobi()."
             )
+        strategy.check(model)
+        self._hidden = HiddenStates(output_layer(model)) if wants.taps else None
+        traces = None
         if self._route == "tree":
+            if not strategy.static:
+                traces = traces_for(model, call.batch, bool(wants.taps))
             support.self_test(model)
-        self._fused = self._view()
-        if planner is not None:
-            planner.bucket = self._fused.bucket
-            planner.again = lambda: self._fused.again
+        self._fused = self._view(wants)
+
+        def curve() -> StepTimes:
+            return step_times(model, call.batch, memory.times, None, strategy.static, traces)
+
+        choice, trust = _choice(call.config, call.processors), _trust(call.config)
+        try:
+            self._drafts = strategy.drafts(
+                CallContext(model, self._rows(), memory, choice, new_tokens, trust, self._fused, curve, self._hidden)
+            )
+        except BaseException:
+            self._fused.close()
+            raise
+        planner = self._drafts.planner
         self._traced = None
         if traces is not None and type(self._fused) is FusedModel:
-            self._traced = CallTraces(model, traces, self._fused, planner, call.batch, new_tokens)
+            renew = None if planner is None else planner.renew
+            self._traced = CallTraces(model, traces, self._fused, renew, call.batch, new_tokens)
 
     def _rows(self) -> list[RowContext]:
         """What drafters may know of each row."""
@@ -260,9 +277,9 @@ class _Decoding:
             rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng, index, self._route == "chain"))
         return rows
 
-    def _view(self) -> FusedModel | ChainModel:
+    def _view(self, wants: Wants) -> FusedModel | ChainModel:
         """The model as the loop sees it."""
-        call, drafts, limit = self._call, self._drafts, support.depth_limit(self._call.model)
+        call, limit = self._call, support.depth_limit(self._call.model)
         if self._route == "chain":
             return ChainModel(
                 call.model,
@@ -271,9 +288,9 @@ class _Decoding:
                 call.config,
                 call.kwargs,
                 depth_limit=limit,
-                harvest=drafts.harvest,
-                prompt_harvest=drafts.prompt_harvest,
-                hidden=drafts.hidden,
+                harvest=wants.top_k,
+                prompt_harvest=wants.prompt_top_k,
+                hidden=self._hidden,
                 reason=self._reason,
             )
         return fused_model(
@@ -287,9 +304,9 @@ class _Decoding:
             self.emission.most_new,
             limit,
             self.emission.idle,
-            drafts.harvest,
-            drafts.prompt_harvest,
-            drafts.hidden,
+            wants.top_k,
+            wants.prompt_top_k,
+            self._hidden,
             self.emission.sequences,
             cross=getattr(call.cache, "cross_attention_cache", None),
         )
@@ -303,7 +320,7 @@ class _Decoding:
         readers = Readers(emission, fused, self._stats, drafts.planner, self._traced, call.streamer, detailed=detailed)
         try:
             steps = solve(fused, self._drafters, emission)
-            with grouped_attention(), drafts.hidden or nullcontext():
+            with grouped_attention(), self._hidden or nullcontext():
                 readers.read(next(steps))  # the prompt's pass, for which transformers keeps its own choice of kernels
                 with _optimized(call.model):
                     for step in steps:

@@ -5,9 +5,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from jacobi import Step
 from lookahead.draft.planner import Planner
+from lookahead.draft.rest import Mode
 from lookahead.runtime.linear import ChainModel
 from lookahead.runtime.tracing.record import CallTraces
 from lookahead.runtime.tree import FusedModel
+from lookahead.sources.recycling import BEST
 from lookahead.stats import DecodingStats
 from lookahead.verify.verifier import Emission
 
@@ -52,7 +54,7 @@ class Readers:
             self._traced.look(max(self._emission.lengths()))
         if self._planner is not None:
             self._planner.open(self._fused.context)
-            self._fused.harvest = self._planner.harvest
+            self._fused.harvest = 0 if self._planner.mode is Mode.REST else BEST
         self._first = False
 
     def close(self) -> None:

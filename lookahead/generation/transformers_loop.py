@@ -16,9 +16,9 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from lookahead.generation.output import output_of
+from lookahead.generation.strategy import Strategy
 from lookahead.runtime.linear import cache_name
 from lookahead.stats import DecodingStats
-from lookahead.strategies.base import Strategy
 
 _log = logging.getLogger("lookahead")
 _warned: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()  # models whose hand-over has been told

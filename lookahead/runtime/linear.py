@@ -57,6 +57,7 @@ class ChainModel:
     """
 
     route = "chain"
+    plain_ms = None  # passes are the model's own
 
     def __init__(
         self,

@@ -130,6 +130,11 @@ class FusedModel:
         self.handed_over: str | None = None
 
     @property
+    def plain_ms(self) -> float | None:
+        """Milliseconds of the model's own pass over one node, where passes are traced; None = they are not."""
+        return self._traces.untraced_ms if self._traces is not None and self.route == "traced" else None
+
+    @property
     def context(self) -> int:
         """Tokens of history of the longest row."""
         return self._cache.base if self._plain is None else int(self._plain.cache.get_seq_length())

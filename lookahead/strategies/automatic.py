@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 from jacobi import LookaheadError
 from lookahead.draft.automatic import AutomaticDrafter
-from lookahead.draft.expensive_sources import is_costly
+from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
+from lookahead.draft.expensive_sources import is_expensive
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.planner import Planner
-from lookahead.generation.curves import step_times
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
 from lookahead.sources.checked import CheckedSource
 from lookahead.sources.recycling import BEST
-from lookahead.strategies.base import CallContext, Drafts, RowContext, Strategy
+from lookahead.strategies.base import Strategy
 
 SourceFactory = Callable[[RowContext], Source]
 Maker = Callable[[RowContext, Memory], Source]
@@ -130,6 +130,18 @@ class Budgeted(Strategy):
             settings["tuning"] = str(self.tuning)
         return settings
 
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
+        """The best next tokens of every node; those of the prompt's nodes where the call is not too short for that.
+
+        They cost a part of the prompt's pass, and memory, which is bounded here.
+        """
+        if not self.automatic:
+            return super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens)
+        if new_tokens < _SHORT_CALL:
+            return Wants(BEST)
+        fit = _PROMPT_LOGITS // (batch * vocab_size)
+        return Wants(BEST, max(1, min(_PROMPT_TOKENS // batch, fit)))
+
     def budgeted_drafts(
         self,
         call: CallContext,
@@ -159,34 +171,21 @@ class Budgeted(Strategy):
         acceptance = call.memory.acceptance(key, rows[0], call.trust)
         window = [isinstance(source, WindowSource) for source in rows[0]]
         given = self.step_times()
-
-        def times() -> StepTimes:
-            return step_times(call.model, len(rows), call.memory.times, given, self.static, call.traces)
-
+        curve = call.curve if given is None else lambda: given
         planner = Planner(
-            times(),
+            curve(),
             acceptance,
+            limits=call.limits,
             batch=len(rows),
             most_nodes=self.max_nodes,
             nodes=self.nodes,
             window=any(window),
             window_only=all(window),
-            costly=call.memory.costly_sources(key) if any(map(is_costly, rows[0])) else None,
-            anew=times,
+            expensive=call.memory.expensive_sources(key) if any(map(is_expensive, rows[0])) else None,
+            anew=curve,
         )
         drafters = [
             AutomaticDrafter(row.prompt, sources, planner, acceptance, chain)
             for row, sources in zip(call.rows, rows, strict=True)
         ]
-        return Drafts(drafters, BEST, _prompt_harvest(call), planner)
-
-
-def _prompt_harvest(call: CallContext) -> int:
-    """At how many of the prompt's tokens successors are gathered: none but the last where the call is short.
-
-    Their logits cost a part of the prompt's pass, and memory, which is bounded here.
-    """
-    if call.new_tokens < _SHORT_CALL:
-        return 1
-    fit = _PROMPT_LOGITS // (len(call.rows) * max(row.vocab_size for row in call.rows))
-    return max(1, min(_PROMPT_TOKENS // len(call.rows), fit))
+        return Drafts(drafters, planner)

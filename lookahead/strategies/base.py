@@ -1,79 +1,17 @@
 """What every strategy is: frozen settings that say how a draft is grown, callable as ``custom_generate``."""
 
 import dataclasses
-import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from jacobi import Drafter, LookaheadError
-from lookahead.draft.memory import Memory
-from lookahead.draft.planner import Planner
-from lookahead.models.hidden_states import HiddenStates
-from lookahead.runtime.tracing.replay import Traces
+from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
+from lookahead.generation.decode import generate
 
 Stats = Literal["none", "summary", "detailed"]
-
-
-@dataclass(frozen=True, slots=True)
-class RowContext:
-    """What a drafter may know of its row: prompt, vocabulary, pad and end tokens, a generator, the row's number.
-
-    ``chain`` says that the model can only be given one branch a pass, see :mod:`lookahead.runtime.linear`.
-    """
-
-    prompt: Sequence[int]
-    vocab_size: int
-    pad: int
-    end_tokens: frozenset[int]
-    rng: random.Random
-    index: int = 0
-    chain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CallContext:
-    """What a strategy may know of a call: its rows, what drafts learnt on the model before, and how tokens are chosen.
-
-    Attributes:
-        model: the model.
-        rows: one context a row.
-        memory: what was learnt; may be empty.
-        choice: stands for processors and sampling: acceptance is learnt separately for each.
-        new_tokens: most tokens that the call writes.
-        trust: how far estimates are believed for this choice before anything is learnt, from 0 to 1.
-        traces: by which passes are run, as far as there are any; None = by none.
-    """
-
-    model: PreTrainedModel
-    rows: Sequence[RowContext]
-    memory: Memory
-    choice: Hashable
-    new_tokens: int
-    trust: float = 1.0
-    traces: Traces | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """What a strategy brings to a call.
-
-    Attributes:
-        drafters: one a row.
-        harvest: how many of the model's best next tokens the drafters want to know at every node.
-        prompt_harvest: at how many of the prompt's last tokens they want to know them.
-        planner: decides sizes, and has to be told about every pass; None = sizes are fixed.
-        hidden: has to be given what the output layer reads in every pass; None = nobody wants it.
-    """
-
-    drafters: Sequence[Drafter]
-    harvest: int = 0
-    prompt_harvest: int = 1
-    planner: Planner | None = None
-    hidden: HiddenStates | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +30,6 @@ class Strategy:
     """
 
     name: ClassVar[str]
-    reads_hidden: ClassVar[bool] = False  # its drafts are made from what the output layer reads
 
     verification: Literal["exact", "rejection"] = "exact"
     seed: int | None = None
@@ -174,6 +111,17 @@ class Strategy:
         """Make the drafter of one row."""
         raise TypeError(f"{type(self).__name__} has no drafter; use Lookahead, Jacobi or Medusa.")
 
+    def check(self, model: Any) -> None:
+        """Refuse a model for which nothing can be drafted, before any pass.
+
+        Raises:
+            LookaheadError: says what does not fit.
+        """
+
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
+        """What the drafters want to be told by the model, in a call of this size."""
+        return Wants()
+
     def drafts(self, call: CallContext) -> Drafts:
         """Make what one call needs."""
         return Drafts([self.drafter(row) for row in call.rows])
@@ -193,8 +141,6 @@ class Strategy:
         transformers hands no ``streamer`` to a ``custom_generate`` function, so on this path pass it as
         ``lookahead_streamer=`` (the prompt is put first, as usual). ``stop_strings`` needs :func:`augment_all`.
         """
-        from lookahead.generation.decode import generate  # not at the top: it reads this module's settings
-
         if lookahead_streamer is not None:
             lookahead_streamer.put(input_ids.cpu())
         return generate(

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jacobi import Drafter, JacobiDrafter, JacobiMode, LookaheadError, guesser
-from lookahead.strategies.base import RowContext, Strategy
+from lookahead.draft.context import RowContext
+from lookahead.strategies.base import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)

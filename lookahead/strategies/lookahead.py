@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jacobi import Drafter, LookaheadError, PlainDrafter
+from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.published import LookaheadDrafter
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.strategies.automatic import Budgeted
-from lookahead.strategies.base import CallContext, Drafts, RowContext
 
 _DEFAULT_SOURCES = ("recycling", "suffix", "window")
 

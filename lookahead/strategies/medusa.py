@@ -12,15 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead.draft.context import CallContext, Drafts, Wants
 from lookahead.draft.medusa import MedusaDrafter
-from lookahead.models.hidden_states import HiddenStates
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.files import kept_heads, tree_beside
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.sources.medusa.source import HeadCandidates, HeadsSource
 from lookahead.strategies.automatic import FREE_SOURCES, Budgeted
-from lookahead.strategies.base import CallContext, Drafts
 from lookahead.verify.acceptance import nucleus, typical
 
 _DEFAULT_CHOICES = "mc_sim_7b_63"
@@ -62,7 +61,6 @@ class Medusa(Budgeted):
     """
 
     name: ClassVar[str] = "medusa"
-    reads_hidden: ClassVar[bool] = True
     known_sources: ClassVar[tuple[str, ...]] = ("heads", *FREE_SOURCES)
 
     heads: MedusaHeads | str | PathLike[str] | None = None
@@ -155,14 +153,8 @@ class Medusa(Budgeted):
         return self.heads
 
     def heads_for(self, model: PreTrainedModel) -> MedusaHeads:
-        """The heads as they run beside ``model``: those read from a folder lie where it computes, and as it does.
-
-        Raises:
-            LookaheadError: they are another model's, or broken.
-        """
-        heads = self._stored
-        heads.check(model)
-        return kept_heads(self.heads, *placement(model)) if isinstance(self.heads, str) else heads
+        """The heads as they run beside ``model``: those read from a folder lie where it computes, and as it does."""
+        return kept_heads(self.heads, *placement(model)) if isinstance(self.heads, str) else self._stored
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data, for JSON; ``from_dict`` reads it back if the heads were given as a folder.
@@ -176,26 +168,35 @@ class Medusa(Budgeted):
             settings["choices"] = [list(path) for path in self.choices.paths]
         return settings
 
-    def drafts(self, call: CallContext) -> Drafts:
-        """The rows' drafters, which share one run of the heads a pass.
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse heads and a tree that do not fit the model.
 
         Raises:
-            LookaheadError: the heads do not fit the model.
+            LookaheadError: says what does not fit, or that the heads are broken.
         """
+        self._stored.check(model)
+        if not self.automatic:
+            self.tree(output_sizes(model)[1])
+
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
+        """What the output layer reads, and what the other sources want."""
+        return replace(super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens), taps=("last",))
+
+    def drafts(self, call: CallContext) -> Drafts:
+        """The rows' drafters, which share one run of the heads a pass."""
         heads, layer = self.heads_for(call.model), output_layer(call.model)
-        hidden = HiddenStates(layer)
+        assert call.hidden is not None  # it is wanted
         _, vocab_size = output_sizes(call.model)
         tree = None if self.automatic else self.tree(vocab_size)
         if tree is not None and call.rows[0].chain:
             tree = ChoiceTree(tuple((0,) * depth for depth in range(1, heads.num_heads + 1)))
         most = min(_BEST, vocab_size) if tree is None else max(tree.candidates)
-        candidates = HeadCandidates(heads, layer, hidden, most, len(call.rows))
+        candidates = HeadCandidates(heads, layer, call.hidden, most, len(call.rows))
         if tree is not None:
-            return Drafts([MedusaDrafter(candidates, row.index, tree) for row in call.rows], hidden=hidden)
+            return Drafts([MedusaDrafter(candidates, row.index, tree) for row in call.rows])
         lossy = None if self.rule is None else (self.acceptance, self.posterior_threshold, self.posterior_alpha)
-        drafts = self.budgeted_drafts(
+        return self.budgeted_drafts(
             replace(call, choice=(call.choice, lossy, self.top_p)),
             self.sources or (),
             {"heads": lambda row, memory: HeadsSource(candidates, row.index)},
         )
-        return replace(drafts, hidden=hidden)

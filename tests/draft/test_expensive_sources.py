@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead import Lookahead
-from lookahead.draft.expensive_sources import CostlySources, is_costly, spent_ms
+from lookahead.draft.expensive_sources import ExpensiveSources, is_expensive, spent_ms
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.sources import RecyclingSource, SuccessorTable
 from lookahead.strategies.base import RowContext
@@ -113,47 +113,47 @@ def test_the_text_is_plain_decodings(kind: Any, settings: dict[str, Any]) -> Non
         same_as_plain(tiny_model("llama"), prompts(batch), strategy, max_new_tokens=40, **settings)
 
 
-def test_who_is_costly() -> None:
+def test_who_is_expensive() -> None:
     row = RowContext([1, 2], 9, 0, frozenset(), random.Random(0))
-    costly, free = Dear(row), RecyclingSource(SuccessorTable())
-    assert is_costly(costly)
-    assert not is_costly(free)
-    costly.spent_ms = 2.5
-    assert spent_ms([costly, free, costly]) == 5.0
+    expensive, free = Dear(row), RecyclingSource(SuccessorTable())
+    assert is_expensive(expensive)
+    assert not is_expensive(free)
+    expensive.spent_ms = 2.5
+    assert spent_ms([expensive, free, expensive]) == 5.0
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 6.0), st.floats(0.1, 3.0)), max_size=60))
 def test_every_level_is_tried_and_judged_by_its_own_gains(trials: list[tuple[float, float]]) -> None:
-    costly, gains = CostlySources(), dict[int, list[float]]()
+    expensive, gains = ExpensiveSources(), dict[int, list[float]]()
     for expected, gain in trials:
         level = sum(expected >= step for step in (0.3, 1.0, 2.5))
         before = gains.setdefault(level, [])
-        pays = costly.pay(expected)
+        pays = expensive.pay(expected)
         if not before or (len(before) == 1 and before[0] > 0.95) or min(before) > 1.05:
             assert pays
         if pays:
-            costly.learn(expected, gain)
+            expensive.learn(expected, gain)
             before.append(gain)
 
 
 def test_a_level_that_does_not_pay_is_tried_again_now_and_then() -> None:
-    costly = CostlySources()
-    assert costly.pay(0.5)
-    costly.learn(0.5, 0.7)
-    assert [costly.pay(0.5) for _ in range(96)].count(True) == 3
-    assert costly.pay(2.0)  # another level
+    expensive = ExpensiveSources()
+    assert expensive.pay(0.5)
+    expensive.learn(0.5, 0.7)
+    assert [expensive.pay(0.5) for _ in range(96)].count(True) == 3
+    assert expensive.pay(2.0)  # another level
     for _ in range(12):  # things have changed
-        costly.learn(0.5, 2.0)
-    assert costly.pay(0.5)
+        expensive.learn(0.5, 2.0)
+    assert expensive.pay(0.5)
 
 
 def test_the_cost_follows_what_runs_take_but_not_their_outliers() -> None:
-    costly = CostlySources()
+    expensive = ExpensiveSources()
     for ms in (30.0, 2.0, 2.2, 0.0):
-        costly.spent(ms)
-    assert costly.ms == 2.0
-    costly.spent(500.0)
-    assert costly.ms < 2.3
+        expensive.spent(ms)
+    assert expensive.ms == 2.0
+    expensive.spent(500.0)
+    assert expensive.ms < 2.3
     for _ in range(100):
-        costly.spent(4.0)
-    assert costly.ms == pytest.approx(4.0, rel=0.01)
+        expensive.spent(4.0)
+    assert expensive.ms == pytest.approx(4.0, rel=0.01)

@@ -8,10 +8,10 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
-from helpers.automatic import FLAT, NAMES, STEEP, USUAL, Oracle, drafted, nodes_of
-from helpers.models import fresh_model, prompts, run
+from helpers.automatic import FLAT, NAMES, STEEP, USUAL, Oracle, drafted, memory_of, nodes_of
+from helpers.models import VOCAB, fresh_model, prompts, run
 
-from lookahead import Lookahead
+from lookahead import Lookahead, _per_model
 from lookahead.draft import memory
 from lookahead.draft.latency import StepTimes
 from lookahead.strategies.base import RowContext
@@ -33,10 +33,6 @@ def test_a_seed_and_a_curve_repeat_the_passes(batch: int, sample: bool, tuning: 
     assert [record["tokens"] for record in first.passes] == [record["tokens"] for record in second.passes]
     assert first.sources == second.sources
     assert tuning.to_dict() == before, "the caller's curve stays as it is"
-
-
-def memory_of(model: Any) -> memory.Memory:
-    return memory._memories[model]
 
 
 def test_calls_remember() -> None:
@@ -80,11 +76,11 @@ def test_memory_goes_with_its_model() -> None:
     model = fresh_model("llama")
     drafted(model, Lookahead())
     drafted(model, Lookahead(tuning=FLAT), 3, do_sample=True)
-    known, gone = len(memory._memories), weakref.ref(model)
+    known, gone = len(_per_model._registry), weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert len(memory._memories) < known
+    assert len(_per_model._registry) < known
 
 
 def test_memory_goes_with_its_model_whatever_a_source_holds() -> None:
@@ -103,7 +99,7 @@ def test_memory_goes_with_its_model_whatever_a_source_holds() -> None:
 def test_the_models_copy_has_no_memory_of_it() -> None:
     model = fresh_model("llama")
     drafted(model, Lookahead())
-    assert copy.deepcopy(model) not in memory._memories
+    assert memory._memories.take(copy.deepcopy(model)) is None
     assert not any("lookahead" in name for name in vars(model))
 
 
@@ -146,12 +142,12 @@ def test_threads() -> None:
 
 def test_concurrent_calls_do_not_share() -> None:
     model = fresh_model("llama")
-    with memory.borrowed(model, True) as first, memory.borrowed(model, True) as second:
+    with memory.borrowed(model, VOCAB, True) as first, memory.borrowed(model, VOCAB, True) as second:
         assert first is not second
         assert first.table is not second.table and first.times is not second.times
-    with memory.borrowed(model, True) as third:
+    with memory.borrowed(model, VOCAB, True) as third:
         assert third in (first, second)
-    with memory.borrowed(model, False) as fourth:
+    with memory.borrowed(model, VOCAB, False) as fourth:
         assert fourth.table is not third.table and not fourth.acceptances
         assert fourth.times is third.times, "step times are the machine's"
 

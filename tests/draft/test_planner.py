@@ -5,13 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.automatic import FLAT, NAMES, STEEP, USUAL, curve, drafted, nodes_of
+from helpers.automatic import FLAT, NAMES, STEEP, USUAL, Limits, curve, drafted, nodes_of
 from helpers.models import counting_model, fresh_model, prompts, run, tiny_model
 
 from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.planner import Planner
+from lookahead.draft.rest import Mode
 from lookahead.sources import SuffixSource
 
 pytestmark = pytest.mark.usefixtures("augmented")
@@ -86,13 +87,13 @@ def test_the_window_is_part_of_the_default_where_it_costs_nothing() -> None:
 
 def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree: int = 6) -> list[tuple[int, int]]:
     """Drive a planner: each row drafts up to ``tree`` nodes, a pass costs ``cost(width)``; tree nodes and columns."""
-    planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=128, window=window)
+    planner = Planner(times, Acceptance([SuffixSource()]), limits=Limits(), batch=1, most_nodes=128, window=window)
     seen = []
     for _ in range(passes):
         planner.open(64)
         nodes = min(len(planner.sizes[0]) - 1, tree)
-        columns = 0 if planner.single else planner.columns
-        planner.learnt([0.5] * nodes, [], columns, False, written=1)
+        columns = 0 if planner.mode is Mode.MEASURE else planner.columns
+        planner.learn([0.5] * nodes, [], columns, False, written=1)
         width = 1 + nodes + 4 * columns
         times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "keep_ms": 0.0}
         step: Any = SimpleNamespace(trees=[range(width)], **times_taken)
@@ -103,19 +104,17 @@ def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree:
 
 def batch_sizes(slow: Sequence[float], fast: Sequence[float], batch: int = 2) -> int:
     """Nodes of a batch's next pass, where the row furthest behind has had trees of other values than the rest."""
-    planner = Planner(curve(0.1), Acceptance([SuffixSource()]), batch=batch, most_nodes=32)
+    planner = Planner(curve(0.1), Acceptance([SuffixSource()]), limits=Limits(), batch=batch, most_nodes=32)
     for passed in range(20):
         planner.open(64)
-        planner.sizes = [1.0] * 9, [0.0] * 9
-        planner.learnt(slow, [], 0, False, written=passed)
+        planner.learn(slow, [], 0, False, written=passed)
         for _ in range(batch - 1):
-            planner.learnt(fast, [], 0, False, written=3 * passed + 1)
+            planner.learn(fast, [], 0, False, written=3 * passed + 1)
         step: Any = SimpleNamespace(
             trees=[range(9)], draft_ms=0.0, forward_ms=curve(0.1).ms(9, 64), keep_ms=0.0, verify_ms=0.0
         )
         planner.observe(step)
     planner.open(64)
-    planner.single = False
     return len(planner.sizes[0]) - 1
 
 
@@ -151,33 +150,31 @@ def test_prompts_share_what_is_gathered_of_them(batch: int, expected: int, made:
 def test_what_is_fed_again_counts_as_nodes() -> None:
     """Sizes cost what they add behind the tokens that are fed again; where those are dear, nothing is drafted."""
     for slope, room in ((0.01, 17), (0.3, 1)):
-        times, again = curve(slope), [0]
-        planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=16)
-        planner.again = lambda again=again: again[0]  # type: ignore[misc]
+        times, limits = curve(slope), Limits()
+        planner = Planner(times, Acceptance([SuffixSource()]), limits=limits, batch=1, most_nodes=16)
         planner.open(64)
         assert len(planner.sizes[0]) == 17
-        again[0] = 5
+        limits.again = 5
         planner.open(64)
         assert len(planner.sizes[0]) == room
         if room > 1:
             assert planner.sizes[0][0] == pytest.approx(times.ms(1, 64))  # the draft before has paid for the others
             assert planner.sizes[0][3] == pytest.approx(times.ms(1, 64) + times.ms(9, 64) - times.ms(6, 64))
-        again[0] = 0
+        limits.again = 0
         planner.open(64)
         assert len(planner.sizes[0]) == 17
 
 
 def test_a_draft_pays_for_what_is_fed_again() -> None:
     """What passes fed again of late is added to every size but the first."""
-    times, again = curve(0.05), [0]
-    planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=16)
-    planner.again = lambda: again[0]
+    times, limits = curve(0.05), Limits()
+    planner = Planner(times, Acceptance([SuffixSource()]), limits=limits, batch=1, most_nodes=16)
     for fed in (0, 3) * 20:
-        again[0] = fed
+        limits.again = fed
         planner.open(64)
         step: Any = SimpleNamespace(trees=[range(4)], draft_ms=0.0, forward_ms=times.ms(4 + fed, 64), keep_ms=0.0)
         planner.observe(step)
-    again[0] = 0
+    limits.again = 0
     planner.open(64)
     costs = planner.sizes[0]
     assert costs[0] == pytest.approx(times.ms(1, 64))
@@ -187,19 +184,18 @@ def test_a_draft_pays_for_what_is_fed_again() -> None:
 
 def test_the_step_to_several_tokens_is_paid_by_the_draft_that_was_cut_short() -> None:
     """Where more than one token costs a step, feeding again costs it, whatever is drafted on top in the same pass."""
-    times, again = curve(0.0, step=2.0), [0]
-    planner = Planner(times, Acceptance([SuffixSource()]), batch=1, most_nodes=16)
-    planner.again = lambda: again[0]
+    times, limits = curve(0.0, step=2.0), Limits()
+    planner = Planner(times, Acceptance([SuffixSource()]), limits=limits, batch=1, most_nodes=16)
     for fed in (0, 3) * 40:
-        again[0] = fed
+        limits.again = fed
         planner.open(64)
         step: Any = SimpleNamespace(trees=[range(4)], draft_ms=0.0, forward_ms=3.0, keep_ms=0.0)
         planner.observe(step)
-    again[0] = 0
+    limits.again = 0
     planner.open(64)
     assert planner.sizes[0][0] == pytest.approx(1.0)
     assert 3.7 < planner.sizes[0][3] < 4.3  # the step, and another one after every second draft
-    again[0] = 3
+    limits.again = 3
     planner.open(64)
     assert planner.sizes[0][0] == pytest.approx(1.0)
     assert 1.7 < planner.sizes[0][3] < 2.3  # now the step is taken anyway
@@ -208,13 +204,13 @@ def test_the_step_to_several_tokens_is_paid_by_the_draft_that_was_cut_short() ->
 @pytest.mark.parametrize(("step", "first"), [(0.0, 32), (0.5, 32), (2.0, 100)])
 def test_dear_trials_are_rare(step: float, first: int) -> None:
     """While nothing seems to pay, a small draft is tried after 32 passes, or after as many as make it a fiftieth."""
-    planner = Planner(curve(0.0, step=step), Acceptance([SuffixSource()]), batch=1, most_nodes=16)
+    planner = Planner(curve(0.0, step=step), Acceptance([SuffixSource()]), limits=Limits(), batch=1, most_nodes=16)
     tried = []
     for place in range(120):
         planner.open(64)
-        if planner._probing:
+        if planner.mode is Mode.PROBE:
             tried.append(place)
-        planner.learnt([], [], 0, True, written=place)
+        planner.learn([], [], 0, True, written=place)
         one: Any = SimpleNamespace(trees=[range(1)], draft_ms=0.0, forward_ms=1.0, keep_ms=0.0)
         planner.observe(one)
     assert tried and first <= tried[0] <= first + 2

@@ -7,7 +7,9 @@ from helpers.models import prompts, same_as_plain
 
 from jacobi import Path, Successors, TokenTree
 from lookahead import DecodingStats, Lookahead, LookaheadOutput
+from lookahead.draft import memory
 from lookahead.draft.latency import NODES, StepTimes
+from lookahead.draft.memory import Memory
 from lookahead.strategies.base import RowContext
 
 NAMES = ("recycling", "suffix", "pool", "window")
@@ -67,3 +69,23 @@ def drafted(model: Any, strategy: Lookahead, batch: int = 1, **settings: Any) ->
     assert isinstance(output, LookaheadOutput)
     assert output.stats is not None
     return output.stats
+
+
+class Limits:
+    """What a model that replays ``again`` tokens tells the planner."""
+
+    plain_ms: float | None = None
+
+    def __init__(self, again: int = 0) -> None:
+        self.again = again
+
+    def bucket(self, nodes: int) -> int:
+        return nodes
+
+
+def memory_of(model: Any) -> Memory:
+    """What drafts learnt on a model, which keeps it."""
+    kept = memory._memories.take(model)
+    assert kept is not None
+    memory._memories.put(model, kept)
+    return kept

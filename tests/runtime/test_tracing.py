@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.automatic import memory_of
 from helpers.models import MODELS, fresh_model, prompts, same_as_plain
 from torch import Tensor, nn
 from torch.jit._state import _python_cu
@@ -16,7 +17,6 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.models.ministral3 import modeling_ministral3
 
 from lookahead import Jacobi, Lookahead
-from lookahead.draft import memory
 from lookahead.draft.planner import Planner
 from lookahead.medusa import Medusa, MedusaHeads
 from lookahead.models.hidden_states import HiddenStates
@@ -155,11 +155,11 @@ def test_a_curve_of_its_own_from_the_middle_on(monkeypatch: pytest.MonkeyPatch) 
     renew = Planner.renew
     monkeypatch.setattr(Planner, "renew", lambda self, ms: (planners.append(self), renew(self, ms)))
     same_as_plain(model, prompts(1), Lookahead(), max_new_tokens=120, do_sample=True, temperature=9.0)
-    assert {len(key[-1]) for key in memory._memories[model].times} == {0, 1}
-    assert planners[-1].untraced_ms == known(model).untraced_ms is not None
-    traced = {key: times for key, times in memory._memories[model].times.items() if key[-1]}
-    assert planners[-1]._times in traced.values()
-    assert planners[-1]._times.knows_single, "what is known of other passes is a guess about these"
+    assert {len(key[-1]) for key in memory_of(model).times} == {0, 1}
+    assert planners[-1]._costs._limits.plain_ms == known(model).untraced_ms is not None
+    traced = {key: times for key, times in memory_of(model).times.items() if key[-1]}
+    assert planners[-1]._costs.times in traced.values()
+    assert planners[-1]._costs.times.knows_single, "what is known of other passes is a guess about these"
 
 
 def test_traces_that_another_call_makes() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.automatic import memory_of
 from helpers.medusa import COMBINED, counting, fitted, random_heads
 from helpers.models import VOCAB, counting_model, fresh_model, prompts, run, same_as_plain, tiny_model
 
-import lookahead
 from lookahead import DecodingStats, Lookahead, LookaheadOutput, StepTimes
 from lookahead.draft.latency import NODES
 from lookahead.medusa import Medusa, choices_from
@@ -144,10 +144,10 @@ def test_the_time_of_heads_is_no_part_of_the_curve() -> None:
     heads = random_heads(model)
     run(model, prompts(1), lookahead_strategy=Lookahead(), max_new_tokens=20)
     run(model, prompts(1), lookahead_strategy=Medusa(heads, sources=COMBINED), max_new_tokens=20)
-    with lookahead.draft.memory.borrowed(model, True) as memory:
-        assert len(memory.times) == 1
-        (costly,) = memory.costly.values()
-        assert costly.ms > 0.0
+    memory = memory_of(model)
+    assert len(memory.times) == 1
+    (expensive,) = memory.expensive.values()
+    assert expensive.ms > 0.0
 
 
 def test_statistics() -> None:

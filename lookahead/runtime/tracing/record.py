@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, Path, TokenTree
-from lookahead.draft.planner import Planner
 from lookahead.models.familiar import changed, unfamiliar
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import HiddenStates, Outputs
@@ -104,7 +103,7 @@ class CallTraces:
         model: the model.
         traces: of :func:`traces_for`.
         fused: the call's view of the model.
-        planner: of the call, who has to be told when passes begin to take another time; None = there is none.
+        renew: is told how long it took to let passes take another time from then on; None = nobody is.
         batch: rows of the call.
         new_tokens: most tokens that the call writes.
     """
@@ -114,14 +113,14 @@ class CallTraces:
         model: PreTrainedModel,
         traces: Traces,
         fused: FusedModel,
-        planner: Planner | None,
+        renew: Callable[[float], None] | None,
         batch: int,
         new_tokens: int,
     ) -> None:
         self._model = model
         self._traces = traces
         self._fused = fused
-        self._planner = planner
+        self._renew = renew
         self._batch = batch
         self._new_tokens = new_tokens
         self._passes = 0
@@ -132,8 +131,6 @@ class CallTraces:
         """Let passes be run by what there is now."""
         self._made = frozenset(self._traces.made)
         self._uses = self._fused.use(self._traces)
-        if self._planner is not None:
-            self._planner.untraced_ms = self._traces.untraced_ms if self._fused.route == "traced" else None
 
     def look(self, written: int) -> None:
         """Make what has come to pay; to be called after each pass.
@@ -149,8 +146,8 @@ class CallTraces:
             self._make_what_pays(written)
         if self._traces.made.keys() != self._made:  # by this call or another, which may also have found one wrong
             self._start()
-            if self._planner is not None:
-                self._planner.renew(1e3 * (perf_counter() - start))
+            if self._renew is not None:
+                self._renew(1e3 * (perf_counter() - start))
 
     def _make_what_pays(self, written: int) -> None:
         model, traces = self._model, self._traces

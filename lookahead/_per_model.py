@@ -1,0 +1,47 @@
+"""What is kept of a model from call to call: one weak registry, in which nothing outlives its model."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+_T = TypeVar("_T")
+_registry: "weakref.WeakKeyDictionary[Any, dict[PerModel[Any], Any]]" = weakref.WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+class PerModel(Generic[_T]):
+    """One kind of thing that is kept for each model.
+
+    Args:
+        make: makes a model's first one.
+    """
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make = make
+
+    def of(self, model: Any) -> _T:
+        """The model's, made now if there is none."""
+        with _lock:
+            kept = _registry.setdefault(model, {})
+            if self not in kept:
+                kept[self] = self._make()
+            found: _T = kept[self]
+            return found
+
+    def take(self, model: Any) -> _T | None:
+        """The model's, which is then kept no longer; None if there is none."""
+        with _lock:
+            found: _T | None = _registry.get(model, {}).pop(self, None)
+            return found
+
+    def put(self, model: Any, thing: _T) -> None:
+        """Keep ``thing``, unless another one is kept by now."""
+        with _lock:
+            _registry.setdefault(model, {}).setdefault(self, thing)
+
+    def clear(self) -> None:
+        """Keep nothing of this kind any more, for any model."""
+        with _lock:
+            for kept in _registry.values():
+                kept.pop(self, None)

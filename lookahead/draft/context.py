@@ -1,0 +1,89 @@
+"""What a strategy knows of a call, and what it brings to it."""
+
+import random
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jacobi import Drafter
+from lookahead.draft.latency import StepTimes
+from lookahead.draft.memory import Memory
+from lookahead.draft.pass_costs import ModelLimits
+from lookahead.draft.planner import Planner
+from lookahead.models.hidden_states import HiddenStates
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What a drafter may know of its sequence, one row of the batch.
+
+    Attributes:
+        prompt: its tokens, padding left out.
+        vocab_size: tokens that the model can be fed.
+        pad: the pad token, or 0 where the model cannot be fed it.
+        end_tokens: tokens that end the text.
+        rng: a generator of the sequence's own, seeded if the strategy is.
+        index: number of the row.
+        chain: the model can only be given one branch a pass, see :mod:`lookahead.runtime.linear`.
+    """
+
+    prompt: Sequence[int]
+    vocab_size: int
+    pad: int
+    end_tokens: frozenset[int]
+    rng: random.Random
+    index: int = 0
+    chain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a strategy's drafters want to be told by the model; known before the model is opened.
+
+    Attributes:
+        top_k: the best next tokens at every node; 0 = none.
+        prompt_top_k: at how many of the prompt's last tokens these are wanted.
+        taps: hidden states of every pass, by name: ``"last"`` is what the output layer reads.
+    """
+
+    top_k: int = 0
+    prompt_top_k: int = 1
+    taps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a strategy may know of a call.
+
+    Attributes:
+        model: the model.
+        rows: one context a sequence.
+        memory: what drafts learnt on the model before; may be empty.
+        choice: stands for processors and sampling: acceptance is learnt separately for each.
+        new_tokens: most tokens that the call writes.
+        trust: how far estimates are believed for this choice before anything is learnt, from 0 to 1.
+        limits: what passes over the model allow and cost.
+        curve: finds the latency curve of passes as they are run now.
+        hidden: the hidden states of the last pass, if the strategy wants them.
+    """
+
+    model: Any
+    rows: Sequence[RowContext]
+    memory: Memory
+    choice: Hashable
+    new_tokens: int
+    trust: float
+    limits: ModelLimits
+    curve: Callable[[], StepTimes]
+    hidden: HiddenStates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a strategy brings to a call: one drafter a sequence, and a planner if sizes are chosen while decoding.
+
+    The planner is to be opened before every pass and shown every pass after the prompt's.
+    """
+
+    drafters: Sequence[Drafter]
+    planner: Planner | None = None

@@ -1,0 +1,76 @@
+"""The registry of what is kept for a model."""
+
+import gc
+import threading
+import weakref
+
+from lookahead._per_model import PerModel
+
+
+class Model:
+    """Something that can be referred to weakly."""
+
+
+def test_each_model_has_its_own() -> None:
+    lists: PerModel[list[int]] = PerModel(list)
+    one, other = Model(), Model()
+    lists.of(one).append(1)
+    assert lists.of(one) == [1]
+    assert lists.of(other) == []
+
+
+def test_kinds_do_not_meet() -> None:
+    lists, sets = PerModel(list), PerModel(set)
+    model = Model()
+    assert lists.of(model) == [] and sets.of(model) == set()
+
+
+def test_what_is_taken_is_gone_until_it_is_put_back() -> None:
+    lists: PerModel[list[int]] = PerModel(list)
+    model = Model()
+    lists.of(model).append(1)
+    taken = lists.take(model)
+    assert taken == [1]
+    assert lists.take(model) is None
+    lists.put(model, [2])
+    lists.put(model, taken)  # another call was faster
+    assert lists.of(model) == [2]
+
+
+def test_clear() -> None:
+    lists, others = PerModel(list), PerModel(list)
+    model = Model()
+    lists.of(model).append(1)
+    others.of(model).append(2)
+    lists.clear()
+    assert lists.of(model) == [] and others.of(model) == [2]
+
+
+def test_nothing_outlives_its_model() -> None:
+    class Kept:
+        pass
+
+    things: PerModel[Kept] = PerModel(Kept)
+    model = Model()
+    alive = []
+    weakref.finalize(things.of(model), alive.append, "gone")
+    del model
+    gc.collect()
+    assert alive == ["gone"]
+
+
+def test_threads_see_one_thing() -> None:
+    made = []
+
+    def make() -> object:
+        made.append(object())
+        return made[-1]
+
+    things: PerModel[object] = PerModel(make)
+    model = Model()
+    threads = [threading.Thread(target=things.of, args=(model,)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
