@@ -24,8 +24,8 @@ from lookahead.cli.train_medusa import Teller, show
 from lookahead.medusa import MedusaHeads
 from lookahead.sources.medusa.accuracies import CalibratedTree, grow_tree
 from lookahead.training.calibration import calibrate
-from lookahead.training.data import Item
 from lookahead.training.evaluation import spread
+from lookahead.training.items import Item
 from lookahead.training.recipe import fit
 from lookahead.training.settings import TrainingSettings
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from jacobi import LookaheadError
 from lookahead.cli import common
-from lookahead.training.data import Item, read_items, split
+from lookahead.training.items import Item, read_items, split
 from lookahead.training.recipe import Evaluation, fit
 from lookahead.training.settings import TrainingSettings
 

@@ -20,9 +20,10 @@ from lookahead.sources.medusa.accuracies import HeadAccuracies
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.strategies.medusa import Medusa
-from lookahead.training.data import Example, Item, encode, prompts
+from lookahead.training.data import Example, encode, prompts
 from lookahead.training.distillation import own_answers
 from lookahead.training.evaluation import Measured, OwnScores, continued, expected_tokens, measure, score, spread
+from lookahead.training.items import Item
 from lookahead.training.settings import TrainingSettings
 from lookahead.training.trainer import Report
 from lookahead.training.training import Trained, check_training, train

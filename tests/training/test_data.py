@@ -11,7 +11,8 @@ from helpers.cli import save_tiny_model
 from transformers import AutoTokenizer
 
 from jacobi import LookaheadError
-from lookahead.training.data import IGNORE, Example, Item, collate, encode, prompts, read_items, split
+from lookahead.training.data import IGNORE, Example, collate, encode, prompts
+from lookahead.training.items import Item, read_items, split
 
 END = 256
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"

@@ -18,9 +18,10 @@ from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead.medusa import ChoiceTree, Medusa, MedusaHeads, output_layer
 from lookahead.sources.medusa.accuracies import HeadAccuracies
-from lookahead.training.data import IGNORE, Example, Item, collate
+from lookahead.training.data import IGNORE, Example, collate
 from lookahead.training.distillation import own_answers
 from lookahead.training.evaluation import continued, expected_tokens, measure, score, spread
+from lookahead.training.items import Item
 from lookahead.training.recipe import Evaluation, fit
 from lookahead.training.settings import TrainingSettings
 
