@@ -45,9 +45,11 @@ _MASKS = "transformers.masking_utils"
 _CONFIG = "transformers.configuration_utils"
 _CACHE = "transformers.cache_utils"
 _MODULE = "torch.nn.modules.module"
+TRAINER = "transformers.trainer"
 _KEYS = ("key_states", "value_states")
 _REPLAYED = "linear drafts replay what was accepted"
 _TRACES = "passes are not traced"
+_TRAINED = "Medusa's heads cannot be trained"
 _WATCHED = "nobody notices modes that watch every operation"
 
 PRIVATES = (
@@ -126,6 +128,10 @@ PRIVATES = (
     Private("torch._C", "CompilationUnit.create_function", lost=_TRACES),
     Private("torch.utils._python_dispatch", "TorchDispatchMode", lost=_TRACES),
     Private("torch", "Tensor._version"),
+    # The trainer: what a checkpoint holds, and on how many GPUs one process trains.
+    Private(TRAINER, "Trainer._save", ("output_dir", "state_dict"), lost=_TRAINED),
+    Private(TRAINER, "Trainer._load_from_checkpoint", ("resume_from_checkpoint", "model"), lost=_TRAINED),
+    Private("transformers.training_args", "TrainingArguments.n_gpu", lost=_TRAINED),
 )
 
 

@@ -1,9 +1,8 @@
-"""How often each head's candidates are right, counted in texts that the model writes itself."""
+"""How often each head's candidates are right in texts that the model writes itself."""
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -17,8 +16,10 @@ from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.accuracies import HeadAccuracies
 from lookahead.sources.medusa.heads import MedusaHeads
+from lookahead.strategies.lookahead import Lookahead
+from lookahead.training.counts import HeadCounts
+from lookahead.training.distillation import sampling
 
-_LOGITS = 1 << 24  # numbers that the heads may make at once: 64 MB in float32
 _TIMED = 20  # runs of the heads
 
 
@@ -36,42 +37,32 @@ def calibrate(
 ) -> HeadAccuracies:
     """Measure how often each candidate of each head is right in texts that the model writes itself.
 
-    The model continues every prompt; one more pass over prompt and text gives all hidden states. At the prompt's last
-    token and at every written one, each head's best candidates are compared with the token that really came. A head is
-    only asked where its token was written, so later heads have fewer samples, and each is divided by its own.
+    The model, in evaluation mode, continues every prompt; one more pass over prompt and text gives all hidden states.
+    From the prompt's last token on, each head's candidates are compared with the tokens that really came.
 
     Args:
-        model: a causal model that lookahead supports, in evaluation mode.
+        model: a causal model that lookahead supports.
         heads: its heads.
         prompts: token ids, each a sequence or ``[token]``.
-        new_tokens: tokens to write at most, for each prompt.
-        ranks: how many candidates of each head to look at.
-        temperature: write sampled texts, as this temperature gives them, for trees to be used when sampling; None =
-            greedy texts.
+        new_tokens: most tokens to write for each prompt.
+        ranks: candidates of each head to look at.
+        temperature: for trees to be used with sampling, write sampled texts at this temperature; None writes greedily.
         seed: of the sampled texts; torch's own generators are left as they are.
-        report: told the share that is done, from 0 to 1.
+        report: called with the share that is done, from 0 to 1.
 
     Raises:
-        LookaheadError: before any pass: the heads do not fit the model, a number is out of range, or a prompt is empty
-            or holds what is no token; afterwards: the texts ended too early for a head to have any sample.
+        LookaheadError: the heads do not fit the model, a number is out of range, a prompt is empty or holds what is no
+            token, or the texts ended too early for a head to have any sample.
     """
-    from lookahead.strategies.lookahead import Lookahead  # not at the top: the strategies read this package
-
     heads.check(model)
-    _check_numbers(heads, output_sizes(model)[1], new_tokens, ranks, temperature)
-    vocab = model.get_input_embeddings().weight.shape[0]
-    ids = [_ids(prompt, number, vocab).to(model.device) for number, prompt in enumerate(prompts)]
+    layer, vocab_size = output_layer(model), output_sizes(model)[1]
+    _check_numbers(heads, vocab_size, new_tokens, ranks, temperature)
+    known = model.get_input_embeddings().weight.shape[0]
+    ids = [_ids(prompt, number, known).to(model.device) for number, prompt in enumerate(prompts)]
     if not ids:
         raise LookaheadError("There are no prompts to calibrate on: expected at least one.")
-    hits = torch.zeros(heads.num_heads, ranks, dtype=torch.long)
-    samples = [0] * heads.num_heads
-    settings: dict[str, Any] = {"do_sample": False}
-    if temperature is not None:
-        settings = {"do_sample": True, "temperature": temperature}
-    cuda = range(torch.cuda.device_count())
-    with torch.random.fork_rng(cuda) if temperature is not None else nullcontext():
-        if temperature is not None:
-            torch.manual_seed(seed)
+    counts = HeadCounts(heads, layer, vocab_size, ranks)
+    with sampling(temperature, seed) as settings:
         for done, prompt in enumerate(ids, start=1):
             text = model.generate(
                 input_ids=prompt,
@@ -81,17 +72,18 @@ def calibrate(
                 return_dict_in_generate=False,
                 **settings,
             )
-            _count(model, heads, text, prompt.shape[1], hits, samples)
+            written = text.shape[1] - prompt.shape[1]
+            if written > 1:
+                counts.add(_hidden(model, layer, text[:, :-2], written - 1), text[0, prompt.shape[1] - 1 :])
             if report is not None:
                 report(done / len(ids))
-    if not samples[-1]:
-        empty = samples.index(0)
+    if not counts.samples[-1]:
+        empty = counts.samples.index(0)
         raise LookaheadError(
             f"Head {empty} has no sample: every text ended within {empty + 1} tokens, and the first token it predicts "
             f"is number {empty + 2}. Give prompts with longer answers."
         )
-    shares = (hits.double() / torch.tensor(samples)[:, None]).tolist()
-    return HeadAccuracies(tuple(map(tuple, shares)), tuple(samples))
+    return counts.accuracies()
 
 
 def _check_numbers(heads: MedusaHeads, vocab: int, new_tokens: int, ranks: int, temperature: float | None) -> None:
@@ -120,49 +112,15 @@ def _ids(prompt: Sequence[int] | Tensor, number: int, vocab: int) -> Tensor:
     return ids.long()[None]
 
 
-def _count(
-    model: PreTrainedModel, heads: MedusaHeads, text: Tensor, prompt_length: int, hits: Tensor, samples: list[int]
-) -> None:
-    """Compare one text with what the heads guess.
-
-    Args:
-        model: the model.
-        heads: its heads.
-        text: prompt and written tokens, ``[1, token]``.
-        prompt_length: tokens of the prompt.
-        hits: ``[head, rank]``, added to.
-        samples: ``[head]``, added to.
-    """
-    written = text[0, prompt_length:].cpu()
-    places = len(written) - 1  # the prompt's last token, and all written ones after which two more came
-    if places < 1:
-        return
-    output, ranks = output_layer(model), hits.shape[1]
-    hidden = _hidden(model, text[:, :-2], places)
-    size = max(1, _LOGITS // (heads.num_heads * output_sizes(model)[1]))
-    guessed = torch.cat([heads.top(part, output, ranks)[1].cpu() for part in hidden.split(size)], dim=1)
-    for head in range(heads.num_heads):
-        came = written[head + 1 :]
-        hits[head] += (guessed[head, : len(came)] == came[:, None]).sum(0)
-        samples[head] += len(came)
-
-
-def _hidden(model: PreTrainedModel, ids: Tensor, places: int) -> Tensor:
-    """What the output layer reads at the last ``places`` tokens of ``ids`` ``[1, token]``, as ``[place, hidden]``."""
+def _hidden(model: PreTrainedModel, layer: Any, ids: Tensor, last: int) -> Tensor:
+    """What the output layer reads at the ``last`` tokens of ``ids`` ``[1, token]``, as ``[token, hidden]``."""
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    inputs |= last_logits(model, places)
-    return passed(model, output_layer(model), inputs)[1][0, -places:]
+    return passed(model, layer, inputs | last_logits(model, last))[1][0, -last:]
 
 
 @torch.no_grad()
 def heads_ms(model: PreTrainedModel, heads: MedusaHeads, ranks: int = 10) -> float:
-    """What it takes to run the heads on one token, in milliseconds, which is not part of any step-time curve.
-
-    Args:
-        model: the model.
-        heads: its heads.
-        ranks: candidates of each head.
-    """
+    """The time that the heads take for one token, in milliseconds; no latency curve includes it."""
     output = output_layer(model)
     device, dtype = placement(model)
     hidden = torch.zeros(1, heads.hidden_size, device=device, dtype=dtype)

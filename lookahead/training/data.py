@@ -58,21 +58,21 @@ def encode(
     """Turn items into tokens.
 
     Args:
-        items: what to encode. Plain texts are packed into blocks, each text with the end token behind it.
+        items: plain texts are packed into blocks, each text followed by the end token.
         tokenizer: the model's.
-        block_size: most tokens of an example; what is longer is cut, texts into further blocks.
-        least: examples with fewer tokens are left out, and conversations cut to nothing to predict.
-        report: told the share that is done, from 0 to 1.
+        block_size: most tokens of an example; longer ones are cut, texts into further blocks.
+        least: examples with fewer tokens are left out, as are those with nothing to predict.
+        report: called with the share that is done, from 0 to 1.
 
     Raises:
-        LookaheadError: a completion is missing, the chat template cannot tell the assistant's tokens, or nothing long
-            enough is there.
+        LookaheadError: a completion is missing, the chat template cannot tell the assistant's tokens, or all examples
+            are too short.
     """
-    stream: list[int] = []
-    examples: list[Example] = []
+    report = report or (lambda done: None)
     texts = [item for item in items if item.prompt is None and not item.messages]
     others = [item for item in items if item.prompt is not None or item.messages]
-    done = 0
+    stream: list[int] = []
+    examples: list[Example] = []
     for start in range(0, len(texts), _AT_ONCE):
         batch = texts[start : start + _AT_ONCE]
         for ids in _tokens(tokenizer, [item.text for item in batch]):
@@ -82,16 +82,12 @@ def encode(
         whole = len(stream) // block_size * block_size
         examples += [Example.of(stream[at : at + block_size]) for at in range(0, whole, block_size)]
         del stream[:whole]
-        done += len(batch)
-        if report is not None:
-            report(done / len(items))
+        report((start + len(batch)) / len(items))
     examples.append(Example.of(stream))
-    for item in others:
+    for done, item in enumerate(others, start=len(texts) + 1):
         ids, loss = _chat(tokenizer, item) if item.messages else _completion(tokenizer, item)
         examples.append(Example.of(ids[:block_size], loss[:block_size]))
-        done += 1
-        if report is not None:
-            report(done / len(items))
+        report(done / len(items))
     kept = [example for example in examples if len(example.ids) >= least and bool(example.loss[1:].any())]
     if not kept:
         raise LookaheadError(
@@ -102,10 +98,10 @@ def encode(
 
 
 def prompts(items: Sequence[Item], tokenizer: Any, *, block_size: int) -> list[list[int]]:
-    """What the model is to answer itself, in tokens.
+    """The prompts that the model is to answer itself, as token ids.
 
-    Of a conversation it is what comes before the first answer; of a prompt with a completion the prompt; of plain text
-    the first quarter of every block.
+    Of a conversation that is all before the first answer, of a prompt with a completion the prompt, of plain text the
+    first quarter of every block.
 
     Raises:
         LookaheadError: the tokenizer has no chat template, or it refuses a conversation.
@@ -146,7 +142,7 @@ def _tokens(tokenizer: Any, texts: list[str], **settings: Any) -> list[list[int]
 
 
 def _completion(tokenizer: Any, item: Item) -> tuple[list[int], list[bool]]:
-    """Prompt and completion with the end token behind them, encoded apart so that the border between them is sharp."""
+    """Prompt, completion and end token; encoded apart, so that no token crosses the border."""
     if not item.text:
         raise LookaheadError(
             f'{item.source}: the prompt has no "completion" or "response". Add it, or let the model answer itself '
@@ -164,8 +160,8 @@ def _completion(tokenizer: Any, item: Item) -> tuple[list[int], list[bool]]:
 def _chat(tokenizer: Any, item: Item) -> tuple[list[int], list[bool]]:
     """The tokens of a conversation, and which are the assistant's.
 
-    Templates with generation tags tell. For others the conversation is rendered up to each answer, with the header of
-    an answer to come, and up to its end: what lies between is the answer.
+    A template with generation tags tells. For others, an answer is what rendering up to its end adds to rendering up to
+    its beginning, header included.
     """
     messages = list(item.messages)
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -207,7 +203,7 @@ def _template(tokenizer: Any, item: Item) -> str:
 
 
 def _render(tokenizer: Any, item: Item, count: int, *, prompt: bool = False) -> list[int]:
-    """The first ``count`` messages in tokens; with ``prompt``, and the header of the answer to come."""
+    """The first ``count`` messages as tokens; with ``prompt``, the header of the next answer follows."""
     _template(tokenizer, item)
     try:
         ids: list[int] = tokenizer.apply_chat_template(

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,19 @@ def own_answers(
 ) -> list[Example]:
     """Let the model answer, with lookahead decoding, and keep the answers in files so that no restart repeats them.
 
-    Where several processes run, as ``torchrun`` starts them, each answers its share.
+    With several processes (``torchrun``), each answers its share.
 
     Args:
         model: a causal model that lookahead supports, in evaluation mode.
         prompts: token ids, at least one each.
-        folder: where the files go.
-        answer_tokens: tokens of an answer, at most.
+        folder: for the files.
+        answer_tokens: most tokens of an answer.
         temperature: of sampled answers; None is greedy.
         seed: of sampled answers.
-        report: told the share that is done, from 0 to 1.
+        report: called with the share that is done, from 0 to 1.
 
     Returns:
-        The prompts with their answers, whose tokens carry the loss.
+        The prompts with their answers; the answers' tokens carry the loss.
     """
     from accelerate import PartialState  # an optional package
 
@@ -70,8 +71,19 @@ def own_answers(
     ]
 
 
+@contextmanager
+def sampling(temperature: float | None, seed: int) -> Iterator[dict[str, Any]]:
+    """Settings for ``generate``: greedy, or sampled from ``seed`` with torch's own generators left as they are."""
+    if temperature is None:
+        yield {"do_sample": False}
+        return
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield {"do_sample": True, "temperature": temperature}
+
+
 def _read(folder: Path, name: str) -> dict[int, list[int]]:
-    """The answers that are there, by the prompt's number; lines that were cut off, or are empty, are left out."""
+    """The answers that are there, by the prompt's number; empty and broken lines are left out."""
     answers: dict[int, list[int]] = {}
     for file in sorted(folder.glob(f"{name}.*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -94,11 +106,7 @@ def _answer(
     longest = max(map(len, prompts))
     ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-    sampled: dict[str, Any] = {"do_sample": False}
-    if temperature is not None:
-        sampled = {"do_sample": True, "temperature": temperature}
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
+    with sampling(temperature, seed) as settings:
         output = model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -106,7 +114,7 @@ def _answer(
             pad_token_id=pad,
             return_dict_in_generate=False,
             custom_generate=Lookahead(seed=seed, stats="none"),
-            **sampled,
+            **settings,
         )
     answers: list[list[int]] = output[:, longest:].tolist()
     return [answer[: next((at + 1 for at, token in enumerate(answer) if token in ends), None)] for answer in answers]

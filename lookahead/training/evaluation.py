@@ -1,4 +1,4 @@
-"""How good heads are: how often they are right in texts held out, and what that is worth in decoding."""
+"""How good heads are: how often they are right in held-out texts, and what that is worth in decoding."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,24 +6,23 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.models.hidden_states import passed
-from lookahead.models.output_layer import output_layer
+from lookahead.models.output_layer import output_layer, output_sizes
 from lookahead.sources.medusa.accuracies import HeadAccuracies, expected_length
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.stats import DecodingStats
 from lookahead.strategies.medusa import Medusa
+from lookahead.training.counts import HeadCounts
 from lookahead.training.data import IGNORE, Example, collate
 from lookahead.training.losses import shifted
 
 RANKS = 10  # candidates of a head in the table, as many as the published trees use
 
-_LOGITS = 1 << 24  # numbers made at once
 _T = TypeVar("_T")
 _WARM_UP = 8  # tokens
 _PROMPT = 64  # tokens of a text that are continued
@@ -34,7 +33,7 @@ class OwnScores:
     """How well the model itself predicts the next token.
 
     Attributes:
-        loss: mean cross-entropy, in nats for each token.
+        loss: mean cross-entropy, in nats a token.
         top1: share of tokens that it ranks first.
         top5: share among its five best.
         tokens: how many were scored.
@@ -48,11 +47,11 @@ class OwnScores:
 
 @dataclass(frozen=True)
 class Measured:
-    """Texts written plainly and with the heads, greedily, one after the other in one process.
+    """Greedy decoding, plain and with the heads, of the same texts in turns in one process.
 
     Attributes:
         prompts: how many texts.
-        tokens: how many tokens of each kind.
+        tokens: written in each of the two ways.
         tokens_per_pass: mean acceptance length with the heads, the model's own token included.
         plain_tokens_per_s: speed of plain decoding.
         tokens_per_s: speed with the heads.
@@ -80,23 +79,22 @@ def score(
     batch_size: int = 8,
     report: Callable[[float], None] | None = None,
 ) -> tuple[OwnScores, HeadAccuracies | None]:
-    """Compare the model's best next tokens, and every head's best, with the labelled tokens that really come.
+    """Compare the model's best next tokens, and every head's candidates, with the labelled tokens that really come.
 
     Args:
         model: the causal model, in evaluation mode.
         heads: its heads; None scores the model alone.
-        examples: texts that nothing was trained on.
+        examples: held-out texts.
         pad: fills up shorter examples.
         batch_size: examples in a pass.
-        report: told the share that is done, from 0 to 1.
+        report: called with the share that is done, from 0 to 1.
 
     Raises:
-        LookaheadError: nothing is labelled for one of the heads.
+        LookaheadError: there is no label for the model or for one of the heads.
     """
     layer = output_layer(model)
-    count = 0 if heads is None else heads.num_heads
-    loss, best, right = 0.0, torch.zeros(2), 0
-    hits, samples = torch.zeros(count, RANKS, dtype=torch.long), [0] * count
+    counts = None if heads is None else HeadCounts(heads, layer, output_sizes(model)[1], RANKS)
+    loss, best, tokens = 0.0, torch.zeros(2), 0
     for start in range(0, len(examples), batch_size):
         batch = collate(examples[start : start + batch_size], pad)
         labels = batch.pop("labels").to(model.device)
@@ -108,55 +106,27 @@ def score(
         loss += cross_entropy(scores, target, reduction="sum").item()
         matches = scores.topk(min(5, scores.shape[-1])).indices == target[:, None]
         best += torch.stack([matches[:, 0].sum(), matches.sum()]).float().cpu()
-        right += len(target)
+        tokens += len(target)
         del logits, scores
-        if heads is not None:
-            _count_heads(heads, layer, hidden, labels, hits, samples)
+        if counts is not None:
+            for states, wanted in zip(hidden, labels, strict=True):
+                counts.add(states, wanted)
         if report is not None:
             report(min(1.0, (start + batch_size) / len(examples)))
-    if not right or not all(samples):
+    samples = [] if counts is None else counts.samples
+    if not tokens or not all(samples):
         raise LookaheadError(
             "The held-out data is too short: there is no token for "
-            f"{'the model' if not right else f'head {samples.index(0)}'} to predict. Give more of it."
+            f"{'the model' if not tokens else f'head {samples.index(0)}'} to predict. Give more of it."
         )
-    top1, top5 = (best / right).tolist()
-    own = OwnScores(loss / right, top1, top5, right)
-    if heads is None:
-        return own, None
-    shares = (hits.double() / torch.tensor(samples)[:, None]).tolist()
-    return own, HeadAccuracies(tuple(map(tuple, shares)), tuple(samples))
-
-
-def _count_heads(
-    heads: MedusaHeads, layer: Any, hidden: Tensor, labels: Tensor, hits: Tensor, samples: list[int]
-) -> None:
-    """Add one batch to ``hits`` ``[head, rank]`` and ``samples`` ``[head]``."""
-    size = max(1, _LOGITS // (heads.num_heads * (heads.vocab_size or 1)))
-    for row, wanted in zip(hidden, labels, strict=True):
-        later = [shifted(wanted[None], head + 2)[0] for head in range(heads.num_heads)]
-        places = len(later[0])
-        for start in range(0, places, size):
-            _, ids = heads.top(row[start : min(start + size, places)], layer, min(RANKS, heads.vocab_size or RANKS))
-            for head, target in enumerate(later):
-                part = target[start : start + size]
-                kept = part != IGNORE
-                matches = ids[head, : len(part)][kept] == part[kept][:, None]
-                hits[head, : matches.shape[1]] += matches.sum(0).cpu()
-                samples[head] += int(kept.sum())
+    top1, top5 = (best / tokens).tolist()
+    return OwnScores(loss / tokens, top1, top5, tokens), None if counts is None else counts.accuracies()
 
 
 def measure(
     model: PreTrainedModel, heads: MedusaHeads, prompts: Sequence[Sequence[int]], choices: ChoiceTree, new_tokens: int
 ) -> Measured:
-    """Write every prompt's continuation plainly and with the heads, in turns.
-
-    Args:
-        model: a causal model that lookahead supports, in evaluation mode.
-        heads: its heads.
-        prompts: token ids.
-        choices: the tree.
-        new_tokens: tokens to write at most, for each prompt.
-    """
+    """Continue every prompt (token ids) by at most ``new_tokens``, with plain decoding and with the heads in turns."""
     strategy = Medusa(heads, choices, seed=0)
     seconds, tokens = {False: 0.0, True: 0.0}, {False: 0, True: 0}
     stats = DecodingStats()
@@ -183,7 +153,7 @@ def measure(
 
 
 def continued(examples: Sequence[Example], count: int) -> list[list[int]]:
-    """Prompts cut from texts held out: all that comes before an answer, or the beginning of a plain text."""
+    """Prompts cut from examples: all that comes before an answer, or the beginning of a plain text."""
     prompts = []
     for example in examples:
         first = int(example.loss.int().argmax())
@@ -194,10 +164,10 @@ def continued(examples: Sequence[Example], count: int) -> list[list[int]]:
 
 
 def spread(items: Sequence[_T], count: int) -> list[_T]:
-    """At most ``count`` of them, evenly from the first to the last."""
+    """At most ``count`` of the items, at even distances."""
     return [items[len(items) * place // count] for place in range(count)] if len(items) > count else list(items)
 
 
 def expected_tokens(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
-    """Tokens that a pass over the tree is expected to write: the drafted ones that are kept, and the model's own."""
+    """Tokens that a pass over the tree is expected to write: the accepted ones, and the model's own."""
     return 1.0 + expected_length(accuracies, choices)

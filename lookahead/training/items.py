@@ -28,9 +28,9 @@ class Item:
 
     Attributes:
         source: where it was read, for messages.
-        text: all of a plain text, or the completion; empty for a conversation, and for a prompt that has none yet.
-        prompt: what the completion follows; None for plain text and conversations.
-        messages: the conversation, as chat templates take it: ``{"role", "content"}`` each.
+        text: the plain text, or the completion; empty for a conversation and for a prompt that has none yet.
+        prompt: None for plain text and conversations.
+        messages: the conversation as chat templates take it, ``{"role", "content"}`` each.
     """
 
     source: str
@@ -40,17 +40,16 @@ class Item:
 
     @property
     def number(self) -> int:
-        """A number from the content alone: the first 4 bytes of its SHA-256; of a plain text, of the text's bytes."""
+        """The first 4 bytes of the content's SHA-256, as a number."""
         plain = self.prompt is None and not self.messages
         content = self.text if plain else json.dumps([self.prompt, self.text, self.messages])
         return int.from_bytes(hashlib.sha256(content.encode()).digest()[:4], "big")
 
 
 def read_items(path: str | Path) -> list[Item]:
-    """Read a file, or all files of a folder whose names end as texts' and data's do.
+    """Read the items of a file, or of all ``.jsonl`` and text files in a folder.
 
-    A ``.jsonl`` file has one item a line, a ``.json`` file a list of items (folders are not searched for these); any
-    other file is one plain text.
+    A ``.jsonl`` file holds one item a line, a ``.json`` file a list of items, any other file one plain text.
 
     Raises:
         LookaheadError: it cannot be read, holds nothing, or an item has no known form.
@@ -71,8 +70,8 @@ def read_items(path: str | Path) -> list[Item]:
 def split(items: Sequence[Item], one_in: int = 20) -> tuple[list[Item], list[Item]]:
     """Divide items into those to train on and those held out.
 
-    An item is held out if its number is divisible by ``one_in``; if none is, the one with the lowest number, and of a
-    single plain text its end.
+    Held out is every item whose number is divisible by ``one_in``; if there is none, the item with the lowest number;
+    of a single plain text, its end.
 
     Raises:
         LookaheadError: nothing would be left to train on.
@@ -96,23 +95,19 @@ def split(items: Sequence[Item], one_in: int = 20) -> tuple[list[Item], list[Ite
 
 
 def _folder(folder: Path) -> Iterator[Item]:
-    """The items of all files whose names say what they hold, by path; what is not UTF-8 is left out."""
+    """The items of all data files below a folder, by path; texts that are not UTF-8 are left out."""
     skipped = 0
     for path in sorted(folder.rglob("*")):
         inner = path.relative_to(folder).parts
         hidden = any(part.startswith(".") for part in inner)
         if path.suffix not in (".jsonl", *_TEXTS) or hidden or not path.is_file():
             continue
-        if path.suffix == ".jsonl":
-            yield from _file(path)
-            continue
         try:
-            text = path.read_bytes().decode()
-        except (OSError, UnicodeDecodeError):
+            yield from _file(path)
+        except LookaheadError:
+            if path.suffix == ".jsonl":
+                raise
             skipped += 1
-            continue
-        if text.strip():
-            yield Item(str(path), text)
     if skipped:
         _log.warning("%d files under %s are no UTF-8 text and were left out", skipped, folder)
 
@@ -172,7 +167,7 @@ def _string(value: Mapping[str, Any], key: str, source: str) -> str:
 
 
 def _message(turn: Any, source: str) -> Message:
-    """A message in either of its two dialects."""
+    """A message in either dialect: role and content, or from and value."""
     known = isinstance(turn, dict)
     role, content = (turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))) if known else (0, 0)
     if role not in _ROLES or not isinstance(content, str):

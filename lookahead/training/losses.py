@@ -1,4 +1,4 @@
-"""What Medusa's heads are trained on: shifted labels, and losses whose logits are never all there at once.
+"""The losses of Medusa's heads, made in parts so that all logits never exist at once.
 
 Cai et al., arXiv 2401.10774, section 2.2. With heads counted from 0, head k at token t is to predict token t + k + 2;
 the model itself predicts token t + 1.
@@ -17,27 +17,27 @@ from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.sources.medusa.network import Output
 from lookahead.training.data import IGNORE
 
-HEAD_DECAY = 0.8  # weight of a head's loss against that of the head before it; the first one's is 0.8 as well
+HEAD_DECAY = 0.8  # weight of a head's loss, relative to the head before it; of the first head's, to 1
 
 _LARGE_VOCAB = 1 << 17  # taken for that of heads which do not say
 _LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}  # numbers made at once: on a CPU what a cache holds
 
 
 def shifted(labels: Tensor, places: int) -> Tensor:
-    """The labels of what comes ``places`` tokens later: ``[batch, token]`` to ``[batch, token - places]``."""
+    """The labels ``places`` tokens later: ``[batch, token]`` to ``[batch, token - places]``."""
     return labels[:, places:]
 
 
 def heads_loss(heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of all heads, L1 of the paper: the sum over the heads of ``0.8 ** (k + 1)`` times their cross-entropy.
+    """The heads' loss L1: the sum over the heads of ``0.8 ** (k + 1)`` times head k's cross-entropy.
 
-    A head's cross-entropy is the mean over its own labelled tokens, in nats; 0 where it has none.
+    A head's cross-entropy is the mean over its labelled tokens, in nats; 0 where it has none.
 
     Args:
         heads: the heads.
         output: the model's output layer.
         hidden: what it reads, ``[batch, token, hidden]``.
-        labels: ``[batch, token]``, each the token's own id or :data:`lookahead.training.data.IGNORE`.
+        labels: ``[batch, token]``, token ids or :data:`lookahead.training.data.IGNORE`.
 
     Returns:
         L1, and each head's cross-entropy ``[head]`` without a gradient, both float32.
@@ -58,12 +58,7 @@ def heads_loss(heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tenso
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The model's own cross-entropy, L_LM: the mean over the labelled tokens.
-
-    Args:
-        logits: ``[batch, token, vocab]``.
-        labels: ``[batch, token]``.
-    """
+    """L_LM, the model's own mean cross-entropy: of ``logits`` ``[batch, token, vocab]``, with ``labels`` as above."""
     target = shifted(labels, 1)
     kept = target != IGNORE
     return cross_entropy(logits[:, :-1][kept].float(), target[kept], reduction="sum") / max(1, int(kept.sum()))
@@ -72,10 +67,7 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def distillation_loss(logits: Tensor, original: Tensor, labels: Tensor) -> Tensor:
     """KL(original || adapted), the mean over the tokens whose next one is labelled (section 2.3.2).
 
-    Args:
-        logits: of the adapted model, ``[batch, token, vocab]``.
-        original: of the model without its adapter, likewise.
-        labels: ``[batch, token]``.
+    ``logits`` and ``original`` are ``[batch, token, vocab]``, with the adapter and without it.
     """
     kept = shifted(labels, 1) != IGNORE
     adapted = log_softmax(logits[:, :-1][kept].float(), dim=-1)
@@ -84,12 +76,12 @@ def distillation_loss(logits: Tensor, original: Tensor, labels: Tensor) -> Tenso
 
 
 def sine(lambda_0: float, done: float) -> float:
-    """The weight of the heads' loss after a share ``done`` of the training: it rises as a sine does, from 0 on."""
+    """The weight of the heads' loss after a share ``done`` of the training: a quarter of a sine, from 0 up."""
     return lambda_0 * math.sin(math.pi / 2 * done)
 
 
 def _logits(heads: MedusaHeads, head: int, output: Output) -> Callable[[Tensor], Tensor]:
-    """One head, from what the output layer reads to logits."""
+    """One head, as a function from hidden states to logits."""
 
     def run(hidden: Tensor) -> Tensor:
         first = next(heads.parameters())
@@ -104,27 +96,19 @@ def _logits(heads: MedusaHeads, head: int, output: Output) -> Callable[[Tensor],
 
 
 class _SummedLoss(torch.autograd.Function):
-    """The summed cross-entropy of many tokens, part by part: gradients are made along with it, logits are not kept.
+    """The summed cross-entropy of many tokens, in parts: forward makes the gradients too and keeps no logits.
 
-    A sum, because the gradients of a mean might be too small for half precision.
+    It is a sum because the gradients of a mean might be too small for half precision.
     """
 
     @staticmethod
     def forward(
         ctx: Any, run: Callable[[Tensor], Tensor], size: int, states: Tensor, target: Tensor, *weights: Tensor
     ) -> Tensor:
-        """Take the parts one by one.
+        """The sum in nats, at least float32.
 
-        Args:
-            ctx: what backward needs.
-            run: makes logits ``[token, vocab]`` of ``states``.
-            size: tokens of a part.
-            states: ``[token, hidden]``.
-            target: the right tokens, ``[token]``.
-            weights: the parameters of ``run`` that are trained.
-
-        Returns:
-            The sum in nats, at least float32.
+        ``run`` turns ``states`` ``[token, hidden]`` into logits ``[token, vocab]``, ``size`` tokens at a time;
+        ``target`` holds the right tokens, ``weights`` the parameters of ``run`` that are trained.
         """
         ctx.deep = ctx.needs_input_grad[2]
         total = torch.zeros((), device=states.device, dtype=torch.promote_types(states.dtype, torch.float32))
@@ -150,7 +134,7 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients that forward made, times that of the sum."""
+        """The gradients that forward made, scaled."""
         slopes = [
             (saved.to(torch.promote_types(saved.dtype, scale.dtype)) * scale).to(saved.dtype)
             for saved in ctx.saved_tensors

@@ -12,34 +12,34 @@ _PUBLISHED_SIZE = 4096  # hidden size of the models that the published rates wer
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How heads are trained. Defaults are the paper's where it gives them.
+    """How heads are trained; defaults are the paper's where it gives them.
 
     Attributes:
-        method: ``"medusa-1"`` trains the heads alone; ``"medusa-2"`` the model with them.
+        method: ``"medusa-1"`` trains the heads alone, ``"medusa-2"`` the model with them.
         num_heads: K.
         num_layers: residual blocks of a head.
-        own_output: whether each head has an output layer of its own.
+        own_output: give each head an output layer of its own.
         backbone: (medusa-2) ``"lora"`` trains an adapter on all linear layers, ``"full"`` all weights.
-        schedule: (medusa-2) ``"two-stage"`` trains the heads alone first; ``"sine"`` lets the weight of their loss
-            rise from 0.
-        distil: the labels are the model's own answers; (medusa-2) the model is held to what it was by the KL
-            divergence from its outputs without the adapter.
+        schedule: (medusa-2) ``"two-stage"`` trains the heads alone first; ``"sine"`` raises the weight of their loss
+            from 0.
+        distil: learn from the model's own answers; medusa-2 then holds the model to its outputs without the adapter,
+            by their KL divergence.
         answer_tokens: (distil) most tokens of an answer.
         temperature: (distil) of sampled answers; None is greedy.
-        learning_rate: of the heads, at its peak. None is, for heads alone, 1e-3 at a hidden size of 4096 as published,
-            and more for narrower models, by the square root; for both 2e-3.
-        backbone_learning_rate: (medusa-2) of the model. None is a quarter of the heads'.
+        learning_rate: peak, of the heads. None is 2e-3 together with the model; alone, the published 1e-3 at hidden
+            size 4096, times ``sqrt(4096 / hidden_size)``.
+        backbone_learning_rate: (medusa-2) peak, of the model. None is a quarter of the heads'.
         lambda_0: (medusa-2) weight of the heads' loss. None is 0.2, or 0.01 with ``distil``.
-        epochs: passes over the data, in each stage.
-        min_steps: where these would be fewer steps, there are more passes.
-        max_minutes: of training, at most; None is no limit. Where it binds, learning rates follow the clock, so
-            that they have come down when the time is over.
-        batch_size: examples of a step, on each device.
-        accumulate: batches whose gradients are added up to one step.
+        epochs: passes over the data in each stage; more, if that is needed for ``min_steps``.
+        min_steps: least steps of a stage.
+        max_minutes: limit of the whole training; None is none. Learning rates then follow the clock, so that they have
+            come down when the time is over.
+        batch_size: examples of a step on each device.
+        accumulate: batches whose gradients add up to one step.
         block_size: most tokens of an example.
         warmup: share of the steps in which learning rates rise.
-        precision: ``"bf16"`` or ``"fp16"``: mixed precision; ``"none"`` computes in the dtypes of the weights.
-        seed: of the order of the examples, and of an adapter's first weights.
+        precision: ``"bf16"`` or ``"fp16"`` is mixed precision; ``"none"`` computes in the dtypes of the weights.
+        seed: of the order of the examples and of an adapter's first weights.
         save_steps: steps between two checkpoints.
         report_to: a logger that transformers knows, for example ``"tensorboard"``; ``"none"``.
         lora_rank, lora_alpha, lora_dropout: (medusa-2) of the adapter.
@@ -91,9 +91,9 @@ class TrainingSettings:
             raise LookaheadError(f"min_steps={self.min_steps}: expected 0 or more.")
         if self.num_layers < (0 if self.own_output else 1):
             raise LookaheadError(f"num_layers={self.num_layers}: expected at least 1, or 0 with own_output.")
-        if self.block_size < self.num_heads + 2:
+        if self.block_size < self.least:
             raise LookaheadError(
-                f"block_size={self.block_size}: expected at least {self.num_heads + 2}, so that the last of "
+                f"block_size={self.block_size}: expected at least {self.least}, so that the last of "
                 f"{self.num_heads} heads has a token to predict."
             )
         for name in ("learning_rate", "backbone_learning_rate", "lambda_0", "epochs", "max_minutes", "temperature"):
@@ -108,6 +108,11 @@ class TrainingSettings:
                 "distil=True with method='medusa-2' compares the model with itself without the adapter, and "
                 "backbone='full' has none: use backbone='lora'."
             )
+
+    @property
+    def least(self) -> int:
+        """Tokens that an example needs, so that every head has one to predict."""
+        return self.num_heads + 2
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""transformers' trainer for a model and its heads: learning rates, schedules, the clock, what a checkpoint holds."""
+"""transformers' trainer for a model and its heads: learning rates, schedules, the clock, checkpoints."""
 
 import math
 import os
@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState, PrinterCallback
 
 from jacobi import LookaheadError
 from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer
+from lookahead.models.trainer import OwnCheckpoints
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.training.losses import distillation_loss, heads_loss, next_token_loss
 from lookahead.training.settings import TrainingSettings
@@ -24,7 +25,6 @@ from lookahead.training.settings import TrainingSettings
 Report = Callable[[str, float, dict[str, float]], None]
 
 _STATE = "trainer_state.json"  # as transformers calls it
-_WEIGHTS = "trainable.safetensors"
 _FINISHED = "finished.safetensors"
 
 
@@ -32,14 +32,14 @@ class MedusaModel(nn.Module):
     """A model and its heads, as the trainer sees them: tokens in, loss out.
 
     Args:
-        backbone: the causal model, an adapter around it included.
+        backbone: the causal model, with its adapter if it has one.
         heads: its heads.
-        both: whether the backbone is trained as well; else it stays in evaluation mode and makes no logits.
-        distil: with ``both``, whether the backbone is compared with itself without its adapter.
+        both: train the backbone too; otherwise it stays in evaluation mode and makes no logits.
+        distil: with ``both``, compare the backbone with itself without its adapter.
 
     Attributes:
         heads_weight: lambda_0.
-        parts: the losses of the last batch: ``[head]`` of the heads, and before them the backbone's, if it is trained.
+        parts: the last batch's losses: the backbone's, if it is trained, then each head's.
     """
 
     def __init__(self, backbone: Any, heads: MedusaHeads, *, both: bool = False, distil: bool = False) -> None:
@@ -53,7 +53,7 @@ class MedusaModel(nn.Module):
         self._inner: bool | None = None  # whether the model without its output layer gives the hidden states
 
     def train(self, mode: bool = True) -> "MedusaModel":
-        """Training mode; a backbone that is not trained stays in evaluation mode."""
+        """Switch the mode; a backbone that is not trained stays in evaluation mode."""
         super().train(mode)
         self.backbone.train(mode and self._both)
         return self
@@ -79,11 +79,11 @@ class MedusaModel(nn.Module):
 
     @property
     def _model(self) -> Any:
-        """The causal model inside of an adapter."""
+        """The causal model without its adapter."""
         return self.backbone.get_base_model() if hasattr(self.backbone, "get_base_model") else self.backbone
 
     def _hidden(self, inputs: dict[str, Any]) -> Tensor:
-        """What the output layer reads, without running it where the model can be asked for that."""
+        """What the output layer reads; the layer itself runs only if the model gives no such states."""
         if self._inner is None:
             few = {name: value[:1, :8] if isinstance(value, Tensor) else value for name, value in inputs.items()}
             _, expected = passed(self.backbone, output_layer(self._model), few)
@@ -96,7 +96,7 @@ class MedusaModel(nn.Module):
 
     @torch.no_grad()
     def _original(self, inputs: dict[str, Any]) -> Tensor:
-        """The logits of the model with its adapter switched off: the same weights, and no dropout."""
+        """The logits without the adapter and without dropout."""
         self.backbone.eval()
         with self.backbone.disable_adapter():
             logits: Tensor = self.backbone(**inputs).logits
@@ -105,10 +105,7 @@ class MedusaModel(nn.Module):
 
 
 class Clock(TrainerCallback, ExportableState):
-    """Counts the time of training over restarts, and ends it when it is over.
-
-    Args:
-        limit_s: seconds that are allowed; None is no limit.
+    """Counts the time of training over restarts, and stops it after ``limit_s`` seconds (None is no limit).
 
     Attributes:
         spent_s: seconds from the end of the first step on; the same in all processes.
@@ -124,7 +121,7 @@ class Clock(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"spent_s": self.spent_s}}
 
     def done(self, step: int, max_steps: int) -> float:
-        """The share of the training that is over after ``step`` steps, by steps or by time, whichever is more."""
+        """The share of the training that is over after ``step`` steps: of steps or of time, whichever is more."""
         by_time = 0.0 if self.limit_s is None else self.spent_s / self.limit_s
         return min(1.0, max(step / max_steps, by_time))
 
@@ -134,7 +131,7 @@ class Clock(TrainerCallback, ExportableState):
         self._last = None
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Read the clock, the first process's for all, before the next learning rates are made."""
+        """Read the clock before the next learning rates are made; all processes take the first one's."""
         now = time.monotonic()
         if self._last is not None:
             self.spent_s += now - self._last
@@ -151,7 +148,7 @@ class Clock(TrainerCallback, ExportableState):
 
 
 class Reporter(TrainerCallback):
-    """Passes on how far it is, and what is logged."""
+    """Passes progress and logs on to the caller."""
 
     def __init__(self, report: Report, stage: str, clock: Clock) -> None:
         self._report = report
@@ -170,15 +167,10 @@ class Reporter(TrainerCallback):
             self._report(self._stage, done, logs | {"step": state.global_step})
 
 
-class MedusaTrainer(Trainer):
-    """transformers' trainer with two learning rates, our schedules, and checkpoints of what is trained only.
+class MedusaTrainer(OwnCheckpoints):
+    """transformers' trainer with two learning rates, our schedules, and checkpoints of trained weights only.
 
-    Args:
-        model: model and heads.
-        settings: how to train.
-        stage: ``"heads"`` or ``"both"``.
-        clock: of this stage.
-        kwargs: for ``Trainer``.
+    ``stage`` is ``"heads"`` or ``"both"``; ``kwargs`` go to ``Trainer``.
     """
 
     def __init__(self, model: MedusaModel, settings: TrainingSettings, stage: str, clock: Clock, **kwargs: Any) -> None:
@@ -193,18 +185,18 @@ class MedusaTrainer(Trainer):
         self.remove_callback(PrinterCallback)
 
     def run(self, resume: bool) -> Any:
-        """Train, or with ``resume`` continue unless steps or time are over. Returns the trainer's state."""
+        """Train, or continue with ``resume`` until steps or time are over; returns the trainer's state."""
         folder = Path(self.args.output_dir)
         finished, found = folder / _FINISHED, _last_checkpoint(folder) if resume else None
         if found is not None and finished.exists():
             state = TrainerState.load_from_json(str(found / _STATE))
             self.clock.on_train_begin(self.args, state, self.control)
             if self.clock.done(state.global_step, state.max_steps) >= 1.0:
-                self._read(finished)
+                self.read_weights(finished)
                 return state
         self.train(resume_from_checkpoint=None if found is None else str(found))
         if self.args.should_save:
-            self._write(finished)
+            self.write_weights(finished)
         return self.state
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -226,7 +218,6 @@ class MedusaTrainer(Trainer):
         if self.lr_scheduler is None:
             factor = partial(self._factor, max_steps=num_training_steps)
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
-            self._created_lr_scheduler = True
         return self.lr_scheduler
 
     def _factor(self, step: int, max_steps: int) -> float:
@@ -235,7 +226,7 @@ class MedusaTrainer(Trainer):
         return rise * (1.0 + math.cos(math.pi * done)) / 2
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """The loss of a batch, its parts noted for the log."""
+        """The loss of a batch; its parts are kept for the log."""
         self.model.heads_weight = self._settings.heads_weight(
             self.clock.done(self.state.global_step, self.state.max_steps)
         )
@@ -244,11 +235,7 @@ class MedusaTrainer(Trainer):
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """One batch.
-
-        Raises:
-            LookaheadError: its loss is NaN or infinite.
-        """
+        """One batch; a LookaheadError if its loss is not finite."""
         loss: Tensor = super().training_step(*args, **kwargs)
         if not torch.isfinite(loss):
             raise LookaheadError(
@@ -258,7 +245,7 @@ class MedusaTrainer(Trainer):
         return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the parts of the loss, the first process's mean since the last time."""
+        """Add the parts of the loss: the first process's means since the last time."""
         if self._parts and "loss" in logs:
             means = torch.stack(self._parts).mean(0).tolist()
             names = ["loss_model"] if self._stage == "both" else []
@@ -267,23 +254,18 @@ class MedusaTrainer(Trainer):
             self._parts.clear()
         super().log(logs, *args, **kwargs)
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        if self.args.should_save:
-            self._write(Path(output_dir or self.args.output_dir) / _WEIGHTS)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        self._read(Path(resume_from_checkpoint) / _WEIGHTS)
-
     def _trainable(self) -> dict[str, Tensor]:
         return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
 
-    def _write(self, file: Path) -> None:
+    def write_weights(self, file: Path) -> None:
+        """Write the weights that are trained."""
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
         save_file({name: weight.contiguous() for name, weight in self._trainable().items()}, part)
         os.replace(part, file)
 
-    def _read(self, file: Path) -> None:
+    def read_weights(self, file: Path) -> None:
+        """Read the weights that are trained."""
         stored, ours = load_file(file), self._trainable()
         if {name: weight.shape for name, weight in stored.items()} != {name: w.shape for name, w in ours.items()}:
             raise LookaheadError(f"{file} holds other weights than are trained: expected those of the same settings.")

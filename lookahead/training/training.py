@@ -1,7 +1,6 @@
 """Training Medusa's heads, alone or together with the model (Cai et al., arXiv 2401.10774, section 2.2).
 
-The loop, checkpoints, mixed precision, several GPUs and loggers are those of transformers' ``Trainer``; see
-:mod:`lookahead.training.losses` and :mod:`lookahead.training.trainer` for what is ours.
+The loop, checkpoints, mixed precision, several GPUs and loggers are those of transformers' ``Trainer``.
 """
 
 import importlib.util
@@ -20,6 +19,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from jacobi import LookaheadError
 from lookahead.models.output_layer import output_layer, placement
+from lookahead.models.trainer import check_trainer, use_one_gpu
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.training.data import Example, collate
 from lookahead.training.settings import TrainingSettings
@@ -31,12 +31,12 @@ class Trained:
     """What a training left.
 
     Attributes:
-        heads: the heads, float32.
-        model: the model; with ``backbone="lora"`` the adapter is around it.
-        changed: whether the model's weights are others than before, or have an adapter around them.
-        steps: steps that were taken, in all stages.
-        planned_steps: steps that the epochs would have taken.
-        seconds: time that they took.
+        heads: float32.
+        model: the model; with ``backbone="lora"``, inside its adapter.
+        changed: whether the model was trained too, or its adapter.
+        steps: taken in all stages.
+        planned_steps: what the epochs would have taken.
+        seconds: time that the steps took.
     """
 
     heads: MedusaHeads
@@ -48,11 +48,7 @@ class Trained:
 
 
 def check_training(model: PreTrainedModel, settings: TrainingSettings) -> None:
-    """Refuse what cannot be trained.
-
-    Raises:
-        LookaheadError: a package is missing, or the model and the settings do not go together.
-    """
+    """Raise a LookaheadError if a package is missing, or the model cannot be trained with these settings."""
     lora = "both" in settings.stages and settings.backbone == "lora"
     missing = [name for name in ("accelerate", *(["peft"] if lora else [])) if importlib.util.find_spec(name) is None]
     if missing:
@@ -60,6 +56,7 @@ def check_training(model: PreTrainedModel, settings: TrainingSettings) -> None:
             f"Training needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. Run "
             "`pip install lookahead-decoding[train]`."
         )
+    check_trainer()
     if settings.report_to != "none":
         try:
             for logger in get_reporting_integration_callbacks(settings.report_to):
@@ -99,17 +96,17 @@ def train(
     """Train fresh heads for a model, and with ``method="medusa-2"`` the model too.
 
     Args:
-        model: a causal model; quantised where it is not trained, or under an adapter.
+        model: a causal model; it may be quantised, unless all its weights are trained.
         examples: what to learn from.
         settings: how.
         folder: for checkpoints, one folder a stage.
-        pad: token id that fills up shorter examples; it carries no loss.
-        resume: continue from the last checkpoint in ``folder``, or start where there is none.
-        report: told the stage, the share of it that is done, and from time to time losses and rates.
-        callbacks: of transformers' trainer, besides.
+        pad: token id that fills up shorter examples.
+        resume: continue from the last checkpoint in ``folder``, if there is one.
+        report: called with the stage, the share of it that is done, and now and then losses and rates.
+        callbacks: more callbacks for transformers' trainer.
 
     Raises:
-        LookaheadError: :func:`check_training` refuses, or the loss is not finite any more.
+        LookaheadError: :func:`check_training` refuses, or the loss is not finite.
     """
     check_training(model, settings)
     heads = MedusaHeads.for_model(model, settings.num_heads, settings.num_layers, settings.own_output).float()
@@ -134,7 +131,7 @@ def train(
 
 
 def _check_gradient(model: PreTrainedModel, hidden_size: int) -> None:
-    """Refuse an output layer through which the heads before it cannot learn."""
+    """Refuse an output layer that passes no gradient on to the heads below it."""
     layer = output_layer(model)
     device, dtype = placement(model)
     states = torch.zeros(1, hidden_size, device=device, dtype=dtype, requires_grad=True)
@@ -181,7 +178,7 @@ def _trainer(
         dataloader_pin_memory=device.type == "cuda",
         ddp_find_unused_parameters=False,
     )
-    args._n_gpu = min(1, args.n_gpu)  # one process, one GPU: several GPUs are torchrun's
+    use_one_gpu(args)
     if (args.device.type, args.device.index or 0) != (device.type, device.index or 0):
         raise LookaheadError(
             f"The model is on {device}, and training runs on {args.device}: move it there, or choose the GPU with "
@@ -207,7 +204,7 @@ def _trainer(
 
 
 def _with_adapter(model: PreTrainedModel, settings: TrainingSettings) -> Any:
-    """The model with a fresh LoRA adapter on every linear layer but the output layer, in place."""
+    """The model inside a fresh LoRA adapter on every linear layer but the output layer."""
     from peft import LoraConfig, get_peft_model  # an optional package
 
     config = LoraConfig(
@@ -225,7 +222,7 @@ def _with_adapter(model: PreTrainedModel, settings: TrainingSettings) -> Any:
 
 @contextmanager
 def _flags_restored(model: PreTrainedModel) -> Iterator[None]:
-    """Afterwards the model's own weights require gradients, or not, as before."""
+    """Restore which of the model's weights require gradients."""
     flags = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
         yield
