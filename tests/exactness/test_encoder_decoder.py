@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from helpers.encoder_decoders import START, TREES, config_of, from_config, seq2seq_model, sources
+from helpers.marks import few
 from helpers.models import F32, VOCAB, run, same_as_plain
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
@@ -46,7 +47,7 @@ def test_family_follows_trees(name: str) -> None:
     support.self_test(model)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", few([1, 3], 3))
 @pytest.mark.parametrize("name", TREES)
 def test_family_is_exact(name: str, batch: int) -> None:
     """Greedy and sampled, through a tree of each kind and a chain."""

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from helpers.calls import STRATEGIES, ids_of, random_strategy
+from helpers.marks import few
 from helpers.models import MODELS, counting_model, fresh_model, prompts, run, same_as_plain, tiny_model
 from transformers import GenerationConfig
 
@@ -27,7 +28,7 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [*STRATEGIES[:2], pytest.param(STRATEGIES[2], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy(name: str, batch: int, strategy: Lookahead | None) -> None:
@@ -104,7 +105,7 @@ def test_a_seed_repeats_the_passes() -> None:
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["text", "scores"])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gemma3", "llama4"])
+@pytest.mark.parametrize("name", few(["llama", "mistral", "gpt2", "gemma3", "llama4"], "llama", "gemma3"))
 def test_rows_end_at_different_times(name: str, recorded: bool) -> None:
     """Finished rows are padded as plain generate pads them; scores, cache and stats are those of the whole batch."""
     model, inputs = tiny_model(name), prompts(4)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from helpers.models import fresh_model, prompts, registries, run, same_as_plain, same_caches, tiny_model
 from helpers.refusals import Passes, filled, unchanged
 from torch import Tensor
@@ -67,7 +68,15 @@ def troublemaker(where: str, tick: Callable[[], None], model: Any) -> dict[str, 
     }[where]()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt(), Interrupted()], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("boom"),
+        pytest.param(KeyboardInterrupt(), marks=pytest.mark.slow),
+        Interrupted(),
+    ],
+    ids=repr,
+)
 @pytest.mark.parametrize("where", ["streamer", "processor", "criterion", "model"])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_an_exception_in_the_middle(where: str, count: int, error: BaseException) -> None:
@@ -153,7 +162,11 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("names", [["llama"], ["llama", "mistral"], ["gemma3", "gpt2", "llama"]], ids=str)
+@pytest.mark.parametrize(
+    "names",
+    few([["llama"], ["llama", "mistral"], ["gemma3", "gpt2", "llama"]], ["llama"], ["gemma3", "gpt2", "llama"]),
+    ids=str,
+)
 def test_threads(names: list[str]) -> None:
     """On one model or several, some with lookahead and some without, the first calls (self-tests) among them."""
     chosen = [fresh_model(name) for name in names]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from helpers.marks import BATCH_AND_SAMPLE, few
 from helpers.models import F32, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
@@ -45,8 +46,7 @@ def changing_models() -> dict[str, Any]:
 MODELS = changing_models()
 
 
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "sample"), BATCH_AND_SAMPLE)
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_across_the_boundary(name: str, batch: int, sample: bool) -> None:
     """Up to it, over it by one, and far past it; with ragged rows and with rows of one length."""
@@ -57,7 +57,7 @@ def test_exact_across_the_boundary(name: str, batch: int, sample: bool) -> None:
     same_as_plain(MODELS[name], prompts(batch, ragged=False), STRATEGIES[1], **settings)
 
 
-@pytest.mark.parametrize("length", [30, 31, 32, 33, 34, 50])
+@pytest.mark.parametrize("length", few([30, 31, 32, 33, 34, 50], 31, 32, 33))
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_prompts_around_the_boundary(name: str, batch: int, length: int) -> None:
@@ -74,7 +74,7 @@ def test_prompts_around_the_boundary(name: str, batch: int, length: int) -> None
             assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["text", "scores"])
+@pytest.mark.parametrize("recorded", few([False, True], False), ids=["text", "scores"])
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_that_end_before_it(name: str, recorded: bool) -> None:
     """Rows that have ended do not hold the others up, and are fed what plain decoding feeds them."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from helpers.hybrids import CHAIN, CROPPED, PLAIN, counting_hybrid, fresh_hybrid, hybrid, known
+from helpers.marks import few
 from helpers.models import F64, VOCAB, prompts, run, tiny_model
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, StaticCache
@@ -123,7 +124,7 @@ def test_text_that_repeats(name: str, passes: Callable[[Any], list[int]]) -> Non
 
 @pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("name", known({name: CHAIN[name] for name in FEW}))
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sample"])
+@pytest.mark.parametrize("sample", few([False, True], True), ids=["greedy", "sample"])
 def test_batches(name: str, sample: bool) -> None:
     """Rows of different lengths advance together, finished ones along with the others."""
     for model in (hybrid(name), counting_hybrid(name)):
@@ -133,7 +134,7 @@ def test_batches(name: str, sample: bool) -> None:
 
 
 @pytest.mark.usefixtures("augmented")
-@pytest.mark.parametrize("name", known({name: CHAIN[name] for name in FEW}))
+@pytest.mark.parametrize("name", few(known({name: CHAIN[name] for name in FEW}), "falcon_h1", "lfm2"))
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from helpers.medusa import COMBINED, counting, fitted, flat, random_heads
 from helpers.models import VOCAB, prompts, run, same_as_plain, tiny_model
 from helpers.streaming import Puts
@@ -30,7 +31,7 @@ KINDS: dict[str, Callable[[MedusaHeads], Medusa]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("settings", SAMPLED, ids=str)
+@pytest.mark.parametrize("settings", few(SAMPLED, SAMPLED[0], SAMPLED[2]), ids=str)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_plain_decodings_text(batch: int, settings: dict[str, Any], kind: str) -> None:
     """Heads that are wrong, untrained, fitted and right; alone and in a left-padded batch."""
@@ -45,7 +46,10 @@ def test_plain_decodings_text(batch: int, settings: dict[str, Any], kind: str) -
         assert output.stats.emitted == 24 * batch
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen2_mixed", "gemma2", "gemma3", "cohere2", "phi3", "llama4"])
+OTHERS = ["gpt2", "mistral", "qwen2_mixed", "gemma2", "gemma3", "cohere2", "phi3", "llama4"]
+
+
+@pytest.mark.parametrize("name", few(OTHERS, "gpt2", "gemma3", "llama4"))
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 def test_other_models(name: str, sample: bool) -> None:
     """Tied and scaled output layers, sliding windows, learned positions that end soon."""
@@ -57,7 +61,7 @@ def test_other_models(name: str, sample: bool) -> None:
     same_as_plain(model, prompts(1), Medusa(heads), max_new_tokens=min(room, 52), do_sample=sample)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", few(range(8), 0, 1, 2))
 def test_seeds(seed: int) -> None:
     """Fitted heads, so that much is accepted; sampled texts are those of plain decoding, seed for seed."""
     model = tiny_model("gpt2")
@@ -91,7 +95,7 @@ def test_heads_in_another_dtype(dtype: torch.dtype) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", few([1, 3], 3))
 def test_settings_of_generate(batch: int, settings: dict[str, Any]) -> None:
     for model, heads in (counting(3), (tiny_model("llama"), random_heads(tiny_model("llama")))):
         for kind in ("published", "combined"):

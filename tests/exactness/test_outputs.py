@@ -2,13 +2,13 @@
 
 import pytest
 from helpers.calls import ids_of
+from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import MODELS, VOCAB, prompts, run, same_as_plain, tiny_model
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
 
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "sample"), BATCH_AND_SAMPLE)
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_logits_and_cache(name: str, batch: int, sample: bool) -> None:
     """One [batch, vocab] for each index; the cache holds all but the last token, in plain decoding's layers."""

@@ -59,6 +59,7 @@ def test_inference_mode() -> None:
         same_as_plain(model, prompts(3), strategy, max_new_tokens=20)
 
 
+@pytest.mark.slow
 def test_a_long_text() -> None:
     """Buffers grow on the way: a text far longer than the prompt, one long prompt, and both windows sliding."""
     for name in ("llama", "mistral"):

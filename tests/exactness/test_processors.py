@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from helpers.calls import Recorder, allowed_tokens
+from helpers.marks import few
 from helpers.models import counting_model, prompts, run, same_as_plain, tiny_model
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
@@ -61,7 +62,7 @@ SAMPLED: dict[str, dict[str, Any]] = {
 
 
 @augmented
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", few([1, 3], 3))
 @pytest.mark.parametrize("name", GREEDY)
 def test_processors(name: str, batch: int) -> None:
     """Greedy, on a chaotic text and on one that repeats itself, where whole blocks are accepted."""
@@ -71,7 +72,7 @@ def test_processors(name: str, batch: int) -> None:
 
 
 @augmented
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", few([1, 3], 3))
 @pytest.mark.parametrize("name", SAMPLED)
 def test_warpers(name: str, batch: int) -> None:
     """Sampled: the same draws from the same, warped distributions."""

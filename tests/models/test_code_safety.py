@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from helpers.models import fresh_model, prompts, same_as_plain
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -72,7 +73,7 @@ def _trace(model: Any) -> None:
 CHANGES = [_trace, _hook, _wrap, _compile, _quantise, _own_layer, _built_in_inference_mode]
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", few(CHANGES, *(change for change in CHANGES if change is not _compile)))
 def test_is_safe(change: Callable[[Any], None]) -> None:
     """Not where somebody may see a tensor, nor where weights are no plain tensors."""
     model = fresh_model("llama")

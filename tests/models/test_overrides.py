@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from helpers.encoder_decoders import seq2seq_model
+from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import F32, F64, VOCAB, fresh_model, initialised, prompts, run, same_as_plain
 
 from jacobi import LookaheadError
@@ -64,8 +65,7 @@ def slot_counters() -> dict[str, Any]:
 MODELS = slot_counters()
 
 
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "sample"), BATCH_AND_SAMPLE)
 @pytest.mark.parametrize("name", MODELS)
 def test_exact(name: str, batch: int, sample: bool) -> None:
     """Text, draws, scores and cache, to the last place that MPT's and GPT-Neo's tables have."""

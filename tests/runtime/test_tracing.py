@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.automatic import memory_of
+from helpers.marks import few
 from helpers.models import MODELS, fresh_model, prompts, same_as_plain
 from torch import Tensor, nn
 from torch.jit._state import _python_cu
@@ -51,7 +52,9 @@ def warmed(model: Any, batch: int = 1, **settings: Any) -> Traces:
     return known(model)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"llama4"}))  # which is given places for each pass
+@pytest.mark.parametrize(
+    "name", few(sorted(MODELS.keys() - {"llama4"}), "gemma3", "gpt2", "gpt_oss", "llama")
+)  # which is given places for each pass
 @pytest.mark.parametrize("batch", [1, 3])
 def test_same_text(name: str, batch: int) -> None:
     """Whatever drafts, greedy or sampled, past windows and in ragged batches."""

@@ -51,7 +51,7 @@ def contents(pool: NgramPool | SlowPool, keys: Sequence[int] = range(10)) -> dic
     return {key: list(pool.get(key)) for key in keys}
 
 
-@examples(300)
+@examples(150)
 @given(USES, st.integers(0, 3), st.integers(3, 12))
 def test_policy_is_the_slow_model(uses: list[tuple[int, Ngram | None]], per_key: int, capacity: int) -> None:
     """After every single use: the same size, at most G a key, never more than the capacity."""

@@ -50,6 +50,7 @@ def test_texts_are_plain_ones_in_fewer_passes(loaded: tuple[Any, Any], sources: 
     assert ours.stats.mean_acceptance_length > 1.2
 
 
+@pytest.mark.slow
 def test_heads_add_to_the_free_sources(loaded: tuple[Any, Any]) -> None:
     """Tokens a pass at 63 and 64 nodes, greedy, over the command line's prompts."""
     model, tokenizer = loaded

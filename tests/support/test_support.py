@@ -9,6 +9,7 @@ import transformers
 from accelerate import cpu_offload
 from helpers.encoder_decoders import seq2seq_model
 from helpers.knowing import known
+from helpers.marks import few
 from helpers.models import F32, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaForCausalLM
@@ -152,7 +153,7 @@ def picture(model: Any) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL"])
+@pytest.mark.parametrize("kind", few(["Qwen2VL", "Qwen2_5_VL", "Qwen3VL"], "Qwen3VL"))
 def test_three_axes(kind: str) -> None:
     """Text goes on from the last position of every axis, with an image before it and without."""
     model = vision_model(kind)

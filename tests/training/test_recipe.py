@@ -160,6 +160,7 @@ def test_heads_card_and_evaluation_are_written(loaded: tuple[Any, Any], tmp_path
     assert plain.tolist() == ours.tolist()
 
 
+@pytest.mark.slow
 def test_the_first_heads_share_of_the_models_accuracy(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     evaluation = fitted(loaded, tmp_path, evaluation_prompts=0)
     assert evaluation.measured is None
@@ -169,6 +170,7 @@ def test_the_first_heads_share_of_the_models_accuracy(loaded: tuple[Any, Any], t
     assert math.isnan(dataclasses.replace(evaluation, own=dataclasses.replace(own, top1=0.0)).ratio)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_saved_beside_the_heads(loaded: tuple[Any, Any], folder: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     evaluation = fitted(loaded, tmp_path, TWO)

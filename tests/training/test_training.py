@@ -278,6 +278,7 @@ def test_missing_packages_are_named(
         train(small_model(), texts(), settings, tmp_path)
 
 
+@pytest.mark.slow
 def test_mixed_precision_trains(tmp_path: Path) -> None:
     model = small_model()
     settings = dataclasses.replace(SETTINGS, precision="bf16")
