@@ -31,7 +31,6 @@ FAST = {
         "MambaForCausalLM",
         "MarianMTModel",
         "MistralForCausalLM",
-        "NemotronHForCausalLM",
         "OPTForCausalLM",
         "T5ForConditionalGeneration",
     )
