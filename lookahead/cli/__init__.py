@@ -1,9 +1,13 @@
 """The command line: one module a command, imported when the command is run.
 
-``lookahead --help`` and ``--version`` answer from this module alone: neither torch nor transformers is loaded by them.
-What the commands share is in ``common``, ``options``, ``prompts`` and ``tables``. May import: everything.
+A command is a function of one frozen dataclass, whose fields are its options. ``lookahead --help`` and ``--version``
+answer from this module alone: they load neither torch nor transformers. What commands share is in ``common``,
+``options``, ``prompts`` and ``tables``. May import: everything.
 """
 
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -29,8 +33,30 @@ def load_command(name: str) -> Any:
     """Import a command's module, and make typer's command of the function that has the module's name."""
     word = name.replace("-", "_")
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(getattr(import_module(f"lookahead.cli.{word}"), word))
+    alone.command(name)(_spread(getattr(import_module(f"lookahead.cli.{word}"), word)))
     return typer.main.get_command(alone)
+
+
+def _spread(function: Callable[[Any], None]) -> Callable[..., None]:
+    """``function(options)``, where ``options`` is a dataclass, with a parameter for each of the dataclass's fields."""
+    options = function.__annotations__["options"]
+
+    def spread(**given: Any) -> None:
+        function(options(**given))
+
+    spread.__doc__ = function.__doc__
+    spread.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=field.type,
+            )
+            for field in fields(options)
+        ]
+    )
+    return spread
 
 
 class LazyCommand(TyperCommand):

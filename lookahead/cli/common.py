@@ -1,11 +1,12 @@
-"""What the commands share: options, loading, and one timed call of ``generate``."""
+"""What the commands share: loading, one timed call of ``generate``, and telling the result."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 import typer
@@ -18,35 +19,15 @@ from transformers.utils import logging
 from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead._files import on_hub
-from lookahead._version import versions as versions
-from lookahead.cli.prompts import PROMPTS as PROMPTS
+from lookahead._version import versions
 from lookahead.loading import load_model
 from lookahead.stats import DecodingStats
-from lookahead.strategies.base import Stats, Strategy
-from lookahead.strategies.lookahead import Lookahead
-
-DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
-
-ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="DIR", help="Folder of a model and its tokenizer. Default: bundled.")
-]
-DtypeOption = Annotated[DtypeName, typer.Option(help="Of the weights. Texts are exact in float32 and float64.")]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
-NewTokensOption = Annotated[
-    int, typer.Option("--max-new-tokens", "--new-tokens", min=1, help="Tokens to write at most, per prompt.")
-]
-WindowOption = Annotated[
-    int | None, typer.Option("--window-size", help="W, columns of the window. Default: automatic.")
-]
-NgramOption = Annotated[int | None, typer.Option("--ngram-size", help="N, length of an n-gram. Default: automatic.")]
-GuessesOption = Annotated[
-    int | None, typer.Option("--verification-set-size", help="G, most guesses in a pass. Default: automatic.")
-]
+from lookahead.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """One call of ``generate``: the tokens it wrote, the seconds it took, and its counts (None if it was plain)."""
+    """One call of ``generate``: the tokens it wrote, the seconds it took, and its counts (None without lookahead)."""
 
     tokens: list[int]
     seconds: float
@@ -56,7 +37,7 @@ class Decoded:
 def decode(
     model: PreTrainedModel, inputs: dict[str, Tensor], strategy: Strategy | None, streamer: Any = None, **settings: Any
 ) -> Decoded:
-    """Decode one prompt with ``strategy``; with None exactly as transformers does, which nothing here has patched."""
+    """Decode one prompt with ``strategy``; None is transformers' own ``generate``, which nothing here has patched."""
     settings["return_dict_in_generate"] = True
     start = perf_counter()
     if strategy is None:
@@ -67,28 +48,7 @@ def decode(
     return Decoded(tokens, perf_counter() - start, getattr(output, "stats", None))
 
 
-def lookahead_from(
-    window_size: int | None,
-    ngram_size: int | None,
-    verification_set_size: int | None,
-    seed: int | None = None,
-    stats: Stats = "summary",
-) -> Lookahead:
-    """The strategy that the options mean: the automatic mode if none of W, N and G is given.
-
-    Drafts start afresh in every call, so that a text that is written twice is not twice as easy.
-    """
-    return Lookahead(
-        window_size=window_size,
-        ngram_size=ngram_size,
-        verification_set_size=verification_set_size,
-        seed=seed,
-        stats=stats,
-        remember=False,
-    )
-
-
-def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedModel, Any]:
+def load(folder: str | None, dtype: str, device: str) -> tuple[PreTrainedModel, Any]:
     """Load a model and its tokenizer; None is the bundled one.
 
     Raises:
@@ -103,9 +63,9 @@ def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedM
         reason = str(error).strip().split("\n")[0]
         raise LookaheadError(f"--device {device} cannot be used here ({reason}). Try --device cpu.") from error
     if folder is not None and not Path(folder).exists() and not on_hub(folder):
-        # It would only be searched for on the hub, slowly.
+        # transformers would search the hub for it, slowly.
         raise LookaheadError(f"--model {folder} does not exist: expected a folder with config.json and weights.")
-    with no_bars(), Console(stderr=True).status("Loading the model"):
+    with loading("Loading the model"):
         model, tokenizer = load_model(
             bundled.BUNDLED if folder is None else folder, dtype=getattr(torch, dtype), device=name
         )
@@ -117,12 +77,13 @@ def load(folder: str | None, dtype: DtypeName, device: str) -> tuple[PreTrainedM
 
 
 @contextmanager
-def no_bars() -> Iterator[None]:
-    """transformers' own bars, which would stand beside ours, are off for a while."""
+def loading(what: str) -> Iterator[None]:
+    """Say on stderr what is being loaded; transformers' own bars, which would stand beside it, are off meanwhile."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with Console(stderr=True).status(what):
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()
@@ -142,18 +103,29 @@ def encode(tokenizer: Any, prompt: str, model: PreTrainedModel) -> dict[str, Ten
 
 
 def text_of(tokenizer: Any, tokens: list[int]) -> str:
-    """Tokens as text, special tokens left out."""
+    """Tokens as text, without special tokens."""
     text: str = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
+def echo_json(document: Mapping[str, Any]) -> None:
+    """Print the one JSON document of a command, with the versions that decided about the result."""
+    typer.echo(json.dumps({**document, "versions": versions()}, indent=2))
+
+
 def progress(auto_refresh: bool = True) -> Progress:
-    """A bar on stderr that is gone when it is done, and is not there at all outside a terminal.
+    """Bars on stderr, which vanish at the end, and are not drawn outside a terminal.
 
     Args:
-        auto_refresh: draw it from a thread of its own; without, the caller refreshes it where that disturbs no timing.
+        auto_refresh: draw them from a thread of their own. Without, the caller draws them when it disturbs no timing.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     off = not console.is_terminal
     return Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh, disable=off)
+
+
+def bar(progress: Progress, what: str) -> Callable[[float], None]:
+    """A new bar, and the function that moves it, from 0 to 1."""
+    task = progress.add_task(what, total=1.0)
+    return lambda share: progress.update(task, completed=share)

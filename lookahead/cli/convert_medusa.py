@@ -1,70 +1,66 @@
 """``lookahead convert-medusa``: read Medusa heads in any published format, and write them in another."""
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
-from rich.table import Table
+from typer import Argument, Option
 
 from jacobi import LookaheadError
 from lookahead._files import check_free
-from lookahead.cli import common
+from lookahead.cli import common, tables
+from lookahead.cli.options import JsonOption
 from lookahead.loading import load_weights
 from lookahead.sources.medusa.checkpoints.reading import Checkpoint, read_checkpoint
 from lookahead.sources.medusa.files import Format, write_heads
 from lookahead.sources.medusa.heads import MedusaHeads
 
 
-def convert_medusa(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Heads: a folder, a file, or a name on the hub.")],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder to write.")],
-    to: Annotated[
-        Format, typer.Option(help="Of the files: as published with Medusa, or as vLLM loads a draft model.")
-    ] = "medusa",
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    source: Annotated[str, Argument(metavar="SOURCE", help="Heads: a folder, a file, or a name on the hub.")]
+    target: Annotated[Path, Argument(metavar="TARGET", help="Folder to write.")]
+    to: Annotated[Format, Option(help="Of the files: as published with Medusa, or as vLLM loads a draft model.")] = (
+        "medusa"
+    )
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="DIR",
-            help="The model of the heads: they are checked against it, and vLLM's format takes its output layer where "
-            "the heads have none.",
+            help="The heads' model: they are checked against it, and vLLM's format takes its output layer where the "
+            "heads have none.",
         ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace TARGET and all files in it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
-) -> None:
+    ] = None
+    force: Annotated[bool, Option("--force", help="Replace TARGET and all files in it.")] = False
+    as_json: JsonOption = False
+
+
+def convert_medusa(options: Options) -> None:
     """Convert Medusa heads between the published formats.
 
     TARGET is written completely, or not at all.
     """
-    place = check_free(target, force)
+    source, target = options.source, options.target
+    place = check_free(target, options.force)
     if place.exists() and Path(source).expanduser().resolve().is_relative_to(place):
         raise LookaheadError(f"{source} lies in {target}, which would be replaced. Name another target.")
-    with common.no_bars(), Console(stderr=True).status("Reading the heads"):
-        loaded = None if model is None else load_weights(model)
-        checkpoint = read_checkpoint(source, loaded)
-        heads = MedusaHeads.from_tensors(checkpoint.tensors, loaded)
-    write_heads(heads, target, to, model=loaded, replace=force)
+    with common.loading("Reading the heads"):
+        model = None if options.model is None else load_weights(options.model)
+        checkpoint = read_checkpoint(source, model)
+        heads = MedusaHeads.from_tensors(checkpoint.tensors, model)
+    write_heads(heads, target, options.to, model=model, replace=options.force)
     read = _facts(checkpoint, heads)
-    if as_json:
-        document = {"source": source, "read": read, "target": str(target), "written": to}
-        typer.echo(json.dumps(document | {"versions": common.versions()}, indent=2))
+    if options.as_json:
+        common.echo_json({"source": source, "read": read, "target": str(target), "written": options.to})
         return
     console = Console(highlight=False)
-    table = Table(title=f"Read from {source}", box=None, show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in read.items():
-        text = ", ".join(value) if isinstance(value, list) else str(value)
-        table.add_row(name.replace("_", " "), "not stored" if value is None else text)
-    console.print(table)
-    console.print(f"Wrote {target} in the format of {'vLLM' if to == 'vllm' else 'Medusa'}.", style="bold")
+    console.print(tables.facts(read, f"Read from {source}", unknown="not stored"))
+    console.print(f"Wrote {target} in the format of {'vLLM' if options.to == 'vllm' else 'Medusa'}.", style="bold")
 
 
 def _facts(checkpoint: Checkpoint, heads: MedusaHeads) -> dict[str, Any]:
-    """What a checkpoint was found to be, for people and as JSON."""
-    numbers = sum(parameter.numel() for parameter in heads.parameters())
+    """What a checkpoint holds, as plain data."""
     facts = {
         "format": checkpoint.format,
         "files": list(checkpoint.files),
@@ -74,7 +70,7 @@ def _facts(checkpoint: Checkpoint, heads: MedusaHeads) -> dict[str, Any]:
         "hidden_size": heads.hidden_size,
         "vocabulary": heads.vocab_size,
         "dtype": str(next(heads.parameters()).dtype).removeprefix("torch."),
-        "parameters": numbers,
+        "parameters": sum(parameter.numel() for parameter in heads.parameters()),
         "base_model": heads.base_model,
     }
     return facts | ({"remarks": list(checkpoint.remarks)} if checkpoint.remarks else {})

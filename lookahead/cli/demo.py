@@ -1,20 +1,30 @@
-"""``lookahead demo``: the same texts written plainly and with lookahead, side by side in one process."""
+"""``lookahead demo``: the same texts written with and without lookahead, side by side in one process."""
 
 from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Exit, Option
 
-from lookahead.cli import common
+from lookahead.cli import common, tables
+from lookahead.cli.options import DeviceOption, ModelOptions, NewTokensOption, SizeOptions
 from lookahead.cli.prompts import PROMPTS
 from lookahead.cli.verify import Divergence, first_divergence, tell
+from lookahead.stats import DecodingStats
 
 FREE = "bold green"
 _WARM_UP = 16  # tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions, SizeOptions):
+    device: DeviceOption = "cpu"
+    new_tokens: NewTokensOption = 96
+    prompts: Annotated[int, Option(min=1, max=len(PROMPTS), help="How many prompts.")] = 4
+    rounds: Annotated[int, Option(min=1, help="How often each text is written both ways.")] = 3
 
 
 @dataclass
@@ -32,18 +42,9 @@ class _Story:
         return [plain.seconds / ours.seconds for plain, ours in zip(self.plain, self.ours, strict=True)]
 
     @property
-    def steps(self) -> int:
-        """Forward passes of lookahead; plain decoding has one for each token."""
-        stats = self.ours[0].stats
-        assert stats is not None
-        return stats.steps
-
-    @property
-    def nodes(self) -> list[int]:
-        """Tokens fed in each pass after the prompt's."""
-        stats = self.ours[0].stats
-        assert stats is not None
-        return [record["nodes"][0] for record in stats.passes[1:]]
+    def stats(self) -> DecodingStats:
+        """Of one run with lookahead."""
+        return self.ours[0].stats or DecodingStats()
 
     @property
     def plain_ms(self) -> float:
@@ -53,52 +54,42 @@ class _Story:
     @property
     def ours_ms(self) -> float:
         """Milliseconds for each of lookahead's passes, everything included."""
-        return 1e3 * median(run.seconds for run in self.ours) / self.steps
+        return 1e3 * median(run.seconds for run in self.ours) / self.stats.steps
 
 
-def demo(
-    model: common.ModelOption = None,
-    new_tokens: common.NewTokensOption = 96,
-    prompts: Annotated[int, typer.Option(min=1, max=len(PROMPTS), help="How many prompts.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each text is written both ways.")] = 3,
-    window_size: common.WindowOption = None,
-    ngram_size: common.NgramOption = None,
-    verification_set_size: common.GuessesOption = None,
-    dtype: common.DtypeOption = "float32",
-    device: common.DeviceOption = "cpu",
-) -> None:
+def demo(options: Options) -> None:
     """Write a few texts with and without lookahead, and compare texts and times."""
-    strategy = common.lookahead_from(window_size, ngram_size, verification_set_size, seed=0, stats="detailed")
-    loaded, tokenizer = common.load(model, dtype, device)
-    stories = [_Story(prompt) for prompt in PROMPTS[:prompts]]
-    inputs = [common.encode(tokenizer, story.prompt, loaded) for story in stories]
-    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": new_tokens}
+    strategy = options.lookahead(seed=0, stats="detailed")
+    model, tokenizer = options.load()
+    stories = [_Story(prompt) for prompt in PROMPTS[: options.prompts]]
+    inputs = [common.encode(tokenizer, story.prompt, model) for story in stories]
+    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": options.new_tokens}
     with common.progress(auto_refresh=False) as progress:
-        bar = progress.add_task("Writing", total=2 * rounds * len(stories))
+        bar = progress.add_task("Writing", total=2 * options.rounds * len(stories))
         for way in (None, strategy):
-            common.decode(loaded, inputs[0], way, **settings | {"max_new_tokens": min(_WARM_UP, new_tokens)})
-        for turn in range(rounds):
+            warm = settings | {"max_new_tokens": min(_WARM_UP, options.new_tokens)}
+            common.decode(model, inputs[0], way, **warm)
+        for turn in range(options.rounds):
             for story, given in zip(stories, inputs, strict=True):
                 # The two ways take turns at going first, so that neither always finds the machine warm.
                 for way in (None, strategy) if turn % 2 == 0 else (strategy, None):
                     runs = story.plain if way is None else story.ours
-                    runs.append(common.decode(loaded, given, way, **settings))
+                    runs.append(common.decode(model, given, way, **settings))
                     progress.update(bar, advance=1, refresh=True)
         for story, given in zip(stories, inputs, strict=True):
             for plain, ours in zip(story.plain, story.ours, strict=True):
-                story.found = story.found or first_divergence(loaded, given, plain.tokens, ours.tokens)
-
+                story.found = story.found or first_divergence(model, given, plain.tokens, ours.tokens)
     console = Console(highlight=False)
     _show_texts(console, stories, tokenizer)
     console.print(_table(stories))
     console.print()
     _conclude(console, stories, tokenizer)
     if any(story.found is not None and story.found.verdict == "bug" for story in stories):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def coloured(tokenizer: Any, decoded: common.Decoded) -> Text:
-    """A text in which the tokens that came for free, all of a pass but the last, are in colour."""
+    """A text with its free tokens, all of a pass but the last, in colour."""
     assert decoded.stats is not None
     free = [
         place < count - 1 for record in decoded.stats.passes for count in record["tokens"] for place in range(count)
@@ -126,26 +117,18 @@ def _show_texts(console: Console, stories: list[_Story], tokenizer: Any) -> None
 
 
 def _table(stories: list[_Story]) -> Table:
-    table = Table(box=None, header_style="bold")
-    for header in ("text", "tokens", "passes", "tokens/pass", "plain ms/pass", "lookahead ms/pass", "speedup"):
-        table.add_column(header, justify="right")
+    rows = []
     for number, story in enumerate(stories, start=1):
-        count = len(story.ours[0].tokens)
-        table.add_row(
-            str(number),
-            str(count),
-            str(story.steps),
-            f"{count / story.steps:.2f}",
-            f"{story.plain_ms:.2f}",
-            f"{story.ours_ms:.2f}",
-            f"{median(story.ratios):.2f}x",
-        )
-    return table
+        count, steps = len(story.ours[0].tokens), story.stats.steps
+        ms = (f"{story.plain_ms:.2f}", f"{story.ours_ms:.2f}")
+        rows.append((str(number), str(count), str(steps), f"{count / steps:.2f}", *ms, f"{median(story.ratios):.2f}x"))
+    headers = ("text", "tokens", "passes", "tokens/pass", "plain ms/pass", "lookahead ms/pass", "speedup")
+    return tables.columns(headers, rows)
 
 
 def _conclude(console: Console, stories: list[_Story], tokenizer: Any) -> None:
     tokens = sum(len(story.ours[0].tokens) for story in stories)
-    steps = sum(story.steps for story in stories)
+    steps = sum(story.stats.steps for story in stories)
     if not any(story.found for story in stories):
         console.print(f"Texts: identical, all {tokens} tokens of {len(stories)} texts.", style="bold")
     for number, story in enumerate(stories, start=1):
@@ -154,19 +137,15 @@ def _conclude(console: Console, stories: list[_Story], tokenizer: Any) -> None:
             console.print(Text(what, style="bold"))
     console.print(f"Tokens per pass: {tokens / steps:.2f} ({tokens} tokens in {steps} passes; plain decoding: 1).")
     plain_ms, ours_ms = median(s.plain_ms for s in stories), median(s.ours_ms for s in stories)
-    nodes = mean([count for story in stories for count in story.nodes] or [1])
+    nodes = mean([record["nodes"][0] for story in stories for record in story.stats.passes[1:]] or [1])
     console.print(
-        f"Milliseconds per pass: {plain_ms:.2f} plainly (1 token), {ours_ms:.2f} with lookahead ({nodes:.1f} tokens on "
-        "average)."
+        f"Milliseconds per pass: {plain_ms:.2f} in plain decoding (1 token), {ours_ms:.2f} with lookahead ({nodes:.1f} "
+        "tokens on average)."
     )
     ratios = [ratio for story in stories for ratio in story.ratios]
     speedup = median(ratios)
     verdict = "a win" if speedup > 1.02 else "a loss" if speedup < 0.98 else "no difference"
-    console.print(
-        f"Speedup: {speedup:.2f}x, {verdict} (median of {len(ratios)} ratios from {min(ratios):.2f} to "
-        f"{max(ratios):.2f}).",
-        style="bold",
-    )
-    everything = sum(run.stats for story in stories for run in story.ours if run.stats is not None)
-    if everything:
-        console.print(everything.explain())
+    spread = f"median of {len(ratios)} ratios from {min(ratios):.2f} to {max(ratios):.2f}"
+    console.print(f"Speedup: {speedup:.2f}x, {verdict} ({spread}).", style="bold")
+    everything = sum((run.stats for story in stories for run in story.ours if run.stats), DecodingStats())
+    console.print(everything.explain())

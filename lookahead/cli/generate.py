@@ -1,19 +1,38 @@
 """``lookahead generate``: continue one prompt, shown as it is written."""
 
-import json
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
 import typer
 from transformers import TextStreamer
+from typer import Option
 
 from jacobi import LookaheadError
 from lookahead.cli import common
+from lookahead.cli.options import JsonOption, ModelOptions, NewTokensOption, SizeOptions
 from lookahead.cli.prompts import read_stdin
 from lookahead.strategies.base import Strategy
 from lookahead.strategies.jacobi import Jacobi
 
-StrategyName = Literal["lookahead", "jacobi", "plain"]
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions, SizeOptions):
+    prompt: Annotated[str | None, Option(help="Text to continue. '-' or nothing: stdin, less its last line break.")] = (
+        None
+    )
+    strategy: Annotated[
+        Literal["lookahead", "jacobi", "plain"],
+        Option(help="How drafts are grown; plain is transformers' own decoding."),
+    ] = "lookahead"
+    max_new_tokens: NewTokensOption = 128
+    sample: Annotated[bool, Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False
+    temperature: Annotated[float | None, Option(help="Above 0; needs --sample.")] = None
+    top_p: Annotated[float | None, Option(help="Above 0, at most 1; needs --sample.")] = None
+    top_k: Annotated[int | None, Option(help="At least 1; needs --sample.")] = None
+    seed: Annotated[int | None, Option(help="Makes a sampled text, and the number of passes, repeatable.")] = None
+    stats: Annotated[bool, Option("--stats", help="Counts and times, on stderr.")] = False
+    as_json: JsonOption = False
 
 
 class _Echo(TextStreamer):
@@ -24,51 +43,28 @@ class _Echo(TextStreamer):
         typer.echo(text, nl=stream_end)
 
 
-def generate(
-    model: common.ModelOption = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="Text to continue. '-' or nothing: stdin, less its last line break.")
-    ] = None,
-    strategy: Annotated[StrategyName, typer.Option(help="How drafts are grown; plain is transformers' own.")] = (
-        "lookahead"
-    ),
-    window_size: common.WindowOption = None,
-    ngram_size: common.NgramOption = None,
-    verification_set_size: common.GuessesOption = None,
-    max_new_tokens: common.NewTokensOption = 128,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Above 0; needs --sample.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Above 0, at most 1; needs --sample.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="At least 1; needs --sample.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Makes a sampled text, and the number of passes, repeatable.")
-    ] = None,
-    dtype: common.DtypeOption = "float32",
-    device: common.DeviceOption = "auto",
-    stats: Annotated[bool, typer.Option("--stats", help="Counts and times, on stderr.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of the text.")] = False,
-) -> None:
+def generate(options: Options) -> None:
     """Continue a prompt; the text appears as it is written."""
-    chosen = _strategy(strategy, window_size, ngram_size, verification_set_size, seed)
-    sampling = _sampling(sample, {"temperature": temperature, "top_p": top_p, "top_k": top_k})
-    text = read_stdin() if prompt is None or prompt == "-" else prompt
+    strategy, sampling = _strategy(options), _sampling(options)
+    text = read_stdin() if options.prompt in (None, "-") else str(options.prompt)
     if not text:
         raise LookaheadError("The prompt is empty: give --prompt TEXT, or text on stdin.")
-    loaded, tokenizer = common.load(model, dtype, device)
-    inputs = common.encode(tokenizer, text, loaded)
-    streamer = None if as_json else _Echo(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    if seed is not None:
-        torch.manual_seed(seed)
-    decoded = common.decode(loaded, inputs, chosen, streamer, max_new_tokens=max_new_tokens, **sampling)
-    if as_json:
+    model, tokenizer = options.load()
+    inputs = common.encode(tokenizer, text, model)
+    streamer = None if options.as_json else _Echo(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    if options.seed is not None:
+        torch.manual_seed(options.seed)
+    limit = {"max_new_tokens": options.max_new_tokens}
+    decoded = common.decode(model, inputs, strategy, streamer, **limit, **sampling)
+    if options.as_json:
         settings = {
-            "model": "bundled" if model is None else model,
-            "strategy": {"strategy": "plain"} if chosen is None else chosen.to_dict(),
-            "max_new_tokens": max_new_tokens,
+            "model": options.model_name,
+            "strategy": {"strategy": "plain"} if strategy is None else strategy.to_dict(),
+            **limit,
             **sampling,
-            "seed": seed,
-            "dtype": dtype,
-            "device": str(loaded.device),
+            "seed": options.seed,
+            "dtype": options.dtype,
+            "device": str(model.device),
         }
         document = {
             "prompt": text,
@@ -77,37 +73,36 @@ def generate(
             "seconds": decoded.seconds,
             "stats": None if decoded.stats is None else decoded.stats.to_dict(),
             "settings": settings,
-            "versions": common.versions(),
         }
-        typer.echo(json.dumps(document, indent=2))
-    elif stats:
+        common.echo_json(document)
+    elif options.stats:
         typer.echo(_summary(decoded), err=True)
 
 
-def _strategy(
-    name: StrategyName, window: int | None, ngram: int | None, guesses: int | None, seed: int | None
-) -> Strategy | None:
-    if name == "lookahead":
-        return common.lookahead_from(window, ngram, guesses, seed)
-    given = {"--window-size": window, "--ngram-size": ngram, "--verification-set-size": guesses}
-    wrong = [option for option, value in given.items() if value is not None]
+def _strategy(options: Options) -> Strategy | None:
+    if options.strategy == "lookahead":
+        return options.lookahead(options.seed)
+    wrong = ["--" + name.replace("_", "-") for name, size in options.sizes().items() if size is not None]
     if wrong:
-        raise LookaheadError(f"{wrong[0]} belongs to --strategy lookahead: got --strategy {name}. Drop one of the two.")
-    return Jacobi(seed=seed) if name == "jacobi" else None
+        raise LookaheadError(
+            f"{wrong[0]} belongs to --strategy lookahead: got --strategy {options.strategy}. Drop one of the two."
+        )
+    return Jacobi(seed=options.seed) if options.strategy == "jacobi" else None
 
 
-def _sampling(sample: bool, given: dict[str, Any]) -> dict[str, Any]:
-    """The sampling arguments of ``generate``; what is not given is left to the model's own defaults."""
+def _sampling(options: Options) -> dict[str, Any]:
+    """The sampling arguments of ``generate``; those that are not given keep the model's own defaults."""
+    given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
         option = "--" + name.replace("_", "-")
-        if not sample:
+        if not options.sample:
             raise LookaheadError(f"{option} needs --sample: without it the likeliest token is taken. Add --sample.")
         if value <= 0:
             raise LookaheadError(f"{option} must be above 0: got {value}.")
         if name == "top_p" and value > 1:
             raise LookaheadError(f"{option} must be at most 1: got {value}.")
-    return {"do_sample": sample} | given
+    return {"do_sample": options.sample} | given
 
 
 def _summary(decoded: common.Decoded) -> str:

@@ -13,8 +13,8 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lookahead import DecodingStats, StepTimes, tuning
-from lookahead.cli import common
 from lookahead.cli.drawing import draw, drawing
+from lookahead.cli.prompts import PROMPTS
 from lookahead.cli.tree import _reached
 from lookahead.draft.latency import NODES
 from lookahead.medusa import ChoiceTree, MedusaHeads, choices_from
@@ -84,11 +84,11 @@ def test_tree_calibrates_grows_measures_and_saves(folder: Path, heads: Path, tmp
     assert (ran.status, ran.err) == (0, "")
     tree = CalibratedTree.load(file)
     assert tree.choices == choices_from(file) == ChoiceTree(CHAIN)
-    counts = tuple(len(common.PROMPTS) * (NEW_TOKENS - 1 - head) for head in range(HEADS))
+    counts = tuple(len(PROMPTS) * (NEW_TOKENS - 1 - head) for head in range(HEADS))
     assert tree.accuracies.samples == counts
     assert [row[:2] for row in tree.accuracies.accuracies] == [(1.0, 0.0), (0.0, 1.0), (0.0, 1.0)]
     assert (tree.model, tree.heads) == (str(folder), str(heads))
-    assert f"Heads on greedy texts of {len(common.PROMPTS)} prompts" in ran.words
+    assert f"Heads on greedy texts of {len(PROMPTS)} prompts" in ran.words
     assert f"1 +3 {counts[1]} 0.000 1.000 1.000 1.000" in ran.words
     assert "64 nodes were asked for: no more than 3 are worth anything" in ran.words
     assert "1 1 1.000 1.000 2 1 1.000 1.000 3 1 1.000 1.000" in ran.words
@@ -131,7 +131,7 @@ def test_the_size_comes_from_the_curve(folder: Path, heads: Path, curves: Any) -
     assert document["budget"]["curve"] == f"saved in {file}"
     curves(dict.fromkeys(NODES, 1e3))
     ran = grow(folder, heads)
-    assert "Nodes: 3, with which the step-time curve promises the most tokens per millisecond" in ran.words
+    assert "Nodes: 3, for which the latency curve promises the most tokens per millisecond" in ran.words
     assert "No tree pays" not in ran.words
 
 

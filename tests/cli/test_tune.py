@@ -30,7 +30,7 @@ def prompt_file(tmp_path: Path) -> Path:
 def test_tune_measures_saves_and_recommends(folder: Path, curves: Path, prompt_file: Path) -> None:
     ran = run("tune", "--model", folder, "--prompts", prompt_file, *SHORT)
     assert (ran.status, ran.err) == (0, "")
-    for heading in ("Step time at about", "Best-first trees on the prompts, greedy", "Lookahead decoding as published"):
+    for heading in ("Latency at about", "Best-first trees on the prompts, greedy", "Lookahead decoding as published"):
         assert heading in ran.words
     assert re.search(r"128 \d+\.\d\d \d+\.\d\d █+", ran.words)
     assert re.search(r"7/5/7 \d+\.\d \d+\.\d\d \d+\.\d\dx", ran.words)

@@ -8,7 +8,7 @@ import pytest
 from helpers.cli import PROMPT, expected, other_token, run, spoil
 
 from lookahead import bundled
-from lookahead.cli import common
+from lookahead.cli.prompts import PROMPTS
 
 
 def test_verify_finds_identical_texts(folder: Path) -> None:
@@ -32,7 +32,7 @@ def test_verify_has_prompts_of_its_own(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bundled, "BUNDLED", folder)
     ran = run("verify", "--max-new-tokens", 4)
     assert ran.status == 0
-    assert f"{len(common.PROMPTS)} identical" in ran.words
+    assert f"{len(PROMPTS)} identical" in ran.words
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import lookahead
 from lookahead import Lookahead
 from lookahead.bundled import BUNDLED_HEADS
 from lookahead.cli import app
-from lookahead.cli.common import PROMPTS
+from lookahead.cli.prompts import PROMPTS
 from lookahead.medusa import CalibratedTree, Medusa, MedusaHeads
 
 

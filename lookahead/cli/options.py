@@ -1,0 +1,58 @@
+"""Options that several commands have: dataclasses to inherit from, and single options."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from transformers import PreTrainedModel
+from typer import Option
+
+from lookahead.cli import common
+from lookahead.strategies.base import Stats
+from lookahead.strategies.lookahead import Lookahead
+
+NewTokensOption = Annotated[
+    int, Option("--max-new-tokens", "--new-tokens", min=1, help="Tokens to write at most, per prompt.")
+]
+JsonOption = Annotated[bool, Option("--json", help="One JSON document instead of text and tables.")]
+DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
+DtypeOption = Annotated[
+    Literal["float32", "float64", "bfloat16", "float16"],
+    Option(help="Of the weights. Texts are exact in float32 and float64."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model to load, and how."""
+
+    model: Annotated[
+        str | None, Option(metavar="DIR", help="Folder of a model and its tokenizer. Default: bundled.")
+    ] = None
+    dtype: DtypeOption = "float32"
+    device: DeviceOption = "auto"
+
+    @property
+    def model_name(self) -> str:
+        """The model as JSON documents name it."""
+        return "bundled" if self.model is None else self.model
+
+    def load(self) -> tuple[PreTrainedModel, Any]:
+        """The model and its tokenizer."""
+        return common.load(self.model, self.dtype, self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """W, N and G of lookahead decoding as published; the automatic mode if none of them is given."""
+
+    window_size: Annotated[int | None, Option(help="W, columns of the window. Default: automatic.")] = None
+    ngram_size: Annotated[int | None, Option(help="N, length of an n-gram. Default: automatic.")] = None
+    verification_set_size: Annotated[int | None, Option(help="G, most guesses in a pass. Default: automatic.")] = None
+
+    def sizes(self) -> dict[str, Any]:
+        """The three, by their names in :class:`Lookahead`."""
+        return {name: getattr(self, name) for name in ("window_size", "ngram_size", "verification_set_size")}
+
+    def lookahead(self, seed: int | None = None, stats: Stats = "summary") -> Lookahead:
+        """The strategy, which remembers nothing: a text that is written twice is not easier the second time."""
+        return Lookahead(**self.sizes(), seed=seed, stats=stats, remember=False)
