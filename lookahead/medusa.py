@@ -1,4 +1,4 @@
-"""Medusa: extra heads on a model's last hidden state guess the tokens after the next one (arXiv 2401.10774)."""
+"""Medusa: extra heads guess the tokens after the next one from a model's last hidden state (arXiv 2401.10774)."""
 
 from lookahead.models.output_layer import output_layer as output_layer
 from lookahead.models.output_layer import output_sizes as output_sizes

@@ -1,4 +1,4 @@
-"""Medusa decoding as published: a tree of fixed shape, filled from the heads' best candidates."""
+"""Medusa decoding as published: a tree of fixed shape (Cai et al., arXiv 2401.10774, section 2.1.2)."""
 
 from collections.abc import Sequence
 
@@ -8,29 +8,23 @@ from lookahead.sources.medusa.source import HeadCandidates
 
 
 class MedusaDrafter:
-    """One row's drafter with a tree of fixed shape (Cai et al., arXiv 2401.10774, section 2.1.2).
-
-    Args:
-        candidates: of the call's rows.
-        row: number of the row.
-        choices: the shape.
-    """
+    """Fills a sequence's tree with the heads' best candidates: rank i at depth k + 1 is head k's candidate i."""
 
     def __init__(self, candidates: HeadCandidates, row: int, choices: ChoiceTree) -> None:
         self._candidates = candidates
         self._row = row
         shape = choices.token_tree()
-        self._places = list(zip(shape.parents[1:], shape.depths[1:], shape.tokens[1:], strict=True))
+        self._nodes = list(zip(shape.parents[1:], shape.depths[1:], shape.tokens[1:], strict=True))
         self._root = 0
 
     def draft(self, room: int) -> TokenTree:
-        """The heads' candidates in their places; those deeper than ``room`` are left out."""
+        """The tree, down to depth ``room``; the root alone while the heads have no hidden state."""
         tree = TokenTree(self._root)
         found = self._candidates.of(self._row) if room > 0 else None
         if found is None:
             return tree
         tokens, _ = found
-        for parent, depth, rank in self._places:
+        for parent, depth, rank in self._nodes:
             if depth > room:
                 break
             tree.add(parent, tokens[depth - 1][rank])  # candidates of a head differ, so nodes keep their numbers

@@ -42,6 +42,16 @@ def fingerprint(model: PreTrainedModel) -> Hashable:
     return tuple(parts)
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module has hooks of its own."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def weights_stamp(weights: Iterable[Tensor]) -> Hashable:
+    """Something that differs when a weight has moved or was changed in place; of no inference tensors."""
+    return tuple((weight.data_ptr(), weight._version) for weight in weights)
+
+
 def _address(tensor: Tensor | None) -> int:
     if tensor is None:
         return 0

@@ -12,11 +12,7 @@ COMPUTE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  
 
 
 def output_layer(model: Any) -> nn.Module:
-    """The layer of ``model`` that turns its last hidden states into logits.
-
-    Raises:
-        LookaheadError: the model does not tell.
-    """
+    """The layer that turns the last hidden states of ``model`` into logits; a LookaheadError if it does not say."""
     get = getattr(model, "get_output_embeddings", None)
     try:
         layer = get() if callable(get) else None
@@ -34,7 +30,7 @@ def output_layer(model: Any) -> nn.Module:
 def output_sizes(model: Any) -> tuple[int, int]:
     """What the output layer of ``model`` reads and writes: the hidden size and the vocabulary.
 
-    They are the layer's own: the config's may differ, where embeddings were resized or are projected.
+    The layer's own sizes come first; the config's may differ, if embeddings were resized or are projected.
 
     Raises:
         LookaheadError: the layer cannot be reached, or its sizes cannot be seen.
@@ -58,12 +54,9 @@ def output_sizes(model: Any) -> tuple[int, int]:
 
 
 def placement(model: Any) -> tuple[torch.device, torch.dtype]:
-    """Where heads beside ``model`` have the shortest way: the device of its output layer, the dtype it computes in.
+    """The best place for heads: the device of the output layer of ``model``, and the dtype that it computes in.
 
-    Heads elsewhere work as well; hidden states then travel to them and back.
-
-    Raises:
-        LookaheadError: the output layer cannot be reached.
+    Heads elsewhere work too; hidden states then travel to them and back.
     """
     layer = output_layer(model)
     tensors = list(chain(layer.parameters(), layer.buffers()))
@@ -78,13 +71,13 @@ def placement(model: Any) -> tuple[torch.device, torch.dtype]:
 
 
 def _weight(layer: nn.Module) -> Tensor | None:
-    """The weight of a layer; None where a quantised one keeps it under another name, or packed."""
+    """The weight of a layer; None if a quantised one keeps it under another name or packed."""
     weight = getattr(layer, "weight", None)
     return weight if isinstance(weight, Tensor) else None
 
 
 def copyable_weight(layer: nn.Module) -> Tensor | None:
-    """The weight of a layer, ``[out, in]``; None where it is quantised, sharded or offloaded."""
+    """The weight of a layer, ``[out, in]``; None if it is quantised, sharded or offloaded."""
     weight = _weight(layer)
     if weight is None or weight.is_meta or weight.dtype not in COMPUTE_DTYPES or weight.ndim != 2:
         return None

@@ -30,26 +30,24 @@ _BEST = 10  # candidates of a head in the automatic tree, as many as the publish
 class Medusa(Budgeted):
     """Decoding with Medusa's heads (Cai et al., arXiv 2401.10774), which guess the tokens after the next one.
 
-    By default as published: a tree of fixed shape, filled from the heads' best candidates, is scored in one pass (for
-    a model that can only be given one branch a pass, the chain of every head's best candidate). With
-    ``sources`` it is the automatic mode of :class:`lookahead.Lookahead`, in which the heads are one source among
-    others in a tree that is as large as pays.
+    By default as published: one pass scores a tree of fixed shape, filled from the heads' best candidates (with a
+    recurrent model, the linear draft of every head's best). With ``sources`` it is the automatic mode of
+    :class:`lookahead.Lookahead`, in which the heads are one source among others in a tree that is as large as pays.
 
     Attributes:
         heads: the heads, or a folder (or hub name) that holds them, which is read once.
         choices: the tree's shape, in any form that :func:`lookahead.medusa.choices_from` reads. None is the calibrated
-            tree that lies beside the heads (``tree.json``), else the published tree ``mc_sim_7b_63``, cut down to what
-            the heads can fill.
-        acceptance: ``"exact"`` writes the text of plain ``generate``. The other two are *lossy*: sampled text no longer
-            follows the model's distribution, but drifts towards what the heads guess. ``"typical"`` keeps candidates
-            that are likely enough (section 2.3.1), ``"nucleus"`` those inside the top-p set; of the longest paths kept
-            the likeliest one is written, and after it the most likely token. Without sampling both are greedy decoding.
-            Logits processors are asked along several candidate paths, so those of the caller's own must not keep state.
+            tree beside the heads (``tree.json``), else the published ``mc_sim_7b_63``, cut to what the heads can fill.
+        acceptance: ``"exact"`` writes the text of plain ``generate``. The other two are *lossy*: sampled text drifts
+            from the model's distribution towards what the heads guess. ``"typical"`` keeps candidates that are likely
+            enough (section 2.3.1), ``"nucleus"`` those inside the top-p set; written are the likeliest of the longest
+            paths kept, and after it the most likely token. Without sampling both are greedy decoding. Logits processors
+            run along several candidate paths, so the caller's own must not keep state.
         posterior_threshold: (typical) epsilon: no candidate has to be likelier than this. Above 0, below 1.
-        posterior_alpha: (typical) delta: the share of ``exp(-entropy)`` that a candidate has to be likelier than.
+        posterior_alpha: (typical) delta: a candidate has to be likelier than this share of ``exp(-entropy)``.
         top_p: (nucleus) probability of the set; above 0, at most 1.
-        sources: the automatic mode, where candidates come from, in the order in which they are credited: ``"heads"``
-            and any of ``"recycling"``, ``"suffix"``, ``"pool"``, ``"window"``, or functions that make a
+        sources: switches the automatic mode on: where candidates come from, in the order of credit. ``"heads"`` and any
+            of ``"recycling"``, ``"suffix"``, ``"pool"``, ``"window"``, or functions that make a
             :class:`lookahead.sources.Source` from a :class:`lookahead.strategy.RowContext`.
         nodes, max_nodes, tuning, remember: (automatic) see :class:`lookahead.Lookahead`.
         verification, seed, stats, static: see :class:`lookahead.strategies.base.Strategy`.
@@ -109,7 +107,7 @@ class Medusa(Budgeted):
             raise LookaheadError(f"Medusa({field}=) must be a number {range_}: got {value!r}.")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: nothing of it changes, and ``generate`` copies its settings, weights and all, in every call."""
+        """Itself: ``generate`` copies its settings in every call, and the heads' weights need no copies."""
         return self
 
     @property

@@ -1,10 +1,15 @@
-"""The trees that follow from how often each head's candidates are right.
+r"""The best trees, given how often each head's candidates are right (Cai et al., arXiv 2401.10774, section 2.3.3).
 
-``a_k(i)`` is the chance that the candidate of rank i of head k is the token that comes (Cai et al., arXiv 2401.10774,
-section 2.3.3). Taking the heads as independent, a node is accepted with the product of the a along its path, and the
-sum over all nodes is the number of drafted tokens that a pass is expected to keep. A value never rises from a node to
-its children, so growing from the most valuable candidate down gives the best tree of every size, and smaller trees are
-part of larger ones.
+``a_k(i)`` is the share of tokens that head k's candidate of rank i predicts. Taking heads as independent, a node is
+accepted with the product of the a along its path, its *value*; the sum of all values is the number of drafted tokens
+that a pass is expected to keep::
+
+    a_0 = 0.6, 0.2           0.6        0.2      the best tree of 3 nodes
+    a_1 = 0.5, 0.1          /   \      /         keeps 0.6 + 0.3 + 0.2 = 1.1
+                          0.3   0.06  0.1        tokens a pass
+
+No child is worth more than its parent, so taking the most valuable candidate again and again gives the best tree of
+every size.
 """
 
 import json
@@ -26,11 +31,11 @@ class HeadAccuracies:
     """The table a: how often each candidate of each head was right.
 
     Attributes:
-        accuracies: ``[head][rank]``, shares from 0 to 1; the same number of ranks for every head.
-        samples: ``[head]``, how many tokens each head's row rests on.
+        accuracies: shares ``[head][rank]``; the same number of ranks for every head.
+        samples: ``[head]``, how many tokens each share is of.
 
     Raises:
-        LookaheadError: the table is empty or ragged, a share is none, or the shares of a head sum to more than 1.
+        LookaheadError: the table is empty or ragged, a share is not from 0 to 1, or a head's shares sum to more than 1.
     """
 
     accuracies: tuple[tuple[float, ...], ...]
@@ -69,11 +74,7 @@ class HeadAccuracies:
 class CalibratedTree:
     """A tree with the table that it was grown from; :func:`lookahead.medusa.choices_from` takes it, or its file.
 
-    Attributes:
-        choices: the tree.
-        accuracies: the table.
-        model: name or folder of the model, for people who read the file.
-        heads: name or folder of the heads, likewise.
+    ``model`` and ``heads`` are names or folders, for people who read the file.
     """
 
     choices: ChoiceTree
@@ -105,11 +106,7 @@ class CalibratedTree:
         }
 
     def save(self, file: str | PathLike[str]) -> None:
-        """Write the tree to a JSON file: all of it or nothing.
-
-        Raises:
-            LookaheadError: it cannot be written there.
-        """
+        """Write the tree to a JSON file, whole or not at all; a LookaheadError if that fails."""
         try:
             write_text(str(file), json.dumps(self.to_dict()) + "\n")
         except OSError as error:
@@ -117,11 +114,7 @@ class CalibratedTree:
 
     @classmethod
     def load(cls, file: str | PathLike[str]) -> Self:
-        """Read the file that :meth:`save` wrote.
-
-        Raises:
-            LookaheadError: it cannot be read, is of another kind or format, or its table is not valid.
-        """
+        """Read what :meth:`save` wrote; a LookaheadError if it is something else, or damaged."""
         document = read_tree(file)
         try:
             table = HeadAccuracies(document["accuracies"], document["samples"])
@@ -141,7 +134,7 @@ def node_values(accuracies: HeadAccuracies, choices: ChoiceTree) -> tuple[float,
     """The chance of each node to be accepted, in the order of ``choices.paths``.
 
     Raises:
-        LookaheadError: a path is deeper than there are heads in the table, or has a rank that is not in it.
+        LookaheadError: a path is too deep for the table, or has a rank that it lacks.
     """
     table = accuracies.accuracies
     values: dict[tuple[int, ...], float] = {(): 1.0}
@@ -156,26 +149,22 @@ def node_values(accuracies: HeadAccuracies, choices: ChoiceTree) -> tuple[float,
 
 
 def expected_length(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
-    """How many drafted tokens a pass over the tree is expected to keep; with the root it writes one token more.
+    """How many drafted tokens a pass over the tree is expected to keep; it writes one more, the model's own.
 
     Raises:
-        LookaheadError: a path that the table does not cover.
+        LookaheadError: as :func:`node_values`.
     """
     return math.fsum(node_values(accuracies, choices))
 
 
 def grow_tree(accuracies: HeadAccuracies, nodes: int) -> ChoiceTree:
-    """The tree of at most ``nodes`` nodes with the greatest expected length, for any table.
+    """The tree of at most ``nodes`` nodes, its root not counted, with the greatest expected length.
 
-    The ranks of a head need not be used in their order: what counts is how often each was right. Candidates that were
-    never right are left out, so the tree may be smaller than asked for.
-
-    Args:
-        accuracies: the table.
-        nodes: the budget, without the root.
+    What counts is how often a rank was right, not the rank. Candidates that were never right are left out, so the tree
+    may be smaller than asked for.
 
     Raises:
-        LookaheadError: the budget is not between 1 and 4096, or no candidate of the first head was ever right.
+        LookaheadError: ``nodes`` is not from 1 to 4096, or no candidate of the first head was ever right.
     """
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
         raise LookaheadError(f"A tree cannot have {nodes!r} nodes: expected 1 to {MAX_NODES}, the root left out.")
@@ -183,7 +172,7 @@ def grow_tree(accuracies: HeadAccuracies, nodes: int) -> ChoiceTree:
 
 
 def expected_lengths(accuracies: HeadAccuracies, most: int) -> list[float]:
-    """The expected lengths of the best trees of 0, 1, 2, ... ``most`` nodes; fewer where no more node has any value.
+    """The expected lengths of the best trees of 0, 1, 2, ... ``most`` nodes, while more nodes have any value.
 
     Raises:
         LookaheadError: no candidate of the first head was ever right.
@@ -196,15 +185,15 @@ def best_size(accuracies: HeadAccuracies, curve: Sequence[float]) -> int:
 
     Args:
         accuracies: the table.
-        curve: cost of a pass over 1, 2, ... nodes, the root included, in any unit: :meth:`lookahead.StepTimes.curve`,
-            best with the time of the heads (:func:`heads_ms`) added to each.
+        curve: time of a pass over 1, 2, ... nodes, the root included, in any unit: :meth:`lookahead.StepTimes.curve`,
+            best with the time of the heads (:func:`lookahead.training.calibration.heads_ms`) added to each.
 
     Returns:
-        At least 1, and less than the curve has entries. Whether the tree pays at all is for the caller to see: it does
-        where ``(expected length + 1) / cost`` is above that of plain decoding.
+        The root not counted: from 1 to the curve's entries less one. The tree pays if ``(expected length + 1) / time``
+        is above that of plain decoding.
 
     Raises:
-        LookaheadError: the curve has less than two entries, or one that is no time; or no candidate of the first head
+        LookaheadError: the curve has fewer than two entries, or one that is no time; or no candidate of the first head
             was ever right.
     """
     if len(curve) < 2 or not all(0.0 < cost < math.inf for cost in curve):
@@ -217,7 +206,7 @@ def best_size(accuracies: HeadAccuracies, curve: Sequence[float]) -> int:
 
 
 def _best_first(accuracies: HeadAccuracies) -> Iterator[tuple[tuple[int, ...], float]]:
-    """All paths of any value, the most valuable first, each after its parent; equal ones in the order of the ranks."""
+    """All paths of any value with it, the most valuable first, each after its parent; ties in the order of ranks."""
     table = accuracies.accuracies
     orders = [sorted((rank for rank, share in enumerate(row) if share), key=lambda rank: -row[rank]) for row in table]
     if not orders[0]:

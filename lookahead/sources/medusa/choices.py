@@ -1,8 +1,10 @@
-"""Which candidates of the heads a pass tries: ``medusa_choices`` in all their forms.
+r"""Which candidates of the heads a pass tries: ``medusa_choices`` in all their forms.
 
-A choice is a path ``(i1, ..., ik)``: the candidate of rank i1 of the first head, below it the one of rank i2 of the
-second head, and so on; rank 0 is a head's best (Cai et al., arXiv 2401.10774, section 2.1.2). The root, the model's own
-next token, is not written down.
+A choice is a path of ranks: the candidate of that rank of head 0, below it one of head 1, and so on; rank 0 is a head's
+best (Cai et al., arXiv 2401.10774, section 2.1.2). The root, the model's own next token, is not written down::
+
+    [[0], [0, 0], [1]]      root - 1st of head 0 - 1st of head 1
+                                 \ 2nd of head 0
 """
 
 import json
@@ -32,7 +34,7 @@ _FORMS = (
 
 
 class HasPaths(Protocol):
-    """Anything that carries a tree as its paths, as a calibrated tree does."""
+    """Anything with a tree's paths, as a calibrated tree."""
 
     @property
     def paths(self) -> Sequence[Sequence[int]]: ...
@@ -40,18 +42,14 @@ class HasPaths(Protocol):
 
 @dataclass(frozen=True)
 class ChoiceTree:
-    """A tree of candidates, given by its paths.
-
-    Args:
-        paths: in any order; prefixes that are left out are added, so the leaves alone name a tree.
+    """A tree of candidates, given by its paths in any order; missing prefixes are added, so leaves alone will do.
 
     Attributes:
-        paths: all of them, prefixes included, sorted by length and then by rank. Path number i is node i + 1 of
-            :meth:`token_tree`, whose root is node 0.
+        paths: all of them, sorted by length and then by rank. Path number i is node i + 1 of :meth:`token_tree`.
 
     Raises:
-        LookaheadError: no paths, an empty path, one that is given twice, a rank that is no natural number, or more than
-            4096 nodes.
+        LookaheadError: no paths, an empty path, a path given twice, a rank that is no natural number, or more than 4096
+            nodes.
     """
 
     paths: tuple[tuple[int, ...], ...]
@@ -84,19 +82,15 @@ class ChoiceTree:
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """How many candidates are needed of each head: its highest rank, plus 1."""
+        """How many candidates of each head are needed: its highest rank, plus 1."""
         return tuple(1 + max(path[depth] for path in self.paths if len(path) > depth) for depth in range(self.depth))
 
     def token_tree(self) -> TokenTree:
-        """The tree with ranks for tokens, and 0 for the root: node i + 1 is path number i."""
+        """The tree with ranks as tokens: node 0 is the root, node i + 1 is path number i."""
         return TokenTree.from_paths(0, self.paths)
 
     def check(self, num_heads: int, vocab_size: int) -> None:
-        """Refuse a tree that the heads cannot fill.
-
-        Raises:
-            LookaheadError: a path is deeper than there are heads, or a rank is beyond the vocabulary.
-        """
+        """Raise a LookaheadError if a path is deeper than there are heads, or a rank is beyond the vocabulary."""
         deepest = self.paths[-1]
         if len(deepest) > num_heads:
             raise LookaheadError(
@@ -119,11 +113,10 @@ def presets() -> tuple[str, ...]:
 def choices_from(value: Any) -> ChoiceTree:
     """Read a tree in any of its forms.
 
-    Args:
-        value: a preset's name; paths like ``[[0], [0, 0], [1]]``, whose prefixes may be left out; the number of
-            candidates at each depth like ``[10, 7, 3]``, of which all combinations are taken; a calibrated tree, as an
-            object, as the content of its file or as the file's name. A list of integers is always the number of
-            candidates, a list of lists always paths.
+    - a preset's name;
+    - paths like ``[[0], [0, 0], [1]]``, whose prefixes may be left out;
+    - the number of candidates at each depth like ``[10, 7, 3]``, of which all combinations are taken;
+    - a calibrated tree: the object, the content of its file, or the file's name.
 
     Raises:
         LookaheadError: none of these, an unknown name, a file that cannot be read, or a tree that is not valid.
@@ -150,10 +143,7 @@ def choices_from(value: Any) -> ChoiceTree:
 
 
 def read_tree(file: str | PathLike[str]) -> dict[str, Any]:
-    """Read the file of a calibrated tree.
-
-    Returns:
-        Its content, with a valid list of ``paths``.
+    """The content of a calibrated tree's file; its ``paths`` are valid.
 
     Raises:
         LookaheadError: it cannot be read, or is of another kind or format.
@@ -169,10 +159,10 @@ def read_tree(file: str | PathLike[str]) -> dict[str, Any]:
 
 
 def buffers(choices: Any, topk: int = 10, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tree as FasterDecoding/Medusa's ``generate_medusa_buffers`` gives it, for those who come from there.
+    """The tree as FasterDecoding/Medusa's ``generate_medusa_buffers`` gives it.
 
-    Nodes are numbered by length and then by rank, the root first. In the table of candidates the root has place 0, and
-    the candidate of rank i of head k (from 0) has place ``1 + k * topk + i``. The choices ``[[0], [0, 0], [1]]`` with
+    Nodes are numbered by length and then by rank, the root first. In the table of candidates the root has index 0, and
+    the candidate of rank i of head k (from 0) has index ``1 + k * topk + i``. The choices ``[[0], [0, 0], [1]]`` with
     ``topk=10`` give::
 
         tree_indices         [0, 1, 2, 11]
@@ -182,18 +172,18 @@ def buffers(choices: Any, topk: int = 10, device: str | torch.device = "cpu") ->
 
     Args:
         choices: in any form that :func:`choices_from` reads.
-        topk: how many candidates of each head the table has.
-        device: where the tensors go.
+        topk: candidates of each head in the table.
+        device: of the tensors.
 
     Returns:
-        ``tree_indices``: the place of each node, int64 ``[node]``.
+        ``tree_indices``: the index of each node in the table, int64 ``[node]``.
         ``medusa_position_ids``: the depth of each node, int64 ``[node]``.
         ``retrieve_indices``: the nodes from the root to each leaf, int64 ``[leaf, depth + 1]``, the last leaf first,
         shorter rows padded with -1.
         ``medusa_attn_mask``: 1 where the row's node sees the column's, else 0, float32 ``[1, 1, node, node]``.
 
     Raises:
-        LookaheadError: the choices are not valid, ``topk`` is no number of candidates, or a rank is not below it.
+        LookaheadError: the choices are not valid, or ``topk`` does not cover their ranks.
     """
     tree = choices_from(choices)
     if not _natural(topk):

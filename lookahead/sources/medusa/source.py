@@ -22,20 +22,14 @@ _PRIORS = tuple(1.0 / (1.0 + math.exp(0.375 - strength)) for strength in (*_STEP
 
 
 class HeadCandidates:
-    """The best candidates of every head for the rows of one call.
+    """The ``count`` best candidates of every head, for all sequences of a call.
 
-    The heads run on the accepted node only, and when the first row's next tree is drafted: on all rows that wrote
-    something in the last pass in one go, with one transfer to the host.
-
-    Args:
-        heads: the heads.
-        output: the model's output layer.
-        hidden: what it reads in each pass.
-        count: candidates of a head.
-        batch: number of rows.
+    The heads run on accepted nodes only: once a pass, when the first sequence drafts its next tree, for all sequences
+    that wrote something in the last pass, with one transfer to the host. ``output`` is the model's output layer,
+    ``hidden`` what it reads in each pass.
 
     Attributes:
-        spent_ms: what running the heads has taken.
+        spent_ms: time that the heads have taken.
     """
 
     def __init__(self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int) -> None:
@@ -50,7 +44,7 @@ class HeadCandidates:
         self._pass = 0
 
     def note(self, row: int, node: int) -> None:
-        """The walk of the last pass ended in ``node`` of ``row``'s tree."""
+        """The last pass's accepted path ended in ``node`` of ``row``'s tree."""
         if self._pass != self._hidden.passes:  # hidden states of earlier passes are gone
             self._nodes.clear()
             self._pass = self._hidden.passes
@@ -60,7 +54,7 @@ class HeadCandidates:
     def of(self, row: int) -> tuple[list[list[int]], list[list[float]]] | None:
         """Token ids and log-probabilities ``[head][rank]`` below a row's next root, best first.
 
-        None where the row's last pass is not known any more, because nobody asked after it.
+        None if its last pass is no longer known, because nobody asked right after it.
         """
         if self._nodes and self._pass == self._hidden.passes:
             self._run()
@@ -73,7 +67,7 @@ class HeadCandidates:
         rows = list(self._nodes)
         at = torch.tensor([rows, list(self._nodes.values())], device=hidden.device)
         chances, tokens = best_of(self._heads(hidden[at[0], at[1]], self._output), self._count)
-        # Integers and floats of 32 bits travel in one tensor.
+        # Integers and floats of 32 bits share one transfer.
         both = torch.stack([tokens.int(), chances.float().view(torch.int32)]).transpose(1, 2).cpu()
         ids, logs = both[0].tolist(), both[1].contiguous().view(torch.float32).tolist()
         for place, row in enumerate(rows):
@@ -83,14 +77,10 @@ class HeadCandidates:
 
 
 class HeadsSource:
-    """The heads as one source of the budgeted tree: head k has candidates for every node at depth k, from 0.
+    """The heads as one source among others: head k has candidates for every node at depth k, from 0.
 
-    A candidate's kind is its head, its rank, and its strength: the log-odds that the head gives it against all that it
-    does not propose, which is how :class:`lookahead.draft.acceptance.Acceptance` weighs candidates.
-
-    Args:
-        candidates: of the call's rows.
-        row: number of the row.
+    A candidate's kind is its head, its rank and its strength: the log-odds that the head gives it against all tokens
+    that it does not propose. How often candidates of a kind are right is learnt from there.
     """
 
     name = "heads"
@@ -103,11 +93,11 @@ class HeadsSource:
 
     @property
     def spent_ms(self) -> float:
-        """What running the heads has taken."""
+        """Time that the heads have taken."""
         return self._candidates.spent_ms
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        """The prompt's hidden states come with its pass."""
+        """Nothing: the prompt's hidden states come with its pass."""
 
     def root(self) -> int:
         """Depth 0."""

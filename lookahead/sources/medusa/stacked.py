@@ -1,29 +1,22 @@
-"""All heads' blocks in one product a layer: for small heads, calling them one by one is most of what they take."""
+"""All heads' blocks in one product a layer: small heads take most of their time in being called one by one."""
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from lookahead._per_model import PerModel
+from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.sources.medusa.network import Output, ResBlock
 
-_MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves are what takes time
+_MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves take the time
 _MOST_COPIED = 64 << 20  # bytes of all weights together, which are held twice
-
-Stamp = tuple[tuple[int, int], ...]
-
-_stacks: "weakref.WeakKeyDictionary[MedusaHeads, tuple[Stamp, StackedBlocks]]" = weakref.WeakKeyDictionary()
 
 
 class StackedBlocks:
-    """What :meth:`MedusaHeads.states` computes, from copies of the heads' weights.
-
-    Args:
-        heads: all of whose blocks are plain ones in one place and dtype.
-    """
+    """What :meth:`MedusaHeads.states` computes, from stacked copies of the heads' weights."""
 
     def __init__(self, heads: MedusaHeads) -> None:
         layers = list(zip(*(blocks.children() for blocks in heads.blocks), strict=True))
@@ -33,22 +26,28 @@ class StackedBlocks:
         self._heads = heads.num_heads
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """What the output layers read: ``[place, hidden]`` to ``[head, place, hidden]``."""
+        """What the output layers read: ``[token, hidden]`` to ``[head, token, hidden]``."""
         states = hidden.to(self._weights[0].device, self._weights[0].dtype).expand(self._heads, -1, -1)
         for weight, bias in zip(self._weights, self._biases, strict=True):
             states = states + silu(torch.baddbmm(bias, states, weight))
         return states.to(hidden.device, hidden.dtype)
 
 
-def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
-    """The fastest way from a few hidden states ``[place, hidden]`` to the heads' logits ``[head, place, vocab]``.
+def _none() -> dict[Hashable, StackedBlocks]:
+    return {}
 
-    With small blocks that is stacked copies, kept for as long as the heads live and their weights stay as they are;
-    else the heads themselves.
+
+_stacks = PerModel(_none)  # of each module of heads the copies, by the stamp of the weights they are of
+
+
+def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
+    """The fastest way from a few hidden states ``[token, hidden]`` to the heads' logits ``[head, token, vocab]``.
+
+    For small blocks those are stacked copies, kept until a weight changes; otherwise the heads themselves.
     """
     parts = [part for module in (heads, heads.blocks) for part in (module, *module.children())]
     blocks = [block for blocks in heads.blocks for block in blocks.children()]
-    if type(heads) is not MedusaHeads or not blocks or not all(map(_is_plain, blocks)) or any(map(_is_hooked, parts)):
+    if type(heads) is not MedusaHeads or not blocks or not all(map(_is_plain, blocks)) or any(map(is_hooked, parts)):
         return heads
     weights = list(heads.blocks.parameters())
     size = max(weight.nbytes for weight in weights)
@@ -56,20 +55,14 @@ def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
     counted = not any(weight.is_inference() for weight in weights)  # changes of the others are
     if not (alike and counted) or size > _MOST_BYTES or size * len(blocks) > _MOST_COPIED:
         return heads
-    stamp = tuple((weight.data_ptr(), weight._version) for weight in weights)
-    known = _stacks.get(heads)
-    if known is None or known[0] != stamp:
-        known = _stacks[heads] = stamp, StackedBlocks(heads)
-    states = known[1]
+    stamp, kept = weights_stamp(weights), _stacks.of(heads)
+    states = kept.get(stamp)
+    if states is None:
+        kept.clear()
+        states = kept[stamp] = StackedBlocks(heads)
     return lambda hidden, output: heads.logits(states(hidden), output)
 
 
 def _is_plain(block: nn.Module) -> bool:
     """Whether a block is one of ours as it was made: not quantised or adapted, no hooks."""
-    return (
-        type(block) is ResBlock and type(block.linear) is nn.Linear and not any(map(_is_hooked, (block, block.linear)))
-    )
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return type(block) is ResBlock and type(block.linear) is nn.Linear and not any(map(is_hooked, block.modules()))

@@ -62,13 +62,13 @@ class Layout:
 
     Attributes:
         naming: of the format.
-        full: whether a whole model is in it.
+        full: whether it holds a whole model.
         stored: the full name of each tensor of the heads, by its name in the format.
         num_heads: K.
         num_layers: residual blocks of a head.
-        outputs: the heads whose output layers are there.
+        outputs: the heads whose output layers it holds.
         biased: whether the blocks have biases.
-        copied: whether the output layer that is there is a copy of the model's.
+        copied: whether its output layer is a copy of the model's.
     """
 
     naming: Naming
@@ -99,15 +99,10 @@ class Layout:
 
 
 def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layout:
-    """Tell a checkpoint's format from the names of its tensors.
-
-    Args:
-        name: of the checkpoint, for errors.
-        tensors: the names.
-        config: the content of config.json.
+    """Tell a checkpoint's format from the names of its tensors, and from config.json whether an output layer is a copy.
 
     Raises:
-        LookaheadError: they are no heads, or heads with missing or unknown tensors.
+        LookaheadError: ``tensors`` are no heads, or heads with missing or unknown tensors; ``name`` is in the message.
     """
     naming, prefix, full = _naming(name, tensors)
     stored = {key.removeprefix(prefix): key for key in tensors if key.startswith(prefix) or not full}
@@ -146,7 +141,7 @@ def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layo
 
 
 def _naming(name: str, tensors: Iterable[str]) -> tuple[Naming, str, bool]:
-    """A checkpoint's naming, what may stand before its names, and whether a whole model is in it."""
+    """A checkpoint's naming, the prefix that its names may have, and whether it holds a whole model."""
     keys = list(tensors)
     if any(key.startswith("medusa_head.") for key in keys):
         return MEDUSA, "medusa_head.", not all(key.startswith("medusa_head.") for key in keys)

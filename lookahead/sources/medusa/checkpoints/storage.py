@@ -30,12 +30,7 @@ _FILES = (
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """Tensors in one file or several, of which only those that are asked for are read.
-
-    Attributes:
-        files: the file of each tensor.
-        get: reads one, to the CPU.
-    """
+    """The file of each tensor, and ``get``, which reads one of them to the CPU."""
 
     files: dict[str, Path]
     get: Callable[[str], Tensor]
@@ -43,12 +38,12 @@ class StoredTensors:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder or a repository of the hub, and the one file in it that was named, if any.
+    """A folder, or a repository of the hub, and the one file in it that was named, if any.
 
     Attributes:
         name: as the caller wrote it.
         folder: None for a repository.
-        file: the name of the file in ``folder``.
+        file: None if only the folder was named.
         hub: how to download.
     """
 
@@ -75,7 +70,7 @@ class Place:
         return {} if path is None else _json(path)
 
     def tensors(self) -> StoredTensors:
-        """The tensors of the file that was named, or of the first that heads are known to be in.
+        """The tensors of the file that was named, or of the first published file name that is there.
 
         Raises:
             LookaheadError: there is none, or it cannot be read without running code.
@@ -131,10 +126,10 @@ class Place:
 
 
 def place_of(source: str | Path, hub: Mapping[str, Any]) -> Place:
-    """Where ``source`` is: a folder or a file here, or else a repository of the hub.
+    """Where ``source`` is: a local folder or file, or else a repository of the hub.
 
     Raises:
-        LookaheadError: it is not here, and its name cannot be that of a repository.
+        LookaheadError: neither is possible.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -176,7 +171,7 @@ def _open(path: Path) -> tuple[Iterable[str], Callable[[str], Tensor]]:
 
 
 def _unpickle(path: Path) -> Any:
-    """The content of a file of torch.save, if it is tensors and plain containers; no code in it is run."""
+    """The content of a torch.save file of tensors and plain containers; no code in it is run."""
     try:
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -191,6 +186,6 @@ def _unpickle(path: Path) -> Any:
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few names, to be read by people."""
+    """The first few names, for a message."""
     names = list(names)
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
