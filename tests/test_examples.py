@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from helpers.cli import save_tiny_model
 
 from lookahead import bundled
 
@@ -29,8 +30,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model; a tiny random one where it is not there."""
     if (bundled.BUNDLED / "config.json").exists():
         return bundled.BUNDLED
-    from cli.test_cli import save_tiny_model
-
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
