@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.acceptance import Acceptance
-from lookahead.draft.best_first import BudgetedTree
+from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.expensive_sources import is_expensive, spent_ms
 from lookahead.draft.planner import Planner
 from lookahead.draft.rest import Mode
 from lookahead.sources import Source
+from lookahead.sources.base import is_batch
 from lookahead.sources.jacobi_window import WindowSource
 from lookahead.sources.recycling import BEST
 
@@ -36,11 +37,11 @@ class AutomaticDrafter:
         self._sources = list(sources)
         self._planner = planner
         self._acceptance = acceptance
-        self._budgeted = BudgetedTree(sources, acceptance, chain)
+        self._trees = BestFirstTree(sources, acceptance, chain)
         self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
         self._asked = [source for source in sources if source is not self._window]
         self._expensive = [source for source in sources if is_expensive(source)]
-        self._budgeted.use(self._asked)
+        self._trees.use(self._asked)
         self._values: list[float] = []
         self._columns = 0
         self._root = -1
@@ -61,7 +62,7 @@ class AutomaticDrafter:
         if self._window is not None and not measures:
             if self._columns and self._window not in self._asked:
                 self._asked = self._sources  # from now on there may be n-grams
-                self._budgeted.use(self._asked)
+                self._trees.use(self._asked)
             self._window.grow(tree, self._columns, room)
         return tree
 
@@ -71,22 +72,22 @@ class AutomaticDrafter:
         times, least = planner.sizes
         if beside_ms:
             times = [time + beside_ms for time in times]
-        tree, self._values = self._budgeted.grow(self._root, room, times, least, planner.floor, planner.gain)
+        tree, self._values = self._trees.grow(self._root, room, times, least, planner.floor, planner.gain)
         return tree
 
     def _grow_weighing(self, room: int) -> TokenTree:
         """The same, where some sources cost time: they are asked where they pay."""
-        planner, budgeted = self._planner, self._budgeted
+        planner, trees = self._planner, self._trees
         times, _ = planner.sizes
         speed = expected = 0.0
         if planner.weighs or len(times) == 1:
-            budgeted.use([source for source in self._asked if source not in self._expensive])
+            trees.use([source for source in self._asked if source not in self._expensive])
             tree = self._grow(room)
             expected = self._acceptance.expected(self._values)
             if len(times) == 1 or not planner.expensive.pay(expected):
                 return tree
             speed = (1.0 + expected) / times[len(tree) - 1]
-        budgeted.use(self._asked)
+        trees.use(self._asked)
         before, beside_ms = spent_ms(self._expensive), planner.expensive.ms if planner.weighs else 0.0
         tree = self._grow(room, beside_ms)
         planner.expensive_ms += spent_ms(self._expensive) - before
@@ -103,13 +104,15 @@ class AutomaticDrafter:
                 source.start(self._prompt, successors)
             successors = None
         elif not self._rested:
-            credited = self._budgeted.learn(tree, path, self._values)
+            credited = self._trees.learn(tree, path, self._values)
             if self._columns:  # what the trees' own candidates do not explain, the window's columns held
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
-            refused = self._budgeted.asked and not self._values
+            refused = self._trees.asked and not self._values
             written = self._written + len(path.tokens)
             self._planner.learn(self._values, credited, self._columns, refused, written)
         self._written += len(path.tokens)
         for source in self._sources:
+            if is_batch(source):
+                source.rollback(path)
             source.learn(tree, path, successors)
         self._root = path.tokens[-1]

@@ -7,19 +7,20 @@ arXiv 2406.17276, do so with a draft model's probabilities; here they are learnt
 """
 
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from typing import Any
 
 from torch import Tensor
 
 from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import SLOTS, Acceptance, Offered
-from lookahead.sources.base import Source
+from lookahead.draft.frontier import Frontier
+from lookahead.sources.base import Candidate, Source, is_batch
 
 _KNOWN_CHANCES = 3.0  # times what a pass tells whose tokens were drawn from known chances: luck has no part in it
 
 
-class BudgetedTree:
+class BestFirstTree:
     """Grows one row's trees from its sources, and learns from what became of them.
 
     Args:
@@ -32,18 +33,18 @@ class BudgetedTree:
         self._acceptance = acceptance
         self._chain = chain
         self._all = list(sources)
+        self._views = [Frontier(source) if is_batch(source) else source for source in sources]
         self.use(self._all)
         self._owners = [index for index, source in enumerate(sources) for _ in range(len(source.priors) * SLOTS)]
         self._offered: list[Offered] = []
 
     def use(self, sources: Sequence[Source]) -> None:
         """Take candidates from these of the sources only."""
-        self._parts = [
-            (source.propose, source.step, offset)
-            for source, offset in zip(self._all, self._acceptance.offsets, strict=True)
-            if source in sources
-        ]
-        self._roots = [source.root for source in self._all if source in sources]
+        used = [place for place, source in enumerate(self._all) if source in sources]
+        views, offsets = [self._views[place] for place in used], self._acceptance.offsets
+        self._parts = [(view.propose, view.step, offsets[place]) for place, view in zip(used, views, strict=True)]
+        self._roots = [view.root for view in views]
+        self._frontiers = [(part, view) for part, view in enumerate(views) if isinstance(view, Frontier)]
 
     @property
     def asked(self) -> bool:
@@ -90,6 +91,8 @@ class BudgetedTree:
             candidates: Offered = {}
             worth = max(floor, best * cheapest / calibration)
             if depths[node] < room and (value > worth or not node):
+                if self._frontiers:
+                    self._expand(states, heap, depths, node, most)
                 candidates = _votes(
                     (offset, propose(state)) for (propose, _, offset), state in zip(parts, states, strict=True)
                 )
@@ -119,6 +122,15 @@ class BudgetedTree:
             del values[best_count - 1 :]
         self._offered = offered[:best_count]
         return tree, values
+
+    def _expand(self, states: list[Any], heap: list[Any], depths: list[int], node: int, most: int) -> None:
+        """Let batch sources make the candidates of ``node`` together with those of the best that wait on its level."""
+        for part, frontier in self._frontiers:
+            if states[part] not in frontier.made:
+                level = (entry for entry in heap if depths[entry[2]] + 1 == depths[node])
+                waiting = nsmallest(most - len(depths), level)
+                beside = [frontier.step(above[part], token) for _, _, _, token, above in waiting]
+                frontier.expand([states[part], *beside])
 
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last.
@@ -166,11 +178,14 @@ def _truth(candidates: Iterable[int], token: int, distribution: Tensor | None) -
     return chances
 
 
-def _votes(proposals: Iterable[tuple[int, Sequence[tuple[int, int]]]]) -> dict[int, list[int]]:
+def _votes(proposals: Iterable[tuple[int, Sequence[Candidate]]]) -> dict[int, list[int]]:
     """Who proposes which token: from each source's first slot and its candidates, token to slots."""
     votes: dict[int, list[int]] = {}
     for offset, candidates in proposals:
-        for token, kind in candidates:
+        pairs: Sequence[Any] = candidates
+        if candidates and len(candidates[0]) == 3:
+            pairs = [candidate[:2] for candidate in candidates]
+        for token, kind in pairs:
             slots = votes.get(token)
             if slots is None:
                 votes[token] = [offset + kind * SLOTS]

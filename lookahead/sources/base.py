@@ -1,26 +1,35 @@
 """What a source of candidates is."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from jacobi import Path, Successors, TokenTree
 
+# A token, its kind, and (for all candidates of a node or for none) the probability that the source itself gives it.
+Candidate = tuple[int, int] | tuple[int, int, float]
+
 
 class Source(Protocol):
-    """Proposes tokens for the nodes of one row's draft.
+    """Proposes tokens for the nodes of one sequence's draft.
 
     A source says where in the text a node stands by a *state* of its own making: :meth:`root` gives it for the last
-    written token, :meth:`step` for the child that holds a token. Candidates come with a *kind*, a small integer. How
-    often candidates of a kind turn out right is learnt while decoding (`lookahead.draft.acceptance.Acceptance`), so a
-    source need not know how good it is, only what tells its better candidates from its worse ones.
+    written token, :meth:`step` for the child that holds a token. For a source that goes by the last two tokens::
 
-    A source may have any number of candidates for a node that another source has too: the first source in the
-    strategy's order is credited, and agreement is part of what is learnt.
-    Plain class attributes do for ``name`` and ``priors``.
+        text  ... the cat      root()              ("the", "cat")
+        draft sat              step(state, "sat")  ("cat", "sat")
+
+    Candidates come with a *kind*, a small integer. How often candidates of a kind turn out right is learnt while
+    decoding (`lookahead.draft.acceptance.Acceptance`), so a source need not know how good it is, only what tells its
+    better candidates from its worse ones. A source that samples its candidates also gives the probability with which
+    it drew each (the q of Leviathan et al., arXiv 2211.17192); best-first growth leaves it aside.
+
+    A source may propose what another one proposes too: the first in the strategy's order is credited, and agreement is
+    part of what is learnt. Plain class attributes do for ``name`` and ``priors``.
 
     A source whose candidates cost time to make (it runs heads, or a model) says so by one more attribute, ``spent_ms``:
     the milliseconds it has taken for them so far, in all. The automatic mode then asks it only where that pays (see
-    :mod:`lookahead.draft.expensive_sources`).
+    :mod:`lookahead.draft.expensive_sources`). If it can make candidates for many nodes at once, it is a
+    :class:`BatchSource`.
     """
 
     @property
@@ -32,10 +41,10 @@ class Source(Protocol):
         """For each kind of candidate, the share expected to be right before anything is learnt, in (0, 1)."""
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        """Take in the row's prompt, once.
+        """Take in the sequence's prompt, once.
 
         Args:
-            prompt: the row's tokens, padding left out; may be empty.
+            prompt: its tokens, padding left out; may be empty.
             successors: the model's best next tokens at the last ``len(successors.tokens)`` tokens of the prompt; None
                 where they were not gathered.
         """
@@ -46,8 +55,8 @@ class Source(Protocol):
     def step(self, state: Any, token: int) -> Any:
         """The state one token further on; ``state`` itself is not changed, siblings step from it too."""
 
-    def propose(self, state: Any) -> Sequence[tuple[int, int]]:
-        """Candidates for the next token as (token, kind), best first; each token at most once."""
+    def propose(self, state: Any) -> Sequence[Candidate]:
+        """Candidates for the next token, best first; each token at most once."""
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         """Take in a pass.
@@ -57,3 +66,23 @@ class Source(Protocol):
             path: what was written: ``path.tokens`` now follow the text.
             successors: the model's best next tokens at every node of ``tree``; None where they were not gathered.
         """
+
+
+class BatchSource(Source, Protocol):
+    """A source that makes the candidates of many nodes at once, as a draft model does in one forward pass of its own.
+
+    Best-first growth asks it by :meth:`expand`, once for all nodes that wait on a level, and may never take some of
+    them. What it has kept for nodes of the draft goes with :meth:`rollback`. Its states are hashable, and equal states
+    have the same candidates.
+    """
+
+    def expand(self, states: Sequence[Any]) -> Sequence[Sequence[Candidate]]:
+        """For each state what :meth:`propose` gives for it, in their order."""
+
+    def rollback(self, path: Path) -> None:
+        """Forget all nodes of the scored tree but those of ``path``; called after every pass, before :meth:`learn`."""
+
+
+def is_batch(source: Source) -> TypeGuard[BatchSource]:
+    """Whether a source makes candidates of many nodes at once."""
+    return hasattr(source, "expand")

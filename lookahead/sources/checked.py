@@ -5,7 +5,7 @@ from operator import index
 from typing import Any
 
 from jacobi import LookaheadError
-from lookahead.sources.base import Source
+from lookahead.sources.base import Candidate
 
 _METHODS = ("start", "root", "step", "propose", "learn")
 
@@ -25,6 +25,9 @@ class CheckedSource:
     def __init__(self, source: Any, vocab_size: int) -> None:
         missing = [name for name in _METHODS if not callable(getattr(source, name, None))]
         missing += [name for name in ("name", "priors") if not hasattr(source, name)]
+        if callable(getattr(source, "expand", None)):
+            missing += [] if callable(getattr(source, "rollback", None)) else ["rollback"]
+            self.expand = self._expand
         if missing:
             raise LookaheadError(
                 f"{type(source).__name__} is no source of candidates: it has no {', '.join(missing)}. Expected what "
@@ -47,7 +50,7 @@ class CheckedSource:
         self.name = source.name
         self.priors = priors
         self.start, self.root, self.step, self.learn = source.start, source.root, source.step, source.learn
-        self._source: Source = source
+        self._source = source
         self._vocab_size = vocab_size
 
     def __getattr__(self, name: str) -> Any:
@@ -55,16 +58,34 @@ class CheckedSource:
             raise AttributeError(name)
         return getattr(self._source, name)
 
-    def propose(self, state: Any) -> Sequence[tuple[int, int]]:
+    def propose(self, state: Any) -> Sequence[Candidate]:
         """The source's candidates, see :meth:`lookahead.sources.Source.propose`."""
-        given = self._source.propose(state)
+        return self._checked(self._source.propose(state))
+
+    def _expand(self, states: Sequence[Any]) -> Sequence[Sequence[Candidate]]:
+        """The source's candidates, see :meth:`lookahead.sources.BatchSource.expand`."""
+        given = self._source.expand(states)
+        if not isinstance(given, Sequence) or len(given) != len(states):
+            raise LookaheadError(
+                f"Source {self.name!r} expanded {len(states)} states to {given!r}: expected candidates for each."
+            )
+        return [self._checked(candidates) for candidates in given]
+
+    def _checked(self, given: Any) -> Sequence[Candidate]:
+        """Candidates as growth takes them: all pairs, or all with a probability."""
         try:
-            candidates = [(index(token), index(kind)) for token, kind in given]
+            candidates: list[Any] = [(index(token), index(kind), *map(float, more)) for token, kind, *more in given]
         except (TypeError, ValueError) as error:
             raise LookaheadError(
                 f"Source {self.name!r} proposed {given!r}: expected pairs (token, kind) of integers, or none."
             ) from error
-        for token, kind in candidates:
+        lengths = set(map(len, candidates))
+        if lengths - {2, 3} or len(lengths) > 1 or any(not 0.0 <= more[0] <= 1.0 for _, _, *more in candidates if more):
+            raise LookaheadError(
+                f"Source {self.name!r} proposed {given!r}: expected pairs (token, kind), or for all of them a third "
+                "item, the probability that the source gives the token."
+            )
+        for token, kind, *_ in candidates:
             if not 0 <= token < self._vocab_size:
                 raise LookaheadError(
                     f"Source {self.name!r} proposed token {token}: expected 0 to {self._vocab_size - 1}."

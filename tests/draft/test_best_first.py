@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import Acceptance
-from lookahead.draft.best_first import BudgetedTree
+from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.pass_costs import least_slopes
 
 
@@ -76,7 +76,7 @@ def grow(
     chain: bool = False,
 ) -> tuple[TokenTree, list[float]]:
     sources = [TableSource("one", table, [0.5] * len(rates))]
-    return BudgetedTree(sources, with_rates(sources, rates), chain).grow(7, room, times, least, floor)
+    return BestFirstTree(sources, with_rates(sources, rates), chain).grow(7, room, times, least, floor)
 
 
 def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
@@ -202,7 +202,7 @@ def check_size(
     table, rates = draft
     sources = [TableSource("one", table, [0.5] * len(rates))]
     acceptance = with_rates(sources, rates).copy(trust)
-    tree, values = BudgetedTree(sources, acceptance).grow(7, 99, curve, least_slopes(curve))
+    tree, values = BestFirstTree(sources, acceptance).grow(7, 99, curve, least_slopes(curve))
     assert len(tree) <= len(curve)
     assert len(values) == len(tree) - 1
     reached = (1.0 + trust * sum(values)) / curve[len(tree) - 1]
@@ -239,7 +239,7 @@ def test_agreement_is_one_candidate_credited_to_the_first() -> None:
     three = TableSource("three", {(): [(2, 0), (3, 0)]})
     sources = [one, two, three]
     acceptance = Acceptance(sources)
-    trees = BudgetedTree(sources, acceptance)
+    trees = BestFirstTree(sources, acceptance)
     tree, values = trees.grow(7, 1, *flat(9))
     assert sorted(tree.tokens[1:]) == [1, 2, 3]
     expected = acceptance.chances({1: [0], 2: [0, SLOTS + 1, 2 * SLOTS + 1], 3: [SLOTS, 2 * SLOTS + 1]})
@@ -251,7 +251,7 @@ def test_agreement_is_one_candidate_credited_to_the_first() -> None:
 def test_only_used_sources_are_asked() -> None:
     one, two = TableSource("one", {(): [(1, 0)]}), TableSource("two", {(): [(2, 0)], (2,): [(3, 0)]})
     sources = [one, two]
-    trees = BudgetedTree(sources, Acceptance(sources))
+    trees = BestFirstTree(sources, Acceptance(sources))
     trees.use([two])
     tree, values = trees.grow(7, 9, *flat(9))
     assert tree.tokens == [7, 2, 3]
@@ -280,10 +280,10 @@ class Counted(Acceptance):
 BRANCHES = {(): [(1, 0), (2, 1), (3, 2)], (2,): [(4, 0), (5, 1)], (2, 5): [(6, 3)]}
 
 
-def counted() -> tuple[BudgetedTree, Counted]:
+def counted() -> tuple[BestFirstTree, Counted]:
     sources = [TableSource("one", BRANCHES, [0.5, 0.4, 0.3, 0.2])]
     acceptance = Counted(sources)
-    return BudgetedTree(sources, acceptance), acceptance
+    return BestFirstTree(sources, acceptance), acceptance
 
 
 def slots(*candidates: tuple[int, int]) -> dict[int, list[int]]:
@@ -353,7 +353,7 @@ def test_known_chances_are_learnt_instead_of_the_draw() -> None:
 def test_no_candidates_teach_nothing() -> None:
     sources = [TableSource("one", {})]
     acceptance = Counted(sources)
-    trees = BudgetedTree(sources, acceptance)
+    trees = BestFirstTree(sources, acceptance)
     tree, values = trees.grow(7, 9, *flat(5))
     weights, calibration = list(acceptance.weights), acceptance.calibration
     assert trees.learn(tree, Path([0], [3]), values) == []
@@ -365,7 +365,7 @@ def test_nodes_of_others_are_not_taken_for_its_own() -> None:
     """A tree cut back to the size that pays, to which a window then adds: its nodes have no candidates here."""
     sources = [TableSource("one", {(): [(1, 0)], (1,): [(2, 1)]}, [0.6, 0.05])]
     acceptance = Counted(sources)
-    trees = BudgetedTree(sources, acceptance)
+    trees = BestFirstTree(sources, acceptance)
     curve = [1.0, 1.7, 1.8]
     tree, values = trees.grow(7, 9, curve, least_slopes(curve))
     assert tree.tokens == [7], "a node was tried, and did not pay"
@@ -383,7 +383,7 @@ def test_learning_a_random_walk(
     table, rates = draft
     sources = [TableSource("one", table, [0.5] * len(rates))]
     acceptance = Counted(sources)
-    trees, rng = BudgetedTree(sources, acceptance), seeded(seed)
+    trees, rng = BestFirstTree(sources, acceptance), seeded(seed)
     tree, values = trees.grow(7, 99, *flat(1 + nodes))
     node, path, expected = 0, Path(), []
     while True:

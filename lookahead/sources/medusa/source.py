@@ -115,9 +115,16 @@ class HeadsSource:
             self._offers = [_offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
         return self._offers[state] if state < len(self._offers) else []
 
+    def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """The candidates of the heads for these depths."""
+        return [self.propose(state) for state in states]
+
+    def rollback(self, path: Path) -> None:
+        """Forget the candidates, which stood below the root of the pass."""
+        self._offers = None
+
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         """Remember where the heads have to run."""
-        self._offers = None
         self._candidates.note(self._row, path.nodes[-1])
 
 
