@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -34,8 +33,9 @@ from lookahead.runtime.tree import FusedModel
 from lookahead.stats import DecodingStats
 from lookahead.support import route as support
 from lookahead.support.caches import check_caches, check_chain_cache
-from lookahead.verify.typical import LossyEmission
-from lookahead.verify.verifier import Emission
+from lookahead.verify.opening import check_lossy, open_verifier
+from lookahead.verify.sequences import Sequences
+from lookahead.verify.verifier import Verifier
 
 _TRUST = 0.7  # of estimates that were made on other texts
 _NOT_THE_MODELS = ("tokenizer", "assistant_tokenizer", "assistant_model")
@@ -44,20 +44,20 @@ _NOT_THE_MODELS = ("tokenizer", "assistant_tokenizer", "assistant_model")
 class _RowDrafter:
     """A row's drafter while it writes, and pad tokens as deep as the other rows' trees once it has ended."""
 
-    def __init__(self, drafter: Drafter, row: int, emission: Emission, depths: list[int]) -> None:
+    def __init__(self, drafter: Drafter, row: int, sequences: Sequences, depths: list[int]) -> None:
         self.drafter = drafter
         self._row = row
-        self._emission = emission
+        self._sequences = sequences
         self._depths = depths
         self._writes = True
 
     def draft(self, room: int) -> TokenTree:
-        emission = self._emission
-        self._writes = not emission.finished[self._row]
+        sequences = self._sequences
+        self._writes = not sequences.finished[self._row]
         if not self._writes:
             self._depths[self._row] = 0
-            depth = room if all(emission.finished) else min(room, max(self._depths))
-            return TokenTree.chain(emission.written[self._row][-1], [emission.pad] * depth)
+            depth = room if all(sequences.finished) else min(room, max(self._depths))
+            return TokenTree.chain(sequences.written[self._row][-1], [sequences.pad] * depth)
         tree = self.drafter.draft(room)
         self._depths[self._row] = max(tree.depths)
         return tree
@@ -164,7 +164,7 @@ def _decode(call: _Call) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
     if route == "chain" and call.strategy.static is True:
         raise LookaheadError(f"static=True cannot be used: {reason}. Leave static unset, or set it to False.")
     decoding = _Decoding(call, route, reason, plain)
-    new_tokens = decoding.emission.most_new
+    new_tokens = decoding.sequences.most_new
     obstacle = support.call_obstacle(route, model, call.input_ids, call.kwargs, call.cache, new_tokens)
     if obstacle is not None:
         reason = obstacle if reason is None else f"{reason}; {obstacle}"
@@ -193,6 +193,7 @@ class _Decoding:
     _drafts: Drafts
     _drafters: list[_RowDrafter]
     _fused: FusedModel | ChainModel
+    _verifier: Verifier
     _traced: CallTraces | None
 
     def __init__(self, call: _Call, route: str, reason: str | None, plain: PlainLoop) -> None:
@@ -206,18 +207,10 @@ class _Decoding:
         wanted = call.cache is not None and bool(call.kwargs.get("use_cache", True))
         self._exports = wanted and (returned or call.has_users_cache)  # who sees the cache when all is written
         scored = returned and (config.output_scores or config.output_logits)
-        make = Emission if call.rule is None else partial(LossyEmission, rule=call.rule)
-        self.emission = make(
-            call.input_ids,
-            call.processors,
-            call.criteria,
-            config,
-            verification=call.strategy.verification,
-            keep_up=bool(self._exports or scored),
-            model_room=lambda: self._fused.room(),
-            model_holds=lambda row: self._fused.holds(row),
-            in_lockstep=route == "chain",
-        )
+        if call.rule is not None:
+            check_lossy(call.batch, call.processors, call.criteria, in_lockstep=route == "chain")
+        keep_up = bool(self._exports or scored)
+        self.sequences = Sequences(call.input_ids, call.criteria, config, keep_up=keep_up)
 
     def prepare(self, memory: Memory) -> None:
         """Make the view of the model, tested, and the drafters.
@@ -225,8 +218,8 @@ class _Decoding:
         Raises:
             LookaheadError: the strategy cannot draft for this model, or the model fails the test.
         """
-        call, model, emission = self._call, self._call.model, self.emission
-        strategy, new_tokens = call.strategy, emission.most_new
+        call, model, sequences = self._call, self._call.model, self.sequences
+        strategy, new_tokens = call.strategy, sequences.most_new
         wants = strategy.wants(batch=call.batch, vocab_size=vocabulary(model), new_tokens=new_tokens)
         if is_seq2seq(model) and wants.taps:
             raise LookaheadError(
@@ -241,6 +234,16 @@ class _Decoding:
                 traces = traces_for(model, call.batch, bool(wants.taps))
             support.self_test(model)
         self._fused = self._view(wants)
+        self._verifier = open_verifier(
+            sequences,
+            call.processors,
+            call.criteria,
+            call.config,
+            self._fused,
+            verification=strategy.verification,
+            in_lockstep=self._route == "chain",
+            rule=call.rule,
+        )
 
         def curve() -> StepTimes:
             return step_times(model, call.batch, memory.times, None, strategy.static, traces)
@@ -261,7 +264,7 @@ class _Decoding:
 
     def _rows(self) -> list[RowContext]:
         """What drafters may know of each row."""
-        call, emission = self._call, self.emission
+        call, sequences = self._call, self.sequences
         prompts = call.input_ids.tolist()
         mask = call.kwargs.get("decoder_attention_mask" if is_seq2seq(call.model) else "attention_mask")
         if mask is not None and mask.shape == call.input_ids.shape:
@@ -270,11 +273,11 @@ class _Decoding:
                 for row, flags in zip(prompts, mask.tolist(), strict=True)
             ]
         vocab, seed = vocabulary(call.model), call.strategy.seed
-        pad = emission.pad if 0 <= emission.pad < vocab else 0  # a draft must be tokens that the model can be fed
+        pad = sequences.pad if 0 <= sequences.pad < vocab else 0  # a draft must be tokens that the model can be fed
         rows = []
         for index, prompt in enumerate(prompts):
             rng = random.Random(None if seed is None else seed + index)
-            rows.append(RowContext(prompt, vocab, pad, emission.end_tokens, rng, index, self._route == "chain"))
+            rows.append(RowContext(prompt, vocab, pad, sequences.end_tokens, rng, index, self._route == "chain"))
         return rows
 
     def _view(self, wants: Wants) -> FusedModel | ChainModel:
@@ -301,25 +304,25 @@ class _Decoding:
             call.input_ids,
             call.config,
             call.kwargs,
-            self.emission.most_new,
+            self.sequences.most_new,
             limit,
-            self.emission.idle,
+            self.sequences.idle,
             wants.top_k,
             wants.prompt_top_k,
             self._hidden,
-            self.emission.sequences,
+            self.sequences.padded,
             cross=getattr(call.cache, "cross_attention_cache", None),
         )
 
     def run(self) -> None:
         """Write the text."""
-        call, emission, fused, drafts = self._call, self.emission, self._fused, self._drafts
+        call, sequences, fused, drafts = self._call, self.sequences, self._fused, self._drafts
         depths = [0] * call.batch
-        self._drafters = [_RowDrafter(drafter, row, emission, depths) for row, drafter in enumerate(drafts.drafters)]
+        self._drafters = [_RowDrafter(drafter, row, sequences, depths) for row, drafter in enumerate(drafts.drafters)]
         detailed = call.strategy.stats == "detailed"
-        readers = Readers(emission, fused, self._stats, drafts.planner, self._traced, call.streamer, detailed=detailed)
+        readers = Readers(sequences, fused, self._stats, drafts.planner, self._traced, call.streamer, detailed=detailed)
         try:
-            steps = solve(fused, self._drafters, emission)
+            steps = solve(fused, self._drafters, self._verifier)
             with grouped_attention(), self._hidden or nullcontext():
                 readers.read(next(steps))  # the prompt's pass, for which transformers keeps its own choice of kernels
                 with _optimized(call.model):
@@ -333,9 +336,9 @@ class _Decoding:
 
     def output(self) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
         """What ``generate`` returns."""
-        call, emission, planner, stats = self._call, self.emission, self._drafts.planner, self._stats
+        call, sequences, planner, stats = self._call, self.sequences, self._drafts.planner, self._stats
         if not call.config.return_dict_in_generate:
-            return emission.sequences()
+            return sequences.padded()
         if stats is not None:
             stats.fed_again = self._fused.fed_again
             if planner is not None:
@@ -343,9 +346,9 @@ class _Decoding:
         told = [row.drafter.trajectory for row in self._drafters if isinstance(row.drafter, JacobiDrafter)]
         iterates = [trajectory for trajectory in told if trajectory is not None] or None
         output: dict[str, Any] = {
-            "sequences": emission.sequences(),
-            "scores": emission.recorded("scores"),
-            "logits": emission.recorded("logits"),
+            "sequences": sequences.padded(),
+            "scores": self._verifier.recorded("scores"),
+            "logits": self._verifier.recorded("logits"),
             "past_key_values": call.cache if self._exports else None,
         }
         return output_of(call.model, output, stats, iterates)

@@ -11,7 +11,7 @@ from lookahead.runtime.tracing.record import CallTraces
 from lookahead.runtime.tree import FusedModel
 from lookahead.sources.recycling import BEST
 from lookahead.stats import DecodingStats
-from lookahead.verify.verifier import Emission
+from lookahead.verify.sequences import Sequences
 
 
 class Readers:
@@ -19,7 +19,7 @@ class Readers:
 
     def __init__(
         self,
-        emission: Emission,
+        sequences: Sequences,
         fused: FusedModel | ChainModel,
         stats: DecodingStats | None,
         planner: Planner | None,
@@ -28,21 +28,21 @@ class Readers:
         *,
         detailed: bool,
     ) -> None:
-        self._emission = emission
+        self._sequences = sequences
         self._fused = fused
         self._stats = stats
         self._planner = planner
         self._traced = traced
         self._streamer = streamer
-        self._streaming = None if streamer is None else _Streaming(streamer, emission)
+        self._streaming = None if streamer is None else _Streaming(streamer, sequences)
         self._detailed = detailed
         self._first = True
-        self._before = [0] * emission.batch
+        self._before = [0] * sequences.batch
 
     def read(self, step: Step) -> None:
         """Take in one pass."""
         if self._stats is not None:
-            after = self._emission.lengths()
+            after = self._sequences.lengths()
             written = [now - then for now, then in zip(after, self._before, strict=True)]
             self._stats.count(step, written, first=self._first, detailed=self._detailed)
             self._before = after
@@ -50,8 +50,8 @@ class Readers:
             self._planner.observe(step)
         if self._streaming is not None:
             self._streaming.flush()
-        if self._traced is not None and not all(self._emission.finished):
-            self._traced.look(max(self._emission.lengths()))
+        if self._traced is not None and not all(self._sequences.finished):
+            self._traced.look(max(self._sequences.lengths()))
         if self._planner is not None:
             self._planner.open(self._fused.context)
             self._fused.harvest = 0 if self._planner.mode is Mode.REST else BEST
@@ -66,19 +66,19 @@ class Readers:
 class _Streaming:
     """Reads steps and puts every index that all rows have written, one 1-D tensor each, as ``generate`` does."""
 
-    def __init__(self, streamer: BaseStreamer, emission: Emission) -> None:
+    def __init__(self, streamer: BaseStreamer, sequences: Sequences) -> None:
         self._streamer = streamer
-        self._emission = emission
+        self._sequences = sequences
         self._put = 0
 
     def flush(self) -> None:
         """Put what has become complete."""
-        emission = self._emission
-        everything = all(emission.finished)
-        lengths = [len(row) for row in emission.written]
-        going = [n for n, done in zip(lengths, emission.finished, strict=True) if not done]
+        sequences = self._sequences
+        everything = all(sequences.finished)
+        lengths = [len(row) for row in sequences.written]
+        going = [n for n, done in zip(lengths, sequences.finished, strict=True) if not done]
         complete = max(lengths) if everything else min(going)
         for index in range(self._put, complete):
-            tokens = [row[index] if index < len(row) else emission.pad for row in emission.written]
+            tokens = [row[index] if index < len(row) else sequences.pad for row in sequences.written]
             self._put = index + 1
             self._streamer.put(torch.tensor(tokens))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from jacobi import LookaheadError
 
@@ -193,3 +193,9 @@ def kernels_for_decoding(model: PreTrainedModel) -> AbstractContextManager[Any]:
 def last_logits(model: PreTrainedModel, count: int) -> dict[str, int]:
     """The argument by which ``forward`` makes logits of the last ``count`` tokens only; empty where it takes none."""
     return {"logits_to_keep": count} if model._supports_logits_to_keep() else {}
+
+
+def pad_token(config: GenerationConfig) -> int:
+    """The token that fills finished sequences, of a config that ``generate`` has prepared; 0 if there is none."""
+    token = config._pad_token_tensor
+    return 0 if token is None else int(token)

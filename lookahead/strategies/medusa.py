@@ -20,7 +20,7 @@ from lookahead.sources.medusa.files import kept_heads, tree_beside
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.sources.medusa.source import HeadCandidates, HeadsSource
 from lookahead.strategies.automatic import FREE_SOURCES, Budgeted
-from lookahead.verify.acceptance import nucleus, typical
+from lookahead.verify.typical import nucleus, typical
 
 _DEFAULT_CHOICES = "mc_sim_7b_63"
 _BEST = 10  # candidates of a head in the automatic tree, as many as the published trees use

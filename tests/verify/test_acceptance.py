@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jacobi import TokenTree, longest
-from lookahead.verify.acceptance import nucleus, typical
+from lookahead.verify.typical import nucleus, typical
 
 SCORES = st.lists(st.floats(-8.0, 8.0) | st.just(-math.inf), min_size=1, max_size=7).filter(
     lambda line: max(line) > -math.inf

@@ -1,0 +1,149 @@
+"""The next token of a sequence, chosen as ``generate`` chooses it: processors first, then the argmax or a draw."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation.logits_process import InfNanRemoveLogitsProcessor
+
+from jacobi import LookaheadError, Path, Scores, TokenTree, reject
+from lookahead.runtime.scores import nan_error
+from lookahead.verify.noise import Noise
+from lookahead.verify.processors import PREFIX_FREE, direct, for_row
+from lookahead.verify.records import Records
+from lookahead.verify.sequences import Sequences
+
+Place = tuple[int, int]  # (row, node)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass while it is decided about; ``number`` counts from 1, and ``paths`` grow."""
+
+    number: int
+    trees: Sequence[TokenTree]
+    scores: Scores
+    paths: list[Path]
+
+
+class Sampler:
+    """Chooses tokens for one or several sequences at once.
+
+    Args:
+        sequences: what has been written.
+        processors, config: as ``generate`` prepared them.
+        sample: draw; else take the argmax.
+        rejection: draw by the papers' rejection scheme (:func:`jacobi.reject`).
+        lockstep: always asked about the whole batch, whose sequences are equally long, so that processors and one
+            ``multinomial`` see it as plain decoding shows it.
+
+    Attributes:
+        records: scores and logits of what was written.
+        noise: what sequences that advance at their own pace draw from; None where nothing is drawn, or all at once.
+        is_argmax: the token is the argmax of the logits, and nothing is recorded.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        processors: LogitsProcessorList,
+        config: GenerationConfig,
+        *,
+        sample: bool,
+        rejection: bool,
+        lockstep: bool,
+    ) -> None:
+        kinds = {type(processor) for processor in processors}
+        self.records = Records(config, sequences.batch)
+        self.noise = Noise(sequences) if sample and sequences.batch > 1 and not lockstep else None
+        self.is_argmax = not (sample or processors or self.records)
+        self.rejection = rejection
+        self.lockstep = lockstep
+        self._sequences = sequences
+        self._sample = sample
+        self._processors = direct(processors)
+        self._row_processors = [for_row(processors, row, sequences.batch) for row in range(sequences.batch)]
+        self._prefix_free = kinds <= PREFIX_FREE
+        self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
+
+    def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
+        """The next token at one place of each of several rows; what it was drawn from enters their paths."""
+        processed = self.look(now, places)
+        tokens: list[int]
+        if not self._sample:
+            tokens = processed.argmax(-1).tolist()
+            return tokens
+        rows = [row for row, _ in places]
+        probabilities = processed.softmax(-1)
+        for row, line in zip(rows, probabilities, strict=True):
+            now.paths[row].distributions.append(line)
+        if self.rejection:
+            offered = [list(now.trees[row].children[node]) for row, node in places]
+            return [reject(line, candidates) for line, candidates in zip(probabilities, offered, strict=True)]
+        if self.noise is None:
+            tokens = torch.multinomial(probabilities, 1).squeeze(1).tolist()
+        else:
+            self.check_probabilities(probabilities, rows)
+            tokens = (probabilities / self.noise.lines(rows, probabilities)).argmax(-1).tolist()
+        return tokens
+
+    def look(self, now: Pass, places: Sequence[Place]) -> Tensor:
+        """Processed scores ``[place, vocab]`` for each row's next token, which are recorded."""
+        raw = self.logits(now, places)
+        processed = self.process(places, raw)
+        for place, (row, _) in enumerate(places if self.records else ()):
+            self.records.note(row, len(self._sequences.written[row]), processed[place], raw[place])
+        return processed
+
+    def logits(self, now: Pass, places: Sequence[Place]) -> Tensor:
+        """The logits ``[place, vocab]``, as processors may write into them.
+
+        Raises:
+            LookaheadError: they are NaN.
+        """
+        self.check_finite(now, places)
+        logits = now.scores.logits
+        if len(places) == 1:
+            found = logits[places[0][0], places[0][1]][None]
+        else:
+            rows, nodes = torch.tensor(places, device=logits.device).T
+            found = logits[rows, nodes]
+        return found.to(copy=True, dtype=torch.float32, device=self._sequences.device)
+
+    def process(self, places: Sequence[Place], raw: Tensor, below: Sequence[TokenTree] | None = None) -> Tensor:
+        """What processors make of logits ``[place, vocab]``.
+
+        They are shown each row's text; with ``below``, and after it the path to the place in the row's tree.
+        """
+        if self._prefix_free:
+            return self._processors(torch.zeros((len(raw), 1), dtype=torch.long, device=raw.device), raw)
+        if self.lockstep:
+            return self._processors(self._sequences.prefixes(), raw)
+        lines = []
+        for place, (row, node) in enumerate(places):
+            prefix = self._sequences.prefix(row)
+            if below is not None:
+                branch = [below[row].tokens[above] for above in below[row].path(node)[1:]]
+                prefix = torch.cat([prefix, prefix.new_tensor([branch])], dim=1)
+            lines.append(self._row_processors[row](prefix, raw[place : place + 1]))
+        return lines[0] if len(lines) == 1 else torch.cat(lines)
+
+    def check_finite(self, now: Pass, places: Sequence[Place]) -> None:
+        """Refuse NaN at ``places`` of unfinished rows, unless a processor removes it."""
+        if not now.scores.broken or self._nan_is_fine:
+            return
+        for row, _ in (place for place in places if place in now.scores.broken):
+            if not self._sequences.finished[row]:
+                raise nan_error(now.number, row, len(self._sequences.written[row]) + 1)
+
+    def check_probabilities(self, probabilities: Tensor, rows: Sequence[int]) -> None:
+        """Refuse ``[place, vocab]`` that are none because of what processors left."""
+        finite = probabilities.sum(-1).isfinite()
+        if not finite.all():
+            row = rows[int((~finite).nonzero()[0])]
+            raise LookaheadError(
+                f"The processed scores of row {row}, token {len(self._sequences.written[row]) + 1}, give no "
+                "probabilities: expected at least one finite score and none that is +inf. Check the logits processors."
+            )
