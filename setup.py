@@ -6,6 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 here = Path(__file__).parent
+home = "https://github.com/lookahead-decoding/lookahead"
 version = re.search(r'__version__ = "(.+?)"', (here / "lookahead" / "_version.py").read_text())
 assert version is not None
 
@@ -15,6 +16,14 @@ setup(
     description="Exact lookahead decoding for Hugging Face transformers: plain generate's text in fewer forward passes",
     long_description=(here / "README.md").read_text(),
     long_description_content_type="text/markdown",
+    author="The lookahead developers",
+    url=home,
+    project_urls={
+        "Documentation": f"{home}/tree/main/docs",
+        "Changelog": f"{home}/blob/main/CHANGELOG.md",
+        "Benchmarks": f"{home}/blob/main/BENCHMARKS.md",
+    },
+    keywords=["speculative decoding", "lookahead decoding", "language models", "inference", "transformers"],
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
@@ -36,12 +45,20 @@ setup(
     extras_require={
         "train": ["accelerate", "peft"],
         "bench": ["matplotlib"],
-        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "pre-commit"],
+        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit"],
     },
     entry_points={"console_scripts": ["lookahead=lookahead.cli:app"]},
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
