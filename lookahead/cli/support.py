@@ -7,17 +7,7 @@ from typing import Annotated, Any
 import torch
 import transformers
 from rich.console import Console
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForMultimodalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-    DynamicCache,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, DynamicCache, PreTrainedConfig, PreTrainedModel
 from typer import Exit, Option
 
 from jacobi import LookaheadError
@@ -86,11 +76,11 @@ def _class_of(config: PreTrainedConfig) -> Any:
     if isinstance(named, type) and issubclass(named, PreTrainedModel) and hasattr(named, "generate"):
         return named
     makers: list[tuple[Any, Any]] = [
-        (AutoModelForCausalLM, transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
-        (AutoModelForImageTextToText, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING),
-        (AutoModelForMultimodalLM, transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING),
-        (AutoModelForSpeechSeq2Seq, transformers.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING),
-        (AutoModelForSeq2SeqLM, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
+        (transformers.AutoModelForCausalLM, transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
+        (transformers.AutoModelForImageTextToText, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING),
+        (transformers.AutoModelForMultimodalLM, transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING),
+        (transformers.AutoModelForSpeechSeq2Seq, transformers.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING),
+        (transformers.AutoModelForSeq2SeqLM, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
     ]
     if config.is_encoder_decoder:
         makers = [makers[-1], *makers[1:]]

@@ -4,15 +4,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 
-def columns(headers: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, bold: str = "") -> Table:
-    """Columns of numbers, right-justified; the row whose first cell is ``bold`` stands out."""
+def columns(
+    headers: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None, bold: str = ""
+) -> Table:
+    """Right-justified columns; the row whose first cell is ``bold`` stands out."""
     table = Table(title=title, box=None, header_style="bold")
     for header in headers:
         table.add_column(header, justify="right")
     for row in rows:
-        table.add_row(*row, style="bold" if row[0] == bold else "")
+        cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)  # what looks like markup stays text
+        table.add_row(*cells, style="bold" if row[0] == bold else "")
     return table
 
 

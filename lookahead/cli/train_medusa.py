@@ -52,8 +52,7 @@ class Options(ModelOptions):
         Option(metavar="PATH", help="What to evaluate on. Default: a part of --data that is held out."),
     ] = None
     hold_out: Annotated[
-        int | None,
-        Option(min=2, metavar="N", help=f"Hold one in N items out, by a hash of their content. Default: {_HOLD_OUT}."),
+        int | None, Option(min=2, metavar="N", help=f"Hold one in N items out, by their hash. Default: {_HOLD_OUT}.")
     ] = None
     max_items: Annotated[int | None, Option(min=2, help="Use so many items at most, chosen by hash.")] = None
     method: Annotated[

@@ -60,37 +60,6 @@ class Options(ModelOptions):
     as_json: JsonOption = False
 
 
-@dataclass(frozen=True)
-class _Budget:
-    """What the latency curve says about trees of 1, 2, ... nodes.
-
-    Attributes:
-        nodes: the best size.
-        lengths: expected lengths of trees of 0, 1, ... nodes.
-        pass_ms: passes over 1, 2, ... nodes with the heads, of which the heads take ``heads_ms``.
-        plain_ms: a pass over one node without them, as transformers runs it.
-        origin: where the curve comes from.
-    """
-
-    nodes: int
-    lengths: list[float]
-    pass_ms: list[float]
-    heads_ms: float
-    plain_ms: float
-    origin: str
-
-    def tokens_per_ms(self, nodes: int) -> float:
-        """Expected tokens a millisecond with a tree of so many nodes."""
-        return (self.lengths[nodes] + 1.0) / self.pass_ms[nodes]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The choice, as plain data."""
-        best = self.tokens_per_ms(self.nodes)
-        speedup = best * self.plain_ms
-        chosen = {"nodes": self.nodes, "tokens_per_ms": best, "speedup": speedup, "heads_ms": self.heads_ms}
-        return chosen | {"curve": self.origin}
-
-
 def tree(options: Options) -> None:
     """Grow the best tree of Medusa's candidates, from the heads' accuracies on texts.
 
@@ -109,10 +78,12 @@ def tree(options: Options) -> None:
         sampling: dict[str, Any] = {"temperature": options.temperature, "seed": options.seed}
         table = calibrate(model, heads, prompts, options.new_tokens, options.ranks, **sampling, report=report)
         budget, size = None, options.nodes
+        sizes: list[Any] = []
         if size is None:
             context = sum(given["input_ids"].shape[1] for given in inputs) // len(inputs) + options.new_tokens // 2
-            budget = _budget(model, heads, table, context, options.seconds, common.bar(progress, "Measuring passes"))
-            size = budget.nodes
+            report = common.bar(progress, "Measuring passes")
+            budget, sizes = _budget(model, heads, table, context, options.seconds, report)
+            size = int(budget["nodes"])
         grown = CalibratedTree(choices=grow_tree(table, size), accuracies=table, model=options.model_name, heads=folder)
         if options.output is not None:
             grown.save(options.output)
@@ -126,14 +97,14 @@ def tree(options: Options) -> None:
         "reached_expected": _expected(grown),
         "reached_measured": reached,
         "measured_length": sum(reached),
-        "budget": budget and budget.to_dict(),
+        "budget": budget,
         "prompts": {"calibrated": len(learnt), "measured": len(held), "held_out": halves},
         "stats": stats.to_dict(),
     }
     if options.as_json:
         common.echo_json(document)
     else:
-        _show(Console(highlight=False), document, grown, size, budget, options)
+        _show(Console(highlight=False), document, grown, size, sizes, options)
 
 
 def _check(options: Options) -> str:
@@ -167,8 +138,8 @@ def _budget(
     context: int,
     seconds: float,
     report: Callable[[float], None],
-) -> _Budget:
-    """Choose the size by the saved latency curve, or by one measured now."""
+) -> tuple[dict[str, Any], list[Any]]:
+    """Choose the size by the saved latency curve, or by one measured now; and what other sizes would give, as rows."""
     own = tuning.cached(model)
     origin = "saved in"
     if own is None:
@@ -177,11 +148,17 @@ def _budget(
     else:
         times = tuning.cached(model, traced=True) or own
     report(1.0)
-    extra = heads_ms(model, heads, len(table.accuracies[0]))
+    extra, plain_ms = heads_ms(model, heads, len(table.accuracies[0])), own.ms(1, context)
     passes = [ms + extra for ms in times.curve(context, NODES[-1])]
-    lengths = expected_lengths(table, NODES[-1] - 1)
-    origin = f"{origin} {tuning.cache_file(times.about)}"
-    return _Budget(best_size(table, passes), lengths, passes, extra, own.ms(1, context), origin)
+    lengths = [length + 1.0 for length in expected_lengths(table, NODES[-1] - 1)]
+    per_ms = [length / ms for length, ms in zip(lengths, passes, strict=False)]
+    best = best_size(table, passes)
+    rows = [
+        (str(nodes), f"{lengths[nodes]:.2f}", f"{passes[nodes]:.2f}", f"{per_ms[nodes] * plain_ms:.2f}x")
+        for nodes in sorted({*(nodes for nodes in NODES if nodes < len(lengths)), best})
+    ]
+    chosen = {"nodes": best, "tokens_per_ms": per_ms[best], "speedup": per_ms[best] * plain_ms, "heads_ms": extra}
+    return chosen | {"curve": f"{origin} {tuning.cache_file(times.about)}"}, rows
 
 
 def _decode(model: PreTrainedModel, strategy: Medusa, inputs: Any, options: Options) -> DecodingStats:
@@ -209,13 +186,13 @@ def _expected(grown: CalibratedTree) -> list[float]:
 
 
 def _show(
-    console: Console, found: dict[str, Any], grown: CalibratedTree, size: int, budget: _Budget | None, options: Options
+    console: Console, found: dict[str, Any], grown: CalibratedTree, size: int, sizes: list[Any], options: Options
 ) -> None:
     prompts, temperature = found["prompts"], options.temperature
     texts = "greedy texts" if temperature is None else f"texts sampled at temperature {temperature:g}"
     _show_accuracies(console, grown.accuracies, f"Heads on {texts} of {prompts['calibrated']} prompts")
-    if budget is not None:
-        _show_budget(console, budget)
+    if found["budget"] is not None:
+        _show_budget(console, found["budget"], sizes)
     if len(grown.paths) < size:
         console.print(
             f"{size} nodes were asked for: no more than {len(grown.paths)} are worth anything on these texts."
@@ -247,22 +224,16 @@ def _show_accuracies(console: Console, table: HeadAccuracies, title: str) -> Non
     console.print(tables.columns(headers, rows, title))
 
 
-def _show_budget(console: Console, budget: _Budget) -> None:
-    rows = []
-    for nodes in sorted({*(nodes for nodes in NODES if nodes < len(budget.lengths)), budget.nodes}):
-        speedup = budget.tokens_per_ms(nodes) * budget.plain_ms
-        length, ms = budget.lengths[nodes] + 1, budget.pass_ms[nodes]
-        rows.append((str(nodes), f"{length:.2f}", f"{ms:.2f}", f"{speedup:.2f}x"))
+def _show_budget(console: Console, budget: dict[str, Any], rows: list[tuple[str, ...]]) -> None:
     headers = ("nodes", "tokens a pass", "ms", "against plain")
-    console.print(tables.columns(headers, rows, "Trees by the latency curve", bold=str(budget.nodes)))
-    speedup = budget.tokens_per_ms(budget.nodes) * budget.plain_ms
+    console.print(tables.columns(headers, rows, "Trees by the latency curve", bold=str(budget["nodes"])))
     console.print(
-        f"Nodes: {budget.nodes}, for which the latency curve promises the most tokens per millisecond, {speedup:.2f}x "
-        f"plain decoding. The heads take {budget.heads_ms:.2f} ms of a pass.",
+        f"Nodes: {budget['nodes']}, for which the latency curve promises the most tokens per millisecond, "
+        f"{budget['speedup']:.2f}x plain decoding. The heads take {budget['heads_ms']:.2f} ms of a pass.",
         style="bold",
     )
-    if speedup < 1.0:
+    if budget["speedup"] < 1.0:
         console.print(
             "No tree pays here: this one is the least loss, and plain decoding is faster.", style="bold yellow"
         )
-    console.print(f"The curve is {budget.origin}.", soft_wrap=True)
+    console.print(f"The curve is {budget['curve']}.", soft_wrap=True)

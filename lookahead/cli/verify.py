@@ -7,23 +7,24 @@ rounding error is measured at that very position.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import Annotated, Any, Literal
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedModel
 from typer import Exit, Option
 
-from lookahead.cli import common
+from lookahead.cli import common, tables
 from lookahead.cli.options import JsonOption, ModelOptions, NewTokensOption, SizeOptions
 from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
 from lookahead.models.compat import last_logits
 
 Verdict = Literal["identical", "tie", "bug"]
 _STYLES = {"identical": "green", "tie": "yellow", "bug": "bold red"}
+_SHOWN = 40  # letters of a prompt
 _WIDTHS = (4, 16, 64)  # tokens in the passes that the rounding error is measured with, besides the whole text
 
 
@@ -150,18 +151,13 @@ def tell(found: Divergence, tokenizer: Any) -> str:
 
 
 def _show(console: Console, results: list[dict[str, Any]], tokenizer: Any, worst: Verdict, dtype: str) -> None:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("", justify="right")
-    table.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=40)
-    table.add_column("tokens", justify="right")
-    table.add_column("tokens/pass", justify="right")
-    table.add_column("verdict")
+    rows = []
     for number, result in enumerate(results, start=1):
         per_pass, verdict = result["tokens_per_pass"], result["verdict"]
         speed = "" if per_pass is None else f"{per_pass:.2f}"
-        prompt, told = Text(" ".join(result["prompt"].split())), Text(verdict, style=_STYLES[verdict])
-        table.add_row(str(number), prompt, str(result["tokens"]), speed, told)
-    console.print(table)
+        prompt = shorten(result["prompt"], _SHOWN, placeholder="…")
+        rows.append((str(number), prompt, str(result["tokens"]), speed, Text(verdict, style=_STYLES[verdict])))
+    console.print(tables.columns(("", "prompt", "tokens", "tokens/pass", "verdict"), rows))
     for number, result in enumerate(results, start=1):
         if result["divergence"] is not None:
             place = tell(Divergence(**result["divergence"]), tokenizer)
