@@ -10,9 +10,9 @@ from lookahead.sources.medusa.source import HeadCandidates
 class MedusaDrafter:
     """Fills a sequence's tree with the heads' best candidates: rank i at depth k + 1 is head k's candidate i."""
 
-    def __init__(self, candidates: HeadCandidates, row: int, choices: ChoiceTree) -> None:
+    def __init__(self, candidates: HeadCandidates, sequence: int, choices: ChoiceTree) -> None:
         self._candidates = candidates
-        self._row = row
+        self._sequence = sequence
         shape = choices.token_tree()
         self._nodes = list(zip(shape.parents[1:], shape.depths[1:], shape.tokens[1:], strict=True))
         self._root = 0
@@ -20,7 +20,7 @@ class MedusaDrafter:
     def draft(self, room: int) -> TokenTree:
         """The tree, down to depth ``room``; the root alone while the heads have no hidden state."""
         tree = TokenTree(self._root)
-        found = self._candidates.of(self._row) if room > 0 else None
+        found = self._candidates.of(self._sequence) if room > 0 else None
         if found is None:
             return tree
         tokens, _ = found
@@ -33,4 +33,4 @@ class MedusaDrafter:
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """Remember the last decided token, and where the heads have to run."""
         self._root = path.tokens[-1]
-        self._candidates.note(self._row, path.nodes[-1])
+        self._candidates.note(self._sequence, path.nodes[-1])

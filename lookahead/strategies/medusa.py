@@ -99,7 +99,7 @@ class Medusa(Budgeted):
             raise LookaheadError(
                 f"Medusa(sources=) must name 'heads': got {self.sources!r}. Add it, or use Lookahead(sources=...)."
             )
-        _ = self._stored  # what cannot be read is told now
+        _ = self._stored  # raises now what cannot be read
 
     def _between(self, field: str, range_: str, fits: Callable[[float], bool]) -> None:
         value = getattr(self, field)
@@ -181,7 +181,7 @@ class Medusa(Budgeted):
         return replace(super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens), taps=("last",))
 
     def drafts(self, call: CallContext) -> Drafts:
-        """The rows' drafters, which share one run of the heads a pass."""
+        """A drafter for each sequence; they share one run of the heads a pass."""
         heads, layer = self.heads_for(call.model), output_layer(call.model)
         assert call.hidden is not None  # it is wanted
         _, vocab_size = output_sizes(call.model)

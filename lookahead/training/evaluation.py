@@ -165,7 +165,7 @@ def continued(examples: Sequence[Example], count: int) -> list[list[int]]:
 
 def spread(items: Sequence[_T], count: int) -> list[_T]:
     """At most ``count`` of the items, at even distances."""
-    return [items[len(items) * place // count] for place in range(count)] if len(items) > count else list(items)
+    return [items[len(items) * index // count] for index in range(count)] if len(items) > count else list(items)
 
 
 def expected_tokens(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:

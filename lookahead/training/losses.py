@@ -23,9 +23,9 @@ _LARGE_VOCAB = 1 << 17  # taken for that of heads which do not say
 _LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}  # numbers made at once: on a CPU what a cache holds
 
 
-def shifted(labels: Tensor, places: int) -> Tensor:
-    """The labels ``places`` tokens later: ``[batch, token]`` to ``[batch, token - places]``."""
-    return labels[:, places:]
+def shifted(labels: Tensor, tokens: int) -> Tensor:
+    """The labels so many tokens later: ``[batch, token]`` to ``[batch, token - tokens]``."""
+    return labels[:, tokens:]
 
 
 def heads_loss(heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -198,7 +198,7 @@ def best_size(accuracies: HeadAccuracies, curve: Sequence[float]) -> int:
     """
     if len(curve) < 2 or not all(0.0 < cost < math.inf for cost in curve):
         raise LookaheadError(
-            f"The step-time curve has {len(curve)} entries: expected at least 2, for passes over 1 and 2 nodes, all of "
+            f"The latency curve has {len(curve)} entries: expected at least 2, for passes over 1 and 2 nodes, all of "
             "them positive and finite."
         )
     lengths = expected_lengths(accuracies, len(curve) - 1)
@@ -216,15 +216,15 @@ def _best_first(accuracies: HeadAccuracies) -> Iterator[tuple[tuple[int, ...], f
         )
     heap: list[tuple[float, int, tuple[int, ...], int, float]] = []
 
-    def offer(parent: tuple[int, ...], place: int, value: float) -> None:
+    def offer(parent: tuple[int, ...], index: int, value: float) -> None:
         depth = len(parent)
-        if depth < len(table) and place < len(orders[depth]):
-            rank = orders[depth][place]
-            heappush(heap, (-value * table[depth][rank], depth, (*parent, rank), place, value))
+        if depth < len(table) and index < len(orders[depth]):
+            rank = orders[depth][index]
+            heappush(heap, (-value * table[depth][rank], depth, (*parent, rank), index, value))
 
     offer((), 0, 1.0)
     while heap:
-        negative, _, path, place, above = heappop(heap)
+        negative, _, path, index, above = heappop(heap)
         yield path, -negative
-        offer(path[:-1], place + 1, above)
+        offer(path[:-1], index + 1, above)
         offer(path, 0, -negative)

@@ -40,38 +40,38 @@ class HeadCandidates:
         self._hidden = hidden
         self._count = count
         self._found: list[tuple[list[list[int]], list[list[float]]] | None] = [None] * batch
-        self._nodes: dict[int, int] = {}  # rows for which the heads have not run yet
+        self._nodes: dict[int, int] = {}  # by sequence, where the heads have not run yet
         self._pass = 0
 
-    def note(self, row: int, node: int) -> None:
-        """The last pass's accepted path ended in ``node`` of ``row``'s tree."""
+    def note(self, sequence: int, node: int) -> None:
+        """The last pass's accepted path ended in ``node`` of ``sequence``'s tree."""
         if self._pass != self._hidden.passes:  # hidden states of earlier passes are gone
             self._nodes.clear()
             self._pass = self._hidden.passes
-        self._found[row] = None
-        self._nodes[row] = node
+        self._found[sequence] = None
+        self._nodes[sequence] = node
 
-    def of(self, row: int) -> tuple[list[list[int]], list[list[float]]] | None:
-        """Token ids and log-probabilities ``[head][rank]`` below a row's next root, best first.
+    def of(self, sequence: int) -> tuple[list[list[int]], list[list[float]]] | None:
+        """Token ids and log-probabilities ``[head][rank]`` below a sequence's next root, best first.
 
         None if its last pass is no longer known, because nobody asked right after it.
         """
         if self._nodes and self._pass == self._hidden.passes:
             self._run()
-        return self._found[row]
+        return self._found[sequence]
 
     @torch.no_grad()
     def _run(self) -> None:
         start, hidden = perf_counter(), self._hidden.last
         assert hidden is not None  # a pass was noted
-        rows = list(self._nodes)
-        at = torch.tensor([rows, list(self._nodes.values())], device=hidden.device)
+        sequences = list(self._nodes)
+        at = torch.tensor([sequences, list(self._nodes.values())], device=hidden.device)
         chances, tokens = best_of(self._heads(hidden[at[0], at[1]], self._output), self._count)
         # Integers and floats of 32 bits share one transfer.
         both = torch.stack([tokens.int(), chances.float().view(torch.int32)]).transpose(1, 2).cpu()
         ids, logs = both[0].tolist(), both[1].contiguous().view(torch.float32).tolist()
-        for place, row in enumerate(rows):
-            self._found[row] = ids[place], logs[place]
+        for sequence, found in zip(sequences, zip(ids, logs, strict=True), strict=True):
+            self._found[sequence] = found
         self._nodes.clear()
         self.spent_ms += 1e3 * (perf_counter() - start)
 
@@ -85,10 +85,10 @@ class HeadsSource:
 
     name = "heads"
 
-    def __init__(self, candidates: HeadCandidates, row: int) -> None:
+    def __init__(self, candidates: HeadCandidates, sequence: int) -> None:
         self.priors = _PRIORS * (_RANKS * candidates.num_heads)
         self._candidates = candidates
-        self._row = row
+        self._sequence = sequence
         self._offers: list[list[tuple[int, int]]] | None = None
 
     @property
@@ -110,7 +110,7 @@ class HeadsSource:
     def propose(self, state: int) -> list[tuple[int, int]]:
         """The candidates of the head for this depth."""
         if self._offers is None:
-            found = self._candidates.of(self._row)
+            found = self._candidates.of(self._sequence)
             lines = () if found is None else zip(*found, strict=True)
             self._offers = [_offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
         return self._offers[state] if state < len(self._offers) else []
@@ -125,7 +125,7 @@ class HeadsSource:
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         """Remember where the heads have to run."""
-        self._candidates.note(self._row, path.nodes[-1])
+        self._candidates.note(self._sequence, path.nodes[-1])
 
 
 def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from jacobi import LookaheadError
 from lookahead.models.output_layer import COMPUTE_DTYPES, copyable_weight, output_layer, output_sizes
 from lookahead.sources.medusa.checkpoints.formats import LM_HEAD, TOKEN_MAP, VLLM, Layout, layout_of
-from lookahead.sources.medusa.checkpoints.storage import StoredTensors, place_of
+from lookahead.sources.medusa.checkpoints.storage import StoredTensors, locate
 from lookahead.sources.medusa.checkpoints.tensors import HeadsConfig, HeadTensors
 
 _ROUNDING = 0.02  # of the largest number: what another half precision may change in a copy of the output layer
@@ -55,23 +55,23 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
         LookaheadError: there are no heads, they are incomplete or damaged, a file would have to run code, or an output
             layer that is said to be the model's is not.
     """
-    place = place_of(source, hub or {})
-    tensors, config = place.tensors(), place.config()
-    layout = layout_of(place.name, tensors.files, config)
-    stored = _Stored(place.name, tensors, layout)
+    location = locate(source, hub or {})
+    tensors, config = location.tensors(), location.config()
+    layout = layout_of(location.name, tensors.files, config)
+    stored = _Stored(location.name, tensors, layout)
     state = stored.state()
     hidden_size, scored = _sizes(state)
     vocab_size = config.get("vocab_size") if model is None else output_sizes(model)[1]
     token_map = stored.token_map(scored, vocab_size)
     remarks = _remarks(config, layout, hidden_size, scored if token_map is None else None)
     if layout.copied and (copy := stored.copied_output(state)) is not None:
-        _check_copy(place.name, copy, model, token_map)
+        _check_copy(location.name, copy, model, token_map)
         scored = _size(copy, 0)
     if token_map is None:
         vocab_size = scored if scored is not None else _stated_vocabulary(config, model)
     base_model = config.get("base_model_name_or_path")
     if not isinstance(base_model, str):
-        base_model = place.name if layout.full else None
+        base_model = location.name if layout.full else None
     heads = HeadTensors(
         HeadsConfig(
             hidden_size=hidden_size,
@@ -85,7 +85,7 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
         None if layout.copied else token_map,  # the model's own layer scores all tokens
     )
     for remark in remarks:
-        _log.warning("%s: %s", place.name, remark)
+        _log.warning("%s: %s", location.name, remark)
     files = {tensors.files[key].name for key in layout.stored.values()}
     return Checkpoint(heads, layout.title, tuple(sorted(files)), tuple(remarks))
 
@@ -94,7 +94,7 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
 class _Stored:
     """The tensors of a checkpoint, by their names in its format."""
 
-    place: str
+    source: str
     tensors: StoredTensors
     layout: Layout
 
@@ -103,10 +103,10 @@ class _Stored:
         try:
             tensor = self.tensors.get(key)
         except (SafetensorError, OSError, RuntimeError) as error:
-            raise LookaheadError(f"{self.place}: {key} cannot be read: {error}.") from error
+            raise LookaheadError(f"{self.source}: {key} cannot be read: {error}.") from error
         if floating and (tensor.dtype not in COMPUTE_DTYPES or tensor.layout is not torch.strided or tensor.is_meta):
             raise LookaheadError(
-                f"{self.place}: {key} is {tensor.dtype}, {tensor.layout} on {tensor.device}: expected plain floating "
+                f"{self.source}: {key} is {tensor.dtype}, {tensor.layout} on {tensor.device}: expected plain floating "
                 "numbers. Quantised heads are not supported."
             )
         return tensor
@@ -122,7 +122,7 @@ class _Stored:
                 expected = [hidden_size, hidden_size]
             if list(tensor.shape) != expected:
                 raise LookaheadError(
-                    f"{self.place}: {self.layout.stored[names[ours]]} has shape {list(tensor.shape)}, expected "
+                    f"{self.source}: {self.layout.stored[names[ours]]} has shape {list(tensor.shape)}, expected "
                     f"{expected} after the first head. The heads do not belong together, or are damaged."
                 )
         return state
@@ -140,14 +140,14 @@ class _Stored:
             return None
         if not isinstance(vocab_size, int) or isinstance(vocab_size, bool):
             raise LookaheadError(
-                f"{self.place} has a token_map: its output layers score {scored} chosen tokens, and nothing says of "
+                f"{self.source} has a token_map: its output layers score {scored} chosen tokens, and nothing says of "
                 "how many. Name the model that the heads are for, or give vocab_size in config.json."
             )
         tokens = token_map.flatten().long() if not token_map.is_floating_point() else token_map.new_empty(0)
         within = bool(((tokens >= 0) & (tokens < vocab_size)).all())
         if len(tokens) != scored or len(tokens.unique()) != scored or not within:
             raise LookaheadError(
-                f"{self.place}: token_map, {token_map.dtype} of shape {list(token_map.shape)}, is not that of its "
+                f"{self.source}: token_map, {token_map.dtype} of shape {list(token_map.shape)}, is not that of its "
                 f"output layers: expected {scored} different tokens from 0 to {vocab_size - 1}."
             )
         return tokens
@@ -188,7 +188,7 @@ def _completed(state: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     return state | {name.replace("weight", "bias"): state[name].new_zeros(len(state[name])) for name in weights}
 
 
-def _check_copy(place: str, copy: Tensor, model: Any, token_map: Tensor | None) -> None:
+def _check_copy(source: str, copy: Tensor, model: Any, token_map: Tensor | None) -> None:
     """Refuse an output layer, or lines ``token_map`` of one, that is said to be the model's and is not."""
     weight = None if model is None else copyable_weight(output_layer(model))
     if weight is not None and token_map is not None:
@@ -198,7 +198,7 @@ def _check_copy(place: str, copy: Tensor, model: Any, token_map: Tensor | None) 
     difference = (copy.to(weight.device, weight.dtype) - weight).abs().max()
     if not difference <= _ROUNDING * weight.abs().max():
         raise LookaheadError(
-            f"{place} says original_lm_head, but its output layer is not that of {type(model).__name__}: they differ "
+            f"{source} says original_lm_head, but its output layer is not that of {type(model).__name__}: they differ "
             f"by up to {float(difference):.3g}. Use heads that were trained for this model."
         )
 

@@ -37,7 +37,7 @@ class StoredTensors:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A folder, or a repository of the hub, and the one file in it that was named, if any.
 
     Attributes:
@@ -125,7 +125,7 @@ class Place:
         return StoredTensors({name: index.with_name(shard) for name, shard in shards.items()}, get)
 
 
-def place_of(source: str | Path, hub: Mapping[str, Any]) -> Place:
+def locate(source: str | Path, hub: Mapping[str, Any]) -> Location:
     """Where ``source`` is: a local folder or file, or else a repository of the hub.
 
     Raises:
@@ -133,12 +133,12 @@ def place_of(source: str | Path, hub: Mapping[str, Any]) -> Place:
     """
     path = Path(source).expanduser()
     if path.is_file():
-        return Place(str(source), path.parent, path.name, hub)
+        return Location(str(source), path.parent, path.name, hub)
     if path.is_dir():
-        return Place(str(source), path, None, hub)
+        return Location(str(source), path, None, hub)
     if not on_hub(str(source)):
         raise LookaheadError(f"{source} does not exist: expected a folder, a file, or a repository like owner/name.")
-    return Place(str(source), None, None, hub)
+    return Location(str(source), None, None, hub)
 
 
 def _json(path: Path) -> dict[str, Any]:
