@@ -12,9 +12,9 @@ _DRAWN = 40  # nodes with children that the text has lines for
 
 
 def drawing(grown: CalibratedTree) -> Tree:
-    """The tree in text: a line for each node with children, the others together on one line below their parent.
+    """The tree in text: a line for each node with children; the others share one line below their parent.
 
-    Only the most valuable nodes with children get a line; the others are named with the number of nodes below them.
+    Of the nodes with children, only those kept most often get a line; the others say how many nodes are below them.
     """
     values = _values(grown)
     children: dict[Ranks, list[Ranks]] = {(): []}
@@ -44,7 +44,7 @@ def drawing(grown: CalibratedTree) -> Tree:
 
 
 def draw(grown: CalibratedTree, file: Path) -> None:
-    """The tree as a picture: depth downwards, nodes the larger the more often they are kept. Needs matplotlib."""
+    """Save the tree as a picture: depth downwards; the more often a node is kept, the larger. Needs matplotlib."""
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
@@ -70,13 +70,13 @@ def draw(grown: CalibratedTree, file: Path) -> None:
 
 
 def _values(grown: CalibratedTree) -> dict[Ranks, float]:
-    """Each node's chance to be kept, the root's too."""
+    """Each node's chance to be kept; the root's is 1."""
     values = node_values(grown.accuracies, grown.choices)
     return {(): 1.0} | dict(zip(grown.paths, values, strict=True))
 
 
 def _places(paths: tuple[Ranks, ...]) -> dict[Ranks, float]:
-    """Where each node stands from left to right: leaves side by side, parents above the middle of their children."""
+    """Each node's place from left to right: leaves side by side, parents above the middle of their children."""
     parents = {path[:-1] for path in paths}
     leaves = [path for path in sorted(paths) if path not in parents]
     places: dict[Ranks, float] = {path: place for place, path in enumerate(leaves)}

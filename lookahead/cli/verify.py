@@ -7,7 +7,6 @@ rounding error is measured at that very position.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from textwrap import shorten
 from typing import Annotated, Any, Literal
 
 import torch
@@ -155,7 +154,8 @@ def _show(console: Console, results: list[dict[str, Any]], tokenizer: Any, worst
     for number, result in enumerate(results, start=1):
         per_pass, verdict = result["tokens_per_pass"], result["verdict"]
         speed = "" if per_pass is None else f"{per_pass:.2f}"
-        prompt = shorten(result["prompt"], _SHOWN, placeholder="…")
+        prompt = " ".join(result["prompt"].split())
+        prompt = prompt if len(prompt) <= _SHOWN else prompt[: _SHOWN - 1] + "…"
         rows.append((str(number), prompt, str(result["tokens"]), speed, Text(verdict, style=_STYLES[verdict])))
     console.print(tables.columns(("", "prompt", "tokens", "tokens/pass", "verdict"), rows))
     for number, result in enumerate(results, start=1):

@@ -3,12 +3,15 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import lookahead
 from lookahead.cli import COMMANDS, load_command
+from lookahead.cli.train_medusa import Options
+from lookahead.training.settings import TrainingSettings
 
 ROOT = Path(lookahead.__file__).parent.parent
 
@@ -58,3 +61,12 @@ def test_every_module_of_a_command_is_listed() -> None:
     files = (ROOT / "lookahead" / "cli").glob("*.py")
     found = [re.match(r'"""``lookahead (\S+)``', file.read_text()) for file in files]
     assert {match[1] for match in found if match} == COMMANDS.keys()
+
+
+def test_the_options_of_a_training_are_its_settings() -> None:
+    """With the same defaults, but for the minutes, which depend on the device, and the warm-up, which is fixed."""
+    given = Options(output=Path("heads"))
+    assert given.settings("cuda") == TrainingSettings()
+    assert given.settings("cpu") == TrainingSettings(max_minutes=15.0)
+    missing = {field.name for field in fields(TrainingSettings) if not hasattr(given, field.name)}
+    assert missing == {"warmup"}
