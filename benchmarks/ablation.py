@@ -3,10 +3,10 @@
     python -m benchmarks.ablation --prompts 20 --modes greedy --out build/bench/ablation.json
 
 Every text starts cold, except with ``all, remembering``, which keeps what it learnt from the texts before. Greedy
-figures are also given for the texts that do not end in a loop. The last line on stdout is one JSON document.
+figures are also given for the texts that do not end in a loop.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
@@ -14,8 +14,8 @@ import typer
 
 import lookahead
 from benchmarks import options
-from benchmarks.contenders import Unit, units
-from benchmarks.harness import Run, load, loops, progress, quiet_console
+from benchmarks.contenders import Settings, Texts, units
+from benchmarks.harness import Run, load, loops, quiet_console, watched
 from benchmarks.options import MODES, chosen, whole_numbers
 from lookahead import DecodingStats, Lookahead
 from lookahead.draft import memory
@@ -36,30 +36,29 @@ SOURCES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def measure(
-    model: Any, strategy: Any, given: Sequence[Unit], warm: Unit, mode: dict[str, Any], new_tokens: int
-) -> dict[str, dict[str, Any]]:
-    """S, nodes and draft milliseconds a pass, over all texts and over those without a loop at their end."""
+def measure(model: Any, strategy: Any, texts: Texts, mode: Settings, new_tokens: int) -> dict[str, Settings]:
+    """S, nodes and draft milliseconds a pass, over all texts, and of greedy ones over those that do not loop."""
     memory.forget(model)
     per_text: list[DecodingStats] = []
     free: list[DecodingStats] = []
-    for unit in (warm, *given):
+    given, warm = texts
+    for unit in (warm[0], *given):
         torch.manual_seed(unit.index)
         settings = {"max_new_tokens": new_tokens, "lookahead_strategy": strategy, "return_dict_in_generate": True}
         output = model.generate(**unit.inputs, **mode, **settings)
-        if unit is warm:
+        if unit is warm[0]:
             continue
         per_text.append(output.stats)
         if not loops(output.sequences[0, unit.inputs["input_ids"].shape[1] :].tolist()):
             free.append(output.stats)
-    return {name: _figures(texts) for name, texts in (("all", per_text), ("not looping", free)) if texts}
-
-
-def _figures(texts: list[DecodingStats]) -> dict[str, Any]:
-    total = sum(texts, DecodingStats())
-    drafts = max(1, total.steps - len(texts))
-    figures = {"S": total.mean_acceptance_length, "nodes_per_pass": total.drafted / drafts}
-    return {"texts": len(texts), **figures, "draft_ms": total.draft_ms / drafts}
+    groups = {"all": per_text, "not looping": free if not mode["do_sample"] else []}
+    found = {}
+    for name, stats in groups.items():
+        total = sum(stats, DecodingStats())
+        drafts = max(1, total.steps - len(stats))
+        figures = {"nodes_per_pass": total.drafted / drafts, "draft_ms": total.draft_ms / drafts}
+        found[name] = {"texts": len(stats), "S": total.mean_acceptance_length, **figures}
+    return {name: figures for name, figures in found.items() if figures["texts"]}
 
 
 def main(
@@ -77,22 +76,18 @@ def main(
     """Measure every source at every size."""
     console = quiet_console(threads)
     names = list(SOURCES) if sources == "all" else [name.strip() for name in sources.split(";")]
-    plan = [
-        (mode, name, size) for mode in chosen(modes, MODES, "mode") for name in names for size in whole_numbers(nodes)
-    ]
+    wanted, sizes = chosen(modes, MODES, "mode"), whole_numbers(nodes)
+    plan = [(mode, name, size) for mode in wanted for name in names for size in sizes]
     strategies = {(name, size): SOURCES[name](size) for _, name, size in plan}  # what cannot be made raises here
-    settings = {"model": str(model_dir or "bundled"), "device": device, "dtype": dtype, "new_tokens": new_tokens}
+    settings = {"model": model_dir, "device": device, "dtype": dtype, "new_tokens": new_tokens}
     run = Run("ablation", out, **settings, prompts=prompts, rows=[])
     lookahead.augment_all()
     model, tokenizer = load(model_dir, dtype, device)
-    given, warm = units(model, tokenizer, "code", prompts, 1, new_tokens)
-    with progress(console, "sizes", len(plan)) as tick:
-        for mode, name, size in plan:
-            found = measure(model, strategies[name, size], given, warm[0], MODES[mode], new_tokens)
-            place = {"source": name, "nodes": size, "mode": mode}
-            kept = {group: figures for group, figures in found.items() if mode == "greedy" or group == "all"}
-            run.add("rows", [{**place, "group": group, **figures} for group, figures in kept.items()])
-            tick()
+    given = units(model, tokenizer, "code", prompts, 1, new_tokens)
+    for mode, name, size in watched(console, "sizes", plan):
+        found = measure(model, strategies[name, size], given, MODES[mode], new_tokens)
+        place = {"source": name, "nodes": size, "mode": mode}
+        run.add("rows", [{**place, "group": group, **figures} for group, figures in found.items()])
     run.finish()
 
 

@@ -5,9 +5,10 @@
 Models of six layers of 256 channels (encoder-decoders: four and four) with weights drawn at random write from prompts
 of random tokens at temperature 1.5, where no draft is right. So a speedup is that of passes, and what is below 1x is
 what drafts cost that are looked for in vain. Greedy texts are compared, too, but random weights soon repeat themselves,
-so their speed says little. The last line on stdout is one JSON document.
+so their speed says little.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -16,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import lookahead
 from benchmarks import options
-from benchmarks.contenders import WARM, Unit, methods, unit_of
+from benchmarks.contenders import WARM, methods, unit_of
 from benchmarks.contest import contest, row
-from benchmarks.harness import Run, progress, quiet_console, random_prompt
+from benchmarks.harness import Run, quiet_console, random_prompt, watched
 from benchmarks.options import MODES, chosen
 from benchmarks.tables import show
 
@@ -59,23 +60,12 @@ def random_of(family: str, seed: int = 0) -> Any:
     config = AutoConfig.for_model(family, **FAMILIES[family])
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = kind.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(1.5)
+    for parameter in model.parameters():
+        parameter.data *= 1.5 if parameter.ndim > 1 else 1.0
     settings = model.generation_config
     settings.eos_token_id = settings.forced_eos_token_id = None
-    settings.pad_token_id = 0
-    if config.is_encoder_decoder:
-        settings.decoder_start_token_id = 2
+    settings.pad_token_id, settings.decoder_start_token_id = 0, 2 if config.is_encoder_decoder else None
     return model
-
-
-def prompts_of(model: Any, count: int) -> list[Unit]:
-    """Prompts of random tokens; of an encoder-decoder model the encoder's."""
-    vocab = model.config.get_text_config().vocab_size
-    rows = [[max(3, token) for token in random_prompt(index, vocab)] for index in range(count)]
-    return [unit_of(index, [row], "cpu") for index, row in enumerate(rows)]
 
 
 def main(
@@ -95,13 +85,15 @@ def main(
     lookahead.augment_all()
     for name in names:
         model = random_of(name)
-        given = prompts_of(model, prompts + WARM)
+        vocab = model.config.get_text_config().vocab_size
+        drawn = ([max(3, token) for token in random_prompt(index, vocab)] for index in range(prompts + WARM))
+        given = [unit_of(index, [tokens], "cpu") for index, tokens in enumerate(drawn)]
         route, _ = lookahead.support.route.verdict(model)
         for mode in wanted:
             turns = rounds if MODES[mode]["do_sample"] else 1
-            with progress(console, f"{name}, {mode}", prompts * (turns + 1)) as tick:
-                calls = given[WARM:], given[:WARM], MODES[mode], new_tokens, turns, tick
-                results = contest(model, contenders, *calls)
+            watch = partial(watched, console, f"{name}, {mode}")
+            texts = given[WARM:], given[:WARM]
+            results = contest(model, contenders, texts, MODES[mode], new_tokens, turns, watch=watch)
             found, plain = (row(results, method, new_tokens) for method in ("auto", "plain"))
             plain_ms = 1e3 / plain["tokens_per_s_median"]
             run.add("rows", [{"family": name, "mode": mode, "route": route, **found, "plain_token_ms": plain_ms}])

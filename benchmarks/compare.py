@@ -3,11 +3,10 @@
     python -m benchmarks.compare --other ../before --out build/bench/compare.json
 
 Each process holds the model and imports one checkout. Every prompt goes to both with the same seed, the first to answer
-alternating. A ratio is the median over prompts of (the other's time / this one's), above 1 if this checkout is faster,
-with its 95% bootstrap interval. "CPU" is the process's own time, which other processes disturb less than the clock's;
-"a pass" divides it by forward passes, as the automatic mode's plans follow the clock. ``plain`` is the control: what
-both run unchanged. Each round loads the model anew and decodes warm-up prompts. The last line on stdout is one JSON
-document.
+alternating; each round loads the model anew and decodes warm-up prompts. A ratio is the median over prompts of (the
+other's time / this one's), above 1 if this checkout is faster, with its 95% bootstrap interval. "CPU" is the process's
+own time, which others disturb less than the clock's; "a pass" divides it by forward passes, because plans of the
+automatic mode follow the clock. ``plain`` is the control: what both run unchanged.
 """
 
 import json
@@ -22,21 +21,13 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import options
-from benchmarks.harness import (
-    ROOT,
-    Run,
-    bootstrap,
-    commit_of,
-    in_turn,
-    progress,
-    quiet_console,
-    texts_of,
-    typical,
-)
+from benchmarks.harness import ROOT, Run, bootstrap, commit_of, in_turn, quiet_console, texts_of, typical, watched
 from benchmarks.options import MODES, chosen
 from benchmarks.tables import show
 
-METHODS: dict[str, dict[str, Any]] = {
+Row = dict[str, Any]
+Answers = dict[str, list[list[Row]]]  # by side, a list of calls, each a list of rounds
+METHODS: dict[str, Row] = {
     "plain": {},
     "auto": {"use_lookahead": True},
     "w7": {"lookahead_strategy": {"window_size": 7, "ngram_size": 5, "verification_set_size": 7, "seed": 0}},
@@ -58,9 +49,8 @@ class Side:
             text=True,
         )
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: Row) -> Row:
         """Send a request and wait for its answer."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -68,7 +58,7 @@ class Side:
             raise RuntimeError(
                 f"The process of {self._checkout} ended with code {self._process.wait()}: see its error."
             )
-        answer: dict[str, Any] = json.loads(line)
+        answer: Row = json.loads(line)
         if not Path(answer.get("package", self._checkout)).is_relative_to(self._checkout):
             package = answer["package"]
             raise RuntimeError(f"The process of {self._checkout} imports {package}: expected that checkout's package.")
@@ -78,16 +68,13 @@ class Side:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.close()  # which ends the process
         self._process.__exit__(None, None, None)
 
 
-def alternate(
-    sides: dict[str, Side], load: dict[str, Any], warm: list[dict[str, Any]], calls: list[dict[str, Any]], rounds: int
-) -> dict[str, list[list[dict[str, Any]]]]:
-    """Every call's answers by side: a list of calls, each a list of rounds."""
-    found: dict[str, list[list[dict[str, Any]]]] = {name: [[] for _ in calls] for name in sides}
+def alternate(sides: dict[str, Side], load: Row, warm: list[Row], calls: list[Row], rounds: int) -> Answers:
+    """Ask both sides every call, in turn."""
+    found: Answers = {name: [[] for _ in calls] for name in sides}
     for turn in range(rounds):
         for request in (load, *warm):
             for side in sides.values():
@@ -98,9 +85,9 @@ def alternate(
     return found
 
 
-def figures(found: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
+def figures(found: Answers) -> Row:
     """Ratios of the other's times to this checkout's, S of both, and how many texts differ."""
-    result: dict[str, Any] = {"texts": len(found["this"])}
+    result: Row = {"texts": len(found["this"])}
     for name, key, single in (("cpu", "cpu_ms", False), ("wall", "wall_ms", False), ("pass", "cpu_ms", True)):
         times = {
             side: [typical([a[key] / (a["passes"] if single else 1) for a in rounds]) for rounds in calls]
@@ -144,15 +131,13 @@ def main(
         tempfile.TemporaryDirectory() as caches,
         Side(ROOT, f"{caches}/this") as this,
         Side(other, f"{caches}/other") as that,
-        progress(console, "contests", len(plan)) as tick,
     ):
-        for name, method, mode in plan:
+        for name, method, mode in watched(console, "contests", plan):
             arguments = {**MODES[mode], **METHODS[method], "max_new_tokens": new_tokens}
             calls = [{"prompt": text, "seed": seed, "arguments": arguments} for seed, text in numbered]
             load = {"model": None if name == "bundled" else str(Path(name).resolve()), **settings}
             found = alternate({"this": this, "other": that}, load, calls[:warm], calls[warm:], rounds)
             run.add("rows", [{"model": name, "method": method, "mode": mode, **figures(found)}])
-            tick()
     show(console, "this checkout against the other", COLUMNS, run.document["rows"])
     run.finish()
 

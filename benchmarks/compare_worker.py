@@ -60,8 +60,7 @@ def main() -> None:
         request = json.loads(line)
         if "model" in request:
             loaded = load(**request)
-            vocab = loaded[0].get_input_embeddings().weight.shape[0]
-            answer = {"package": lookahead.__file__, "vocab": vocab}
+            answer = {"package": lookahead.__file__, "vocab": len(loaded[0].get_input_embeddings().weight)}
         else:
             answer = call(*loaded, **request)
         answers.write(json.dumps(answer) + "\n")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,10 @@ import typer
 from torch import Tensor
 
 from benchmarks.harness import random_prompt, texts_of
+from benchmarks.options import chosen
 from lookahead import Jacobi, Lookahead
+
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Method:
 
     label: str
     kind: Literal["plain", "assisted", "ours"]  # passes: one token each, counted by a hook, counted by our statistics
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     remembers: bool = False  # learns from call to call, so it may see every prompt only once; at most one of a contest
     one_row: bool = False  # decodes single prompts only
     same_draws: bool = True  # sampled texts equal plain ones for the same seed
@@ -50,8 +54,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     "cold": lambda: ours("lookahead, every call cold", Lookahead(remember=False)),
     "w7": lambda: _fixed("lookahead 7/5/7", 7, 5, 7),
     "w15": lambda: _fixed("lookahead 15/5/15", 15, 5, 15),
-    "window": lambda: _fixed("window only, 15/5/0", 15, 5, 0),
-    "recycling": lambda: ours("recycling only", Lookahead(sources=("recycling",), remember=False, seed=0)),
     "jacobi": lambda: ours("jacobi sliding 16", Jacobi(seed=0)),
 }
 
@@ -79,12 +81,13 @@ def methods(names: Sequence[str], device: str, assistant: Any = None) -> tuple[d
 class PromptSet:
     """Where prompts come from and what is asked for; None is whatever the run asks for."""
 
-    source: str  # a file in prompts/ without its suffix, or ``random`` for tokens drawn at random
+    source: str  # a file of JSON lines, one in prompts/ without its suffix, or ``random`` for tokens drawn at random
     modes: tuple[str, ...] | None = None
     new_tokens: int | None = None  # at most
     rounds: int = 1  # times those of the run: one call so short says little
 
 
+WARM = 2  # texts at the end of every set that are only warmed up with
 SETS = {
     "code": PromptSet("code"),
     # Those of the code prompts whose greedy text of 128 tokens by the bundled model does not end in a loop.
@@ -95,7 +98,15 @@ SETS = {
     "short": PromptSet("code", ("greedy", "t0.8"), new_tokens=8, rounds=5),
     "single": PromptSet("code", ("greedy",), new_tokens=1, rounds=10),
 }
-WARM = 2  # texts at the end of every set that are only warmed up with
+
+
+def prompt_sets(given: str) -> dict[str, PromptSet]:
+    """Read a comma-separated option of sets' names and files; ``all`` is every set."""
+    found: dict[str, PromptSet] = {}
+    for name in map(str.strip, given.split(",")):
+        file = name.endswith(".jsonl")
+        found |= {Path(name).stem: PromptSet(name)} if file else {key: SETS[key] for key in chosen(name, SETS, "set")}
+    return found
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,9 @@ class Unit:
     inputs: dict[str, Tensor]
 
 
+Texts = tuple[Sequence[Unit], Sequence[Unit]]  # to be decoded, and to warm up with
+
+
 def unit_of(index: int, rows: Sequence[list[int]], device: Any, pad: int = 0) -> Unit:
     """One call's prompts, padded on the left."""
     width = max(map(len, rows))
@@ -114,9 +128,7 @@ def unit_of(index: int, rows: Sequence[list[int]], device: Any, pad: int = 0) ->
     return Unit(index, {"input_ids": ids, "attention_mask": mask})
 
 
-def units(
-    model: Any, tokenizer: Any, source: str, prompts: int, batch: int, new_tokens: int
-) -> tuple[list[Unit], list[Unit]]:
+def units(model: Any, tokenizer: Any, source: str, prompts: int, batch: int, new_tokens: int) -> Texts:
     """The calls of a contest, and others of the same kind to warm up with."""
     wanted = max(prompts, batch)
     if source == "random":
@@ -125,7 +137,11 @@ def units(
     else:
         texts = texts_of(source)
         texts = texts[: min(wanted, len(texts) - WARM)] + texts[-WARM:]
-        rows = [tokenizer(text)["input_ids"] for text in texts]
+        chat = bool(tokenizer.chat_template) and source.endswith(".jsonl")  # the template has the special tokens
+        if chat:
+            texts = [[{"role": "user", "content": text}] for text in texts]
+            texts = [tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=True) for text in texts]
+        rows = [tokenizer(text, add_special_tokens=not chat)["input_ids"] for text in texts]
     table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if table:
         rows = [row[-max(1, table - new_tokens) :] for row in rows]

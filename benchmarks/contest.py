@@ -14,13 +14,15 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks import theory
-from benchmarks.contenders import Method, Unit
-from benchmarks.harness import bootstrap, in_turn, loops, progress, typical, wait
+from benchmarks.contenders import Method, Settings, Texts, Unit
+from benchmarks.harness import bootstrap, in_turn, loops, timed, typical, wait, watched
 from benchmarks.options import MODES
 from benchmarks.tables import show
 from lookahead import DecodingStats
 from lookahead.draft import memory
 
+Methods = dict[str, Method]
+Watch = Callable[[Sequence[Unit]], Iterable[Unit]]
 COLUMNS = "prompts, method, speedup, 95%, tokens/s, S, nodes, of ceiling, texts that differ"
 
 
@@ -38,31 +40,27 @@ class Calls:
     differ: set[int] = field(default_factory=set)  # sequences whose text is not plain ``generate``'s, in any round
 
     def compare(self, ids: Tensor, plain: Tensor) -> None:
-        """Note the sequences that differ from plain ones."""
-        if ids.shape != plain.shape:
-            raise RuntimeError(
-                f"A text has shape {tuple(ids.shape)}: expected {tuple(plain.shape)}, the end being off."
-            )
+        """Note the sequences that differ from plain ones; they are as long, the end-of-text token being off."""
         self.differ.update((ids != plain).any(dim=1).nonzero()[:, 0].tolist())
 
 
+Results = dict[str, list[Calls]]  # by method
+
+
 class FirstToken(BaseStreamer):
-    """Knows when a call has written its first token."""
+    """Knows when a call has written its first token: it is told the prompt, and then tokens as they are written."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
-        self._heard = 0
-        self.at = math.nan
+        self._heard, self.at = 0, math.nan
 
     def put(self, value: Tensor) -> None:
-        """Take in the prompt, and then tokens as they are written."""
         self._heard += 1
         if self._heard == 2:
             wait(self._device)
             self.at = time.perf_counter()
 
     def end(self) -> None:
-        """Be ready for the next call."""
         self._heard = 0
 
 
@@ -88,24 +86,23 @@ def _count(model: Any, method: Method, call: Callable[..., Any], new_tokens: int
 
 def contest(
     model: Any,
-    table: dict[str, Method],
-    given: Sequence[Unit],
-    warm: Sequence[Unit],
-    mode: dict[str, Any],
+    table: Methods,
+    texts: Texts,
+    mode: Settings,
     new_tokens: int,
     rounds: int,
-    tick: Callable[[], None] = lambda: None,
     *,
     apart: bool = False,
-) -> dict[str, list[Calls]]:
+    watch: Watch = iter,
+) -> Results:
     """Decode every unit with every method in turn: one round that counts, then ``rounds`` that are timed.
-
-    ``apart`` times what comes after the first token for itself as well; of single prompts only.
 
     A method that remembers starts each round with a blank memory and meets each unit once in it, so it never writes a
     text that it has seen; warm-up texts belong to no unit. The order of methods turns round from unit to unit.
+    ``apart`` also times what comes after the first token, of single prompts; ``watch`` shows how far a round is.
     """
-    results: dict[str, list[Calls]] = {name: [] for name in table}
+    given, warm = texts
+    results: Results = {name: [] for name in table}
     longest = max(given, key=lambda unit: unit.inputs["input_ids"].shape[1])
     batch = len(given[0].inputs["input_ids"])
     heard = FirstToken(model.device)
@@ -122,31 +119,24 @@ def contest(
             if method.remembers or turn == 0:
                 for unit in warm if method.remembers else [longest, *warm]:
                     call(method, unit)
-        for place, unit in enumerate(given):
+        for place, unit in enumerate(watch(given)):
             for name in in_turn(table, place + turn):
                 bound = partial(call, table[name], unit)
                 if turn == 0:
                     results[name].append(_count(model, table[name], bound, new_tokens, batch))
                     continue
-                wait(model.device)
-                start = time.perf_counter()
-                ids = bound(**streamed)
-                wait(model.device)
-                end = time.perf_counter()
+                ids, seconds = timed(model.device, partial(bound, **streamed))
                 calls = results[name][place]
-                calls.seconds.append(end - start)
-                calls.after.append(end - heard.at)
+                calls.after.append(time.perf_counter() - heard.at)
+                calls.seconds.append(seconds)
                 calls.compare(ids, results["plain"][place].ids)
-            tick()
     for found in results.values():
         for calls, plain in zip(found, results["plain"], strict=True):
             calls.compare(calls.ids, plain.ids)
     return results
 
 
-def row(
-    results: dict[str, list[Calls]], name: str, new_tokens: int, batch: int = 1, keep: Iterable[int] | None = None
-) -> dict[str, Any]:
+def row(results: Results, name: str, new_tokens: int, batch: int = 1, keep: Iterable[int] | None = None) -> Settings:
     """One method's figures over the units in ``keep``; None is all."""
     keep = range(len(results[name])) if keep is None else list(keep)
     mine, plain = [results[name][i] for i in keep], [results["plain"][i] for i in keep]
@@ -170,25 +160,18 @@ def row(
 
 
 def race(
-    console: Console,
-    model: Any,
-    table: dict[str, Method],
-    texts: tuple[list[Unit], list[Unit]],
-    place: dict[str, Any],
-    rounds: int,
-    card: dict[str, Any],
-) -> list[dict[str, Any]]:
+    console: Console, model: Any, table: Methods, texts: Texts, place: Settings, rounds: int, card: Settings
+) -> list[Settings]:
     """Hold a contest on ``texts`` (as of ``units``), show its table, and return every method's row.
 
     Greedy texts of single prompts are also given apart by whether plain ``generate``'s ends in a loop. ``place`` is
     set, mode, dtype, batch and new_tokens, which go into every row; the theory card gives the ceilings.
     """
-    given, warm = texts
     mode, batch, new_tokens = MODES[place["mode"]], place["batch"], place["new_tokens"]
     title = ", ".join(f"{key} {value}" if isinstance(value, int) else value for key, value in place.items())
-    with progress(console, title, len(given) * (rounds + 1)) as tick:
-        results = contest(model, table, given, warm, mode, new_tokens, rounds, tick)
-    groups = {"all": list(range(len(given)))}
+    watch = partial(watched, console, title)
+    results = contest(model, table, texts, mode, new_tokens, rounds, watch=watch)
+    groups = {"all": list(range(len(texts[0])))}
     if batch == 1 and place["mode"] == "greedy":
         looping = [loops(calls.ids[0, -new_tokens:].tolist()) for calls in results["plain"]]
         if any(looping):

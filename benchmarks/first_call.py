@@ -2,13 +2,11 @@
 
     python -m benchmarks.first_call --dtypes float32 --new-tokens 128 --out build/bench/first_call.json
 
-Every interpreter loads the model and times one call. Speedups are ratios of medians, above 1 if ours is faster. The
-last line on stdout is one JSON document.
+Every interpreter loads the model and times one call. Speedups are ratios of medians, above 1 if ours is faster.
 """
 
 import statistics
 import tempfile
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -43,10 +41,10 @@ def main(
     """Compare first calls."""
     quiet_console(threads)
     chosen(method, METHODS, "method")
-    settings = {"model": str(model_dir or "bundled"), "device": device, "new_tokens": new_tokens, "method": method}
+    settings = {"model": model_dir, "device": device, "new_tokens": new_tokens, "method": method}
     run = Run("first call", out, **settings, results={})
     for dtype in chosen(dtypes, DTYPES, "dtype"):
-        folder = str(Path(model_dir).resolve()) if model_dir else None
+        folder = str(model_dir.resolve()) if model_dir else None
         load = {"model": folder, "dtype": dtype, "device": device, "threads": threads}
         cases = run.document["results"][dtype] = {}
         for case in CASES:

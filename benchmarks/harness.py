@@ -5,9 +5,8 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import time
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ import torch
 import transformers
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 import lookahead
+from lookahead.bundled import BUNDLED
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = ROOT / "benchmarks" / "prompts"
@@ -37,24 +37,21 @@ def quiet_console(threads: int | None) -> Console:
     return console
 
 
-@contextmanager
-def progress(console: Console, title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar; what it yields is to be called after each of ``total`` units of work."""
-    with Progress(console=console, transient=True) as bar:
-        yield partial(bar.advance, bar.add_task(title, total=total))
+def watched(console: Console, title: str, items: Sequence[Any]) -> Iterable[Any]:
+    """The items, with a progress bar."""
+    return track(items, title, console=console, transient=True)
 
 
 def commit_of(checkout: Path) -> str:
     """The commit of a checkout; ``+changes`` is added if code differs from it, ``unknown`` stands for no commit."""
 
-    def git(*command: str) -> str:
-        done = subprocess.run(["git", "-C", str(checkout), *command], capture_output=True, text=True, check=False)
-        return done.stdout.strip()
+    def git(command: str) -> str:
+        words = ["git", "-C", str(checkout), *command.split()]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
-    # Results change while they are measured one after the other.
-    code = ("--", ".", ":!benchmarks/results", ":!BENCHMARKS.md")
-    changes = git("status", "--porcelain", "--untracked-files=no", *code)
-    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+changes" if changes else "")
+    # Results may change: they are measured one after the other.
+    changes = git("status --porcelain --untracked-files=no -- . :!benchmarks/results :!BENCHMARKS.md")
+    return (git("rev-parse --short HEAD") or "unknown") + ("+changes" if changes else "")
 
 
 def is_dirty(commit: str) -> bool:
@@ -68,41 +65,26 @@ def machine() -> dict[str, Any]:
     if cpuinfo.exists():
         names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         cpu = names[0] if names else cpu
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    about = {"cpu": cpu, "cpu_capability": torch.backends.cpu.get_cpu_capability(), "cores": torch.get_num_threads()}
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    versions |= {"transformers": version("transformers"), "lookahead": version("lookahead-decoding")}
     return {
-        "machine": {
-            "cpu": cpu,
-            "cores": torch.get_num_threads(),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "system": platform.platform(),
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": version("transformers"),
-            "lookahead": version("lookahead-decoding"),
-        },
+        "machine": {**about, "gpu": gpu, "system": platform.platform()},
+        "versions": versions,
         "commit": commit_of(ROOT),
         "argv": sys.orig_argv[1:],
     }
 
 
 class Run:
-    """The JSON document of one run, saved whenever something is added.
-
-    Args:
-        benchmark: the kind of document, by which the report knows it.
-        out: the file; None writes none.
-        settings: what was asked for; lists among them take in what is measured.
-
-    Raises:
-        typer.BadParameter: the file is among the published results, and the code differs from its commit.
-    """
+    """One run's JSON document, saved whenever a list of it grows; to publish one, the code has to be committed."""
 
     def __init__(self, benchmark: str, out: Path | None, **settings: Any) -> None:
         self._out = out
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
         if "model" in settings:
-            settings["model"] = str(settings["model"] or "bundled")
+            settings["model"] = settings["model"] or "bundled"
         self.document = {"benchmark": benchmark, **settings, **machine()}
         commit = self.document["commit"]
         if out is not None and is_dirty(commit) and out.resolve().is_relative_to(RESULTS):
@@ -125,17 +107,13 @@ class Run:
         return text
 
     def finish(self) -> None:
-        """Save, and print the document as the last line on stdout."""
+        """Save the document, and print it as the last line on stdout."""
         print(self.save())
 
 
 def load(model_dir: Path | None, dtype: str, device: str = "cpu", full_length: bool = True) -> tuple[Any, Any]:
     """A model (None: the bundled one) and its tokenizer; ``full_length`` switches its end-of-text token off."""
-    kind = getattr(torch, dtype)
-    if model_dir is None:
-        model, tokenizer = lookahead.load_bundled(dtype=kind, device=device)
-    else:
-        model, tokenizer = lookahead.load_model(model_dir, dtype=kind, device=device)
+    model, tokenizer = lookahead.load_model(model_dir or BUNDLED, dtype=getattr(torch, dtype), device=device)
     config = model.generation_config
     if config.pad_token_id is None:
         pad = tokenizer.pad_token_id
@@ -146,8 +124,19 @@ def load(model_dir: Path | None, dtype: str, device: str = "cpu", full_length: b
 
 
 def texts_of(source: str) -> list[str]:
-    """The prompts of a file in ``prompts/``, named without its suffix."""
-    return [json.loads(line)["prompt"] for line in (PROMPTS / f"{source}.jsonl").read_text().splitlines()]
+    """The prompts of a file of JSON lines, or of one in ``prompts/`` named without its suffix.
+
+    A line has a ``prompt``, or ``turns`` of which the first counts, as in Spec-Bench (arXiv:2401.07851).
+    """
+    file = Path(source) if source.endswith(".jsonl") else PROMPTS / f"{source}.jsonl"
+    texts = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        row = json.loads(line)
+        text = row.get("prompt") or (row.get("turns") or [None])[0]
+        if not isinstance(text, str):
+            raise typer.BadParameter(f"{file}, line {number}: expected a JSON object with a prompt or turns.")
+        texts.append(text)
+    return texts
 
 
 def random_prompt(index: int, vocab: int, length: int = 64) -> list[int]:
@@ -159,6 +148,15 @@ def wait(device: Any) -> None:
     """Wait for what was started on a device."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def timed(device: Any, call: Callable[[], Any]) -> tuple[Any, float]:
+    """What ``call`` returns, and the seconds that it took on a device."""
+    wait(device)
+    start = time.perf_counter()
+    result = call()
+    wait(device)
+    return result, time.perf_counter() - start
 
 
 def in_turn(names: Iterable[Any], turn: int) -> list[Any]:
@@ -181,15 +179,12 @@ def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 10_000) -> tu
 
 
 def loops(tokens: Sequence[int], tail: int = 64, longest: int = 32) -> bool:
-    """Whether a text ends in a loop: its last ``tail`` tokens repeat with a period of at most ``longest``.
+    """Whether a text's last ``tail`` tokens repeat with a period p of at most ``longest``; shorter texts do not.
 
-    With p the period, token i equals token i - p wherever both are among the last ``tail``::
+    With tail 6::
 
-        tail 6:  9 [1 2 1 2 1 2]  loops, p = 2        9 [1 2 1 2 1 3]  does not
-
-    A text of fewer tokens than ``tail`` does not loop.
+        9 [1 2 1 2 1 2]  loops, p = 2        9 [1 2 1 2 1 3]  does not
     """
-    if len(tokens) < tail:
-        return False
-    end = list(tokens[len(tokens) - tail :])
-    return any(end[period:] == end[:-period] for period in range(1, min(longest, tail - 1) + 1))
+    end = list(tokens[-tail:])
+    periods = range(1, min(longest, tail - 1) + 1)
+    return len(end) == tail and any(end[period:] == end[:-period] for period in periods)

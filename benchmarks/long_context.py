@@ -5,7 +5,7 @@
 A prompt of so many tokens is a code prompt with others of the set before it. A model with fewer positions than the
 longest prompt needs is stretched by YaRN (Peng et al. 2023, arXiv:2309.00071); the bundled one, trained on 1,024
 tokens, has to be. Reading a long prompt takes longer than writing a hundred tokens, and no draft makes it shorter, so
-a speedup is also given for what comes after the first token. The last line on stdout is one JSON document.
+a speedup is also given for what comes after the first token.
 """
 
 import json
@@ -13,6 +13,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,8 @@ import typer
 import lookahead
 from benchmarks import options, step_time
 from benchmarks.contenders import METHODS, WARM, Unit, methods, unit_of
-from benchmarks.contest import Calls, contest, row
-from benchmarks.harness import Run, bootstrap, load, progress, quiet_console, texts_of, typical
+from benchmarks.contest import Results, contest, row
+from benchmarks.harness import Run, bootstrap, load, quiet_console, texts_of, typical, watched
 from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
 from benchmarks.tables import show
 from lookahead.bundled import BUNDLED
@@ -55,18 +56,12 @@ def prompts_of(tokenizer: Any, texts: Sequence[str], context: int, count: int, d
     rows = [tokenizer(text)["input_ids"] for text in texts]
     if sum(map(len, rows)) < context:
         raise typer.BadParameter(f"the prompts have {sum(map(len, rows))} tokens together: got --contexts {context}")
-    found = []
-    for index in range(min(count, len(rows))):
-        tokens: list[int] = []
-        before = index
-        while len(tokens) < context:
-            tokens = rows[before] + tokens
-            before -= 1
-        found.append(unit_of(index, [tokens[-context:]], device))
-    return found
+    ends = range(1, min(count, len(rows)) + 1)
+    joined = ([token for row in (*rows[end:], *rows[:end]) for token in row] for end in ends)
+    return [unit_of(index, [tokens[-context:]], device) for index, tokens in enumerate(joined)]
 
 
-def figures(results: dict[str, list[Calls]], name: str, new_tokens: int) -> dict[str, Any]:
+def figures(results: Results, name: str, new_tokens: int) -> dict[str, Any]:
     """One method's figures, with those after the first token."""
     after = [typical(calls.after) for calls in results[name]]
     ratios = [typical(plain.after) / mine for plain, mine in zip(results["plain"], after, strict=True)]
@@ -95,24 +90,22 @@ def main(
 ) -> None:
     """Measure every length."""
     console = quiet_console(threads)
-    lengths, wanted_modes = sorted(whole_numbers(contexts)), chosen(modes, MODES, "mode")
-    wanted_dtypes = chosen(dtypes, DTYPES, "dtype")
+    wanted_modes, wanted_dtypes = chosen(modes, MODES, "mode"), chosen(dtypes, DTYPES, "dtype")
+    lengths, sources = sorted(whole_numbers(contexts)), texts_of("code")
     table, _ = methods(chosen(names, METHODS, "method"), device)
     lookahead.augment_all()
-    texts = texts_of("code")
-    settings = {"model": str(model_dir or "bundled"), "device": device, "new_tokens": new_tokens, "prompts": prompts}
+    settings = {"model": model_dir, "device": device, "new_tokens": new_tokens, "prompts": prompts}
     run = Run("long context", out, **settings, rounds=rounds, passes=[], rows=[])
     for dtype in wanted_dtypes:
         model, tokenizer = stretched(model_dir or BUNDLED, lengths[-1] + new_tokens, dtype, device)
         for context in lengths:
-            given = prompts_of(tokenizer, texts, context, prompts + WARM, device)
+            given = prompts_of(tokenizer, sources, context, prompts + WARM, device)
             place: dict[str, Any] = {"context": context, "dtype": dtype}
             run.add("passes", [{**place, "pass_ms": step_time.curve(model, context, NODES)}])
             for mode in wanted_modes:
                 title = f"{context} tokens, {mode}, {dtype}"
-                with progress(console, title, (rounds + 1) * (len(given) - WARM)) as tick:
-                    calls = given[WARM:], given[:WARM], MODES[mode], new_tokens, rounds, tick
-                    results = contest(model, table, *calls, apart=True)
+                texts, watch = (given[WARM:], given[:WARM]), partial(watched, console, title)
+                results = contest(model, table, texts, MODES[mode], new_tokens, rounds, apart=True, watch=watch)
                 rows = [
                     {**place, "mode": mode, "method": name, "label": method.label} | figures(results, name, new_tokens)
                     for name, method in table.items()

@@ -4,7 +4,7 @@
 
 Three parts. *Nodes*: tokens a pass (S) of every kind of draft with the same number of nodes. *Race*: wall clock against
 plain ``generate``, interleaved in one process as in benchmarks.race. *Curve*: S over the temperature, with exact,
-typical and nucleus acceptance. Every text starts cold. The last line on stdout is one JSON document.
+typical and nucleus acceptance. Every text starts cold.
 """
 
 from pathlib import Path
@@ -15,8 +15,8 @@ import typer
 import lookahead
 from benchmarks import contest, options, theory
 from benchmarks.ablation import measure
-from benchmarks.contenders import SETS, Method, ours, units
-from benchmarks.harness import Run, load, progress, quiet_console
+from benchmarks.contenders import Method, ours, units
+from benchmarks.harness import Run, load, quiet_console, watched
 from benchmarks.options import MODES, chosen
 from benchmarks.tables import show
 from lookahead import Lookahead, Medusa
@@ -54,9 +54,8 @@ def main(
     heads: Annotated[Path, typer.Option(help="Folder of the heads, with their tree.json.")],
     model_dir: options.ModelDir = None,
     prompts: options.Prompts = 20,
-    source: Annotated[str, typer.Option("--set", help=f"One of {', '.join(SETS)}.")] = "code",
     modes: options.Modes = "greedy,t0.8",
-    parts: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(PARTS)}.")] = "all",
+    parts: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(PARTS)}.")] = "all",
     nodes: Annotated[int, typer.Option(help="Drafted nodes of a pass, where they are given.")] = 64,
     temperatures: Annotated[str, typer.Option(help="Comma-separated, for the curve.")] = "0.1,0.3,0.5,0.7,1.0,1.3,1.6",
     new_tokens: options.NewTokens = 128,
@@ -69,35 +68,29 @@ def main(
     """Measure Medusa beside lookahead."""
     console = quiet_console(threads)
     wanted_parts, wanted_modes = chosen(parts, PARTS, "part"), chosen(modes, MODES, "mode")
-    kind = SETS[chosen(source, SETS, "set")[0]]
     strategies, table = drafts(heads, nodes), contenders(heads, nodes)  # what cannot be made raises here
-    settings = {"model": str(model_dir or "bundled"), "heads": str(heads), "device": device, "dtype": dtype}
-    settings |= {"set": source, "prompts": prompts, "new_tokens": new_tokens, "nodes": nodes, "rounds": rounds}
-    run = Run("medusa", out, **settings, theory={}, drafts=[], rows=[], curve=[], skipped=[])
+    asked = {"model": model_dir, "heads": heads, "device": device, "dtype": dtype, "prompts": prompts}
+    asked |= {"new_tokens": new_tokens, "nodes": nodes, "rounds": rounds}
+    run = Run("medusa", out, **asked, theory={}, drafts=[], rows=[], curve=[], skipped=[])
     lookahead.augment_all()
     model, tokenizer = load(model_dir, dtype, device)
     run.document["tree_nodes"] = len(strategies["medusa, fixed tree"].tree(output_sizes(model)[1]).paths)
-    given, warm = units(model, tokenizer, kind.source, prompts, 1, new_tokens)
-    texts = given, warm[0]
+    texts = units(model, tokenizer, "code", prompts, 1, new_tokens)
     for mode in wanted_modes if "nodes" in wanted_parts else ():
-        with progress(console, f"nodes, {mode}", len(strategies)) as tick:
-            for name, strategy in strategies.items():
-                found = measure(model, strategy, *texts, MODES[mode], new_tokens)
-                run.add("drafts", [{"mode": mode, "draft": name, "group": key, **row} for key, row in found.items()])
-                tick()
+        for name, strategy in watched(console, f"nodes, {mode}", list(strategies.items())):
+            found = measure(model, strategy, texts, MODES[mode], new_tokens)
+            run.add("drafts", [{"mode": mode, "draft": name, "group": key, **row} for key, row in found.items()])
     show(console, "tokens a pass", "prompts, mode, draft, S, nodes a pass, draft ms", run.document["drafts"])
     if "race" in wanted_parts:
         card = run.document["theory"][dtype] = theory.card(model, [1], 256)
         for mode in wanted_modes:
-            place = {"set": source, "mode": mode, "dtype": dtype, "batch": 1, "new_tokens": new_tokens}
-            run.add("rows", contest.race(console, model, table, (given, warm), place, rounds, card))
+            place = {"set": "code", "mode": mode, "dtype": dtype, "batch": 1, "new_tokens": new_tokens}
+            run.add("rows", contest.race(console, model, table, texts, place, rounds, card))
     degrees = [float(part) for part in temperatures.split(",")] if "curve" in wanted_parts else []
-    with progress(console, "curve", len(degrees) * len(ACCEPTANCES)) as tick:
-        for degree, name in [(degree, name) for degree in degrees for name in ACCEPTANCES]:
-            mode_of = {"do_sample": True, "temperature": degree, "top_k": 0}
-            found = measure(model, Medusa(heads, acceptance=name), *texts, mode_of, new_tokens)
-            run.add("curve", [{"temperature": degree, "acceptance": name, "S": found["all"]["S"]}])
-            tick()
+    for degree, name in watched(console, "curve", [(degree, name) for degree in degrees for name in ACCEPTANCES]):
+        settings = {"do_sample": True, "temperature": degree, "top_k": 0}
+        found = measure(model, Medusa(heads, acceptance=name), texts, settings, new_tokens)
+        run.add("curve", [{"temperature": degree, "acceptance": name, "S": found["all"]["S"]}])
     show(console, "tokens a pass, by acceptance", "temperature, acceptance, S", run.document["curve"])
     run.finish()
 

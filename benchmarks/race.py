@@ -1,12 +1,13 @@
 """Every way to decode against plain ``generate``: interleaved in one process, on the same weights and prompts.
 
-    python -m benchmarks.race --sets code --modes greedy,t0.8 --dtypes float32 --out build/bench/race-code.json
+    python -m benchmarks.race --sets code,no-loop --modes greedy,t0.8 --threads 2 --out build/bench/race.json
 
 A speedup is the median over calls of (plain's time / the method's time), with its 95% bootstrap interval; a call's time
 is the fastest of up to three rounds, or the median of more. The end-of-text token is off, so that every text has full
 length. S is tokens a pass and sequence. Each result is also given as a share of its ceiling S t(1)/t(T), the speedup if
 only passes took time; what ``generate`` does between plain passes is not in it, so a share can pass 100%. What is not
-run is listed with its reason. The last line on stdout is one JSON document.
+run is listed with its reason. ``--sets`` also takes files of your own, JSON lines with a ``prompt``, and Spec-Bench's
+questions; a chat model gets them by its chat template.
 """
 
 from pathlib import Path
@@ -16,7 +17,7 @@ import typer
 
 import lookahead
 from benchmarks import contest, options, theory
-from benchmarks.contenders import METHODS, SETS, PromptSet, methods, units
+from benchmarks.contenders import METHODS, SETS, PromptSet, methods, prompt_sets, units
 from benchmarks.harness import Run, load, quiet_console
 from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
 
@@ -31,7 +32,7 @@ def modes_of(kind: PromptSet, wanted: list[str]) -> list[str]:
 def main(
     model_dir: options.ModelDir = None,
     prompts: options.Prompts = 20,
-    sets: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(SETS)}.")] = "code",
+    sets: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(SETS)}; or .jsonl files.")] = "code",
     modes: options.Modes = "greedy,penalty,t0.7,t0.8,t1.0",
     dtypes: options.Dtypes = "float32,bfloat16",
     batches: Annotated[str, typer.Option(help="Comma-separated sequences of a call.")] = "1",
@@ -47,21 +48,18 @@ def main(
     """Run the race; sets of short outputs have their own number of tokens, and some sets their own modes."""
     console = quiet_console(threads)
     wanted_modes, wanted_dtypes = chosen(modes, MODES, "mode"), chosen(dtypes, DTYPES, "dtype")
-    wanted_sets, wanted = chosen(sets, SETS, "set"), chosen(names, METHODS, "method")
-    sizes = whole_numbers(batches)
+    wanted_sets, wanted, sizes = prompt_sets(sets), chosen(names, METHODS, "method"), whole_numbers(batches)
     methods(wanted, device, assistant)  # a strategy that cannot be made raises before a model is loaded
     lookahead.augment_all()
-    settings = {"model": str(model_dir or "bundled"), "device": device, "new_tokens": new_tokens, "prompts": prompts}
-    settings |= {"rounds": rounds, "assistant": str(assistant) if assistant else None}
-    run = Run("race", out, **settings, theory={}, rows=[], skipped=[])
+    settings = {"model": model_dir, "assistant": assistant, "device": device, "new_tokens": new_tokens}
+    run = Run("race", out, **settings, prompts=prompts, rounds=rounds, theory={}, rows=[], skipped=[])
     for dtype in wanted_dtypes:
         model, tokenizer = load(model_dir, dtype, device)
         helper = load(assistant, dtype, device)[0] if assistant else None
         table, skipped = methods(wanted, device, helper)
         run.add("skipped", [{"method": name, "dtype": dtype, "reason": why} for name, why in skipped.items()])
         card = run.document["theory"][dtype] = theory.card(model, sizes, context)
-        for name, batch in [(name, batch) for name in wanted_sets for batch in sizes]:
-            kind = SETS[name]
+        for (name, kind), batch in [(each, batch) for each in wanted_sets.items() for batch in sizes]:
             length = min(new_tokens, kind.new_tokens or new_tokens)
             able = {key: method for key, method in table.items() if batch == 1 or not method.one_row}
             why = {"dtype": dtype, "set": name, "batch": batch, "reason": "single prompts only"}

@@ -8,6 +8,7 @@ A file that was measured on a tree with uncommitted changes is refused, because 
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,18 +29,6 @@ A run is "dirty" if its code had uncommitted changes, so that nobody can repeat 
 end in a loop, which flatters whatever copies: `no-loop` has prompts whose texts do not. `hot` is temperature 1.5, where
 drafts gain nothing; `random` prompts are tokens drawn at random.
 """
-COMMANDS = """
-    python -m benchmarks.race --sets code,no-loop --modes greedy --threads 2 --out build/bench/race.json
-    python -m benchmarks.first_call --threads 2 --new-tokens 128 --out build/bench/first_call.json
-    python -m benchmarks.long_context --threads 2 --out build/bench/long_context.json
-    python -m benchmarks.architectures --threads 2 --out build/bench/architectures.json
-    python -m benchmarks.ablation --threads 1 --out build/bench/ablation.json
-    python -m benchmarks.medusa --heads lookahead/assets/tiny-coder-medusa --out build/bench/medusa.json
-    python -m benchmarks.step_time --preset 0.5b --contexts 256 --out build/bench/step_time.json
-    python -m benchmarks.exactness --automatic --out build/bench/exactness.json
-    python -m benchmarks.report --results build/bench --out build/bench/BENCHMARKS.md
-"""
-
 # -- one question each: what a page says of a document --
 
 
@@ -67,12 +56,12 @@ def race(document: Document) -> str:
     return "\n\n".join(parts).rstrip("\n")
 
 
-def flat(document: Document, outer: str, inner: str) -> list[dict[str, Any]]:
-    """The rows of a document that keeps them by two names, as first calls by dtype and case."""
-    return [
-        {"new_tokens": document["new_tokens"], outer: first, inner: second, "speedup_median": row.get("speedup"), **row}
-        for first, rows in document["results"].items()
-        for second, row in rows.items()
+def measured(document: Document) -> list[dict[str, Any]]:
+    """A document's rows; first calls keep them by dtype and case."""
+    return document.get("rows") or [
+        {"new_tokens": document["new_tokens"], "dtype": dtype, "case": case, "speedup_median": row["speedup"], **row}
+        for dtype, rows in document["results"].items()
+        for case, row in rows.items()
     ]
 
 
@@ -110,33 +99,27 @@ def exactness(document: Document) -> str:
     return f"{document['dtype']}; {settings} at random:\n\n{table('mode, tokens, S, texts that differ', rows)}"
 
 
-PAGES = {  # by the kind of the documents: title, what a reader has to know, and how a document is written
+def step_time(document: Document) -> str:
+    """The latency curve of every shape."""
+    return latency("preset, dtype, context, batch", document["rows"])
+
+
+PAGES = {  # by the kind of the documents: title, what a reader has to know, and a document's columns or its writer
     "race": ("Every way to decode, raced", "The ceiling is S t(1)/t(T), if nothing but passes took time.", race),
     "first call": (
         "First call of a process",
         "Medians of fresh processes in turn.",
-        lambda document: table("dtype, case, tokens, plain ms, ours ms, speedup", flat(document, "dtype", "case")),
+        "dtype, case, tokens, plain ms, ours ms, speedup",
     ),
     "long context": ("Long prompts", "The first token's time is that of prefill.", long_context),
     "architectures": (
         "Other architectures",
         "Small models with random weights and prompts: at temperature 1.5 there is nothing to gain.",
-        lambda document: table(
-            "family, route, mode, plain ms a token, speedup, 95%, S, texts that differ", document["rows"]
-        ),
-    ),
-    "questions": (
-        "Spec-Bench's questions",
-        "Its own scripts sum the answers up by category.",
-        lambda document: table("label, S, mean tokens/s, answers_that_differ", flat(document, "label", "texts")),
+        "family, route, mode, plain ms a token, speedup, 95%, S, texts that differ",
     ),
     "ablation": ("Sources of drafts", "S by drafted nodes; every text starts cold if not told.", ablation),
     "medusa": ("Medusa's heads", "Every text starts cold.", medusa),
-    "step time": (
-        "The latency curve",
-        "t(T)/t(1), with random weights.",
-        lambda document: latency("preset, dtype, context, batch", document["rows"]),
-    ),
+    "step time": ("The latency curve", "t(T)/t(1), with random weights.", step_time),
     "exactness": ("Texts that differ", "Every text is compared token by token.", exactness),
 }
 
@@ -144,11 +127,7 @@ PAGES = {  # by the kind of the documents: title, what a reader has to know, and
 
 
 def read(results: Path, allow_dirty: bool) -> dict[str, list[Document]]:
-    """The documents in a folder by their kind, in the order of their names; other files are left alone.
-
-    Raises:
-        typer.BadParameter: some were measured on a dirty tree, and that is not allowed.
-    """
+    """The documents in a folder by their kind, in the order of their names; dirty ones are refused if not allowed."""
     found: dict[str, list[Document]] = {kind: [] for kind in PAGES}
     dirty = []
     for file in sorted(results.glob("*.json")):
@@ -206,17 +185,16 @@ def losses(kind: str, documents: list[Document]) -> list[str]:
     """Every median of our methods below 1.00x, the worst first; dirty runs by themselves."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for document in documents:
-        rows = flat(document, "dtype", "case") if kind == "first call" else document["rows"]
-        groups.setdefault(document["mark"], []).extend(row for row in rows if row.get("method") not in THEIRS)
+        rows = [row for row in measured(document) if row.get("method") not in THEIRS]
+        groups.setdefault(document["mark"], []).extend(rows)
     lines = []
     for mark, rows in groups.items():
-        words = []
+        lost = []
         for row in sorted(rows, key=lambda row: row["speedup_median"]):
-            names = [row[key] for key in ("case", "family", "label", "set", "group", "mode", "dtype") if key in row]
-            names += [f"batch {row['batch']}"] if row.get("batch", 1) > 1 else []
-            (speedup,) = cells("speedup", row)
-            words += [" ".join([name for name in names if name != "all"] + [speedup])] if speedup[0] == "*" else []
-        lines.append(f"- {PAGES[kind][0]}{mark}: {'; '.join([f'{len(words)} of {len(rows)} medians', *words])}.")
+            words = [row.get(key) for key in ("case", "family", "label", "set", "group", "mode", "dtype")]
+            words += [f"batch {row['batch']}" if row.get("batch", 1) > 1 else None, *cells("speedup", row)]
+            lost += [" ".join(word for word in words if word not in (None, "all"))] if words[-1][0] == "*" else []
+        lines.append(f"- {PAGES[kind][0]}{mark}: {'; '.join([f'{len(lost)} of {len(rows)} medians', *lost])}.")
     return lines
 
 
@@ -238,7 +216,9 @@ def summary(found: dict[str, list[Document]], links: dict[str, str], flag: str) 
         rows = [{**row, "machine": home(document)} for document in found["step time"] for row in document["rows"]]
         curves = latency("preset, machine, dtype, context", rows)
         parts += ["## Latency curve", "t(T)/t(1), with random weights.", curves]
-    return "\n\n".join([*parts, "## Commands", COMMANDS.strip("\n")]) + "\n"
+    scripts = [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
+    commands = [match[0] for script in scripts if (match := re.search("^    python .*$", script, re.M))]
+    return "\n\n".join([*parts, "## Commands", "\n".join(commands)]) + "\n"
 
 
 def build(results: Path, out: Path, allow_dirty: bool = False) -> str:
@@ -248,7 +228,8 @@ def build(results: Path, out: Path, allow_dirty: bool = False) -> str:
     for kind, (title, note, write) in PAGES.items():
         parts = [f"# {title}", note]
         for document in found[kind]:
-            parts += [f"## {document['file']}, {home(document)}", write(document)]
+            text = table(write, measured(document)) if isinstance(write, str) else write(document)
+            parts += [f"## {document['file']}, {home(document)}", text]
         if found[kind]:
             file = results / f"{kind.replace(' ', '_')}.md"
             file.write_text("\n\n".join([*parts, "## Runs", runs(found[kind])]) + "\n")

@@ -3,13 +3,13 @@
     python -m benchmarks.step_time --preset 0.5b --dtypes bfloat16 --out build/bench/step_time.json
 
 Passes go through the library's own tree forward, over a binary tree of T nodes; keys and values in the KV cache repeat
-those of a few tokens. Sizes are interleaved; reported are medians. The last line on stdout is one JSON document.
+those of a few tokens. Sizes are interleaved; reported are medians.
 """
 
 import statistics
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -17,7 +17,7 @@ import typer
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from benchmarks import options
-from benchmarks.harness import Run, in_turn, quiet_console, wait
+from benchmarks.harness import Run, in_turn, quiet_console, timed
 from benchmarks.options import DTYPES, chosen, whole_numbers
 from lookahead.runtime.session import bare_model
 from lookahead.tuning import bushy_tree
@@ -45,10 +45,7 @@ def random_model(sizes: Sequence[int], dtype: torch.dtype, device: str) -> Any:
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # its table is no parameter
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.fill_(1.0)
-            else:
-                parameter.normal_(std=0.02)
+            parameter.fill_(1.0) if "norm" in name else parameter.normal_(std=0.02)
     return model.eval()
 
 
@@ -59,23 +56,16 @@ def after(context: int, model: Any, batch: int, room: int, static: bool | None =
     seen = torch.arange(min(32, context - 1), device=model.device).repeat(batch, 1) % vocab
     past = DynamicCache()
     model(input_ids=seen, past_key_values=past, use_cache=True)
+    copies = 1, 1, -(-context // seen.shape[1]), 1
     for layer in past.layers:
-        copies = -(-context // seen.shape[1])
-        layer.keys, layer.values = (
-            states.repeat(1, 1, copies, 1)[:, :, : context - 1] for states in (layer.keys, layer.values)
-        )
+        layer.keys, layer.values = (kept.repeat(copies)[:, :, : context - 1] for kept in (layer.keys, layer.values))
     last = torch.full((batch, 1), context - 1, device=model.device)
     return bare_model(model, last % vocab, room, static=static, past=past)
 
 
 @torch.no_grad()
 def curve(
-    model: Any,
-    context: int,
-    widths: Sequence[int] = WIDTHS,
-    batch: int = 1,
-    rounds: int = 9,
-    static: bool | None = None,
+    model: Any, context: int, widths: Sequence[int] = WIDTHS, batch: int = 1, rounds: int = 9, static: Any = None
 ) -> dict[int, float]:
     """Median milliseconds of a pass by its nodes a sequence."""
     vocab = model.get_input_embeddings().weight.shape[0]
@@ -87,11 +77,7 @@ def curve(
                 passes.forward(trees[width])
         for turn in range(rounds):
             for width in in_turn(widths, turn):
-                wait(model.device)
-                start = time.perf_counter()
-                passes.forward(trees[width])
-                wait(model.device)
-                times[width].append(1e3 * (time.perf_counter() - start))
+                times[width].append(1e3 * timed(model.device, partial(passes.forward, trees[width]))[1])
     return {width: statistics.median(taken) for width, taken in times.items()}
 
 
@@ -114,15 +100,10 @@ def main(
     for name in chosen(preset, PRESETS, "preset"):
         for dtype in chosen(dtypes, DTYPES, "dtype"):
             model = random_model(PRESETS[name], getattr(torch, dtype), device)
-            rows = [
-                {"preset": name, "dtype": dtype, "context": context, "batch": batch}
-                | {"pass_ms": curve(model, context, widths, batch, rounds, static)}
-                for context in whole_numbers(contexts)
-            ]
-            for row in rows:
-                times = ", ".join(f"T={width}: {taken:.2f} ms" for width, taken in row["pass_ms"].items())
-                console.print(f"{name}, {dtype}, {row['context']} tokens: {times}")
-            run.add("rows", rows)
+            for context in whole_numbers(contexts):
+                place = {"preset": name, "dtype": dtype, "context": context, "batch": batch}
+                run.add("rows", [{**place, "pass_ms": curve(model, context, widths, batch, rounds, static)}])
+                console.print(run.document["rows"][-1])
             del model
     run.finish()
 

@@ -14,7 +14,6 @@ FORMS = {  # how a column prints a row; a column that is missing here prints the
     "95%": "{speedup_interval[0]:.2f}-{speedup_interval[1]:.2f}",
     "S": "{S:.2f}",
     "tokens/s": "{tokens_per_s_median:.0f}",
-    "mean tokens/s": "{tokens_per_s:.1f}",
     "nodes": "{nodes:.1f}",
     "of ceiling": "{share_of_ceiling:.0%}",
     "texts that differ": "{texts_that_differ} of {texts}{other_draws}",

@@ -1,26 +1,19 @@
-"""What a machine allows: bytes a pass must read, how fast it can, what a pass takes, and the ceiling for a speedup.
+"""What a machine allows: bytes a pass must read, how fast it can, what a pass takes, and the ceiling for a speedup."""
 
-Nothing to run by itself: races write the card into their results.
-"""
-
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.harness import wait
+from benchmarks.harness import timed
 from benchmarks.step_time import WIDTHS, curve
 
 _LARGE_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
 
 
 def weights(model: Any) -> tuple[int, int]:
-    """The number of parameters, and the bytes of them that a pass over one token reads.
-
-    Of an embedding table that is not the output layer as well, that is one row.
-    """
+    """The number of parameters, and the bytes of them that a pass over one token reads: one row of an input table."""
     head = model.get_output_embeddings()
     tables = {
         id(module.weight)
@@ -44,16 +37,10 @@ def bandwidth(device: Any, size: int, rounds: int = 7) -> dict[str, float]:
     """GB/s of summing and of copying ``size`` bytes, the fastest of a few rounds; a copy reads and writes."""
     source = torch.ones(max(1, size // 4), device=device)
     target = torch.empty_like(source)
-    work = {"sum": (1, source.sum), "copy": (2, lambda: target.copy_(source))}
-    best = dict.fromkeys(work, 0.0)
-    for turn in range(rounds + 1):
-        for name, (factor, run) in work.items():
-            wait(device)
-            start = time.perf_counter()
-            run()
-            wait(device)
-            rate = factor * source.numel() * 4 / (time.perf_counter() - start) / 1e9
-            best[name] = max(best[name], rate) if turn else 0.0
+    best = {}
+    for name, factor, run in (("sum", 1, source.sum), ("copy", 2, lambda: target.copy_(source))):
+        seconds = min(timed(device, run)[1] for _ in range(rounds))
+        best[name] = factor * source.numel() * 4 / seconds / 1e9
     return best
 
 
@@ -62,8 +49,7 @@ def card(
 ) -> dict[str, Any]:
     """The theory card of a model on this machine.
 
-    The floor of a pass takes the better of two bandwidths: from memory, and over as many bytes as the weights are,
-    which the processor's cache may hold.
+    The floor of a pass takes the better bandwidth: from memory, or over so few bytes that a cache may hold them.
     """
     count, read = weights(model)
     kv = cache_bytes(model)

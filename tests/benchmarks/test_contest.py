@@ -112,8 +112,9 @@ def test_batches_are_padded_on_the_left(loaded: tuple[Any, Any]) -> None:
 def test_contest(loaded: tuple[Any, Any], mode: str, batch: int) -> None:
     model, tokenizer = loaded
     table, _ = contenders.methods(["lookup2", "w7"] if batch == 1 else ["w7"], "cpu")
-    given, warm = contenders.units(model, tokenizer, "code", 2, batch, 12)
-    results = contest.contest(model, table, given, warm, options.MODES[mode], 12, 1)
+    texts = contenders.units(model, tokenizer, "code", 2, batch, 12)
+    given, _ = texts
+    results = contest.contest(model, table, texts, options.MODES[mode], 12, 1)
     rows = {name: contest.row(results, name, 12, batch) for name in table}
     assert rows["plain"]["speedup_median"] == 1.0
     assert rows["plain"]["passes"] == 12 * len(given)
@@ -152,3 +153,40 @@ def test_race_command(loaded: tuple[Any, Any], tmp_path: Path, monkeypatch: pyte
     text = report.build(tmp_path, tmp_path / "BENCHMARKS.md", allow_dirty=True)
     assert "lookahead 7/5/7" in text
     assert "on CUDA only" in (tmp_path / "race.md").read_text()
+
+
+class _Chat:
+    """Characters as ids, and a chat template."""
+
+    chat_template = "yes"
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": [1] * add_special_tokens + list(map(ord, text))}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
+        assert not tokenize
+        return "".join(f"<{each['role'][0]}>{each['content']}" for each in messages) + "<a>" * add_generation_prompt
+
+
+def test_prompts_of_ones_own(loaded: tuple[Any, Any], tmp_path: Path) -> None:
+    """Files of prompts and Spec-Bench's questions; a chat model gets them by its template."""
+    model, tokenizer = loaded
+    file = tmp_path / "question.jsonl"
+    rows = [
+        {"question_id": 81, "category": "writing", "turns": ["def add(a, b):", "def sub(a, b):"]},
+        {"prompt": "import os"},
+        {"prompt": "warm"},
+        {"prompt": "up"},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = contenders.prompt_sets(f"prose, {file}")
+    assert list(sets) == ["prose", "question"]
+    assert harness.texts_of(sets["question"].source) == ["def add(a, b):", "import os", "warm", "up"]
+    given, _ = contenders.units(model, tokenizer, sets["question"].source, 20, 1, 4)
+    assert given[0].inputs["input_ids"][0].tolist() == tokenizer("def add(a, b):")["input_ids"]
+    given, _ = contenders.units(model, _Chat(), sets["question"].source, 20, 1, 4)
+    assert given[1].inputs["input_ids"][0].tolist() == list(map(ord, "<u>import os<a>"))
+    for bad in ('{"question_id": 1}', '{"turns": []}', '{"prompt": 7}'):
+        file.write_text(f"{json.dumps(rows[0])}\n{bad}\n")
+        with pytest.raises(typer.BadParameter, match="line 2: expected a JSON object with a prompt or turns"):
+            harness.texts_of(str(file))

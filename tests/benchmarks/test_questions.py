@@ -18,7 +18,6 @@ from benchmarks import (
     long_context,
     medusa,
     report,
-    specbench,
     step_time,
     theory,
 )
@@ -26,81 +25,10 @@ from lookahead import Lookahead, bundled
 from lookahead.medusa import MedusaHeads
 
 
-@pytest.mark.usefixtures("augmented")
-def test_answers(loaded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "question.jsonl"
-    asked = [
-        {"question_id": 81, "category": "writing", "turns": ["def add(a, b):", "def sub(a, b):"]},
-        {"question_id": 300, "category": "qa", "turns": ["import os"], "reference": ["nothing"]},
-    ]
-    file.write_text("".join(json.dumps(question) + "\n" for question in asked))
-    assert specbench.read_questions(file) == asked
-    for bad in ('{"question_id": 1, "category": "qa"}', "[]", "{", '{"question_id": 1, "category": "a", "turns": []}'):
-        (tmp_path / "bad.jsonl").write_text(f"{json.dumps(asked[0])}\n\n{bad}\n")
-        with pytest.raises(typer.BadParameter, match="line 3: expected a JSON object with question_id"):
-            specbench.read_questions(tmp_path / "bad.jsonl")
-    app = typer.Typer()
-    app.command()(specbench.main)
-    files = {name: tmp_path / f"{name}.jsonl" for name in ("w7", "plain")}
-    options = ["--method", "w7", "--answers", str(files["w7"]), "--answers-baseline", str(files["plain"])]
-    options += ["--new-tokens", "12", "--out", str(tmp_path / "o.json")]
-    monkeypatch.setattr(specbench, "load", lambda *_, **__: loaded)
-    done = CliRunner().invoke(app, [str(file), *options])
-    assert done.exit_code == 0, done.output
-    summary = json.loads((tmp_path / "o.json").read_text())["results"]
-    answers = {name: [json.loads(line) for line in out.read_text().splitlines()] for name, out in files.items()}
-    for name, rows in answers.items():
-        for row, question in zip(rows, asked, strict=True):
-            assert list(row) == ["question_id", "category", "answer_id", "model_id", "choices", "tstamp"]
-            assert (row["question_id"], row["category"]) == (question["question_id"], question["category"])
-            assert row["model_id"] == f"bundled-float32-{name}"
-            (choice,) = row["choices"]
-            assert list(choice) == [
-                "index",
-                "turns",
-                "decoding_steps",
-                "new_tokens",
-                "wall_time",
-                "accept_lengths",
-            ]
-            turns = len(question["turns"])
-            assert all(len(choice[key]) == turns for key in ("turns", "decoding_steps", "new_tokens", "wall_time"))
-            assert choice["new_tokens"] == [12] * turns
-            assert sum(choice["accept_lengths"]) == 12 * turns
-            assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
-            assert all(type(length) is int for length in choice["accept_lengths"])
-    plain, ours = answers["plain"], answers["w7"]
-    assert all(set(row["choices"][0]["accept_lengths"]) == {1} for row in plain)
-    assert [row["choices"][0]["turns"] for row in plain] == [row["choices"][0]["turns"] for row in ours]
-    assert summary["w7"]["all"]["answers_that_differ"] == 0
-    assert summary["plain"]["all"]["S"] == 1.0
-    assert "| w7 |" in _page(tmp_path, "questions")
-
-
 def _page(folder: Path, name: str) -> str:
     """A page of the report on what a folder holds."""
     report.build(folder, folder / "BENCHMARKS.md", allow_dirty=True)
     return (folder / f"{name}.md").read_text()
-
-
-class _Tokenizer:
-    """Characters as ids, with an optional chat template."""
-
-    def __init__(self, chat_template: str | None) -> None:
-        self.chat_template = chat_template
-
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": [1] * add_special_tokens + list(map(ord, text))}
-
-    def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
-        assert not tokenize
-        return "".join(f"<{each['role'][0]}>{each['content']}" for each in messages) + "<a>" * add_generation_prompt
-
-
-def test_conversations() -> None:
-    continued = specbench.conversation
-    assert continued(_Tokenizer(None), ["a", "b"], ["x"]) == [1, *map(ord, "a\nx\nb")]
-    assert continued(_Tokenizer("yes"), ["a", "b"], ["x"]) == list(map(ord, "<u>a<a>x<u>b<a>"))
 
 
 def _tiny(tied: bool) -> Any:
@@ -134,9 +62,9 @@ def test_random_weights_give_a_working_model() -> None:
 @pytest.mark.usefixtures("augmented")
 def test_ablation(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
-    given, warm = contenders.units(model, tokenizer, "code", 2, 1, 12)
+    texts = contenders.units(model, tokenizer, "code", 2, 1, 12)
     strategy = Lookahead(window_size=3, ngram_size=3, verification_set_size=3, seed=0)
-    found = ablation.measure(model, strategy, given, warm[0], {"do_sample": False}, 12)
+    found = ablation.measure(model, strategy, texts, {"do_sample": False}, 12)
     assert set(found) == {"all", "not looping"}  # 12 tokens are too few for a loop
     assert found["all"]["texts"] == 2
     assert found["all"]["S"] >= 1.0
