@@ -18,7 +18,8 @@ from lookahead.generation.decode import generate
 from lookahead.models.compat import check_privates
 from lookahead.models.conformance import recorded_version
 from lookahead.strategies.registry import strategy_from
-from lookahead.support import route as support
+from lookahead.support.call import check_mode
+from lookahead.support.route import check_model
 
 _FIELDS = ("use_lookahead", "lookahead_strategy")
 _lock = threading.Lock()
@@ -75,13 +76,13 @@ def _validate_generation_mode(
     """transformers' own validation, after the modes that lookahead cannot be combined with are refused."""
     if _asked(generation_config):
         strategy = strategy_from(getattr(generation_config, "lookahead_strategy", None))
-        support.check_mode(generation_config, generation_mode_kwargs.get("assistant_model"))
+        check_mode(generation_config, generation_mode_kwargs.get("assistant_model"))
         if generation_mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
             raise LookaheadError(
                 f"use_lookahead cannot be combined with generation mode {generation_mode.value!r}: expected greedy "
                 "decoding or sampling. Drop use_lookahead."
             )
-        support.check_model(self, strategy.attention)
+        check_model(self, attention=strategy.attention)
     _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
 
 

@@ -117,9 +117,9 @@ def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
 
 def _recorded_verdict(model: PreTrainedModel, traits: ModelTraits) -> tuple[str, str | None, str]:
     """Route, reason and what they rest on, for a model without weights: class and config, and the class's record."""
-    reason = checks.no_tree(model)
+    reason = checks.no_tree(model, traits)
     try:
-        checks.check_model(model)
+        checks.check_model(model, traits)
     except LookaheadError as error:
         return "plain", str(error), "class and config"
     found = recorded(model)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.draft.latency import FORMAT, StepTimes
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cuda_graphs.executor import dynamic_reason
 from lookahead.runtime.tracing.replay import Traces
 
@@ -53,7 +54,7 @@ def describe(
         "model": type(model).__name__,
         "shape": shape,
         "parameters": dtypes,
-        "attention": str(config._attn_implementation),
+        "attention": ModelTraits.of(model).attention,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_processor()}",
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "batch": batch,
@@ -109,8 +110,7 @@ def step_times(
     """
     if given is not None:
         return given
-    config = model.config.get_text_config()
-    attention, fixed = str(config._attn_implementation), dynamic_reason(static, model) is None
+    attention, fixed = ModelTraits.of(model).attention, dynamic_reason(static, model) is None
     traced = frozenset(traces.made) if traces is not None else frozenset()
     key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads(), traced)
     if key not in memory:

@@ -1,8 +1,8 @@
 """One call of ``generate`` with a strategy: checks, the loop, and its readers."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from lookahead.generation.observers import Readers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, output_of
 from lookahead.generation.strategy import Strategy
 from lookahead.generation.transformers_loop import PlainLoop
+from lookahead.models.compat import is_users_cache, kernels_for_decoding
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.models.mask_rules import mask_rules
 from lookahead.models.output_layer import output_layer
-from lookahead.models.traits import is_seq2seq, vocabulary
+from lookahead.models.traits import ModelTraits, is_seq2seq, vocabulary
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.cache.snapshots import holds_text
 from lookahead.runtime.cache.tree import empty_cache
@@ -32,7 +33,8 @@ from lookahead.runtime.tracing.record import CallTraces, traces_for
 from lookahead.runtime.tree import FusedModel
 from lookahead.stats import DecodingStats
 from lookahead.support import route as support
-from lookahead.support.caches import check_caches, check_chain_cache
+from lookahead.support.caches import check_cache_of_linear, check_cache_of_trees
+from lookahead.support.call import call_obstacle, check_mode
 from lookahead.verify.opening import check_lossy, open_verifier
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.verifier import Verifier
@@ -117,7 +119,7 @@ def generate(
     with switched_attention(model, strategy.attention):
         if synced_gpus:
             raise LookaheadError("synced_gpus=True is not supported with lookahead: expected one process. Drop it.")
-        support.check_mode(generation_config, model_kwargs.get("assistant_model"))
+        check_mode(generation_config, model_kwargs.get("assistant_model"))
         return _decode(call)
 
 
@@ -148,16 +150,16 @@ class _Call:
     @property
     def has_users_cache(self) -> bool:
         """Whether the cache is the caller's, and not one that ``generate`` has just made."""
-        return getattr(self.cache, "_is_user_defined", False) or (self.cache is not None and holds_text(self.cache))
+        return is_users_cache(self.cache) or (self.cache is not None and holds_text(self.cache))
 
 
 def _decode(call: _Call) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
     """Decode with drafts, or hand over to transformers' own loop."""
     model = call.model
-    support.check_model(model)
-    support.check_prompt(model, call.input_ids, call.kwargs)
+    traits = ModelTraits.of(model)
+    support.check(model, traits, call.input_ids, call.kwargs)
     plain = PlainLoop(model, call.input_ids, call.processors, call.criteria, call.config, call.streamer)
-    route, reason = support.route(model)
+    route, reason = support.route(model, traits)
     if route == "plain":
         assert reason is not None  # as route says
         return plain.hand_over(call.kwargs, call.cache, reason, call.strategy)
@@ -165,14 +167,14 @@ def _decode(call: _Call) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
         raise LookaheadError(f"static=True cannot be used: {reason}. Leave static unset, or set it to False.")
     decoding = _Decoding(call, route, reason, plain)
     new_tokens = decoding.sequences.most_new
-    obstacle = support.call_obstacle(route, model, call.input_ids, call.kwargs, call.cache, new_tokens)
+    obstacle = call_obstacle(route, model, traits, call.input_ids, call.kwargs, call.cache, new_tokens)
     if obstacle is not None:
         reason = obstacle if reason is None else f"{reason}; {obstacle}"
         return plain.hand_over(call.kwargs, call.cache, reason, call.strategy)
     if route == "chain":
-        check_chain_cache(call.cache, model.config.get_text_config().num_hidden_layers, call.batch)
+        check_cache_of_linear(traits, call.cache, call.batch)
     else:
-        check_caches(model, call.cache, call.batch, call.input_ids.shape[1] + new_tokens - 1)
+        check_cache_of_trees(traits, call.cache, call.batch, call.input_ids.shape[1] + new_tokens - 1)
     with borrowed(model, vocabulary(model), call.strategy.remembers) as memory:
         decoding.prepare(memory)
         decoding.run()
@@ -282,7 +284,7 @@ class _Decoding:
 
     def _view(self, wants: Wants) -> FusedModel | ChainModel:
         """The model as the loop sees it."""
-        call, limit = self._call, support.depth_limit(self._call.model)
+        call, limit = self._call, ModelTraits.of(self._call.model).depth_limit
         if self._route == "chain":
             return ChainModel(
                 call.model,
@@ -325,7 +327,7 @@ class _Decoding:
             steps = solve(fused, self._drafters, self._verifier)
             with grouped_attention(), self._hidden or nullcontext():
                 readers.read(next(steps))  # the prompt's pass, for which transformers keeps its own choice of kernels
-                with _optimized(call.model):
+                with kernels_for_decoding(call.model):
                     for step in steps:
                         readers.read(step)
             readers.close()
@@ -367,14 +369,3 @@ def _trust(config: GenerationConfig) -> float:
         return _TRUST
     temperature = 1.0 if config.temperature is None else float(config.temperature)
     return _TRUST / (1.0 + temperature**2)
-
-
-@contextmanager
-def _optimized(model: PreTrainedModel) -> Iterator[None]:
-    """transformers' own switch of expert kernels for decoding, where this version has it."""
-    optimize = getattr(model, "_optimize_model_for_decode", None)
-    if optimize is None:
-        yield
-        return
-    with optimize():
-        yield

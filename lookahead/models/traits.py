@@ -1,16 +1,16 @@
 """What a model's class and config say of the part that writes: all of a causal model, an encoder-decoder's decoder."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
-from lookahead.models.limits import index_limit, position_limit, rope_settings
+_PREPARE_AXES = "_prepare_position_ids_for_generation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,9 @@ class ModelTraits:
         cache_argument: name of the argument that takes the cache, ``past_key_values`` or ``cache_params``.
         takes_positions: whether ``forward`` takes ``position_ids``.
         counts_slots: whether the model counts cache slots by itself, for positions, biases, windows or scales.
+        has_axes: whether positions may have several axes, as of images.
+        is_stateful: whether the class says that it has recurrent states.
+        own_loop: the class whose ``_sample`` does not end in transformers' own, as speech models have it.
     """
 
     name: str
@@ -48,6 +51,9 @@ class ModelTraits:
     cache_argument: str
     takes_positions: bool
     counts_slots: bool
+    has_axes: bool
+    is_stateful: bool
+    own_loop: str | None
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
@@ -69,7 +75,21 @@ class ModelTraits:
             cache_argument=_cache_argument(forward),
             takes_positions=takes_positions(forward),
             counts_slots=counts_slots(model),
+            has_axes=getattr(type(model), _PREPARE_AXES, None) is not getattr(GenerationMixin, _PREPARE_AXES),
+            is_stateful=bool(getattr(model, "_is_stateful", False)),
+            own_loop=_own_loop(type(model)),
         )
+
+
+def _own_loop(kind: type) -> str | None:
+    for parent in kind.__mro__:
+        if parent is GenerationMixin:
+            break
+        own = vars(parent).get("_sample")
+        code = None if own is None else getattr(inspect.unwrap(own), "__code__", None)
+        if code is not None and "_sample" not in code.co_names:
+            return parent.__name__
+    return None
 
 
 @lru_cache
@@ -134,3 +154,40 @@ def counts_slots(model: PreTrainedModel) -> bool:
     local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
     biased = local or getattr(config, "alibi", False) is True or bool(getattr(config, "attn_temperature_tuning", False))
     return biased or not takes_positions(type(model).forward)
+
+
+def rope_settings(config: Any) -> Iterator[dict[str, Any]]:
+    """A config's RoPE settings: one set, or one for each kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    yield from rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
+
+
+def position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
+    """The first position at which RoPE changes with the text's length, and the kind of RoPE; None = it does not."""
+    config = model.config.get_text_config()
+    table = getattr(config, "max_position_embeddings", None)
+    for rope in rope_settings(config):
+        kind = rope.get("rope_type", "default")
+        if kind not in ("dynamic", "longrope"):
+            continue
+        original = None
+        if kind == "longrope":
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+        return kind, int(original or table or 0)
+    return None
+
+
+def index_limit(model: PreTrainedModel) -> int | None:
+    """How many tokens are attended to where a model leaves out the rest (indexed attention, Doge's dynamic mask).
+
+    Up to that many, the choice is "all of them". Past it, ties are broken by the tokens' slots.
+
+    Returns:
+        None where all tokens are attended to.
+    """
+    config = model.config.get_text_config()
+    if "indexed_attention" in (getattr(config, "layer_types", None) or ()):
+        return int(getattr(config, "index_topk", None) or getattr(config, "indexer_budget", None) or 0)
+    kept = getattr(config, "keep_window_size", None)
+    return kept if isinstance(kept, int) else None

@@ -19,7 +19,7 @@ from lookahead.models.families.registry import place_builders, takes_positions
 from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.limits import boundary
 from lookahead.models.mask_rules import shortest_window
-from lookahead.models.traits import input_device
+from lookahead.models.traits import ModelTraits, input_device
 from lookahead.runtime.attention import fused_pass, packing_pays
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.fallback_steps import PlainPasses
@@ -164,7 +164,7 @@ class FusedModel:
                 self._axes = (ends - ends[:1])[..., None].to(self._device)
                 highest = ends.amax(0).tolist()
         self._past = past
-        self._boundary = None if self._text is None else boundary(self._model, past, highest)
+        self._boundary = None if self._text is None else boundary(ModelTraits.of(self._model), past, highest)
         # keep() counts the last prompt token like any accepted node, so the state starts one token earlier.
         self._positions = [position - 1 for position in last]
         self._padding = [0] * batch if mask is None else mask.long().argmax(-1).tolist()

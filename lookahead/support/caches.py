@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from transformers import PreTrainedModel
 from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
@@ -13,12 +12,12 @@ from transformers.cache_utils import (
 )
 
 from jacobi import LookaheadError
-from lookahead.models.traits import decoder_config, is_seq2seq
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.snapshots import holds_keys, recurrent_layers, states_of
 from lookahead.runtime.cache.tree import EMPTY_LAYERS, layer_kinds
 
 _INDEXED = layer_kinds("DynamicIndexedLayer")  # they keep small keys of their own to choose by
-_CHAIN_LAYERS = (
+_LINEAR_LAYERS = (
     *layer_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"),
     *layer_kinds("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
     *_INDEXED,
@@ -26,15 +25,14 @@ _CHAIN_LAYERS = (
 )
 
 
-def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> None:
+def check_cache_of_trees(traits: ModelTraits, cache: Any, batch: int, slots: int) -> None:
     """Refuse a cache that is another model's, cannot keep chosen slots, or has fewer than ``slots`` of them."""
     if cache is None:
         return
-    config = decoder_config(model)
-    if is_seq2seq(model):
+    if traits.is_encoder_decoder:
         if not isinstance(cache, EncoderDecoderCache):
             raise LookaheadError(
-                f"{type(model).__name__} needs a cache for its cross-attention too: got a {type(cache).__name__}, "
+                f"{traits.name} needs a cache for its cross-attention too: got a {type(cache).__name__}, "
                 "expected an EncoderDecoderCache. Leave past_key_values unset, or pass one."
             )
         if getattr(cache.self_attention_cache, "offloading", False):
@@ -44,6 +42,7 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
             )
         check_cache(cache.self_attention_cache, n_layers=None, batch=batch, heads=None, channels=None, slots=slots)
         return
+    config = traits.config
     heads = _field(config, "num_key_value_heads") or _field(config, "num_attention_heads")
     channels, hidden = _field(config, "head_dim"), _field(config, "hidden_size")
     if channels is None and hidden and _field(config, "num_attention_heads"):
@@ -51,16 +50,8 @@ def check_caches(model: PreTrainedModel, cache: Any, batch: int, slots: int) -> 
     other = _field(config, "kv_lora_rank") or _field(config, "multi_query") is not None
     if other or not isinstance(heads, int) or not isinstance(channels, int):
         heads = channels = None  # latent or multi-query attention: the cached shape follows other fields
-    shared = _field(config, "num_kv_shared_layers") or 0
-    check_cache(
-        cache,
-        n_layers=config.num_hidden_layers,
-        n_shared=shared,
-        batch=batch,
-        heads=heads,
-        channels=channels,
-        slots=slots,
-    )
+    shared, layers = _field(config, "num_kv_shared_layers") or 0, config.num_hidden_layers
+    check_cache(cache, n_layers=layers, n_shared=shared, batch=batch, heads=heads, channels=channels, slots=slots)
 
 
 def _field(config: Any, name: str) -> Any:
@@ -85,11 +76,11 @@ def check_cache(
 
     Args:
         cache: what ``generate`` prepared or the user gave.
-        n_layers: layers of the model; None when they cannot be told.
+        n_layers: of the model; like ``heads`` and ``channels`` None where the config does not tell.
         n_shared: those of them that use another layer's keys; older caches leave them out.
-        batch: rows of this call.
-        heads: key/value heads of the model; None when they cannot be told.
-        channels: channels of a key head; None when they cannot be told.
+        batch: sequences of this call.
+        heads: key/value heads of a layer.
+        channels: of a key head.
         slots: tokens that the cache may have to hold in the end.
     """
     if type(cache) not in (DynamicCache, StaticCache):
@@ -125,17 +116,8 @@ def check_cache(
             )
 
 
-def check_chain_cache(cache: Any, n_layers: int, batch: int) -> None:
-    """Refuse, by name, a cache that a chain cannot be taken back from or that belongs to another model.
-
-    Args:
-        cache: what ``generate`` prepared or the user gave; None = a fresh one will be made.
-        n_layers: layers of the model.
-        batch: rows of this call.
-
-    Raises:
-        LookaheadError: see above.
-    """
+def check_cache_of_linear(traits: ModelTraits, cache: Any, batch: int) -> None:
+    """Refuse, by name, a cache that a linear draft cannot be taken back from, or that belongs to another model."""
     if cache is None:
         return
     if type(cache) is not DynamicCache or cache.offloading:
@@ -145,7 +127,7 @@ def check_chain_cache(cache: Any, n_layers: int, batch: int) -> None:
             "past_key_values and cache_implementation unset, or decode without use_lookahead."
         )
     for index, layer in enumerate(cache.layers):
-        if type(layer) not in _CHAIN_LAYERS:
+        if type(layer) not in _LINEAR_LAYERS:
             raise LookaheadError(
                 f"Layer {index} of the cache is a {type(layer).__name__}, from which rejected tokens cannot be taken "
                 "back. Decode this model without use_lookahead."
@@ -154,7 +136,7 @@ def check_chain_cache(cache: Any, n_layers: int, batch: int) -> None:
     shapes += [layer.keys.shape for layer in cache.layers if holds_keys(layer)]
     if not shapes:
         return
-    _check_owner(cache, n_layers, 0, shapes[0][0], batch)
+    _check_owner(cache, traits.config.num_hidden_layers, 0, shapes[0][0], batch)
 
 
 def _check_owner(cache: Any, n_layers: int | None, n_shared: int, got_batch: int, batch: int) -> None:

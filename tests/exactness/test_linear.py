@@ -19,8 +19,8 @@ from lookahead.draft.latency import StepTimes
 from lookahead.medusa import MedusaHeads
 from lookahead.runtime.linear import ChainModel
 from lookahead.runtime.session import bare_chain
+from lookahead.support import linear_passes
 from lookahead.support import route as support
-from lookahead.support import self_test
 from lookahead.tuning import sweep
 
 FEW = ["qwen3_next", "falcon_h1", "inkling", "lfm2"]  # delta rule, both kinds in a layer, windows, convolutions
@@ -357,7 +357,7 @@ def test_coarse_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a mistake hides behind rounding, so what was found in float32 has the say."""
     for name in ("qwen3_next", "nemotron_h"):
         assert support.route(fresh_hybrid(name, dtype=torch.bfloat16))[0] == "chain"
-    monkeypatch.setattr(self_test, "recorded_routes", lambda _: set())
+    monkeypatch.setattr(linear_passes, "recorded_routes", lambda _: set())
     route, reason = support.route(fresh_hybrid("qwen3_next", dtype=torch.bfloat16))
     assert route == "plain"
     assert reason is not None

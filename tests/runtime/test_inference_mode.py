@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from lookahead import Lookahead
 from lookahead.models.code_safety import is_safe
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.inference_mode import InferenceMode
 from lookahead.support.self_test import tree_error
 
@@ -72,7 +73,7 @@ def modes(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_all_but_the_prompts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt's pass is transformers' own; all others run in inference mode."""
     model = counting_model()
-    assert tree_error(model) is None  # whose passes are others
+    assert tree_error(model, ModelTraits.of(model)) is None  # whose passes are others
     seen = modes(model, monkeypatch)
     model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True)
     assert seen[0] is False

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from lookahead import LookaheadError
 from lookahead.models.conformance import recorded_version
+from lookahead.models.traits import ModelTraits
 from lookahead.support import self_test
 from lookahead.support.self_test import is_on_record
 
@@ -39,10 +40,10 @@ STRANGERS: dict[str, Callable[[Any], Any]] = {
 
 
 def test_a_recorded_model_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(model: Any) -> Any:
+    def never(*_: Any) -> Any:
         raise AssertionError("the self-test ran")
 
-    monkeypatch.setattr(self_test, "_tree_verdict", never)
+    monkeypatch.setattr(self_test, "tree_verdict", never)
     stats = same_as_plain(fresh_model("llama"), prompts(2), max_new_tokens=12).stats
     assert stats.steps
 
@@ -51,21 +52,24 @@ def test_a_recorded_model_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None
 @torch.no_grad()
 def test_strangers_are_not_on_record(change: Callable[[Any], Any]) -> None:
     """Nothing is known of other people's code, of hooks, of training mode, of texts that change their model."""
-    assert not is_on_record(change(fresh_model("llama")))
+    model = change(fresh_model("llama"))
+    assert not is_on_record(model, ModelTraits.of(model))
 
 
 @torch.no_grad()
 def test_other_versions_are_not_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "recorded_version", lambda: "5.0.0")
-    assert not is_on_record(fresh_model("llama"))
+    model = fresh_model("llama")
+    assert not is_on_record(model, ModelTraits.of(model))
     monkeypatch.undo()
-    assert is_on_record(fresh_model("llama"))
+    model = fresh_model("llama")
+    assert is_on_record(model, ModelTraits.of(model))
 
 
 def test_a_stranger_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any pass of the text."""
     why = "It mixes branches up. Drop use_lookahead for this model."
-    monkeypatch.setattr(self_test, "_tree_verdict", lambda _: (why, True))
+    monkeypatch.setattr(self_test, "tree_verdict", lambda *_: (why, True))
     model = STRANGERS["derived"](fresh_model("llama"))
     with pytest.raises(LookaheadError, match="mixes branches up"):
         model.generate(**prompts(1), max_new_tokens=16, use_lookahead=True)

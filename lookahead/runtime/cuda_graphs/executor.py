@@ -23,8 +23,7 @@ from jacobi import LookaheadError, Path, Scores, TokenTree
 from lookahead.models.families.registry import place_builders
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import Outputs
-from lookahead.models.limits import index_limit, position_limit
-from lookahead.models.traits import is_seq2seq
+from lookahead.models.traits import index_limit, is_seq2seq, position_limit
 from lookahead.runtime.attention import fused_pass
 from lookahead.runtime.cuda_graphs.buffers import (
     KEPT,

@@ -1,0 +1,169 @@
+"""What one call asks for: modes, prompts and caches that drafts cannot serve, each named with the way out."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import StaticCache
+
+from jacobi import LookaheadError
+from lookahead.models.families.encoder_decoders import forgets_padding
+from lookahead.models.limits import boundary
+from lookahead.models.mask_rules import windows_of_the_cache
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.cache.snapshots import holds_text
+
+_UNMASKED = ("GPTNeoSelfAttention", "LEDDecoder")
+
+
+def check_mode(generation_config: GenerationConfig, assistant_model: Any = None) -> None:
+    """Refuse generation modes that lookahead cannot be combined with.
+
+    Raises:
+        LookaheadError: beams, an assistant, prompt lookup or multi-token prediction is asked for as well.
+    """
+
+    def refuse(culprit: str, way_out: str) -> None:
+        raise LookaheadError(f"use_lookahead cannot be combined with {culprit}: {way_out}, or drop use_lookahead.")
+
+    if (generation_config.num_beams or 1) > 1:
+        refuse(f"num_beams={generation_config.num_beams}", "set num_beams=1")
+    if assistant_model is not None:
+        refuse("assistant_model", "drop assistant_model")
+    for name in ("prompt_lookup_num_tokens", "use_mtp", "assistant_early_exit"):
+        if getattr(generation_config, name, None):
+            refuse(f"{name}={getattr(generation_config, name)!r}", f"drop {name}")
+    if getattr(generation_config, "cache_implementation", None) == "paged":
+        refuse("cache_implementation='paged'", "leave cache_implementation unset")
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(generation_config, name, None) and generation_config.return_dict_in_generate:
+            refuse(f"{name}=True", f"drop {name} (scores, logits and the cache are returned as usual)")
+
+
+def check_prompt(
+    model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], *, tree: bool = True
+) -> None:
+    """Refuse prompts that no text can follow.
+
+    Args:
+        model: the model.
+        traits: its.
+        input_ids: ``[batch, token]``; of an encoder-decoder model the decoder's.
+        model_kwargs: as ``generate`` prepared them.
+        tree: whether the model could follow a tree, whose nodes need positions ``[batch, token]``.
+
+    Raises:
+        LookaheadError: an empty prompt, ids outside the vocabulary, right padding, more tokens than positions, or
+            position_ids that are not ``[batch, token]``.
+    """
+    prefix = "decoder_" if traits.is_encoder_decoder else ""
+    embeds = model_kwargs.get(f"{prefix}inputs_embeds")
+    length = input_ids.shape[1] if embeds is None else embeds.shape[1]
+    position_ids = model_kwargs.get(f"{prefix}position_ids")
+    if tree and position_ids is not None and position_ids.ndim not in (2, 3 if traits.has_axes else 2):
+        raise LookaheadError(
+            f"position_ids of shape {tuple(position_ids.shape)} are not supported: expected [batch, token]. "
+            "Drop use_lookahead for this model."
+        )
+    if length == 0 or input_ids.shape[0] == 0:
+        raise LookaheadError(
+            f"The prompt is empty: got input_ids of shape {tuple(input_ids.shape)}, expected at least one token. "
+            "Start with the model's begin-of-text token."
+        )
+    if input_ids.numel():
+        low, high = int(input_ids.min()), int(input_ids.max())
+        if low < 0 or high >= traits.vocab_size:
+            raise LookaheadError(
+                f"Token id {low if low < 0 else high} is outside the vocabulary: expected 0 to "
+                f"{traits.vocab_size - 1}. Was the prompt made by another model's tokenizer?"
+            )
+    mask = model_kwargs.get(f"{prefix}attention_mask")
+    if mask is not None:
+        _check_mask(model, traits, mask, length, f"{prefix}attention_mask")
+    reach = length if position_ids is None else int(position_ids.max()) + 1
+    if traits.depth_limit is not None and traits.depth_limit < reach:
+        raise LookaheadError(
+            f"The prompt reaches position {reach - 1}, and the model's position table ends at {traits.depth_limit} "
+            "(config.max_position_embeddings). Shorten the prompt."
+        )
+
+
+def _check_mask(model: PreTrainedModel, traits: ModelTraits, mask: Tensor, length: int, name: str) -> None:
+    if mask.shape[-1] < length:
+        raise LookaheadError(
+            f"{name} of shape {tuple(mask.shape)} does not cover the {length} tokens of the prompt: "
+            "expected one column for each token."
+        )
+    if forgets_padding(model) and not bool(mask.all()):
+        raise LookaheadError(
+            f"{traits.name} forgets decoder_attention_mask after the prompt, and rows then see their padding: "
+            "give decoder prompts of one length, or drop use_lookahead."
+        )
+    if mask.ndim == 2 and bool((mask[:, -1] == 0).any()):
+        row = int((mask[:, -1] == 0).nonzero()[0])
+        raise LookaheadError(
+            f"Row {row} is padded on the right: new tokens follow the last column, so a batch must be padded on the "
+            "left. Set tokenizer.padding_side = 'left'."
+        )
+
+
+def call_obstacle(
+    route: str,
+    model: PreTrainedModel,
+    traits: ModelTraits,
+    input_ids: Tensor,
+    model_kwargs: dict[str, Any],
+    cache: Any,
+    new_tokens: int,
+) -> str | None:
+    """Why transformers' own loop decodes this call of a model that has another route; None = it need not.
+
+    Args:
+        route: the model's, ``"tree"`` or ``"chain"``.
+        model: the model.
+        traits: its.
+        input_ids: the prompt ``[batch, token]``.
+        model_kwargs: as ``generate`` prepared them.
+        cache: what ``generate`` prepared or the user gave.
+        new_tokens: how many tokens will follow at most.
+    """
+    if route == "chain":
+        return _change_within(traits, input_ids, model_kwargs, new_tokens)
+    if isinstance(getattr(cache, "self_attention_cache", cache), StaticCache) and _sees_spare_slots(model):
+        return f"{traits.name} looks at slots of a static cache that hold no text"
+    uncached = model_kwargs.get("use_cache") is False
+    if uncached and traits.rope_limit is not None and not traits.is_encoder_decoder:
+        change = _change_within(traits, input_ids, model_kwargs, new_tokens)
+        if change is not None:
+            return f"{change}, and without a cache each pass recomputes all of it"
+    if cache is not None and holds_text(cache) and windows_of_the_cache(model):
+        return f"{traits.name} leaves its windows to the cache, and a cache is continued that has dropped tokens"
+    if _sees_images(traits, model_kwargs, cache):
+        return f"{traits.name} keeps what its cross-attention layers know of images in the cache of the text"
+    return None  # where a tree's model changes, its passes change too
+
+
+def _sees_spare_slots(model: PreTrainedModel) -> bool:
+    """Whether transformers' own passes over one token mask nothing in a static cache; no other pass equals them."""
+    return any(type(module).__name__ in _UNMASKED for module in model.modules())
+
+
+def _change_within(traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], new_tokens: int) -> str | None:
+    """Why a causal model's passes change within a text; None = they do not."""
+    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    embeds = model_kwargs.get("inputs_embeds")
+    length = max(part.shape[1] for part in (input_ids, embeds, mask) if part is not None)
+    last = length - 1 if positions is None else int(positions.max())
+    change = boundary(traits, length, [last])
+    return None if change is None or change[0] >= length + new_tokens else f"{change[1]}, within this text"
+
+
+def _sees_images(traits: ModelTraits, model_kwargs: dict[str, Any], cache: Any) -> bool:
+    """Whether layers of cross-attention (Mllama's) have anything to attend to in a call."""
+    crossing = getattr(traits.config, "cross_attention_layers", None)
+    if not crossing or traits.is_encoder_decoder:
+        return False
+    held = [] if cache is None else [layer for index, layer in enumerate(cache.layers) if index in crossing]
+    return any(model_kwargs.get(name) is not None for name in ("pixel_values", "cross_attention_states")) or any(
+        layer.is_initialized and int(layer.get_seq_length()) > 0 for layer in held
+    )
