@@ -23,16 +23,20 @@ class Acceptance:
     """How likely candidates are to be right, learnt from every visited node.
 
     The candidates of a node compete: with strengths s, candidate c is right with chance exp(s_c) / (1 + sum exp(s)),
-    and none is with what is left (a conditional logit model; McFadden, 1974). The strength of a candidate is the sum of
-    the weights of those who propose it. So what one source says weighs less where another contradicts it, more where it
-    agrees, and a weight means the same whatever the other sources are.
+    and none is with the rest (a conditional logit model; McFadden, 1974). A candidate's strength is the sum of the
+    weights of those who propose it, so it counts less where another source contradicts it, and more where one agrees::
+
+        proposed by       strength                      odds  chance
+        cat  suffix       w(suffix)             =  0.4   1.5   0.27
+        dog  suffix, pool w(suffix) + w'(pool)  =  1.1   3.0   0.55
+        none                                             1.0   0.18
 
     Args:
         sources: in their order; each brings its kinds and their priors. A lone candidate's chance is its prior.
         trust: how far the priors are believed at first: accepted tokens for each expected one.
 
     Attributes:
-        weights: the current weight of each slot; a kind has two, as the first to propose a token and in agreement.
+        weights: of each slot; a kind has two: as the first to propose a token (w), and in agreement (w').
         offsets: the first slot of each source.
         names: of the sources.
     """
@@ -67,10 +71,7 @@ class Acceptance:
         return [each / every for each in odds]
 
     def count(self, offered: Offered, truth: Sequence[float]) -> None:
-        """Take in how right the candidates of a node were: a step uphill in the log-likelihood.
-
-        Each weight moves by the error over the information it has gathered (a diagonal Newton step), shared among the
-        candidate's weights.
+        """Take in how right the candidates of a node were: a diagonal Newton step in the log-likelihood.
 
         Args:
             offered: the candidates.

@@ -15,13 +15,10 @@ from lookahead.sources.recycling import BEST
 
 
 class AutomaticDrafter:
-    """One row's drafter in the automatic mode.
+    """The drafter of one sequence; planner and acceptance are shared by all sequences of a call.
 
     Args:
-        prompt: the row's tokens.
-        sources: its sources, in the order in which they are credited.
-        planner: shared by the call's rows.
-        acceptance: the estimates that the rows share.
+        sources: in the order in which they are credited.
         chain: grow one branch only.
     """
 
@@ -41,6 +38,7 @@ class AutomaticDrafter:
         self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
         self._asked = [source for source in sources if source is not self._window]
         self._expensive = [source for source in sources if is_expensive(source)]
+        self._batched = [source for source in sources if is_batch(source)]
         self._trees.use(self._asked)
         self._values: list[float] = []
         self._columns = 0
@@ -76,7 +74,7 @@ class AutomaticDrafter:
         return tree
 
     def _grow_weighing(self, room: int) -> TokenTree:
-        """The same, where some sources cost time: they are asked where they pay."""
+        """The same, where some sources cost time: these are asked only where they pay."""
         planner, trees = self._planner, self._trees
         times, _ = planner.sizes
         speed = expected = 0.0
@@ -111,8 +109,8 @@ class AutomaticDrafter:
             written = self._written + len(path.tokens)
             self._planner.learn(self._values, credited, self._columns, refused, written)
         self._written += len(path.tokens)
+        for source in self._batched:
+            source.rollback(path)
         for source in self._sources:
-            if is_batch(source):
-                source.rollback(path)
             source.learn(tree, path, successors)
         self._root = path.tokens[-1]

@@ -1,9 +1,14 @@
 """One tree from all sources: growth from the most likely node down, as far as it pays.
 
-The value of a node is the probability that the walk visits it: its own chance to be right, given that its parent is
-visited, times its parent's value. Nodes are taken in the order of their values, so that whatever their number, no other
-choice of as many candidates is expected to be accepted further (EAGLE-2, arXiv 2406.16858, and OPT-Tree,
-arXiv 2406.17276, do so with a draft model's probabilities; here they are learnt from what was right).
+The value of a node is the probability that the walk visits it: its own chance, given that its parent is visited, times
+its parent's value. Nodes are taken in the order of their values, so no other tree of the same size is expected to be
+accepted further::
+
+    root 1.00 -+- cat 0.60 -- sat 0.48 -- on 0.43     taken in the order cat, sat, on, dog, ran
+               +- dog 0.30 -- ran 0.12
+
+EAGLE-2 (arXiv 2406.16858) and OPT-Tree (arXiv 2406.17276) do so with a draft model's probabilities; here they are
+learnt from what was right.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,11 +26,10 @@ _KNOWN_CHANCES = 3.0  # times what a pass tells whose tokens were drawn from kno
 
 
 class BestFirstTree:
-    """Grows one row's trees from its sources, and learns from what became of them.
+    """Grows one sequence's trees from its sources, and learns from what became of them.
 
     Args:
-        sources: of one row.
-        acceptance: may be shared by rows.
+        acceptance: may be shared by sequences.
         chain: grow one branch only, each node's likeliest candidate.
     """
 
@@ -60,20 +64,19 @@ class BestFirstTree:
         floor: float = 0.0,
         gain: float = 1.0,
     ) -> tuple[TokenTree, list[float]]:
-        """Grow a tree that writes the most tokens per unit of time.
+        """Grow the tree that writes the most tokens per unit of time.
 
         Args:
             root: the last written token.
             room: greatest depth.
-            times: cost of a pass over 1, 2, ... nodes; the tree has no more nodes than it has entries. All equal: the
-                tree is as large as that.
+            times: cost of a pass over 1, 2, ... nodes: as many as the tree may have. Equal costs make it as large.
             least: for each size, the least extra cost of a node with which any larger one can be reached (see
-                :func:`least_slopes`).
-            floor: candidates of less value than this are left out.
-            gain: how many times as many tokens in a unit of time any tree has to be expected to write as none would.
+                :func:`lookahead.draft.pass_costs.least_slopes`).
+            floor: candidates of less value are left out.
+            gain: of speed over drafting nothing, that a tree has to promise.
 
         Returns:
-            The tree, and the value of each node but the root in order: chances of being visited, falling.
+            The tree, and the value of each node but the root, in order: falling.
         """
         acceptance = self._acceptance
         calibration, parts = acceptance.calibration, self._parts
@@ -133,7 +136,7 @@ class BestFirstTree:
                 frontier.expand([states[part], *beside])
 
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
-        """Learn from the path kept of the tree grown last.
+        """Learn from the path kept of the tree grown last, and name the source of each accepted token.
 
         Where tokens were drawn, what is learnt is not which token came but how likely the candidates were: the same on
         average, without the luck of the draw.
@@ -142,9 +145,6 @@ class BestFirstTree:
             tree: as it was scored.
             path: as verified.
             values: as :meth:`grow` returned them; empty where nothing was drafted.
-
-        Returns:
-            The source credited with each accepted token.
         """
         acceptance, offered = self._acceptance, self._offered
         names, owners = acceptance.names, self._owners

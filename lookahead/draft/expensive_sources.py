@@ -23,10 +23,9 @@ def is_expensive(source: Source) -> bool:
 class ExpensiveSources:
     """Whether sources that cost time are worth asking, from how good the tree of the others is.
 
-    Where the others already expect much, a few more candidates add little to it and the time is lost; where they have
-    nothing, the same candidates may be all there is. So the gain is learnt apart for each of four levels of what the
-    others' tree is expected to write: speed with expensive sources over speed without them, both from the step-time
-    curve and the trees' values.
+    Where the others expect much, more candidates add little; where they have nothing, the same candidates may be all
+    there is. So the gain (speed with the expensive sources over speed without them, as the latency curve and the trees'
+    values say) is learnt apart for four levels of what the others' tree is expected to write.
 
     Attributes:
         ms: what asking them takes in a pass.
@@ -40,11 +39,7 @@ class ExpensiveSources:
         self._skipped = [0] * (len(_STEPS) + 1)
 
     def pay(self, expected: float) -> bool:
-        """Whether to ask them in this pass.
-
-        Args:
-            expected: drafted tokens that the other sources' tree is expected to write.
-        """
+        """Whether to ask them, where the others' tree is expected to write ``expected`` drafted tokens."""
         level = bisect_right(_STEPS, expected)
         trials, gain = self._trials[level], self._gains[level]
         if not trials or gain > (_HOPE if trials < _TRIALS else _LEAST_GAIN):
@@ -53,12 +48,7 @@ class ExpensiveSources:
         return self._skipped[level] == 0
 
     def learn(self, expected: float, gain: float) -> None:
-        """Take in what a tree with them was worth.
-
-        Args:
-            expected: as for :meth:`pay`.
-            gain: expected tokens per unit of time with them, over those without.
-        """
+        """Take in the gain of a tree with them, where the others' was expected to write ``expected`` tokens."""
         level = bisect_right(_STEPS, expected)
         trials = self._trials[level] = self._trials[level] + 1
         self._gains[level] += max(1.0 / trials, 1.0 - _FADE) * (gain - self._gains[level])

@@ -1,4 +1,4 @@
-"""The step-time curve t(nodes, context): what a pass costs, learnt from passes or measured, saved and read back.
+"""The latency curve t(nodes, context): what a pass costs, learnt from passes or measured, saved and read back.
 
 The curve decides how large a draft may be. It is not monotone and differs by model, device, dtype and attention, so it
 is never assumed: it starts from an optimistic guess and follows what passes take.
@@ -17,8 +17,8 @@ import numpy as np
 from jacobi import LookaheadError
 from lookahead._files import write_text
 
-NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes a row at which the curve is kept; linear in between
-_CONTEXT_BASE = 256  # tokens of history at which the second context begins; each next one is twice as long
+NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes a sequence at which the curve is kept; linear in between
+_CONTEXT_BASE = 256  # tokens in the KV cache at which the second context begins; each next one is twice as long
 FORMAT = 1
 _MEMORY = 32.0  # passes after which old ones fade
 _OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as at most this slow (or fast)
@@ -33,7 +33,7 @@ def _context_index(context: int) -> int:
 
 
 class StepTimes:
-    """The step-time curve of one model, device, dtype, attention and batch size.
+    """The latency curve of one model, device, dtype, attention and batch size.
 
     Args:
         frozen: never learn, so that choices made by it repeat.
@@ -59,13 +59,7 @@ class StepTimes:
         return any(at == 0 for _, at in self._mean)
 
     def add(self, nodes: int, context: int, ms: float) -> None:
-        """Take in one pass.
-
-        Args:
-            nodes: that it computed, for each row.
-            context: tokens of history.
-            ms: what it took.
-        """
+        """Take in a pass over ``nodes`` nodes a sequence and ``context`` tokens in the KV cache, which took ``ms``."""
         if self.frozen or not ms > 0.0:
             return
         at = _nearest(nodes)
@@ -91,7 +85,7 @@ class StepTimes:
         self._mean[cell], self._weight[cell] = ms, _MEMORY
 
     def ms(self, nodes: int, context: int) -> float:
-        """Estimated milliseconds of a pass over ``nodes`` nodes a row; 0 while nothing is known."""
+        """Estimated milliseconds of a pass over ``nodes`` nodes a sequence; 0 while nothing is known."""
         if not self._mean:
             return 0.0
         return _along(self._knots(_context_index(context)), (nodes,))[0]
@@ -134,11 +128,7 @@ class StepTimes:
 
     @classmethod
     def from_dict(cls, data: Any, *, frozen: bool = False) -> Self:
-        """Read :meth:`to_dict`'s data back.
-
-        Raises:
-            LookaheadError: it is something else, or of another version.
-        """
+        """Read :meth:`to_dict`'s data back; a LookaheadError says if it is something else, or of another version."""
         try:
             if data["format"] != FORMAT or tuple(data["nodes"]) != NODES:
                 raise LookaheadError(
@@ -165,11 +155,7 @@ class StepTimes:
 
     @classmethod
     def load(cls, path: str | Path, *, frozen: bool = True) -> Self:
-        """Read a saved curve.
-
-        Raises:
-            LookaheadError: there is no readable curve in that file.
-        """
+        """Read a saved curve; a LookaheadError says if there is none in that file."""
         try:
             data = json.loads(Path(path).read_text())
         except (OSError, ValueError, RecursionError) as error:

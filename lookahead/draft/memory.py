@@ -1,7 +1,7 @@
 """What drafts learn on a model, kept from call to call for as long as the model lives.
 
-None of it touches the text: a table of likely successors, counts of what was right, step times. A call borrows the
-memory and brings it back; calls that run at the same time do not share it, and the second one starts afresh.
+None of it touches the text: a table of likely next tokens, counts of what was right, latency curves. A call borrows
+the memory and brings it back; of two calls at the same time the second starts afresh.
 """
 
 from collections import OrderedDict
@@ -24,10 +24,10 @@ class Memory:
 
     Attributes:
         vocab_size: of the model, when it was made.
-        table: the model's best successors after what it has seen.
+        table: the model's best next tokens after what it has seen.
         acceptances: estimates by what they were learnt under: sources, and how tokens are chosen.
         expensive: what is known of sources that cost time, by the same.
-        times: step-time curves, by what they depend on.
+        times: latency curves, by what they depend on.
     """
 
     vocab_size: int
@@ -37,13 +37,7 @@ class Memory:
     times: dict[tuple[Hashable, ...], StepTimes] = field(default_factory=dict)
 
     def acceptance(self, key: tuple[Hashable, Hashable], sources: Sequence[Source], trust: float) -> Acceptance:
-        """The estimates for ``key`` (sources, way of choosing); new ones start from those last used for the sources.
-
-        Args:
-            key: what they are learnt under.
-            sources: in their order.
-            trust: how far new estimates are believed at first (see :class:`lookahead.draft.acceptance.Acceptance`).
-        """
+        """The estimates for ``key`` (sources, way of choosing); new ones start from those last used for the sources."""
         known = self.acceptances.pop(key, None)
         if known is None:
             near = [other for (same, _), other in self.acceptances.items() if same == key[0]]
@@ -67,9 +61,7 @@ def borrowed(model: object, vocab_size: int, remember: bool) -> Iterator[Memory]
     """The model's memory while the block runs; an empty one if another call has it, or the vocabulary was another.
 
     Args:
-        model: the model.
-        vocab_size: of the model.
-        remember: use and keep what drafts learnt; otherwise only step times, which are the machine's, are shared.
+        remember: use and keep what drafts learnt; otherwise only latency curves, which are the machine's, are shared.
     """
     kept = _memories.take(model)
     if kept is None or kept.vocab_size != vocab_size:

@@ -14,15 +14,22 @@ _MOST_CONTINUED = 3
 
 
 class LookaheadDrafter:
-    """One row's lookahead decoding: the window and the pool's guesses in one trie, every path of it verified.
+    """Grows a fixed quota for one sequence: W columns of the window and G guesses of the pool, in one tree.
+
+    ::
+
+        root -+- s1 -+- s2 -- w     level 0 of the window (W = 3: root, s1, s2), and below each its deeper levels
+              |      +- w
+              +- w
+              +- g -- g -- g        a guess of the pool for the root
 
     Args:
         window_size: W >= 1.
         ngram_size: N >= 2.
         verification_set_size: G >= 0.
-        prompt: the row's prompt.
+        prompt: the sequence's.
         vocab_size: the window starts from random tokens where there is no prompt to draw from.
-        rng: source of the window's first tokens (and of its refills).
+        rng: draws the window's first tokens and refills.
         pool: where n-grams are kept.
         pool_from_prompt: add the prompt's n-grams.
         pool_from_output: add every n-gram of the output.
@@ -67,7 +74,7 @@ class LookaheadDrafter:
         return [self._rng.randrange(self._vocab_size) for _ in range(count)]
 
     def draft(self, room: int) -> TokenTree:
-        """The window's comb and the guesses for the root, sharing prefixes; nothing lies deeper than ``room``."""
+        """The window and the guesses for the root, sharing prefixes; nothing lies deeper than ``room``."""
         tree = TokenTree(self._text[-1])
         window = self._window
         if window is not None:
@@ -100,7 +107,7 @@ class LookaheadDrafter:
             node = tree.extend(node, newest[: room - tree.depths[node]])
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        """Harvest and shift the window, then add the output's newest n-grams to the pool."""
+        """Take n-grams from the window and shift it, then add the output's newest n-grams to the pool."""
         if self._window is not None and self._newest:  # nothing was drafted in the prompt's own pass
             for key, tail in self._window.advance(tree.tokens[0], [greedy[node] for node in self._newest]):
                 self.pool.add(key, tail)

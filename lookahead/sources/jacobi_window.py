@@ -15,11 +15,18 @@ from lookahead.sources.ngram_pool import NGRAM_SIZE, PoolSource
 class JacobiWindow:
     """The window's tokens, and the one move it makes a pass: take the new argmaxes in, give n-grams out, shift.
 
-    It starts with level 0 alone, W+N-3 tokens long. Every pass adds a level while older levels lose their first token,
-    until there are N-1 levels: W-1 tokens in level 0 and W in each other. From then on the oldest level is dropped.
+    Level 0 starts with W+N-3 tokens. Every pass adds a level, of which older ones lose their first token, until there
+    are N-1: W-1 tokens in level 0 and W in each other. From then on the oldest level is dropped. For W = 3, N = 4::
+
+                   before          after a pass whose newest level's argmaxes are n1 n2 n3
+        level 0    root a2 a3      root' b2 b3
+        level 1      b1 b2 b3         c1 c2 c3
+        level 2      c1 c2 c3         n1 n2 n3
+
+        n-grams, read downwards: (root: b1 c1 n1)  (a2: b2 c2 n2)  (a3: b3 c3 n3)
 
     Attributes:
-        levels: tokens of the levels filled so far, oldest first.
+        levels: tokens of the levels filled so far, oldest first; level 0 without its column 0.
     """
 
     def __init__(self, window_size: int, ngram_size: int, fill: Sequence[int]) -> None:
@@ -89,11 +96,11 @@ def columns_for(nodes: int) -> int:
 class WindowSource(PoolSource):
     """The lookahead window (same paper, section 3.1) with a pool of its own, fed from its trajectories alone.
 
-    Its columns are not candidates but an investment: each costs N-1 nodes a pass and brings n-grams for later passes.
+    Its columns are no candidates but an investment: each costs N-1 nodes a pass and brings n-grams for later passes.
     Who grows the tree decides how many columns that is worth (:meth:`grow`, :func:`window_nodes`).
 
     Args:
-        rng: source of the window's first tokens.
+        rng: draws the window's first tokens.
         vocab_size: the window starts from random tokens where there is no text to draw from.
     """
 

@@ -15,9 +15,16 @@ State = tuple[int, int, tuple[tuple[int, ...], ...]]  # last token, tokens into 
 class NgramPool:
     """n-grams by their first token, least recently used out first (arXiv 2402.02057, section 3.2).
 
-    One policy serves every source. A key holds at most ``per_key`` continuations; adding one that is there already
-    makes it the newest again. The pool as a whole holds at most ``capacity`` n-grams: when it is full, the key that was
-    neither added to nor asked for the longest goes first, so that a server that runs for weeks does not leak.
+    For N = 3, after ``add_text`` of "the cat sat on the cat ran"::
+
+        key   continuations, newest first
+        the   (cat ran)  (cat sat)
+        cat   (sat on)
+        sat   (on the)
+        on    (the cat)
+
+    Adding a continuation that is there makes it the newest again. When the pool is full, the key that was neither added
+    to nor asked for the longest goes first.
 
     Args:
         ngram_size: N; a continuation has N-1 tokens.

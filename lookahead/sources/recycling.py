@@ -5,7 +5,7 @@ from typing import Any
 
 from jacobi import LEVELS, LookaheadError, Path, Successors, TokenTree
 
-BEST = 6  # successors kept of each scored node; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
+BEST = 6  # next tokens kept of each scored node; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
 _ORDERS = 3  # tokens in the longest context
 _BEFORE = -1  # stands for the tokens before the text's first
 
@@ -14,13 +14,17 @@ Context = tuple[int, int, int]
 
 
 class SuccessorTable:
-    """The model's last best successors after each context of one, two and three tokens, in bounded memory.
+    """The model's last best next tokens after each context of one, two and three tokens, in bounded memory.
 
-    The published table has one row a token of the vocabulary. Here longer contexts have rows beside it, because the
-    same token is followed by different ones in different places; a node is served from its longest known context.
+    The published table has one row a token of the vocabulary. Here longer contexts have rows too, because the same
+    token is followed by different ones in different places; a node is served from its longest known context::
+
+        on the cat -> sat, ran, is       what the model said after these three tokens
+           the cat -> is, sat, was       what it last said after any "the cat"
+               cat -> is, food, sat      what it last said after any "cat"
 
     Rows live in two generations: when the young one is full it becomes the old one, whose rows go unless they are
-    written again. A row therefore outlives at least ``capacity`` newer ones.
+    written again. So a row outlives at least ``capacity`` newer ones.
 
     Args:
         capacity: rows of a generation, for each length of context.
@@ -85,7 +89,7 @@ class RecyclingSource:
     A candidate's kind is the length of its context, its rank, and its distance in logits from its rivals.
 
     Args:
-        table: may be shared by rows and calls on the same model.
+        table: may be shared by sequences and calls on the same model.
     """
 
     name = "recycling"

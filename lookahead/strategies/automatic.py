@@ -1,4 +1,4 @@
-"""What strategies with an automatic mode have in common: one tree from all sources, sized by the step-time curve."""
+"""What strategies with an automatic mode have in common: one tree from all sources, sized by the latency curve."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,27 +27,17 @@ FREE_SOURCES: dict[str, Maker] = {
     "window": lambda row, memory: WindowSource(row.rng, row.vocab_size),
 }
 _MOST_NODES = 512
-_SHORT_CALL = 32  # new tokens; below, the prompt's successors are not gathered
-_PROMPT_TOKENS = 128  # of the prompts, from their ends, at which successors are gathered at most
+_SHORT_CALL = 32  # new tokens; below, nothing is gathered at the prompt's tokens but the last
+_PROMPT_TOKENS = 128  # of all prompts together, from their ends, at which next tokens are gathered at most
 _PROMPT_LOGITS = 1 << 23  # numbers that this may take: 32 MB in float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budgeted(Strategy):
+class AutomaticStrategy(Strategy):
     """A strategy that can fill one tree a pass from several sources, as large as pays.
 
-    The fields belong to the automatic mode; a strategy says by :attr:`automatic` whether it is in it.
-
-    Attributes:
-        sources: where candidates come from, in the order in which they are credited: names, or functions that make a
-            :class:`lookahead.sources.Source` from a :class:`lookahead.strategy.RowContext`. None is the strategy's
-            default.
-        nodes: draft so many nodes a pass whatever they cost, to compare drafts; None = as many as pay.
-        max_nodes: the most drafted nodes of a row.
-        tuning: a step-time curve, or the file of a saved one, taken as it is. None = the curve measured for this
-            machine if there is one, corrected by the passes themselves.
-        remember: start from what drafts learnt in earlier calls on this model, unless there is a ``seed``.
-        verification, seed, stats, static: see :class:`Strategy`.
+    The fields belong to that automatic mode and are described in :class:`lookahead.Lookahead`; a strategy says by
+    :attr:`automatic` whether it is in it.
     """
 
     known_sources: ClassVar[tuple[str, ...]] = tuple(FREE_SOURCES)
@@ -114,10 +104,7 @@ class Budgeted(Strategy):
         return self.tuning.as_frozen() if isinstance(self.tuning, StepTimes) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data, for JSON; ``from_dict`` reads it back, but for sources of the caller's own.
-
-        Those stand there by their names, which ``from_dict`` does not know.
-        """
+        """The settings as plain data, for JSON; ``from_dict`` reads all of it but names of the caller's own sources."""
         settings = super().to_dict()
         if self.sources is not None:
             settings["sources"] = [
@@ -131,10 +118,7 @@ class Budgeted(Strategy):
         return settings
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
-        """The best next tokens of every node; those of the prompt's nodes where the call is not too short for that.
-
-        They cost a part of the prompt's pass, and memory, which is bounded here.
-        """
+        """The best next tokens at every node; in long calls at many of the prompt's, whose logits cost memory."""
         if not self.automatic:
             return super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens)
         if new_tokens < _SHORT_CALL:
@@ -142,13 +126,13 @@ class Budgeted(Strategy):
         fit = _PROMPT_LOGITS // (batch * vocab_size)
         return Wants(BEST, max(1, min(_PROMPT_TOKENS // batch, fit)))
 
-    def budgeted_drafts(
+    def automatic_drafts(
         self,
         call: CallContext,
         names: Sequence[str | SourceFactory],
         extra: Mapping[str, Maker] | None = None,
     ) -> Drafts:
-        """The automatic mode's drafters, one a row, which share one planner.
+        """The automatic mode's drafters, which share one planner.
 
         Args:
             call: the call.

@@ -78,7 +78,7 @@ class Strategy:
         """Make the strategy from plain data.
 
         Raises:
-            LookaheadError: an unknown field (all of them are named), another strategy's data, or a value out of range.
+            LookaheadError: an unknown field, another strategy's data, or a value out of range.
         """
         settings = dict(settings)
         named = settings.pop("strategy", cls.name)
@@ -99,7 +99,7 @@ class Strategy:
 
     @property
     def rule(self) -> Callable[[Tensor], Tensor] | None:
-        """Which tokens a lossy decode may keep: processed scores ``[..., vocab]`` to bool; None = it is exact."""
+        """Which tokens a lossy verifier may keep: processed scores ``[..., vocab]`` to bool; None = it is exact."""
         return None
 
     @property
@@ -108,7 +108,7 @@ class Strategy:
         return False
 
     def drafter(self, row: RowContext) -> Drafter:
-        """Make the drafter of one row."""
+        """Make the drafter of one sequence."""
         raise TypeError(f"{type(self).__name__} has no drafter; use Lookahead, Jacobi or Medusa.")
 
     def check(self, model: Any) -> None:

@@ -7,20 +7,20 @@ from jacobi import Drafter, LookaheadError, PlainDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.published import LookaheadDrafter
 from lookahead.sources.ngram_pool import NgramPool
-from lookahead.strategies.automatic import Budgeted
+from lookahead.strategies.automatic import AutomaticStrategy
 
 _DEFAULT_SOURCES = ("recycling", "suffix", "window")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lookahead(Budgeted):
+class Lookahead(AutomaticStrategy):
     """Exact decoding from drafts that cost no training: automatic, or lookahead decoding with given W, N and G.
 
-    ``Lookahead()`` is the automatic mode. Every pass scores one tree, filled best first from all ``sources`` by how
-    likely their candidates are to be accepted, which is learnt while decoding, and as large as the step-time curve of
-    this model on this machine makes worthwhile: down to plain decoding where nothing pays. With any of
-    ``window_size``, ``ngram_size`` and ``verification_set_size`` given, it is lookahead decoding as published (Fu et
-    al., arXiv 2402.02057) with just these numbers; those not given are 7, 5 and 7.
+    ``Lookahead()`` is the automatic mode. Every pass scores one tree, filled best first from all ``sources`` with the
+    candidates most likely to be accepted (which is learnt while decoding), and as large as the latency curve of this
+    model on this machine makes worthwhile: down to plain decoding where nothing pays. With any of ``window_size``,
+    ``ngram_size`` and ``verification_set_size`` it is lookahead decoding as published (Fu et al., arXiv 2402.02057);
+    those not given are 7, 5 and 7. A pass then feeds at most (W+G)(N-1) tokens, once the window is filled.
 
     Attributes:
         window_size: W, columns of the Jacobi window, at least 1.
@@ -35,18 +35,16 @@ class Lookahead(Budgeted):
             ``"suffix"``, ``"pool"``, ``"window"``, or functions that make a :class:`lookahead.sources.Source` from a
             :class:`lookahead.strategy.RowContext`. None is recycling, suffix and window.
         nodes: (automatic) draft so many nodes a pass whatever they cost, to compare drafts; None = as many as pay.
-        max_nodes: (automatic) the most drafted nodes of a row.
-        tuning: (automatic) a step-time curve, or the file of a saved one. It is taken as it is: with a ``seed``, the
-            same call then always runs the same passes. None = the curve measured for this machine if there is one,
-            corrected by the passes themselves.
-        remember: (automatic) start from what drafts learnt in earlier calls on this model (successors and acceptance;
-            see :mod:`lookahead.draft.memory`). Calls with a ``seed`` never do. Step times, which are the machine's, are
-            kept in any case.
+        max_nodes: (automatic) the most drafted nodes of a sequence.
+        tuning: (automatic) a latency curve, or the file of a saved one, taken as it is: with a ``seed``, the same call
+            then always runs the same passes. None = the curve measured for this machine if there is one, corrected by
+            the passes themselves.
+        remember: (automatic) start from what drafts learnt in earlier calls on this model (see
+            :mod:`lookahead.draft.memory`). Calls with a ``seed`` never do. The latency curve is kept in any case.
         verification, seed, stats, static: see :class:`Strategy`.
 
-    With given W, N and G, a pass feeds at most (W+G)(N-1) tokens once the window is filled. A model that can only be
-    given one branch a pass (`runtime.linear`) has no window: its drafts are chains of the pool's n-grams, or in
-    the automatic mode the likeliest branch of all sources but the window. For example::
+    A model that can only be given one branch a pass (`runtime.linear`) has no window: its drafts are linear, from the
+    pool's n-grams, or in the automatic mode from all sources but the window. For example::
 
         model.generate(**inputs, use_lookahead=True)
         model.generate(**inputs, use_lookahead=True, lookahead_strategy=Lookahead(window_size=10, ngram_size=4))
@@ -98,10 +96,10 @@ class Lookahead(Budgeted):
         )
 
     def drafts(self, call: CallContext) -> Drafts:
-        """The automatic mode's drafters share one planner; others have nothing in common."""
+        """In the automatic mode drafters share one planner; others have nothing in common."""
         if not self.automatic:
             return super().drafts(call)
-        return self.budgeted_drafts(call, self.sources or _DEFAULT_SOURCES)
+        return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES)
 
     def drafter(self, row: RowContext) -> Drafter:
         """With given W, N and G: a window and a pool of the row's own."""

@@ -19,7 +19,7 @@ from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.files import kept_heads, tree_beside
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.sources.medusa.source import HeadCandidates, HeadsSource
-from lookahead.strategies.automatic import FREE_SOURCES, Budgeted
+from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.verify.typical import nucleus, typical
 
 _DEFAULT_CHOICES = "mc_sim_7b_63"
@@ -27,7 +27,7 @@ _BEST = 10  # candidates of a head in the automatic tree, as many as the publish
 
 
 @dataclass(frozen=True)
-class Medusa(Budgeted):
+class Medusa(AutomaticStrategy):
     """Decoding with Medusa's heads (Cai et al., arXiv 2401.10774), which guess the tokens after the next one.
 
     By default as published: one pass scores a tree of fixed shape, filled from the heads' best candidates (with a
@@ -193,7 +193,7 @@ class Medusa(Budgeted):
         if tree is not None:
             return Drafts([MedusaDrafter(candidates, row.index, tree) for row in call.rows])
         lossy = None if self.rule is None else (self.acceptance, self.posterior_threshold, self.posterior_alpha)
-        return self.budgeted_drafts(
+        return self.automatic_drafts(
             replace(call, choice=(call.choice, lossy, self.top_p)),
             self.sources or (),
             {"heads": lambda row, memory: HeadsSource(candidates, row.index)},

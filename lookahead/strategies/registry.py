@@ -15,7 +15,7 @@ def strategy_from(value: Any) -> Strategy:
     """The strategy that a user's ``lookahead_strategy`` means: a strategy, its dict, or None for the default.
 
     Raises:
-        LookaheadError: a dict that names no strategy or an unknown field, or any other type.
+        LookaheadError: a dict that names no strategy or an unknown field, or anything else.
     """
     if value is None:
         return Lookahead()
