@@ -48,7 +48,7 @@ class Jacobi(Strategy):
         object.__setattr__(self, "initial_guess", tuple(given))
 
     def drafter(self, row: RowContext) -> Drafter:
-        """A block of the row's own."""
+        """A block of the sequence's own."""
         kind: Any = self.initial_guess
         if not isinstance(kind, str) and max(kind) >= row.vocab_size:
             raise LookaheadError(
