@@ -29,15 +29,10 @@ _AT_ONCE = 256  # texts given to the tokenizer in one call
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """Tokens to learn from.
+    """Tokens to learn from."""
 
-    Attributes:
-        ids: int32 ``[token]``.
-        loss: which tokens are to be predicted, bool ``[token]``.
-    """
-
-    ids: Tensor
-    loss: Tensor
+    ids: Tensor  # int32 [token]
+    loss: Tensor  # bool [token], which ones are to be predicted
 
     @classmethod
     def of(cls, ids: Sequence[int], loss: Sequence[bool] | None = None) -> "Example":

@@ -35,8 +35,7 @@ def own_answers(
         prompts: token ids, at least one each.
         folder: for the files.
         answer_tokens: most tokens of an answer.
-        temperature: of sampled answers; None is greedy.
-        seed: of sampled answers.
+        temperature: of answers sampled from ``seed``; None is greedy.
         report: called with the share that is done, from 0 to 1.
 
     Returns:

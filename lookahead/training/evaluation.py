@@ -30,38 +30,23 @@ _PROMPT = 64  # tokens of a text that are continued
 
 @dataclass(frozen=True)
 class OwnScores:
-    """How well the model itself predicts the next token.
+    """How well the model itself predicts the next token."""
 
-    Attributes:
-        loss: mean cross-entropy, in nats a token.
-        top1: share of tokens that it ranks first.
-        top5: share among its five best.
-        tokens: how many were scored.
-    """
-
-    loss: float
-    top1: float
-    top5: float
-    tokens: int
+    loss: float  # mean cross-entropy, in nats a token
+    top1: float  # share of tokens that it ranks first
+    top5: float  # share among its five best
+    tokens: int  # how many were scored
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Greedy decoding, plain and with the heads, of the same texts in turns in one process.
+    """Greedy decoding, plain and with the heads, of the same texts in turns in one process."""
 
-    Attributes:
-        prompts: how many texts.
-        tokens: written in each of the two ways.
-        tokens_per_pass: mean acceptance length with the heads, the model's own token included.
-        plain_tokens_per_s: speed of plain decoding.
-        tokens_per_s: speed with the heads.
-    """
-
-    prompts: int
-    tokens: int
-    tokens_per_pass: float
+    prompts: int  # how many texts
+    tokens: int  # written in each of the two ways
+    tokens_per_pass: float  # mean acceptance length with the heads, the model's own token included
     plain_tokens_per_s: float
-    tokens_per_s: float
+    tokens_per_s: float  # with the heads
 
     @property
     def speedup(self) -> float:
@@ -81,13 +66,7 @@ def score(
 ) -> tuple[OwnScores, HeadAccuracies | None]:
     """Compare the model's best next tokens, and every head's candidates, with the labelled tokens that really come.
 
-    Args:
-        model: the causal model, in evaluation mode.
-        heads: its heads; None scores the model alone.
-        examples: held-out texts.
-        pad: fills up shorter examples.
-        batch_size: examples in a pass.
-        report: called with the share that is done, from 0 to 1.
+    ``heads=None`` scores the model alone; ``report`` is called with the share that is done.
 
     Raises:
         LookaheadError: there is no label for the model or for one of the heads.

@@ -24,19 +24,12 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Item:
-    """One text, one prompt with its completion, or one conversation.
+    """One text, one prompt with its completion, or one conversation."""
 
-    Attributes:
-        source: where it was read, for messages.
-        text: the plain text, or the completion; empty for a conversation and for a prompt that has none yet.
-        prompt: None for plain text and conversations.
-        messages: the conversation as chat templates take it, ``{"role", "content"}`` each.
-    """
-
-    source: str
-    text: str = ""
+    source: str  # where it was read, for messages
+    text: str = ""  # the plain text, or the completion; empty where a prompt has none yet
     prompt: str | None = None
-    messages: tuple[Message, ...] = ()
+    messages: tuple[Message, ...] = ()  # the conversation as chat templates take it, {"role", "content"} each
 
     @property
     def number(self) -> int:

@@ -37,25 +37,15 @@ _PASSING = ("max_minutes", "save_steps", "report_to")  # settings that may chang
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a training ended, measured on the held-out data.
+    """How a training ended, measured on the held-out data."""
 
-    Attributes:
-        own: the model's own next tokens; with medusa-2 after the training.
-        before: (medusa-2) the same before it.
-        accuracies: how often each rank of each head is right.
-        choices: the tree that ``expected`` and ``measured`` are about.
-        expected: tokens that a pass is expected to write, by the accuracies.
-        measured: what decoding really gave; None if not asked for.
-        training: steps, planned steps, seconds, tokens and settings.
-    """
-
-    own: OwnScores
-    before: OwnScores | None
+    own: OwnScores  # with medusa-2, after the training
+    before: OwnScores | None  # with medusa-2, before it
     accuracies: HeadAccuracies
-    choices: ChoiceTree
-    expected: float
-    measured: Measured | None
-    training: dict[str, Any]
+    choices: ChoiceTree  # the tree of the next two
+    expected: float  # tokens that a pass is expected to write, by the accuracies
+    measured: Measured | None  # what decoding really gave; None if not asked for
+    training: dict[str, Any]  # steps, seconds, tokens, versions and settings
 
     @property
     def ratio(self) -> float:

@@ -105,16 +105,18 @@ class MedusaModel(nn.Module):
 
 
 class Clock(TrainerCallback, ExportableState):
-    """Counts the time of training over restarts, and stops it after ``limit_s`` seconds (None is no limit).
+    """Counts the time of a stage over restarts, stops it after ``limit_s`` seconds (None is no limit), and reports.
 
     Attributes:
         spent_s: seconds from the end of the first step on; the same in all processes.
     """
 
-    def __init__(self, limit_s: float | None = None) -> None:
+    def __init__(self, limit_s: float | None = None, stage: str = "", report: Report | None = None) -> None:
         self.limit_s = limit_s
         self.spent_s = 0.0
         self._last: float | None = None
+        self._stage = stage
+        self._report = report
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -142,29 +144,19 @@ class Clock(TrainerCallback, ExportableState):
             self.spent_s = spent.item()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop when the time is over."""
+        """Report the step; stop when the time is over."""
+        self._tell(state, {})
         if self.limit_s is not None and self.spent_s >= self.limit_s:
             control.should_training_stop = control.should_save = True
 
-
-class Reporter(TrainerCallback):
-    """Passes progress and logs on to the caller."""
-
-    def __init__(self, report: Report, stage: str, clock: Clock) -> None:
-        self._report = report
-        self._stage = stage
-        self._clock = clock
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After every step."""
-        if state.is_world_process_zero:
-            self._report(self._stage, self._clock.done(state.global_step, state.max_steps), {})
-
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Losses and rates."""
-        if state.is_world_process_zero and logs is not None and "loss" in logs:
-            done = self._clock.done(state.global_step, state.max_steps)
-            self._report(self._stage, done, logs | {"step": state.global_step})
+        """Report losses and rates."""
+        if logs is not None and "loss" in logs:
+            self._tell(state, logs | {"step": state.global_step})
+
+    def _tell(self, state: Any, logs: dict[str, float]) -> None:
+        if self._report is not None and state.is_world_process_zero:
+            self._report(self._stage, self.done(state.global_step, state.max_steps), logs)
 
 
 class MedusaTrainer(OwnCheckpoints):

@@ -23,28 +23,19 @@ from lookahead.models.trainer import check_trainer, use_one_gpu
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.training.data import Example, collate
 from lookahead.training.settings import TrainingSettings
-from lookahead.training.trainer import Clock, MedusaModel, MedusaTrainer, Report, Reporter
+from lookahead.training.trainer import Clock, MedusaModel, MedusaTrainer, Report
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training left.
+    """What a training left."""
 
-    Attributes:
-        heads: float32.
-        model: the model; with ``backbone="lora"``, inside its adapter.
-        changed: whether the model was trained too, or its adapter.
-        steps: taken in all stages.
-        planned_steps: what the epochs would have taken.
-        seconds: time that the steps took.
-    """
-
-    heads: MedusaHeads
-    model: Any
-    changed: bool
-    steps: int
-    planned_steps: int
-    seconds: float
+    heads: MedusaHeads  # float32
+    model: Any  # with backbone="lora", inside its adapter
+    changed: bool  # whether the model was trained too, or its adapter
+    steps: int  # taken in all stages
+    planned_steps: int  # what the epochs would have taken
+    seconds: float  # that the steps took
 
 
 def check_training(model: PreTrainedModel, settings: TrainingSettings) -> None:
@@ -97,11 +88,9 @@ def train(
 
     Args:
         model: a causal model; it may be quantised, unless all its weights are trained.
-        examples: what to learn from.
+        examples: what to learn from; ``pad`` fills up shorter ones.
         settings: how.
-        folder: for checkpoints, one folder a stage.
-        pad: token id that fills up shorter examples.
-        resume: continue from the last checkpoint in ``folder``, if there is one.
+        folder: for checkpoints, one folder a stage; with ``resume``, training continues from the last one in it.
         report: called with the stage, the share of it that is done, and now and then losses and rates.
         callbacks: more callbacks for transformers' trainer.
 
@@ -187,20 +176,16 @@ def _trainer(
     each = math.ceil(len(examples) / (args.train_batch_size * args.world_size * settings.accumulate))
     args.num_train_epochs = max(settings.epochs, settings.min_steps / each)
     limit_s = None if settings.max_minutes is None else 60.0 * settings.max_minutes / len(settings.stages)
-    clock = Clock(limit_s)
-    trainer = MedusaTrainer(
+    return MedusaTrainer(
         model,
         settings,
         stage,
-        clock,
+        Clock(limit_s, stage, report),
         args=args,
         train_dataset=examples,
         data_collator=partial(collate, pad=pad),
         callbacks=list(callbacks),
     )
-    if report is not None:
-        trainer.add_callback(Reporter(report, stage, clock))
-    return trainer
 
 
 def _with_adapter(model: PreTrainedModel, settings: TrainingSettings) -> Any:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import product
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,13 +31,6 @@ _FORMS = (
     "expected a preset's name, paths like [[0], [0, 0], [1]], candidates for each head like [10, 7, 3], or a "
     "calibrated tree"
 )
-
-
-class HasPaths(Protocol):
-    """Anything with a tree's paths, as a calibrated tree."""
-
-    @property
-    def paths(self) -> Sequence[Sequence[int]]: ...
 
 
 @dataclass(frozen=True)
@@ -128,8 +121,7 @@ def choices_from(value: Any) -> ChoiceTree:
     if isinstance(value, Mapping):
         return _from_document(value, "The calibrated tree")
     if hasattr(value, "paths"):
-        carrier: HasPaths = value
-        return ChoiceTree(tuple(map(tuple, carrier.paths)))
+        return ChoiceTree(tuple(map(tuple, value.paths)))
     value = _plain(value)
     if not isinstance(value, Iterable):
         raise LookaheadError(f"Choices cannot be {value!r}: {_FORMS}.")
@@ -242,23 +234,20 @@ def _from_document(document: Mapping[str, Any], name: str) -> ChoiceTree:
 
 def _dense(counts: Sequence[Any]) -> ChoiceTree:
     """All combinations of the first ``counts[k]`` candidates of each head k."""
-    sizes: list[int] = []
     nodes, width = 0, 1
-    for count in counts:
-        number = _natural(count)
-        if not number:
+    for depth, count in enumerate(counts, start=1):
+        if not _natural(count):
             raise LookaheadError(
                 f"The choices {list(counts)} ask for {count!r} candidates: expected an integer from 1 on for each head."
             )
-        sizes.append(number)
-        width *= number
+        width *= int(count)
         nodes += width
         if nodes > MAX_NODES:
             raise LookaheadError(
-                f"The choices {list(counts)} have {nodes} nodes down to depth {len(sizes)}: expected at most "
-                f"{MAX_NODES} in all. Take fewer candidates, or name the paths."
+                f"The choices {list(counts)} have {nodes} nodes down to depth {depth}: expected at most {MAX_NODES} in "
+                "all. Take fewer candidates, or name the paths."
             )
-    return ChoiceTree(tuple(product(*map(range, sizes))))
+    return ChoiceTree(tuple(product(*(range(int(count)) for count in counts))))
 
 
 def _path(path: Any) -> tuple[int, ...]:

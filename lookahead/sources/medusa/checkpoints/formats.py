@@ -58,27 +58,16 @@ TOKEN_MAP, LM_HEAD = "token_map", "lm_head.weight"  # what else vLLM's files may
 
 @dataclass(frozen=True)
 class Layout:
-    """What a checkpoint holds, by the names of its tensors.
-
-    Attributes:
-        naming: of the format.
-        full: whether it holds a whole model.
-        stored: the full name of each tensor of the heads, by its name in the format.
-        num_heads: K.
-        num_layers: residual blocks of a head.
-        outputs: the heads whose output layers it holds.
-        biased: whether the blocks have biases.
-        copied: whether its output layer is a copy of the model's.
-    """
+    """What a checkpoint holds, by the names of its tensors."""
 
     naming: Naming
-    full: bool
-    stored: dict[str, str]
+    full: bool  # whether it holds a whole model
+    stored: dict[str, str]  # the full name of each tensor of the heads, by its name in the format
     num_heads: int
-    num_layers: int
-    outputs: tuple[int, ...]
-    biased: bool
-    copied: bool
+    num_layers: int  # residual blocks of a head
+    outputs: tuple[int, ...]  # the heads whose output layers it holds
+    biased: bool  # whether the blocks have biases
+    copied: bool  # whether its output layer is a copy of the model's
 
     @property
     def own_output(self) -> bool:

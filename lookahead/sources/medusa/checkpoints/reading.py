@@ -28,19 +28,12 @@ _log = logging.getLogger("lookahead")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Heads, and what they were read from.
+    """Heads, and what they were read from."""
 
-    Attributes:
-        tensors: the heads, on the CPU, in the dtype they are stored in (the widest one, if there are several).
-        format: the published format, in words.
-        files: the files that were read, config.json left out.
-        remarks: where config.json contradicts the tensors, a sentence each.
-    """
-
-    tensors: HeadTensors
-    format: str
-    files: tuple[str, ...]
-    remarks: tuple[str, ...]
+    tensors: HeadTensors  # on the CPU, in the widest dtype that they are stored in
+    format: str  # in words
+    files: tuple[str, ...]  # config.json left out
+    remarks: tuple[str, ...]  # where config.json contradicts the tensors, a sentence each
 
 
 def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, Any] | None = None) -> Checkpoint:

@@ -38,19 +38,12 @@ class StoredTensors:
 
 @dataclass(frozen=True)
 class Location:
-    """A folder, or a repository of the hub, and the one file in it that was named, if any.
+    """A folder, or a repository of the hub, and the one file in it that was named, if any."""
 
-    Attributes:
-        name: as the caller wrote it.
-        folder: None for a repository.
-        file: None if only the folder was named.
-        hub: how to download.
-    """
-
-    name: str
-    folder: Path | None
-    file: str | None
-    hub: Mapping[str, Any]
+    name: str  # as the caller wrote it
+    folder: Path | None  # None for a repository
+    file: str | None  # None if only the folder was named
+    hub: Mapping[str, Any]  # how to download
 
     def find(self, file: str) -> Path | None:
         """Where ``file`` is; downloaded if need be."""

@@ -20,17 +20,11 @@ class HeadsConfig:
 
 @dataclass(frozen=True)
 class HeadTensors:
-    """Heads without their module.
-
-    Attributes:
-        config: their sizes.
-        state: the tensors, by the names that ``MedusaHeads.state_dict()`` gives them.
-        token_map: the tokens that own output layers score, int64 ``[scored]``; None where they score all.
-    """
+    """Heads without their module."""
 
     config: HeadsConfig
-    state: dict[str, Tensor]
-    token_map: Tensor | None = None
+    state: dict[str, Tensor]  # as MedusaHeads.state_dict() gives it
+    token_map: Tensor | None = None  # the tokens that own output layers score, int64 [scored]; None = all
 
     @property
     def dtype(self) -> torch.dtype:
