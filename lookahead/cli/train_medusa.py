@@ -4,9 +4,10 @@ import json
 import os
 import sysconfig
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -34,10 +35,45 @@ _STAGES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions):
-    """The command's options. Those of the training have the names of :class:`TrainingSettings`."""
+_option = partial(Option, rich_help_panel="Training")
+# Settings of the training that are options; types and defaults are those of TrainingSettings.
+_SETTINGS = {
+    "method": _option(help="Train the heads alone, or the model with them."),
+    "num_heads": _option("--heads", min=1, help="K; head k predicts k + 1 tokens ahead."),
+    "num_layers": _option("--layers", min=0, help="Residual blocks of each head."),
+    "own_output": _option(help="Give each head an output layer of its own."),
+    "backbone": _option(help="(medusa-2) What of the model is trained."),
+    "schedule": _option(help="(medusa-2) Heads alone first, then both; or both, the heads' weight rising from 0."),
+    "distil": _option("--self-distill/--no-self-distill", help="Learn from the model's own answers to the prompts."),
+    "answer_tokens": _option(min=1, help="(self-distill) Most tokens of an answer."),
+    "temperature": _option(help="(self-distill) Sample. Default: greedy."),
+    "learning_rate": _option("--lr", help="Of the heads. Default: 1e-3; with medusa-2, 2e-3."),
+    "backbone_learning_rate": _option("--backbone-lr", help="(medusa-2) Of the model. Default: a quarter."),
+    "lambda_0": _option("--lambda-0", help="(medusa-2) Weight of the heads' loss. Default: 0.2; 0.01."),
+    "epochs": _option(help="Passes over the data, in each stage."),
+    "min_steps": _option(help="More passes where those would be fewer steps than this."),
+    "batch_size": _option(help="Examples in a step, on each device."),
+    "accumulate": _option(help="Batches in a step."),
+    "block_size": _option(help="Most tokens of an example."),
+    "precision": _option("--mixed-precision", help="Automatic mixed precision."),
+    "lora_rank": _option(help="(medusa-2) Rank of the adapter."),
+    "lora_alpha": _option(help="(medusa-2) Alpha of the adapter."),
+    "lora_dropout": _option(help="(medusa-2) Dropout of the adapter."),
+    "seed": _option(help="Of the order of the data."),
+    "save_steps": _option(help="Steps between two checkpoints."),
+    "report_to": _option(help="A logger, for example tensorboard or wandb."),
+}
+_known = {field.name: field for field in fields(TrainingSettings)}
+_Settings: Any = make_dataclass(
+    "_Settings",
+    [(name, Annotated[_known[name].type, option], _known[name].default) for name, option in _SETTINGS.items()],
+    frozen=True,
+    kw_only=True,
+)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions, _Settings):
     output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for the heads; new or empty.")]
     data: Annotated[
         list[Path] | None,
@@ -55,61 +91,20 @@ class Options(ModelOptions):
         int | None, Option(min=2, metavar="N", help=f"Hold one in N items out, by their hash. Default: {_HOLD_OUT}.")
     ] = None
     max_items: Annotated[int | None, Option(min=2, help="Use so many items at most, chosen by hash.")] = None
-    method: Annotated[
-        Literal["medusa-1", "medusa-2"], Option(help="Train the heads alone, or the model with them.")
-    ] = "medusa-1"
-    num_heads: Annotated[int, Option("--heads", min=1, help="K; head k predicts k + 1 tokens ahead.")] = 4
-    num_layers: Annotated[int, Option("--layers", min=0, help="Residual blocks of each head.")] = 1
-    own_output: Annotated[bool, Option(help="Give each head an output layer of its own.")] = False
-    backbone: Annotated[Literal["lora", "full"], Option(help="(medusa-2) What of the model is trained.")] = "lora"
-    schedule: Annotated[
-        Literal["two-stage", "sine"],
-        Option(help="(medusa-2) Heads alone first, then both; or both, the heads' weight rising from 0."),
-    ] = "two-stage"
-    distil: Annotated[
-        bool,
-        Option("--self-distill/--no-self-distill", help="Learn from the model's own answers to the prompts."),
-    ] = False
-    answer_tokens: Annotated[int, Option(min=1, help="(self-distill) Most tokens of an answer.")] = 256
-    temperature: Annotated[float | None, Option(help="(self-distill) Sample. Default: greedy.")] = None
-    learning_rate: Annotated[float | None, Option("--lr", help="Of the heads. Default: 1e-3; with medusa-2, 2e-3.")] = (
-        None
-    )
-    backbone_learning_rate: Annotated[
-        float | None, Option("--backbone-lr", help="(medusa-2) Of the model. Default: a quarter.")
-    ] = None
-    lambda_0: Annotated[
-        float | None, Option("--lambda-0", help="(medusa-2) Weight of the heads' loss. Default: 0.2; 0.01.")
-    ] = None
-    epochs: Annotated[float, Option(help="Passes over the data, in each stage.")] = 2.0
-    min_steps: Annotated[int, Option(help="More passes where those would be fewer steps than this.")] = 1000
     max_minutes: Annotated[
         float | None,
-        Option(help=f"Most minutes of training; 0 is no limit. Default: {_CPU_MINUTES:g} on a CPU, else none."),
+        _option(help=f"Most minutes of training; 0 is no limit. Default: {_CPU_MINUTES:g} on a CPU, else none."),
     ] = None
-    batch_size: Annotated[int, Option(help="Examples in a step, on each device.")] = 2
-    accumulate: Annotated[int, Option(help="Batches in a step.")] = 1
-    block_size: Annotated[int, Option(help="Most tokens of an example.")] = 512
-    precision: Annotated[
-        Literal["none", "bf16", "fp16"], Option("--mixed-precision", help="Automatic mixed precision.")
-    ] = "none"
-    lora_rank: Annotated[int, Option(help="(medusa-2)")] = 32
-    lora_alpha: Annotated[int, Option(help="(medusa-2)")] = 16
-    lora_dropout: Annotated[float, Option(help="(medusa-2)")] = 0.05
-    seed: Annotated[int, Option(help="Of the order of the data.")] = 0
-    save_steps: Annotated[int, Option(help="Steps between two checkpoints.")] = 200
-    report_to: Annotated[str, Option(help="A logger, for example tensorboard or wandb.")] = "none"
     resume: Annotated[bool, Option(help="Continue the training that was begun in --output.")] = False
     force: Annotated[bool, Option(help="Overwrite what is in --output.")] = False
     as_json: JsonOption = False
 
     def settings(self, device: str) -> TrainingSettings:
         """How to train on ``device``."""
-        names = [field.name for field in fields(TrainingSettings) if hasattr(self, field.name)]
         minutes = self.max_minutes
         if minutes is None:
             minutes = _CPU_MINUTES if device in ("auto", "cpu") else 0.0
-        return TrainingSettings(**{name: getattr(self, name) for name in names} | {"max_minutes": minutes or None})
+        return TrainingSettings(**{name: getattr(self, name) for name in _SETTINGS}, max_minutes=minutes or None)
 
 
 def train_medusa(options: Options) -> None:
