@@ -120,6 +120,7 @@ def test_long_contexts(tmp_path: Path) -> None:
     assert "| float32 | 40 |" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("augmented")
 def test_architectures(tmp_path: Path) -> None:
     """A tree, a chain and an encoder-decoder model, from the command line to JSON to a report."""
