@@ -26,7 +26,7 @@ class Private:
     Attributes:
         home: its module.
         path: name in it, with dots; the last part may be an annotation of a class.
-        passed: parameters that are given by position, in this order, after ``self``.
+        passed: parameters that are given by position, in this order, after ``self``; with spaces between them.
         named: parameters that are given by name.
         sets: attributes that the function's code gives to objects, and that are read from them.
         lost: what cannot be done without it; None = nothing can. Only what is None is refused when missing.
@@ -34,94 +34,80 @@ class Private:
 
     home: str
     path: str
-    passed: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
+    passed: str = ""
+    named: str = ""
     sets: tuple[str, ...] = ()
     lost: str | None = None
 
 
-_GENERATION = "transformers.generation.utils"
-_MASKS = "transformers.masking_utils"
-_CONFIG = "transformers.configuration_utils"
-_CACHE = "transformers.cache_utils"
-_MODULE = "torch.nn.modules.module"
+_MIXIN, _MASKS, _CACHE = "transformers.generation.utils", "transformers.masking_utils", "transformers.cache_utils"
+_MODELS, _CONFIG = "transformers.modeling_utils", "transformers.configuration_utils"
 TRAINER = "transformers.trainer"
-_KEYS = ("key_states", "value_states")
+_KEYS = "key_states value_states"
 _REPLAYED = "linear drafts replay what was accepted"
 _TRACES = "passes are not traced"
 _TRAINED = "Medusa's heads cannot be trained"
 _WATCHED = "nobody notices modes that watch every operation"
+_OF_MODULES = ("parameters", "buffers", "modules", "forward_hooks", "forward_pre_hooks", "call_impl")
 
 PRIVATES = (
     # The call of generate: what is patched, what prepares a step, and what it leaves on configs and caches.
     Private(
-        _GENERATION,
+        _MIXIN,
         "GenerationMixin._sample",
-        ("input_ids", "logits_processor", "stopping_criteria", "generation_config"),
-        ("synced_gpus", "streamer"),
+        "input_ids logits_processor stopping_criteria generation_config",
+        "synced_gpus streamer",
     ),
     Private(
-        _GENERATION,
-        "GenerationMixin._validate_generation_mode",
-        ("generation_mode", "generation_config", "generation_mode_kwargs"),
+        _MIXIN, "GenerationMixin._validate_generation_mode", "generation_mode generation_config generation_mode_kwargs"
     ),
-    Private(_GENERATION, "GenerationMixin._prefill", ("input_ids", "generation_config", "model_kwargs")),
+    Private(_MIXIN, "GenerationMixin._prefill", "input_ids generation_config model_kwargs"),
     Private(
-        _GENERATION,
+        _MIXIN,
         "GenerationMixin._update_model_kwargs_for_generation",
-        ("outputs", "model_kwargs"),
-        ("is_encoder_decoder", "num_new_tokens"),
+        "outputs model_kwargs",
+        "is_encoder_decoder num_new_tokens",
     ),
     Private(
-        _GENERATION,
+        _MIXIN,
         "GenerationMixin.prepare_inputs_for_generation",
-        ("input_ids",),
-        ("next_sequence_length", "past_key_values", "attention_mask"),
+        "input_ids",
+        "next_sequence_length past_key_values attention_mask",
     ),
-    Private(_GENERATION, "GenerationMixin._prepare_position_ids_for_generation"),
-    Private(_GENERATION, "GenerationMixin._prepare_cache_for_generation", sets=("_is_user_defined",)),
-    Private(_GENERATION, "GenerationMixin._prepare_special_tokens", sets=("_pad_token_tensor",)),
-    Private(_GENERATION, "GenerationMixin._supports_logits_to_keep"),
-    Private(_GENERATION, "GenerationMixin._optimize_model_for_decode", lost="experts keep their kernels for prompts"),
-    Private(_GENERATION, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", lost="images go along with every pass"),
-    # Masks and attention.
+    Private(_MIXIN, "GenerationMixin._prepare_position_ids_for_generation"),
+    Private(_MIXIN, "GenerationMixin._prepare_cache_for_generation", sets=("_is_user_defined",)),
+    Private(_MIXIN, "GenerationMixin._prepare_special_tokens", sets=("_pad_token_tensor",)),
+    Private(_MIXIN, "GenerationMixin._supports_logits_to_keep"),
+    Private(_MIXIN, "GenerationMixin._optimize_model_for_decode", lost="experts keep their kernels for prompts"),
+    Private(_MIXIN, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", lost="images go along with every pass"),
+    # Masks, attention and models.
     Private(
-        _MASKS,
-        "create_masks_for_generate",
-        (),
-        ("config", "inputs_embeds", "attention_mask", "past_key_values", "position_ids"),
+        _MASKS, "create_masks_for_generate", named="config inputs_embeds attention_mask past_key_values position_ids"
     ),
     Private(_MASKS, "AttentionMaskInterface._global_mapping"),
-    Private("transformers.modeling_utils", "AttentionInterface._global_mapping"),
-    Private(_CONFIG, "PreTrainedConfig._attn_implementation"),
+    Private(_MODELS, "AttentionInterface._global_mapping"),
     Private(_CONFIG, "PreTrainedConfig._attn_implementation", sets=("_attn_implementation_internal",)),
-    # Models.
-    Private("transformers.modeling_utils", "PreTrainedModel._is_stateful"),
-    Private("transformers.modeling_utils", "PreTrainedModel._device_mesh", lost="sharded models run static shapes"),
+    Private(_MODELS, "PreTrainedModel._is_stateful"),
+    Private(_MODELS, "PreTrainedModel._device_mesh", lost="sharded models run static shapes"),
     Private("accelerate.hooks", "add_hook_to_module", sets=("_hf_hook",), lost="offloaded models run on the CPU"),
     # Caches.
     Private(_CACHE, "DynamicLayer.update", _KEYS),
     Private(_CACHE, "DynamicLayer.lazy_initialization", _KEYS),
-    Private(_CACHE, "DynamicLayer.get_mask_sizes", ("query_length",)),
+    Private(_CACHE, "DynamicLayer.get_mask_sizes", "query_length"),
     Private(_CACHE, "DynamicLayer.get_seq_length"),
     Private(_CACHE, "DynamicSlidingWindowLayer.update", _KEYS),
-    Private(_CACHE, "Cache.update", (*_KEYS, "layer_idx")),
-    Private(_CACHE, "Cache.get_mask_sizes", ("query_length", "layer_idx")),
-    Private(_CACHE, "Cache.crop", ("tokens_to_remove",)),
+    Private(_CACHE, "StaticLayer.update", _KEYS),
+    Private(_CACHE, "Cache.update", f"{_KEYS} layer_idx"),
+    Private(_CACHE, "Cache.get_mask_sizes", "query_length layer_idx"),
+    Private(_CACHE, "Cache.crop", "tokens_to_remove"),
+    Private(_CACHE, "Cache.activate_past_recording"),
     Private(_CACHE, "Cache.is_croppable", lost=_REPLAYED),
     Private(_CACHE, "DynamicSlidingWindowLayer.activate_past_recording", sets=("record_past",), lost=_REPLAYED),
-    Private(_CACHE, "Cache.activate_past_recording"),
-    Private(_CACHE, "StaticLayer.update", _KEYS),
-    # Modules of torch: what they hold, who watches them, and how a pass is traced.
-    Private(_MODULE, "Module._parameters"),
-    Private(_MODULE, "Module._buffers"),
-    Private(_MODULE, "Module._modules"),
-    Private(_MODULE, "Module._forward_hooks"),
-    Private(_MODULE, "Module._forward_pre_hooks"),
-    Private(_MODULE, "Module._call_impl"),
-    Private(_MODULE, "Module._compiled_call_impl"),
-    Private(_MODULE, "_global_forward_hooks"),
-    Private(_MODULE, "_global_forward_pre_hooks"),
+    # torch: what modules hold, who watches them, and how a pass is traced.
+    *(Private("torch.nn.modules.module", f"Module._{name}") for name in _OF_MODULES),
+    Private("torch.nn.modules.module", "Module._compiled_call_impl"),
+    Private("torch.nn.modules.module", "_global_forward_hooks"),
+    Private("torch.nn.modules.module", "_global_forward_pre_hooks"),
     Private("torch._C", "_len_torch_function_stack", lost=_WATCHED),
     Private("torch._C", "_len_torch_dispatch_stack", lost=_WATCHED),
     Private("torch._C", "_create_graph_by_tracing", lost=_TRACES),
@@ -129,18 +115,14 @@ PRIVATES = (
     Private("torch.utils._python_dispatch", "TorchDispatchMode", lost=_TRACES),
     Private("torch", "Tensor._version"),
     # The trainer: what a checkpoint holds, and on how many GPUs one process trains.
-    Private(TRAINER, "Trainer._save", ("output_dir", "state_dict"), lost=_TRAINED),
-    Private(TRAINER, "Trainer._load_from_checkpoint", ("resume_from_checkpoint", "model"), lost=_TRAINED),
+    Private(TRAINER, "Trainer._save", "output_dir state_dict", lost=_TRAINED),
+    Private(TRAINER, "Trainer._load_from_checkpoint", "resume_from_checkpoint model", lost=_TRAINED),
     Private("transformers.training_args", "TrainingArguments.n_gpu", lost=_TRAINED),
 )
 
 
 def check_privates() -> None:
-    """Refuse a transformers or torch that does not have what is relied on.
-
-    Raises:
-        LookaheadError: something is missing, or is called in another way; it is named.
-    """
+    """Raise a LookaheadError that names what a transformers or torch lacks, or calls in another way."""
     for private in PRIVATES:
         error = None if private.lost is not None else private_error(private)
         if error is not None:
@@ -167,14 +149,15 @@ def private_error(private: Private) -> str | None:
     unset = [name for name in private.sets if code is None or name not in code.co_names]
     if unset:
         return f"another {private.path}, which does not set {', '.join(unset)}"
-    if not (private.passed or private.named):
+    passed, named = private.passed.split(), private.named.split()
+    if not (passed or named):
         return None
     signature = inspect.signature(found)
     parameters = [name for name in signature.parameters if name not in ("self", "cls")]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()) and not private.passed
-    missing = [name for name in private.named if name not in parameters and not open_ended]
-    if missing or tuple(parameters[: len(private.passed)]) != private.passed:
-        wanted = ", ".join((*private.passed, *(f"{name}=" for name in private.named)))
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()) and not passed
+    missing = [name for name in named if name not in parameters and not open_ended]
+    if missing or parameters[: len(passed)] != passed:
+        wanted = ", ".join((*passed, *(f"{name}=" for name in named)))
         return f"another {private.path}, whose parameters are ({', '.join(parameters)}), where ({wanted}) are passed"
     return None
 
