@@ -47,16 +47,8 @@ def _sample(
 ) -> Any:
     """Decode with lookahead if it is asked for, otherwise exactly as transformers does."""
     if not _asked(generation_config):
-        return _originals["_sample"](
-            self,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            synced_gpus=synced_gpus,
-            streamer=streamer,
-            **model_kwargs,
-        )
+        prepared = (self, input_ids, logits_processor, stopping_criteria, generation_config)
+        return _originals["_sample"](*prepared, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
     return generate(
         strategy_from(getattr(generation_config, "lookahead_strategy", None)),
         self,

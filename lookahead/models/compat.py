@@ -40,7 +40,7 @@ class Private:
     lost: str | None = None
 
 
-_MIXIN, _MASKS, _CACHE = "transformers.generation.utils", "transformers.masking_utils", "transformers.cache_utils"
+_MASKS, _CACHE = "transformers.masking_utils", "transformers.cache_utils"
 _MODELS, _CONFIG = "transformers.modeling_utils", "transformers.configuration_utils"
 TRAINER = "transformers.trainer"
 _KEYS = "key_states value_states"
@@ -50,36 +50,30 @@ _TRAINED = "Medusa's heads cannot be trained"
 _WATCHED = "nobody notices modes that watch every operation"
 _OF_MODULES = ("parameters", "buffers", "modules", "forward_hooks", "forward_pre_hooks", "call_impl")
 
+
+def _mixin(
+    name: str, passed: str = "", named: str = "", sets: tuple[str, ...] = (), lost: str | None = None
+) -> Private:
+    return Private("transformers.generation.utils", f"GenerationMixin.{name}", passed, named, sets, lost)
+
+
 PRIVATES = (
     # The call of generate: what is patched, what prepares a step, and what it leaves on configs and caches.
+    _mixin("_sample", "input_ids logits_processor stopping_criteria generation_config", "synced_gpus streamer"),
+    _mixin("_validate_generation_mode", "generation_mode generation_config generation_mode_kwargs"),
+    _mixin("_prefill", "input_ids generation_config model_kwargs"),
+    _mixin("_update_model_kwargs_for_generation", "outputs model_kwargs", "is_encoder_decoder num_new_tokens"),
+    _mixin("prepare_inputs_for_generation", "input_ids", "next_sequence_length past_key_values attention_mask"),
+    _mixin("_prepare_position_ids_for_generation"),
+    _mixin("_prepare_cache_for_generation", sets=("_is_user_defined",)),
+    _mixin("_prepare_special_tokens", sets=("_pad_token_tensor",)),
+    _mixin("_supports_logits_to_keep"),
+    _mixin("_optimize_model_for_decode", lost="experts keep their kernels for prompts"),
     Private(
-        _MIXIN,
-        "GenerationMixin._sample",
-        "input_ids logits_processor stopping_criteria generation_config",
-        "synced_gpus streamer",
+        "transformers.generation.utils",
+        "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL",
+        lost="images go along with every pass",
     ),
-    Private(
-        _MIXIN, "GenerationMixin._validate_generation_mode", "generation_mode generation_config generation_mode_kwargs"
-    ),
-    Private(_MIXIN, "GenerationMixin._prefill", "input_ids generation_config model_kwargs"),
-    Private(
-        _MIXIN,
-        "GenerationMixin._update_model_kwargs_for_generation",
-        "outputs model_kwargs",
-        "is_encoder_decoder num_new_tokens",
-    ),
-    Private(
-        _MIXIN,
-        "GenerationMixin.prepare_inputs_for_generation",
-        "input_ids",
-        "next_sequence_length past_key_values attention_mask",
-    ),
-    Private(_MIXIN, "GenerationMixin._prepare_position_ids_for_generation"),
-    Private(_MIXIN, "GenerationMixin._prepare_cache_for_generation", sets=("_is_user_defined",)),
-    Private(_MIXIN, "GenerationMixin._prepare_special_tokens", sets=("_pad_token_tensor",)),
-    Private(_MIXIN, "GenerationMixin._supports_logits_to_keep"),
-    Private(_MIXIN, "GenerationMixin._optimize_model_for_decode", lost="experts keep their kernels for prompts"),
-    Private(_MIXIN, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", lost="images go along with every pass"),
     # Masks, attention and models.
     Private(
         _MASKS, "create_masks_for_generate", named="config inputs_embeds attention_mask past_key_values position_ids"
