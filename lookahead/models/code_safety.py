@@ -19,10 +19,10 @@ BUILT_IN = frozenset(vars(nn.Module()))  # what every module has
 
 
 def is_safe(model: PreTrainedModel) -> bool:
-    """Whether nobody else is handed a tensor of a pass, and none can be left where it is not found.
+    """True if no inference-mode tensor can escape a forward pass.
 
-    Not where gradients are wanted, hooks, modes or wrappers are at work, autocast keeps the weights that it has cast,
-    weights are no plain tensors, or any code is neither transformers' nor torch's.
+    Gradients, hooks, modes, wrappers, autocast (which keeps weights it has cast), weights of a tensor subclass and code
+    of anybody but transformers and torch all make it False.
     """
     device = model.device.type
     if torch.is_inference_mode_enabled() or torch.is_grad_enabled() or device == "meta":
@@ -75,7 +75,7 @@ def inference_tensors(model: PreTrainedModel) -> list[tuple[dict[str, Any], str,
 
 
 def holds_inference(value: Any, depth: int = 3) -> bool:
-    """Whether a value is, or plainly contains, a tensor of inference mode."""
+    """Whether a value is a tensor of inference mode, or a dict, list or tuple with one in it."""
     if isinstance(value, Tensor):
         return value.is_inference()
     parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()

@@ -1,7 +1,7 @@
-"""What the library relies on inside transformers and torch, beyond what is documented: one table, checked once.
+"""What the library uses of transformers and torch beyond what is documented: one table, checked once.
 
-A change in one of these would show as an odd failure in the middle of a call, or not at all. Private names are used in
-``models``, ``runtime``, ``generation.transformers_loop`` and ``patch`` alone; others ask the functions below.
+A change in one of these would show as an odd failure in the middle of a call, or not at all. Only ``models``,
+``runtime``, ``generation.transformers_loop`` and ``patch`` use private names; other rooms call the functions below.
 """
 
 import importlib
@@ -15,21 +15,21 @@ from transformers import GenerationConfig, PreTrainedModel
 from jacobi import LookaheadError
 
 SUPPORTED = {"transformers": "a version from 5.20 up, below 6", "torch": "a version from 2.8 up"}
-# What a model may raise in a pass that it is not made for.
+# What a model may raise in a pass that it was not made for.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
 
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """One thing that is relied on.
+    """One thing that the library uses.
 
     Attributes:
         home: its module.
         path: name in it, with dots; the last part may be an annotation of a class.
         passed: parameters that are given by position, in this order, after ``self``; with spaces between them.
         named: parameters that are given by name.
-        sets: attributes that the function's code gives to objects, and that are read from them.
-        lost: what cannot be done without it; None = nothing can. Only what is None is refused when missing.
+        sets: attributes that the function sets on objects, and that are read there.
+        lost: what does not work without it; None = nothing does, and a version without it is refused.
     """
 
     home: str
@@ -129,7 +129,7 @@ def check_privates() -> None:
 
 
 def private_error(private: Private) -> str | None:
-    """How something is not what is relied on; None = it is."""
+    """What is wrong with one of them; None = nothing."""
     try:
         found: Any = importlib.import_module(private.home)
     except ImportError:

@@ -1,7 +1,7 @@
-"""The record of the conformance run: by which route each family of transformers was decoded, and why not by a better.
+"""The conformance record: the route by which each family of transformers was decoded, and why not by a better one.
 
-``tests/conformance`` writes it; ``docs/models.md`` shows it. Here it answers for models that cannot be tried (there is
-only a config, or the dtype is too coarse for the self-test of linear drafts), and for those that need not be.
+``tests/conformance`` writes it and ``docs/models.md`` shows it. Here it stands in for the self-test: of models without
+weights, of dtypes too coarse for it, and of classes that are on record for this version.
 """
 
 import json
@@ -29,11 +29,11 @@ def recorded_version() -> str:
 
 
 def recorded(model: PreTrainedModel) -> list[dict[str, str]]:
-    """What was found for a model's class, or where that is not in the record, for models with its kind of text config.
+    """The entries of a model's class; if there are none, those of its kind of text config.
 
     Returns:
-        Entries with ``family``, ``kind``, ``architecture``, ``route`` and where there is one ``reason``; families that
-        no tiny model could be made of are left out.
+        Dicts with ``family``, ``kind``, ``architecture``, ``route`` and perhaps ``reason``; without the families that
+        no tiny model could be built of.
     """
     built = [entry for entry in _record()["families"] if entry["route"] != "unbuilt"]
     for parent in type(model).__mro__:
@@ -48,7 +48,7 @@ def recorded(model: PreTrainedModel) -> list[dict[str, str]]:
 
 
 def recorded_routes(model: PreTrainedModel) -> set[str]:
-    """The routes of :func:`recorded`; empty where nothing is known."""
+    """The routes of :func:`recorded`; empty if nothing is known."""
     return {entry["route"] for entry in recorded(model)}
 
 
@@ -66,5 +66,5 @@ def unrecorded(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 def modified(model: PreTrainedModel) -> str | None:
     """What was done to a model since its class was recorded; None = it runs transformers' and torch's own code."""
     if any(module.training for module in model.modules()) or not is_safe(model):
-        return "other code than transformers' has a part in its passes, or may be handed their tensors"
+        return "code other than transformers' runs in its passes, or may see their tensors"
     return None

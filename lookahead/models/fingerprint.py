@@ -21,11 +21,10 @@ _DEPTH = 4  # of lists and dicts in a setting that are looked into
 
 
 def fingerprint(model: PreTrainedModel) -> Hashable:
-    """Something that differs when the model would run other operations, or on other memory, than it did.
+    """A value that changes when the model would run other operations, or on other memory.
 
-    A graph replays memory addresses and takes no branch again: so weights, hooks and every setting count, among them
-    the ones by which adapters are switched, and the functions that the model's code calls. Nothing of the model is held
-    by it.
+    A graph replays addresses and takes no branch again. So weights, hooks, every setting (adapters are switched by
+    some) and the functions that the model's code calls count. It holds no reference to the model.
     """
     configs: dict[int, Hashable] = {}
     numbers: dict[int, int] = {}  # of weights in their order: which modules share one
@@ -48,7 +47,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def weights_stamp(weights: Iterable[Tensor]) -> Hashable:
-    """Something that differs when a weight has moved or was changed in place; of no inference tensors."""
+    """A value that changes when a weight has moved or was changed in place; not for inference tensors."""
     return tuple((weight.data_ptr(), weight._version) for weight in weights)
 
 
@@ -62,7 +61,7 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _setting(value: Any, configs: dict[int, Hashable], depth: int = _DEPTH) -> Hashable:
-    """A setting as something to be compared; objects of unknown classes are only told by these."""
+    """A setting as a value to compare; objects of unknown classes are told apart by class only."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return kind, value  # 1, 1.0 and True are not the same
@@ -87,7 +86,7 @@ def _setting(value: Any, configs: dict[int, Hashable], depth: int = _DEPTH) -> H
 
 
 def _code(model: PreTrainedModel, kinds: Iterable[type]) -> Iterator[Hashable]:
-    """The functions that passes are made of: the modules' methods, and what the files of these define or import."""
+    """The functions that a pass may call: the modules' methods, and what their files define or import."""
     yield from (weakref.ref(nn.Module.__call__), weakref.ref(nn.Module._call_impl))
     files: dict[str, None] = {}
     for kind in dict.fromkeys(base for derived in kinds for base in derived.__mro__):

@@ -19,7 +19,7 @@ _recording = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """One kind of layer's visibility as ``function(batch, head, query place, key place)``; None = all causal."""
+    """One kind of layer's visibility as ``function(batch, head, query, key)`` of logical positions; None = causal."""
 
     function: Callable[..., Any] | None
 
@@ -31,8 +31,8 @@ def _record(*args: Any, mask_function: Callable[..., Any] = causal_mask_function
 def mask_rules(model: PreTrainedModel) -> Any:
     """The visibility rules of a model's layers, in the form its ``forward`` takes masks: one, or a dict by layer type.
 
-    They come from transformers' own ``create_masks_for_generate`` (or the model's override of it), run with a mask
-    function that returns the rule in place of a mask.
+    transformers' ``create_masks_for_generate`` (or the model's override) makes them: it runs with a mask function that
+    returns the rule instead of a mask.
     """
     config = copy.copy(decoder_config(model))
     config._attn_implementation_internal = _RECORDER
@@ -53,7 +53,7 @@ def mask_rules(model: PreTrainedModel) -> Any:
 
 
 def shortest_window(model: PreTrainedModel, rules: Any) -> int | None:
-    """How many tokens of history every layer sees, whatever its rule; None = all of them."""
+    """How many of the last tokens every layer sees, whatever its rule; None = all of them."""
     every = list(rules.values()) if isinstance(rules, dict) else [rules]
     if all(rule.function is None for rule in every):
         return None
@@ -63,7 +63,7 @@ def shortest_window(model: PreTrainedModel, rules: Any) -> int | None:
 
 
 def windows_of_the_cache(model: PreTrainedModel) -> bool:
-    """Whether a model masks no window itself, and plain decoding's cache makes one by dropping tokens (Moshi)."""
+    """Whether a model leaves its windows to the cache, which drops tokens, and masks none itself (Moshi)."""
     if shortest_window(model, mask_rules(model)) is None:
         return False
     makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")

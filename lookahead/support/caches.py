@@ -55,7 +55,7 @@ def check_cache_of_trees(traits: ModelTraits, cache: Any, batch: int, slots: int
 
 
 def _field(config: Any, name: str) -> Any:
-    """A config's field; None where there is none, or where it differs from layer to layer."""
+    """A config's field; None if there is none, or if it differs from layer to layer."""
     try:
         return getattr(config, name, None)
     except RuntimeError:  # newer versions refuse to read such a field
@@ -76,7 +76,7 @@ def check_cache(
 
     Args:
         cache: what ``generate`` prepared or the user gave.
-        n_layers: of the model; like ``heads`` and ``channels`` None where the config does not tell.
+        n_layers: of the model; like ``heads`` and ``channels`` None if the config does not tell.
         n_shared: those of them that use another layer's keys; older caches leave them out.
         batch: sequences of this call.
         heads: key/value heads of a layer.
@@ -140,7 +140,7 @@ def check_cache_of_linear(traits: ModelTraits, cache: Any, batch: int) -> None:
 
 
 def _check_owner(cache: Any, n_layers: int | None, n_shared: int, got_batch: int, batch: int) -> None:
-    """Refuse a filled cache of another number of layers or rows; see :func:`check_cache`."""
+    """Refuse a filled cache of another number of layers or sequences; see :func:`check_cache`."""
     if n_layers is not None and len(cache.layers) not in (n_layers, n_layers - n_shared):
         raise LookaheadError(
             f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "

@@ -8,7 +8,7 @@ SHARP = 1e-3  # of the scores' spread; below it lie other orders of float32 sums
 
 
 def apart(ours: Tensor, alone: Tensor) -> float | None:
-    """How far scores lie apart, as a share of their spread; None where they say nothing, not being numbers."""
+    """How far scores lie apart, as a share of their spread; None if they are not numbers."""
     finite = ours.isfinite() & alone.isfinite()  # a model may rule tokens out with -inf
     if bool(alone.isnan().any()) or not bool(finite.any()):
         return None
