@@ -73,9 +73,7 @@ class Acceptance:
     def count(self, offered: Offered, truth: Sequence[float]) -> None:
         """Take in how right the candidates of a node were: a diagonal Newton step in the log-likelihood.
 
-        Args:
-            offered: the candidates.
-            truth: for each of them the probability with which the model draws it; of an argmax that is 1 or 0.
+        ``truth`` is the probability with which the model draws each of them; of an argmax that is 1 or 0.
         """
         weights, information = self.weights, self._information
         for slots, chance, share in zip(offered.values(), self.chances(offered), truth, strict=True):

@@ -141,19 +141,14 @@ class BestFirstTree:
         Where tokens were drawn, what is learnt is not which token came but how likely the candidates were: the same on
         average, without the luck of the draw.
 
-        Args:
-            tree: as it was scored.
-            path: as verified.
-            values: as :meth:`grow` returned them; empty where nothing was drafted.
+        ``values`` are those that :meth:`grow` returned: none where nothing was drafted.
         """
         acceptance, offered = self._acceptance, self._offered
-        names, owners = acceptance.names, self._owners
         credited = []
-        known = len(offered)
         accepted = len(path.tokens) - 1
         expected, right = sum(values), 0.0
         for place, (node, token) in enumerate(zip(path.nodes, path.tokens, strict=True)):
-            if node >= known:
+            if node >= len(offered):
                 break
             candidates = offered[node]
             truth = _truth(candidates, token, path.distributions[place] if path.distributions else None)
@@ -164,7 +159,7 @@ class BestFirstTree:
                 right += sum(share for candidate, share in zip(candidates, truth, strict=True) if candidate in drafted)
             acceptance.count(candidates, truth)
             if place < accepted and token in candidates:
-                credited.append(names[owners[candidates[token][0]]])
+                credited.append(acceptance.names[self._owners[candidates[token][0]]])
         weight = _KNOWN_CHANCES if path.distributions else 1.0
         acceptance.count_tree(weight * expected, weight * right)
         return credited

@@ -15,16 +15,10 @@ from lookahead.models.hidden_states import HiddenStates
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What a drafter may know of its sequence, one row of the batch.
+    """What a drafter may know of its sequence, row ``index`` of the batch.
 
-    Attributes:
-        prompt: its tokens, padding left out.
-        vocab_size: tokens that the model can be fed.
-        pad: the pad token, or 0 where the model cannot be fed it.
-        end_tokens: tokens that end the text.
-        rng: a generator of the sequence's own, seeded if the strategy is.
-        index: number of the row.
-        chain: the model can only be given one branch a pass, see :mod:`lookahead.runtime.linear`.
+    ``prompt`` has no padding; ``rng`` is seeded if the strategy is; ``chain`` says that the model can only be given one
+    branch a pass, see :mod:`lookahead.runtime.linear`.
     """
 
     prompt: Sequence[int]
@@ -38,7 +32,7 @@ class RowContext:
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What a strategy's drafters want to be told by the model; known before the model is opened.
+    """What drafters want to be told by the model; known before the model is opened.
 
     Attributes:
         top_k: the best next tokens at every node; 0 = none.
@@ -56,7 +50,6 @@ class CallContext:
     """What a strategy may know of a call.
 
     Attributes:
-        model: the model.
         rows: one context a sequence.
         memory: what drafts learnt on the model before; may be empty.
         choice: stands for processors and sampling: acceptance is learnt separately for each.
@@ -80,10 +73,7 @@ class CallContext:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What a strategy brings to a call: one drafter a sequence, and a planner if sizes are chosen while decoding.
-
-    The planner is to be opened before every pass and shown every pass after the prompt's.
-    """
+    """What a strategy brings to a call: one drafter a sequence, and a planner if sizes are chosen while decoding."""
 
     drafters: Sequence[Drafter]
     planner: Planner | None = None

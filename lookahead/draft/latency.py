@@ -106,19 +106,14 @@ class StepTimes:
 
     def as_frozen(self) -> Self:
         """The same curve, that learns nothing more."""
-        other = self._copy()
+        other = copy.deepcopy(self)
         other.frozen = True
         return other
 
     def as_guess(self) -> Self:
         """The same curve for passes that are run in another way: believed until there is a measurement."""
-        other = self._copy()
+        other = copy.deepcopy(self)
         other.about, other._weight = {}, dict.fromkeys(self._weight, 1.0)
-        return other
-
-    def _copy(self) -> Self:
-        other = copy.copy(self)
-        other._mean, other._weight = dict(self._mean), dict(self._weight)
         return other
 
     def to_dict(self) -> dict[str, Any]:

@@ -31,22 +31,20 @@ class ModelLimits(Protocol):
 class PassCosts:
     """What the passes of a call cost, in milliseconds.
 
-    A linear draft that is cut short has its accepted tokens replayed by the next pass, so each pass may hold::
+    A linear draft that is cut short has its accepted tokens replayed by the next pass, which may hold::
 
         | replayed ... | root | tree ... | window ... |
 
-    That replay is charged to the drafts that cause it, and not to the tree on top of it.
+    The replay is charged to the drafts that cause it, and not to the tree behind it.
 
     Args:
-        times: the latency curve; learns from the passes unless it is frozen.
-        limits: of the model.
         anew: finds the curve again once passes are run in another way.
         most: the most nodes of a tree, with its root.
 
     Attributes:
-        times: the latency curve.
+        times: the latency curve; learns from the passes unless it is frozen.
         curve: cost of a pass over 1, 2, ... nodes; empty until it is read.
-        trees: cost of a pass over a tree of 1, 2, ... nodes beside the window and what is replayed.
+        trees: cost of a pass over a tree of 1, 2, ... nodes, beside the window.
         least: for each size of tree the least extra cost of a node with which any larger one can be reached.
         single_ms: what the passes so far would have taken as plain decoding runs them, as far as is known.
         timed_ms: what they took.
@@ -70,14 +68,9 @@ class PassCosts:
         self._replay_passes = 1.0
 
     def open(self, context: int, resting: int) -> bool:
-        """Prepare for the next pass.
+        """Prepare for a pass behind ``context`` tokens; say whether the curve has to be read again.
 
-        Args:
-            context: tokens in the KV cache, of the longest sequence.
-            resting: passes since a draft paid; meanwhile the curve is read less often.
-
-        Returns:
-            Whether the curve has to be read again.
+        ``resting`` is how many passes ago a draft paid: meanwhile the curve is read less often.
         """
         self._context = context
         self._served += 1
@@ -110,32 +103,24 @@ class PassCosts:
 
     @property
     def replay_is_expensive(self) -> bool:
-        """Whether this pass replays so much that nothing is to be drafted on top."""
+        """Whether this pass replays so much that nothing is to be drafted behind it."""
         return bool(self._replayed) and self.curve[self._replayed] > _REPLAY_COST * self.curve[1]
 
     @property
     def single_is_due(self) -> bool:
         """Whether it is time to measure t(1)."""
-        if self.times.frozen:
-            return False
         known = int(self.times.weight(1, self._context))
-        return self._since_single > (_SINGLE_AFTER[known] if known < len(_SINGLE_AFTER) else _SINGLE_EVERY)
+        after = _SINGLE_AFTER[known] if known < len(_SINGLE_AFTER) else _SINGLE_EVERY
+        return not self.times.frozen and self._since_single > after
 
     def renew(self, spent_ms: float) -> None:
         """Passes are run in another way from now on; the change itself took ``spent_ms``."""
         self.timed_ms += spent_ms
         if self._anew is not None:
-            self.times = self._anew()
-            self.curve = []
+            self.times, self.curve = self._anew(), []
 
     def observe(self, width: int, taken_ms: float, beside_ms: float) -> None:
-        """Take in a pass.
-
-        Args:
-            width: nodes of its largest tree.
-            taken_ms: what it took in all.
-            beside_ms: what of that the curve knows nothing of.
-        """
+        """Take in a pass over ``width`` nodes, of whose time the curve knows nothing of ``beside_ms``."""
         self.times.add(self._limits.bucket(width + self._replayed), self._context, taken_ms - beside_ms)
         if self.times.knows_single:
             self.timed_ms += taken_ms
@@ -153,12 +138,9 @@ class PassCosts:
 
 
 def least_slopes(curve: Sequence[float]) -> list[float]:
-    """For each size, the least extra cost per node with which any larger size can be reached.
+    """For each size, the least extra cost per node with which any larger size can be reached; infinite for the last.
 
-    It is the slope of the lower convex hull to the right of that size. The last is infinite: nothing lies beyond it.
-
-    Args:
-        curve: cost of a pass over 1, 2, ... nodes.
+    It is the slope of the lower convex hull of ``curve``, the cost of a pass over 1, 2, ... nodes, right of the size.
     """
     slopes = [float("inf")] * len(curve)
     hull = [len(curve) - 1]  # of the sizes to the right, nearest last

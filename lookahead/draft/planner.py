@@ -30,18 +30,16 @@ class Planner:
         batch: number of sequences.
         most_nodes: the most drafted nodes of a sequence.
         nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
-        window: some of the sources is a window.
-        window_only: there is no other source.
+        window: some of the sources is a window; ``window_only``: there is no other source.
         expensive: what is known of sources that cost time; None = there are none.
         anew: finds the latency curve for passes as they are run from now on; None = it stays the same.
 
     Attributes:
         mode: what this pass is for.
-        sizes: for this pass, cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on.
+        sizes: cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on.
         floor: least value of a candidate.
         gain: least gain of speed for which anything is drafted.
-        expensive: what is known of sources that cost time.
-        expensive_ms: what they took in this pass.
+        expensive: what is known of sources that cost time; ``expensive_ms``: what they took in this pass.
         credited: accepted tokens by source.
     """
 
@@ -71,6 +69,8 @@ class Planner:
         self._nodes = nodes
         self._most = 1 + (most_nodes if nodes is None else nodes)
         self._passes = 0
+        self._refused = False  # some sequence had candidates, and none was worth a node
+        self._accepted = False  # some drafted token was
         self._costs = PassCosts(times, limits, anew, self._most)
         self._worth = TreeWorth(acceptance)
         self._columns = WindowColumns(self._worth, window_only) if window else None
@@ -107,14 +107,14 @@ class Planner:
         """Prepare the next pass, of which the longest sequence has ``context`` tokens in the KV cache."""
         self._passes += 1
         self.expensive_ms = 0.0
-        self._rest.open()
-        read = self._costs.open(context, self._rest.passes)
+        self._refused = self._accepted = False
+        stale = self._costs.open(context, self._rest.passes)
         if self._nodes is not None:
             if self._columns is not None:
                 self._columns.choose_of(self._nodes, self._passes)
             self.sizes = _flat(1 + self._nodes - window_nodes(self.columns))
             return
-        if read:
+        if stale:
             self._costs.read()
             if self._columns is not None:
                 self._columns.choose(self._passes, self._costs.curve, self._most)
@@ -124,23 +124,22 @@ class Planner:
 
     def _choose_mode(self) -> Mode:
         costs = self._costs
-        probe = costs.trees[min(len(costs.trees) - 1, _PROBE_NODES)]
-        if self._rest.tries(probe / costs.curve[0]):
+        if self._rest.tries(costs.trees[min(len(costs.trees) - 1, _PROBE_NODES)] / costs.curve[0]):
             return Mode.PROBE
         if self._rest.is_on:
             return Mode.REST
         return Mode.MEASURE if costs.single_is_due else Mode.DRAFT
 
     def _choose_sizes(self) -> None:
-        costs = self._costs
-        self.gain = 1.0
+        costs, self.gain = self._costs, 1.0
         if costs.replay_is_expensive or self.mode in (Mode.MEASURE, Mode.REST):
-            self.sizes = costs.curve[:1], [0.0]
+            self.sizes = _flat(1)
         elif self.mode is Mode.PROBE:
             self.sizes = _flat(min(len(costs.trees), 1 + _PROBE_NODES))
         elif self._batch > 1:
             beside_ms = 0.0 if costs.times.frozen else self.expensive.ms
-            size = self._worth.batch_size(costs.trees, self._batch, beside_ms)
+            drafted = [cost + beside_ms for cost in costs.trees[1:]]
+            size = self._worth.batch_size([costs.trees[0], *drafted], self._batch)
             self.sizes = _flat(min(len(costs.trees), size))
         else:
             self.sizes, self.gain = (costs.trees, costs.least), _LEAST_GAIN
@@ -157,7 +156,8 @@ class Planner:
             refused: there were candidates, and none was worth a node.
             written: tokens of the sequence so far.
         """
-        self._rest.learn(refused and self.mode is not Mode.MEASURE, bool(credited))
+        self._refused |= refused and self.mode is not Mode.MEASURE
+        self._accepted |= bool(credited)
         self.credited.update(credited)
         if columns and self._columns is not None:
             self._columns.learn(columns, credited.count(WindowSource.name))
@@ -174,7 +174,7 @@ class Planner:
         self.expensive.spent(self.expensive_ms)
         # Nor are drafts that were looked for in vain a part of what one node costs.
         self._costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms)
-        self._rest.close(self.mode, width > 1)
+        self._rest.observe(self.mode, width > 1, self._refused, self._accepted)
 
 
 def _flat(count: int) -> tuple[list[float], list[float]]:

@@ -23,18 +23,13 @@ class LookaheadDrafter:
               +- w
               +- g -- g -- g        a guess of the pool for the root
 
+    The settings are those of :class:`lookahead.Lookahead`, with N >= 2.
+
     Args:
-        window_size: W >= 1.
-        ngram_size: N >= 2.
-        verification_set_size: G >= 0.
         prompt: the sequence's.
         vocab_size: the window starts from random tokens where there is no prompt to draw from.
-        rng: draws the window's first tokens and refills.
+        rng: draws the window's first tokens, and what fills its right edge where it moves by several columns.
         pool: where n-grams are kept.
-        pool_from_prompt: add the prompt's n-grams.
-        pool_from_output: add every n-gram of the output.
-        always_forward_one: shift the window by one a pass, however many tokens were accepted; otherwise by their
-            number, with tokens drawn from the text so far at the right edge.
         chain: draft one branch only: no window, and of the guesses the newest, continued.
     """
 

@@ -22,9 +22,9 @@ class Rest:
 
     ::
 
-        passes since a draft paid   0 ... 3   4 ... 15          16 ...
-        sources are asked           always    every 4th pass    every 8th pass
-        a small draft is tried      -         -                 at 32, later at 64, 128, ... 512
+        plain passes            0 ... 3   4 ... 15          16 ...
+        sources are asked       always    every 4th pass    every 8th pass
+        a small draft is tried  -         -                 at 32, later at 64, 128, ... 512
 
     Attributes:
         passes: plain passes since a draft paid, because none seemed to pay.
@@ -33,12 +33,6 @@ class Rest:
     def __init__(self) -> None:
         self.passes = 0
         self._probe_after = _PROBE_FIRST
-        self._refused = False  # there were candidates, and none was worth a node
-        self._accepted = False  # a drafted token was
-
-    def open(self) -> None:
-        """A pass begins."""
-        self._refused = self._accepted = False
 
     @property
     def is_on(self) -> bool:
@@ -47,24 +41,19 @@ class Rest:
         return self.passes % every > 0
 
     def tries(self, cost: float) -> bool:
-        """Whether a small draft is due, which makes a pass cost ``cost`` times as much: all of it may be in vain."""
+        """Whether a small draft is due that makes a pass cost ``cost`` times as much, perhaps in vain."""
         return self.passes >= max(self._probe_after, (cost - 1.0) / _PROBE_SHARE)
 
-    def learn(self, refused: bool, accepted: bool) -> None:
-        """Take in one sequence: its candidates were all refused; drafted tokens were accepted."""
-        self._refused |= refused
-        self._accepted |= accepted
-
-    def close(self, mode: Mode, drafted: bool) -> None:
-        """A pass is over."""
+    def observe(self, mode: Mode, drafted: bool, refused: bool, accepted: bool) -> None:
+        """Take in a pass: was anything drafted; were some sequence's candidates all refused, some token accepted?"""
         if not drafted:
-            self.passes += self._refused or mode is Mode.REST
+            self.passes += refused or mode is Mode.REST
             return
         if mode is Mode.PROBE:
             self._probe_after = min(2 * self._probe_after, _PROBE_LAST)
-        elif self._accepted and self.passes:
+        elif accepted and self.passes:
             self._probe_after = _PROBE_FIRST
-        if self._accepted:
+        if accepted:
             self.passes = 0
         elif mode is Mode.PROBE:  # a trial in vain does not end a rest
             self.passes = min(self.passes, _RESTS[0][0])

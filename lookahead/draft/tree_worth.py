@@ -13,11 +13,7 @@ _FIRST_NODES = 4  # drafted before anything is known
 class TreeWorth:
     """The value of the first, second, ... drafted node of a sequence's tree, smoothed over passes.
 
-    A batch is done when its slowest sequence is: what others gain shortens nothing. So of a batch's trees only those of
-    the sequences that are furthest behind are taken in.
-
-    Args:
-        acceptance: says how far values are to be believed.
+    A batch is done when its slowest sequence is, so of its trees only those of the sequences furthest behind count.
 
     Attributes:
         nodes: of a tree, smoothed.
@@ -30,7 +26,7 @@ class TreeWorth:
         self._last: list[tuple[int, Sequence[float]]] = []  # of the last pass: tokens written, values
 
     def learn(self, values: Sequence[float], written: int) -> None:
-        """Take in one tree: its nodes' values, and the tokens that its sequence has by now."""
+        """Take in the values of one tree, whose sequence has ``written`` tokens by now."""
         self.nodes += (1.0 - _FADE) * (len(values) - self.nodes)
         self._last.append((written, values))
 
@@ -56,14 +52,8 @@ class TreeWorth:
         """Tokens that trees of so many drafted nodes brought of late."""
         return self._acceptance.expected(self._values[:nodes])
 
-    def batch_size(self, costs: Sequence[float], batch: int, beside_ms: float) -> int:
-        """The number of nodes that pays best for all sequences together.
-
-        Args:
-            costs: of a pass over trees of 1, 2, ... nodes.
-            batch: number of sequences.
-            beside_ms: what a drafted pass takes beside that.
-        """
+    def batch_size(self, costs: Sequence[float], batch: int) -> int:
+        """The number of nodes that pays best for all sequences, at these costs of trees of 1, 2, ... nodes."""
         worth = self._values
         if not worth:
             return 1 + _FIRST_NODES
@@ -72,6 +62,6 @@ class TreeWorth:
         for count in range(1, len(costs)):
             value = worth[count - 1] if count <= len(worth) else last / count
             expected += value * calibration
-            if expected / (costs[count] + beside_ms) > best:
-                best, size = expected / (costs[count] + beside_ms), count + 1
+            if expected / costs[count] > best:
+                best, size = expected / costs[count], count + 1
         return size

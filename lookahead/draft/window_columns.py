@@ -14,7 +14,7 @@ _LEAST_GAIN = 1.05  # of speed, that columns must promise
 
 
 class WindowColumns:
-    """The number of columns, chosen by what a column has brought.
+    """The number of columns, by what a column has brought; a choice stands for a while.
 
     Args:
         worth: of the other sources' trees.
@@ -32,34 +32,23 @@ class WindowColumns:
         self._tokens = _GAIN * _GAIN_PASSES
         self._passes = _GAIN_PASSES
 
-    @property
-    def gain(self) -> float:
-        """Tokens a pass that a column has brought."""
-        return self._tokens / self._passes
-
     def learn(self, columns: int, accepted: int) -> None:
         """Take in a pass with so many columns, of whose n-grams ``accepted`` tokens were accepted."""
         self._passes += columns
         self._tokens += accepted
 
     def choose(self, passed: int, curve: Sequence[float], most: int) -> None:
-        """As many columns as pay beside trees like those of late.
-
-        Args:
-            passed: number of this pass.
-            curve: cost of a pass over 1, 2, ... nodes.
-            most: the most nodes of a tree.
-        """
+        """Choose what pays beside trees like those of late (at most ``most`` nodes), for pass number ``passed``."""
         if passed < self._until:
             return
-        count = min(most, 1 + round(self._worth.nodes))
+        count, gain = min(most, 1 + round(self._worth.nodes)), self._tokens / self._passes
         expected = 1.0 + self._worth.expected(count - 1)
         best, chosen = _LEAST_GAIN * expected / curve[count - 1], 0
         for columns in _CHOICES:
             total = count + window_nodes(columns)
             if total > len(curve):
                 break
-            speed = (expected + self.gain * columns) / curve[total - 1]
+            speed = (expected + gain * columns) / curve[total - 1]
             if speed > best:
                 best, chosen = speed, columns
         if chosen:  # at first for a short while: that may show that they bring nothing
@@ -67,14 +56,15 @@ class WindowColumns:
         self.count = chosen
 
     def choose_of(self, nodes: int, passed: int) -> None:
-        """As many columns as bring more than the candidates whose place they take among ``nodes`` nodes."""
+        """Choose what brings more than the candidates whose place it takes among ``nodes`` nodes."""
         if passed < self._until:
             return
         self._until = passed + (_HOLD if passed > 1 else _FIRST_HOLD)
         if self._alone:
             self.count = columns_for(max(nodes // 2, min(nodes, window_nodes(1))))
         elif passed > 1:
+            gain = self._tokens / self._passes
             self.count = max(
                 (0, *(columns for columns in _CHOICES if window_nodes(columns) <= nodes)),
-                key=lambda columns: self._worth.expected(nodes - window_nodes(columns)) + self.gain * columns,
+                key=lambda columns: self._worth.expected(nodes - window_nodes(columns)) + gain * columns,
             )

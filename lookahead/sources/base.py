@@ -44,9 +44,8 @@ class Source(Protocol):
         """Take in the sequence's prompt, once.
 
         Args:
-            prompt: its tokens, padding left out; may be empty.
-            successors: the model's best next tokens at the last ``len(successors.tokens)`` tokens of the prompt; None
-                where they were not gathered.
+            prompt: its tokens without padding; may be empty.
+            successors: the model's best next tokens at the last ``len(successors.tokens)`` tokens, if gathered.
         """
 
     def root(self) -> Any:
@@ -64,7 +63,7 @@ class Source(Protocol):
         Args:
             tree: what was scored.
             path: what was written: ``path.tokens`` now follow the text.
-            successors: the model's best next tokens at every node of ``tree``; None where they were not gathered.
+            successors: the model's best next tokens at every node of ``tree``, if gathered.
         """
 
 

@@ -86,10 +86,8 @@ def _prior(order: int, rank: int, level: int) -> float:
 class RecyclingSource:
     """Candidates from what the model said at scored nodes, in this text and before: also off the path that was kept.
 
-    A candidate's kind is the length of its context, its rank, and its distance in logits from its rivals.
-
-    Args:
-        table: may be shared by sequences and calls on the same model.
+    A candidate's kind is the length of its context, its rank, and its distance in logits from its rivals. Sequences and
+    calls on the same model may share the table.
     """
 
     name = "recycling"

@@ -91,8 +91,13 @@ _KIND_OF_LENGTH = tuple(2 * _RANKS * bucket for bucket in _OF_LENGTH)
 class SuffixSource:
     """Candidates from the longest match in prompt and output, newest continuation first, then from a shorter match.
 
-    A candidate's kind is its match length, its rank, and whether its context has had other continuations. The chain of
-    first candidates is what prompt lookup copies, with the longest match in place of a fixed n-gram.
+    ::
+
+        text  a b c a b d a b      longest match of the end that occurs earlier: "a b"
+                                   candidates: d (newest), c; then what else followed "b" alone
+
+    A candidate's kind is its match length, its rank, and whether its context has had other continuations. The first
+    candidates are what prompt lookup copies, with the longest match in place of a fixed n-gram.
     """
 
     name = "suffix"
