@@ -78,7 +78,7 @@ def troublemaker(where: str, tick: Callable[[], None], model: Any) -> dict[str, 
     ids=repr,
 )
 @pytest.mark.parametrize("where", ["streamer", "processor", "criterion", "model"])
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", few([1, 2, 5], 1, 5))
 def test_an_exception_in_the_middle(where: str, count: int, error: BaseException) -> None:
     """It comes through as it is; the model, the patch and the caller's caches are as before; the next call works."""
     for name in ("llama", "mistral"):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.calls import LengthIs, RowEnds
+from helpers.marks import few
 from helpers.models import counting_model, prompts, run, same_as_plain, same_tensors, tiny_model
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
@@ -36,7 +37,7 @@ def test_several_end_tokens(batch: int) -> None:
 
 
 @augmented
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", few([1, 3], 3))
 @pytest.mark.parametrize("new_tokens", range(1, 25))
 def test_length_inside_a_block(new_tokens: int, batch: int) -> None:
     """Every length is met exactly, though blocks of five tokens are accepted."""
@@ -57,7 +58,7 @@ def test_length_inside_a_block(new_tokens: int, batch: int) -> None:
 @augmented
 @pytest.mark.parametrize("eos", [None, 40, 6], ids=["no-eos", "unused-eos", "eos"])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("length", range(13, 41, 3))
+@pytest.mark.parametrize("length", few(range(13, 41, 3), *range(13, 41, 6)))
 def test_a_criterion_inside_a_block(length: int, batch: int, eos: int | None) -> None:
     """A rule of the user's is asked after every token, once, and obeyed at once."""
     kept: list[LengthIs] = []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.graphs import view
+from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import (
     MODELS,
     counting_model,
@@ -36,8 +37,7 @@ pytestmark = pytest.mark.usefixtures("augmented")
 SMALL = Lookahead(window_size=4, ngram_size=3, verification_set_size=3, seed=1, static=True)
 
 
-@pytest.mark.parametrize("sample", [False, True])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "sample"), BATCH_AND_SAMPLE)
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"llama4"}))  # which is given places for each pass
 def test_same_as_plain(name: str, batch: int, sample: bool, made: list[FusedModel]) -> None:
     """Every kind of model, alone and in a left-padded batch, greedy and sampled."""
