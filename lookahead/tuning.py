@@ -22,7 +22,7 @@ from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
 from lookahead.models.traits import input_device, position_table, vocabulary
 from lookahead.runtime.session import bare_chain, bare_model
-from lookahead.runtime.tracing.record import refusal, trace_now, untraceable
+from lookahead.runtime.tracing.schedule import refusal, trace_now, traces_to_measure, untraceable
 from lookahead.support import route as support
 
 _log = logging.getLogger("lookahead")
@@ -141,9 +141,11 @@ def _trees(
     """Time trees after ``prompt`` ``[batch, token]``."""
     batch, vocab = len(prompt), vocabulary(model)
     drafts = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
-    with bare_model(model, prompt, max(nodes) + 1, static=static) as fused:
-        traces = trace_now(model, batch, fused, drafts.values()) if traced else None
-        samples = _measure(fused, drafts, seconds, report)
+    traces = traces_to_measure(model, batch) if traced else None
+    with bare_model(model, prompt, max(nodes) + 1, static=static, traces=traces) as view:
+        if traced:
+            trace_now(model, view, drafts.values())
+        samples = _measure(view, drafts, seconds, report)
         if traces is not None and traces.failure is not None:
             raise refusal(traces.failure)
     return samples

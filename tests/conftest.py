@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 import lookahead
 from lookahead.generation import decode as generate
-from lookahead.runtime.cuda_graphs import buffers as arena
-from lookahead.runtime.cuda_graphs.executor import fused_model
-from lookahead.runtime.tree import FusedModel
+from lookahead.runtime.cuda_graphs import buffers
+from lookahead.runtime.open import open_tree
+from lookahead.runtime.tree import TreeModel
 
 
 @pytest.fixture(autouse=True)
@@ -46,18 +46,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FusedModel]]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TreeModel]]:
     """The view of the model that every call of ``generate`` made; nothing waits for another test's call."""
-    views: list[FusedModel] = []
+    views: list[TreeModel] = []
 
-    def noting(*args: Any, **kwargs: Any) -> FusedModel:
-        views.append(fused_model(*args, **kwargs))
+    def noting(*args: Any, **kwargs: Any) -> TreeModel:
+        views.append(open_tree(*args, **kwargs))
         return views[-1]
 
-    monkeypatch.setattr(generate, "fused_model", noting)
-    arena.release()
+    monkeypatch.setattr(generate, "open_tree", noting)
+    buffers.release()
     yield views
-    arena.release()
+    buffers.release()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from jacobi import LookaheadError
 from lookahead import tuning
 from lookahead.draft.latency import StepTimes
 from lookahead.generation.curves import step_times
-from lookahead.runtime.tracing.record import traces_for
+from lookahead.runtime.tracing.schedule import traces_for
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.draft.latency import FORMAT, StepTimes
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.cuda_graphs.executor import dynamic_reason
+from lookahead.runtime.open import dynamic_reason
 from lookahead.runtime.tracing.replay import Traces
 
 
@@ -58,7 +58,7 @@ def describe(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_processor()}",
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "batch": batch,
-        "static": dynamic_reason(static, model) is None,
+        "static": dynamic_reason(static, model, ModelTraits.of(model)) is None,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
@@ -110,7 +110,7 @@ def step_times(
     """
     if given is not None:
         return given
-    attention, fixed = ModelTraits.of(model).attention, dynamic_reason(static, model) is None
+    attention, fixed = ModelTraits.of(model).attention, dynamic_reason(static, model, ModelTraits.of(model)) is None
     traced = frozenset(traces.made) if traces is not None else frozenset()
     key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads(), traced)
     if key not in memory:

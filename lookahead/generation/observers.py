@@ -1,70 +1,87 @@
-"""Who looks at every pass of a call: statistics, the planner of sizes, who makes traces, the streamer."""
+"""Per-pass observers of a call: statistics, the planner, the schedule of traces, the streamer."""
+
+from typing import Literal
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
 from jacobi import Step
 from lookahead.draft.planner import Planner
-from lookahead.draft.rest import Mode
-from lookahead.runtime.linear import ChainModel
-from lookahead.runtime.tracing.record import CallTraces
-from lookahead.runtime.tree import FusedModel
-from lookahead.sources.recycling import BEST
+from lookahead.generation.call import Call
+from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.tracing.replay import TracedExecutor
+from lookahead.runtime.tracing.schedule import TraceSchedule
+from lookahead.runtime.tree import TreeModel
 from lookahead.stats import DecodingStats
 from lookahead.verify.sequences import Sequences
 
 
-class Readers:
-    """What looks at every pass: statistics, the planner of sizes, who makes traces, the streamer."""
+class Observers:
+    """What looks at every pass of a call.
+
+    Args:
+        call: the call.
+        sequences: what it writes.
+        model: as it was opened.
+        planner: chooses the size of the next pass; None = sizes are fixed.
+        detail: how much is counted.
+
+    Attributes:
+        stats: what was counted; None where nothing is.
+    """
 
     def __init__(
         self,
+        call: Call,
         sequences: Sequences,
-        fused: FusedModel | ChainModel,
-        stats: DecodingStats | None,
+        model: TreeModel | LinearModel,
         planner: Planner | None,
-        traced: CallTraces | None,
-        streamer: BaseStreamer | None,
-        *,
-        detailed: bool,
+        detail: Literal["none", "summary", "detailed"],
     ) -> None:
+        self.stats = None if detail == "none" else DecodingStats()
         self._sequences = sequences
-        self._fused = fused
-        self._stats = stats
+        self._model = model
         self._planner = planner
-        self._traced = traced
-        self._streamer = streamer
-        self._streaming = None if streamer is None else _Streaming(streamer, sequences)
-        self._detailed = detailed
+        self._detailed = detail == "detailed"
+        self._traces: TraceSchedule | None = None
+        executor = model.executor if isinstance(model, TreeModel) else None
+        if isinstance(executor, TracedExecutor):
+            renewed = (lambda ms: None) if planner is None else planner.renew
+            self._traces = TraceSchedule(call.model, executor, call.batch, sequences.most_new, renewed)
+        self._stream = None if call.streamer is None else _Stream(call.streamer, sequences)
         self._first = True
         self._before = [0] * sequences.batch
 
-    def read(self, step: Step) -> None:
+    def see(self, step: Step) -> None:
         """Take in one pass."""
-        if self._stats is not None:
-            after = self._sequences.lengths()
+        sequences, planner = self._sequences, self._planner
+        if self.stats is not None:
+            after = sequences.lengths()
             written = [now - then for now, then in zip(after, self._before, strict=True)]
-            self._stats.count(step, written, first=self._first, detailed=self._detailed)
+            self.stats.count(step, written, first=self._first, detailed=self._detailed)
             self._before = after
-        if self._planner is not None and not self._first:
-            self._planner.observe(step)
-        if self._streaming is not None:
-            self._streaming.flush()
-        if self._traced is not None and not all(self._sequences.finished):
-            self._traced.look(max(self._sequences.lengths()))
-        if self._planner is not None:
-            self._planner.open(self._fused.context)
-            self._fused.harvest = 0 if self._planner.mode is Mode.REST else BEST
+        if planner is not None and not self._first:
+            planner.observe(step)
+        if self._stream is not None:
+            self._stream.flush()
+        if self._traces is not None and not all(sequences.finished):
+            self._traces.see(max(sequences.lengths()))
+        if planner is not None:
+            planner.open(self._model.context)
         self._first = False
 
     def close(self) -> None:
         """All is written."""
-        if self._streamer is not None:
-            self._streamer.end()
+        if self._stream is not None:
+            self._stream.close()
+        if self.stats is not None:
+            self.stats.fed_again = self._model.replayed
+            if self._planner is not None:
+                self.stats.add_plan(self._planner.credited, self._planner.single_ms, self._planner.timed_ms)
 
 
-class _Streaming:
-    """Reads steps and puts every index that all rows have written, one 1-D tensor each, as ``generate`` does."""
+class _Stream:
+    """Puts every index that all sequences have written, one 1-D tensor each, as ``generate`` does."""
 
     def __init__(self, streamer: BaseStreamer, sequences: Sequences) -> None:
         self._streamer = streamer
@@ -74,11 +91,14 @@ class _Streaming:
     def flush(self) -> None:
         """Put what has become complete."""
         sequences = self._sequences
-        everything = all(sequences.finished)
         lengths = [len(row) for row in sequences.written]
-        going = [n for n, done in zip(lengths, sequences.finished, strict=True) if not done]
-        complete = max(lengths) if everything else min(going)
+        going = [length for length, done in zip(lengths, sequences.finished, strict=True) if not done]
+        complete = min(going) if going else max(lengths)
         for index in range(self._put, complete):
             tokens = [row[index] if index < len(row) else sequences.pad for row in sequences.written]
             self._put = index + 1
             self._streamer.put(torch.tensor(tokens))
+
+    def close(self) -> None:
+        """All has been put."""
+        self._streamer.end()

@@ -1,13 +1,17 @@
 """What ``generate(..., return_dict_in_generate=True)`` returns with lookahead."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedModel
+from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from lookahead.models.traits import is_seq2seq
+from jacobi import Drafter, JacobiDrafter
+from lookahead.generation.call import Call
 from lookahead.stats import DecodingStats
+from lookahead.verify.sequences import Sequences
+from lookahead.verify.verifier import Verifier
 
 
 @dataclass
@@ -38,21 +42,37 @@ class LookaheadSeq2SeqOutput(GenerateEncoderDecoderOutput):
 
 
 def output_of(
-    model: PreTrainedModel,
+    is_encoder_decoder: bool,
     fields: dict[str, Any],
     stats: DecodingStats | None,
     trajectories: list[list[list[int]]] | None,
 ) -> LookaheadOutput | LookaheadSeq2SeqOutput:
-    """What a call of ``model`` returns.
+    """What a call with ``return_dict_in_generate`` returns.
 
     Args:
-        model: a causal or an encoder-decoder model.
+        is_encoder_decoder: the kind of model.
         fields: of transformers' own output.
-        stats: see :class:`LookaheadOutput`.
-        trajectories: likewise.
+        stats, trajectories: see :class:`LookaheadOutput`.
     """
-    if not is_seq2seq(model):
+    if not is_encoder_decoder:
         return LookaheadOutput(**fields, stats=stats, trajectories=trajectories)
     output = LookaheadSeq2SeqOutput(**fields)
     output.stats, output.trajectories = stats, trajectories
     return output
+
+
+def decoded(
+    call: Call, sequences: Sequences, verifier: Verifier, drafters: Iterable[Drafter], stats: DecodingStats | None
+) -> LookaheadOutput | LookaheadSeq2SeqOutput | Tensor:
+    """What ``generate`` returns of a call that is written."""
+    if not call.config.return_dict_in_generate:
+        return sequences.padded()
+    told = [drafter.trajectory for drafter in drafters if isinstance(drafter, JacobiDrafter)]
+    fields: dict[str, Any] = {
+        "sequences": sequences.padded(),
+        "scores": verifier.recorded("scores"),
+        "logits": verifier.recorded("logits"),
+        "past_key_values": call.cache if call.exports_cache else None,
+    }
+    trajectories = [trajectory for trajectory in told if trajectory is not None] or None
+    return output_of(call.traits.is_encoder_decoder, fields, stats, trajectories)

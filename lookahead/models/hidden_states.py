@@ -1,90 +1,141 @@
-"""The last hidden states of a pass: what a model's output layer reads, noted on its way."""
+"""Hidden states of a pass, by named taps: noted on their way through the model, for heads that draft from them.
+
+A tap says whose input is noted: ``"last"`` is what the output layer reads, ``"layer.3"`` what decoder layer 3 reads
+(counted from 0), so that ``"layer.0"`` is the embedding.
+"""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from jacobi import LookaheadError
 
-Outputs = tuple[Tensor, Tensor | None]  # logits [batch, node, vocab]; what the output layer read, if it is wanted
+LAST = "last"
+
+
+class Outputs(NamedTuple):
+    """What a pass gives.
+
+    Attributes:
+        logits: ``[batch, node, vocab]``.
+        hidden: for each tap in its order ``[batch, node, hidden]``; empty where nobody wants any.
+    """
+
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
 
 
 class HiddenStates:
-    """The input of an output layer in the last pass of one call, one thread.
+    """What tapped modules read in the last pass of one call, one thread.
 
-    A context manager: a forward pre-hook sits on the layer while the block runs. It notes nothing in other threads, and
-    nothing outside of the passes that :meth:`expect` and :meth:`take` stand around.
+    A context manager: forward pre-hooks sit on the modules while the block runs. They note nothing in other threads,
+    and nothing outside of the passes that :meth:`expect` and :meth:`take` stand around.
 
     Args:
-        layer: the model's output layer.
+        modules: by the name of the tap, see :func:`tapped`; one alone is taken for the output layer.
 
     Attributes:
-        last: ``[batch, node, hidden]`` of the last pass, aligned with its logits; the next pass may overwrite it.
-        passes: how many there were.
+        taps: their names.
+        passes: how many passes there were.
     """
 
-    def __init__(self, layer: nn.Module) -> None:
-        self.last: Tensor | None = None
+    def __init__(self, modules: Mapping[str, nn.Module] | nn.Module) -> None:
+        self._modules = {LAST: modules} if isinstance(modules, nn.Module) else dict(modules)
+        self.taps = tuple(self._modules)
         self.passes = 0
-        self._layer = layer
-        self._noted: Tensor | None = None
+        self._states: dict[str, Tensor] = {}
+        self._noted: dict[str, Tensor] = {}
         self._thread: int | None = None  # that is inside a pass
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
-        self._handle = self._layer.register_forward_pre_hook(self.note)
+        for tap, module in self._modules.items():
+            self._handles.append(module.register_forward_pre_hook(partial(self.note, tap)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = self.last = self._noted = self._thread = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._states, self._noted, self._thread = [], {}, {}, None
 
-    def note(self, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def of(self, tap: str = LAST) -> Tensor:
+        """What a tapped module read in the last pass, ``[batch, node, hidden]``; the next pass may overwrite it."""
+        return self._states[tap]
+
+    def note(self, tap: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """The hook."""
         if self._thread == threading.get_ident() and inputs and isinstance(inputs[0], Tensor):
-            self._noted = inputs[0]
+            self._noted[tap] = inputs[0]
 
     def expect(self) -> None:
         """A pass begins."""
-        self._noted, self._thread = None, threading.get_ident()
+        self._noted, self._thread = {}, threading.get_ident()
 
-    def take(self, logits: Tensor) -> Tensor:
-        """A pass is over: what the layer read to make ``logits``.
-
-        Args:
-            logits: ``[batch, node, vocab]``.
-
-        Returns:
-            ``[batch, node, hidden]``.
+    def take(self, logits: Tensor) -> tuple[Tensor, ...]:
+        """A pass is over: what the modules read to make ``logits`` ``[batch, node, vocab]``, in the order of the taps.
 
         Raises:
-            LookaheadError: the layer was not called, or with something that does not fit the logits.
+            LookaheadError: a module was not called, or with something that does not fit the logits.
         """
-        noted, self._noted, self._thread = self._noted, None, None
-        if noted is None or noted.shape[:-1] != logits.shape[:-1]:
-            got = "not called at all" if noted is None else f"called with {list(noted.shape)}"
-            raise LookaheadError(
-                f"The output layer of this model ({type(self._layer).__name__}) was {got} in a pass whose logits are "
-                f"{list(logits.shape)}: expected it to be called with the last hidden states, [batch, token, hidden]. "
-                "Medusa's heads cannot run beside this model."
-            )
-        return noted
+        noted, self._noted, self._thread = self._noted, {}, None
+        return tuple(self._aligned(tap, noted.get(tap), logits) for tap in self.taps)
 
-    def put(self, hidden: Tensor) -> None:
-        """Make ``hidden`` the last pass's."""
-        self.last = hidden
+    def _aligned(self, tap: str, states: Tensor | None, logits: Tensor) -> Tensor:
+        if states is not None and tap != LAST and states.ndim == 3:
+            states = states[:, -logits.shape[1] :]  # layers read all tokens of the prompt, the output layer some
+        if states is not None and states.shape[:-1] == logits.shape[:-1]:
+            return states
+        what = "output layer" if tap == LAST else f"tapped layer {tap!r}"
+        got = "not called at all" if states is None else f"called with {list(states.shape)}"
+        raise LookaheadError(
+            f"The {what} of this model ({type(self._modules[tap]).__name__}) was {got} in a pass whose logits are "
+            f"{list(logits.shape)}: expected it to be called with hidden states, [batch, token, hidden]. "
+            "Medusa's heads cannot run beside this model."
+        )
+
+    def put(self, hidden: Sequence[Tensor]) -> None:
+        """Make ``hidden``, in the order of the taps, the last pass's."""
+        self._states = dict(zip(self.taps, hidden, strict=True))
         self.passes += 1
 
 
+def tapped(model: Any, taps: Sequence[str]) -> dict[str, nn.Module]:
+    """The modules of a causal model that ``taps`` name.
+
+    Raises:
+        LookaheadError: there is no such layer, or no such tap.
+    """
+    found: dict[str, nn.Module] = {}
+    for tap in taps:
+        if tap == LAST:
+            found[tap] = model.get_output_embeddings()
+            continue
+        layers = _decoder_layers(model)
+        kind, _, number = tap.partition(".")
+        if kind != "layer" or not number.isdecimal() or int(number) >= len(layers):
+            raise LookaheadError(
+                f"There is no tap {tap!r} on {type(model).__name__}: expected 'last', or 'layer.0' to "
+                f"'layer.{len(layers) - 1}'."
+            )
+        found[tap] = layers[int(number)]
+    return found
+
+
+def _decoder_layers(model: Any) -> Sequence[nn.Module]:
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = (part for part in model.get_decoder().modules() if isinstance(part, nn.ModuleList))
+    return list(next((layers for layers in lists if len(layers) == count), ()))
+
+
 def watched(hidden: HiddenStates | None, run: Callable[[], Any], last: int) -> Any:
-    """A pass, after which what the output layer read for its ``last`` tokens is the last pass's.
+    """A pass, after which what the tapped modules read for its ``last`` tokens is the last pass's.
 
     Args:
         hidden: who wants to know; None = nobody does.
@@ -95,7 +146,7 @@ def watched(hidden: HiddenStates | None, run: Callable[[], Any], last: int) -> A
         return run()
     hidden.expect()
     outputs = run()
-    hidden.put(hidden.take(outputs.logits)[:, -last:])
+    hidden.put([states[:, -last:] for states in hidden.take(outputs.logits)])
     return outputs
 
 
@@ -104,9 +155,9 @@ def passed(model: Any, layer: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor
     with HiddenStates(layer) as states:
         states.expect()
         logits: Tensor = model(**inputs).logits
-        return logits, states.take(logits)
+        return logits, states.take(logits)[0]
 
 
 def own_hook(hook: Any) -> bool:
-    """Whether a hook on a layer is :class:`HiddenStates`', which changes nothing of what the layer does."""
-    return isinstance(getattr(hook, "__self__", None), HiddenStates)
+    """Whether a hook on a module is :class:`HiddenStates`', which changes nothing of what the module does."""
+    return isinstance(getattr(getattr(hook, "func", None), "__self__", None), HiddenStates)

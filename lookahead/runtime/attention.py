@@ -2,7 +2,7 @@
 
 transformers repeats every key/value head before a masked SDPA call, which costs 5 to 7 times the attention itself on
 a CPU. While a decode of ours runs, the registered ``sdpa`` function is wrapped; the wrapper changes nothing except in a
-thread that is inside one of our passes.
+thread that is inside a tree forward.
 """
 
 import threading
@@ -177,8 +177,8 @@ def _sub_configs(config: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def fused_pass() -> Iterator[None]:
-    """Mark this thread as being inside one of our passes."""
+def tree_forward() -> Iterator[None]:
+    """Mark this thread as being inside a tree forward."""
     before = getattr(_thread, "in_pass", False)
     _thread.in_pass = True
     try:

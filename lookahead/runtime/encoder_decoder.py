@@ -15,24 +15,24 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import MoEModelOutput
 
-from jacobi import Scores, TokenTree
-from lookahead.models.families.decoders import COUNT, DecoderPlaces
-from lookahead.models.families.overrides import placed
+from jacobi import TokenTree
+from lookahead.models.families.overrides import overriding
+from lookahead.models.families.positions import DecoderPositions
 from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.hidden_states import Outputs
 from lookahead.models.traits import decoder_config, input_device
-from lookahead.runtime.tree import FusedModel
+from lookahead.runtime.forward import TreeForward
 
 _POSITIONS = "decoder_position_ids"
 
 
-class Seq2SeqModel(FusedModel):
-    """One call's view of an encoder-decoder model; see :class:`lookahead.runtime.tree.FusedModel` for the arguments.
+class EncoderDecoderForward(TreeForward):
+    """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments.
 
-    ``input_ids`` are the decoder's; ``model_kwargs`` hold ``encoder_outputs``.
+    ``input_ids`` are the decoder's; ``kwargs`` hold ``encoder_outputs``.
 
     Args:
-        cross: the cache of the cross-attention; None = a new one.
+        cross: the KV cache of the cross-attention; None = a new one.
     """
 
     mask_name = "decoder_attention_mask"
@@ -40,52 +40,43 @@ class Seq2SeqModel(FusedModel):
 
     def __init__(self, *args: Any, cross: Cache | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._caches = EncoderDecoderCache(self._cache, DynamicCache() if cross is None else cross)
-        self._prompt_kwargs |= {"past_key_values": self._caches}
-        self._decoder_builders = decoder_overrides(self._model.get_decoder())
-        self._builders = []
+        self._caches = EncoderDecoderCache(self.layout.cache, DynamicCache() if cross is None else cross)
+        self.prompt_kwargs |= {"past_key_values": self._caches}
+        self._decoder_overrides = decoder_overrides(self.model.get_decoder())
+        self._overrides = []
         self._takes_positions = True  # this class does, and knows whom to tell
-        self._reach = (0, 0)  # smallest and largest position of the pass
         # Where token ids are turned into positions, that is where places go: some positions start at an offset.
-        counts = any(builder.name == COUNT for builder in self._decoder_builders)
-        self._tells_decoder = _takes_positions(self._model) and not counts
+        counts = any(override.name == "create_position_ids_from_input_ids" for override in self._decoder_overrides)
+        self._tells_decoder = _takes_positions(self.model) and not counts
+        self._reach = (0, 0)  # smallest and largest position of the pass
 
-    def prefill(self) -> Scores:
-        """Run the prompt exactly as plain decoding does; scores for its last token."""
-        given = {key: value for key, value in self._prompt_kwargs.items() if value is not None}
-        first = self._model.prepare_inputs_for_generation(self._input_ids, **given)
+    def prefill(self) -> Tensor:
+        """Run the decoder's prompt as plain decoding does; later passes are given what its second step is given."""
+        given = {key: value for key, value in self.prompt_kwargs.items() if value is not None}
+        first = self.model.prepare_inputs_for_generation(self._input_ids, **given)
         if _POSITIONS in first:  # some models count them from the mask here
-            self._prompt_kwargs[_POSITIONS] = first[_POSITIONS]
-        scores = super().prefill()
+            self.prompt_kwargs[_POSITIONS] = first[_POSITIONS]
+        logits = super().prefill()
         given = {key: value for key, value in given.items() if key not in (self.mask_name, _POSITIONS)}
-        # What goes along with every pass is what plain decoding's second step is given.
-        later = self._model.prepare_inputs_for_generation(self._input_ids, next_sequence_length=1, **given)
+        later = self.model.prepare_inputs_for_generation(self._input_ids, next_sequence_length=1, **given)
         inputs = ("decoder_input_ids", self.mask_name, _POSITIONS, "logits_to_keep")
-        self._pass_kwargs = {key: value for key, value in later.items() if key not in inputs and value is not None}
-        self._pass_kwargs |= {"past_key_values": self._caches, "use_cache": True, "return_dict": True}
-        return scores
+        self.kwargs = {key: value for key, value in later.items() if key not in inputs and value is not None}
+        self.kwargs |= {"past_key_values": self._caches, "use_cache": True, "return_dict": True}
+        return logits
 
-    def forward(self, trees: Sequence[TokenTree]) -> Scores:
-        """Score every node of every tree in one pass."""
-        if self._visible is not None and max(map(len, trees)) == 1:
-            # Some decoders take a pass of single tokens for one that needs no mask, and rows may have gaps. The second
-            # token lies where the root lies: there may be no place after it.
-            wider = TokenTree.chain(trees[0].tokens[0], [0])
-            wider.depths[1] = 0
-            trees = [wider, *trees[1:]]
-        roots = self._roots()
+    def widened(self, trees: Sequence[TokenTree]) -> Sequence[TokenTree]:
+        """Two nodes at least where sequences have gaps: some decoders take one token for a pass that needs no mask."""
+        if self.layout.visible is None or max(map(len, trees)) > 1:
+            return trees
+        wider = TokenTree.chain(trees[0].tokens[0], [0])
+        wider.depths[1] = 0  # it lies where the root lies: there may be no place after it
+        return [wider, *trees[1:]]
+
+    def inputs(self, trees: Sequence[TokenTree]) -> tuple[dict[str, Tensor], Any]:
+        """What a pass over ``trees`` is given, and its masks; None where it needs none."""
+        roots = self.layout.roots()
         self._reach = min(roots), max(root + max(tree.depths) for root, tree in zip(roots, trees, strict=True))
-        return super().forward(trees)
-
-    def store(self, cache: Cache) -> None:
-        """Leave the history in ``cache`` as plain decoding would have."""
-        assert isinstance(cache, EncoderDecoderCache)  # checked before the first pass
-        super().store(cache.self_attention_cache)
-        cache.is_updated = dict(self._caches.is_updated)
-
-    def _plain_cache(self, history: Cache) -> Cache:
-        """The cache that transformers' own passes are given."""
-        return EncoderDecoderCache(history, self._caches.cross_attention_cache)
+        return super().inputs(trees)
 
     def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
         """Run the decoder, whose position modules are told where the nodes lie."""
@@ -93,14 +84,23 @@ class Seq2SeqModel(FusedModel):
         renamed = {"decoder_input_ids": tokens}
         if self._tells_decoder:
             renamed[_POSITIONS] = positions
-        if mask is None:  # one token of one row: the model's own count is right
+        if mask is None:  # one token of one sequence: the model's own count is right
             return super().call(module, **renamed)
         renamed[self.mask_name] = mask
-        base = self._cache.base
-        past = torch.arange(base, device=tokens.device).expand(len(tokens), -1)
-        places = DecoderPlaces(tokens, positions, torch.cat([past, positions], dim=1), *self._reach)
-        with placed(self._decoder_builders, lambda: places):
+        past = torch.arange(self.layout.cache.base, device=tokens.device).expand(len(tokens), -1)
+        places = DecoderPositions(tokens, positions, torch.cat([past, positions], dim=1), *self._reach)
+        with overriding(self._decoder_overrides, lambda: places):
             return super().call(module, **renamed)
+
+    def plain_cache(self, cache: Cache) -> Cache:
+        """With the cross-attention's beside it."""
+        return EncoderDecoderCache(cache, self._caches.cross_attention_cache)
+
+    def store(self, cache: Cache) -> None:
+        """Leave the decoder's KV cache in ``cache`` as plain decoding would have."""
+        assert isinstance(cache, EncoderDecoderCache)  # checked before the first pass
+        super().store(cache.self_attention_cache)
+        cache.is_updated = dict(self._caches.is_updated)
 
 
 @dataclass

@@ -21,17 +21,14 @@ class InferenceMode:
     """Runs one call's passes over a model in inference mode, if that is safe there.
 
     Args:
-        model: any model; looked at once, before its first pass.
+        model: any model.
+        safe: whether it is known to be safe; None = it is looked at before its first pass.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, safe: bool | None = None) -> None:
         self._model = model
-        self._is_safe: bool | None = None
+        self._is_safe = safe
         self._is_used = False
-
-    def trust(self) -> None:
-        """Take the model for safe, because somebody else has just looked at it."""
-        self._is_safe = True
 
     def run(self, run: Callable[[], _T]) -> _T:
         """Run a pass that may be run again where it fails."""

@@ -1,90 +1,97 @@
-"""Models that can only be given one branch a pass: a chain, and a way back where it is cut short.
+"""Models that can only be given one branch a pass: a linear draft, and a way back where it is cut short.
 
 A recurrent state has no slots: it cannot follow a tree, and what a rejected token did to it cannot be taken out. So the
 states are copied before a drafted pass (they are small, whatever the text's length). If the pass is kept whole, what it
-left is the history. If it is cut short the copy goes back, and the tokens that were accepted are *fed again* at the
-head of the next pass, until a pass ends on an accepted token. Nothing is asked of the model but that several tokens
-that continue a cached state give what they give one by one, which :func:`lookahead.support.route.route` tests.
+left is the state of the text. If it is cut short the copy goes back, and the accepted tokens are *replayed* at the head
+of the next pass, until a pass ends on an accepted token::
 
-Where the cache itself can take tokens back (attention layers, convolutions without a recurrent state), nothing is fed
-again: it is cropped.
+    kept so far   a b c | snapshot
+    pass 1        d e f      e accepted, f rejected: back to the snapshot
+    pass 2        d e g h    d and e are replayed, g and h are the draft
+
+Nothing is asked of the model but that several tokens that continue a cached state give what they give one by one, which
+the self-test tries. Where the cache itself can take tokens back (attention layers, convolutions without a recurrent
+state), nothing is replayed: it is cropped.
 
 These are transformers' own cache and its own preparation of inputs, so masks, positions and kernels are plain
 decoding's.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from jacobi import LookaheadError, Path, Scores, TokenTree
-from lookahead.models.families.mamba2 import CONTINUING, bounded_scans
-from lookahead.models.families.overrides import placed
+from lookahead.models.families.mamba2 import CONTINUING, unbounded_scans
+from lookahead.models.families.overrides import overriding
 from lookahead.models.hidden_states import HiddenStates, watched
-from lookahead.runtime.attention import fused_pass
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.snapshots import Snapshot, recurrent_layers, states_of
 from lookahead.runtime.scores import prompt_scores, score
 
 _MOST_AGAIN = 64  # tokens fed again in one pass at most; the next pass then drafts nothing
 
 
-class ChainModel:
-    """One call's view of a model that is given one chain a row (implements :class:`jacobi.Model`).
+class LinearModel:
+    """One call's view of a model that is given one branch a sequence (implements :class:`jacobi.Model`).
 
-    All rows keep equally many tokens of a pass, because a recurrent state cannot be padded in the middle of a text.
+    All sequences keep equally many tokens of a pass, because a recurrent state cannot be padded inside a text.
 
     Args:
-        model: a causal model that passed the chain's self-test.
-        cache: transformers' own, in which the history is left; may already hold an earlier call's.
+        model: a causal model that passed the self-test of linear drafts.
+        traits: its traits.
+        cache: transformers' own, in which the text is left; may already hold an earlier call's.
         input_ids: ``[batch, prompt]``.
-        generation_config: as ``generate`` prepared it.
-        model_kwargs: as ``generate`` prepared them, without a streamer or tokenizer.
+        config: as ``generate`` prepared it.
+        kwargs: what the model is given beside tokens and cache, as ``generate`` prepared it.
         depth_limit: positions at or past this one are never drafted; None = no limit.
-        harvest: how many of the model's best next tokens to gather at every node; 0 gathers none.
-        prompt_harvest: for how many of the prompt's last tokens.
-        hidden: is given what the output layer reads in every pass; None = nobody wants it.
+        top_k: best next tokens to gather at the prompt's tokens; 0 gathers none.
+        prompt_tokens: at how many of its last ones.
+        hidden: notes hidden states of every pass; None = nobody wants any.
+        reason: why it follows no trees.
 
     Attributes:
         route: ``"chain"``.
-        route_reason: why it is not a tree.
-        fed_again: tokens that were fed more than once, summed over passes (of one row).
+        replayed: tokens that were fed more than once, summed over passes (of one sequence).
+        plain_ms: None: passes are the model's own.
+        fell_back: None: passes stay as they are.
     """
 
     route = "chain"
-    plain_ms = None  # passes are the model's own
+    plain_ms: float | None = None
+    fell_back: str | None = None
 
     def __init__(
         self,
         model: PreTrainedModel,
+        traits: ModelTraits,
         cache: Cache,
         input_ids: Tensor,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
+        config: GenerationConfig,
+        kwargs: dict[str, Any],
         *,
         depth_limit: int | None = None,
-        harvest: int = 0,
-        prompt_harvest: int = 1,
+        top_k: int = 0,
+        prompt_tokens: int = 1,
         hidden: HiddenStates | None = None,
         reason: str | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._input_ids = input_ids
-        self._generation_config = generation_config
-        self._kwargs = model_kwargs | {cache_name(model): cache, "use_cache": True}
+        self._config = config
+        self._kwargs = kwargs | {traits.cache_argument: cache, "use_cache": True}
         self._depth_limit = depth_limit
-        self._hidden = hidden
-        self._prompt_harvest = prompt_harvest
-        self.harvest = harvest
+        self.hidden = hidden
+        self._top_k, self._prompt_tokens = top_k, prompt_tokens
         self.route_reason = reason
-        self.fed_again = 0
-        self._scans = bounded_scans(model)
+        self.replayed = 0
+        self._scans = unbounded_scans(model)
         self._started = False
         self._croppable = False
         self._live = True  # the cache ends with the last kept token, and not before or behind it
@@ -108,11 +115,9 @@ class ChainModel:
     def prefill(self) -> Scores:
         """Run the prompt exactly as plain decoding does; scores for its last token."""
         kwargs = dict(self._kwargs)
-        if self.harvest and "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = self._prompt_harvest
-        outputs = watched(
-            self._hidden, lambda: self._model._prefill(self._input_ids, self._generation_config, kwargs), last=1
-        )
+        if self._top_k and "logits_to_keep" in kwargs:
+            kwargs["logits_to_keep"] = self._prompt_tokens
+        outputs = watched(self.hidden, lambda: self._model._prefill(self._input_ids, self._config, kwargs), last=1)
         mask, positions = self._kwargs.get("attention_mask"), self._kwargs.get("position_ids")
         self._before = self._length()
         self._last = [self._before - 1] * len(self._again)
@@ -125,7 +130,7 @@ class ChainModel:
         self._croppable = bool(getattr(self._cache, "is_croppable", False))
         if self._croppable:
             self._cache.activate_past_recording()
-        return prompt_scores(outputs.logits, self.harvest)
+        return prompt_scores(outputs.logits, self._top_k)
 
     def _length(self) -> int:
         """Tokens that the cache holds."""
@@ -151,16 +156,17 @@ class ChainModel:
             self._snapshot.take()
         self._live = False
         self._fed = [tree.tokens + tree.tokens[:1] * (width - len(tree)) for tree in trees]
-        self.fed_again += self.again
+        self.replayed += self.again
         self._undecided = width
-        return self._run([again + fed for again, fed in zip(self._again, self._fed, strict=True)], width)
+        top_k = max(tree.top_k for tree in trees)
+        return self._run([again + fed for again, fed in zip(self._again, self._fed, strict=True)], width, top_k)
 
-    def _run(self, tokens: list[list[int]], scored: int) -> Scores:
+    def _run(self, tokens: list[list[int]], scored: int, top_k: int) -> Scores:
         """Feed ``tokens`` after what is committed; scores of the last ``scored`` of each row."""
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
-        with fused_pass(), placed(self._scans, lambda: CONTINUING):
-            outputs = watched(self._hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
-        return score(outputs.logits[:, -scored:], self.harvest)
+        with tree_forward(), overriding(self._scans, lambda: CONTINUING):
+            outputs = watched(self.hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
+        return score(outputs.logits[:, -scored:], top_k)
 
     def _inputs(self, tokens: Tensor, scored: int) -> dict[str, Any]:
         """What the model is called with, as transformers prepares it for ``tokens`` ``[batch, token]``."""
@@ -222,7 +228,7 @@ class ChainModel:
             return
         self._snapshot.restore()
         if self.again:
-            self._run(self._again, 1)
+            self._run(self._again, 1, 0)
             self._committed += self.again
             self._again = [[] for _ in self._again]
         self._live = True
@@ -254,19 +260,3 @@ class ChainModel:
             return None
         written = self._committed + self.again
         return [max(0, self._depth_limit - last - written - 2) for last in self._last]
-
-
-@lru_cache
-def forward_arguments(forward: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(forward).parameters)
-
-
-def cache_name(model: PreTrainedModel) -> str:
-    """The argument by which a model is given its cache."""
-    known = forward_arguments(type(model).forward)
-    return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
-
-
-def chain_cache(model: PreTrainedModel, given: Cache | None) -> Cache:
-    """The cache to decode in: the one given, or a fresh one of the kind that ``generate`` makes."""
-    return DynamicCache(config=model.config.get_text_config(decoder=True)) if given is None else given

@@ -1,4 +1,4 @@
-"""Attention masks for a fused pass, in the form each model asks for.
+"""Attention masks for a tree forward, in the form each model asks for.
 
 What a node may see has two parts. The tree part (history, ancestors, itself) is the same for every model and comes from
 :func:`jacobi.tree.additive_mask`. The other part belongs to the model's layers: causal, sliding, chunked. transformers
@@ -68,7 +68,7 @@ class MaskBuffer:
         return self._mask[:, :, :width, : base + width]
 
 
-def fused_masks(
+def tree_masks(
     rules: Any,
     trees: Sequence[TokenTree],
     base: int,
@@ -157,7 +157,7 @@ class StaticPlaces:
 
 
 def static_masks(rules: Any, places: StaticPlaces, mask: Tensor) -> Any:
-    """The masks of :func:`fused_masks` over a fixed span of slots, computed on the device without asking it anything.
+    """The masks of :func:`tree_masks` over a fixed span of slots, computed on the device without asking it anything.
 
     Args:
         rules: from :func:`mask_rules`.

@@ -1,7 +1,7 @@
 """Passes outside of ``generate``: a model that has read a prompt and waits for trees, to be measured or tested."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,16 +10,13 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from jacobi import Path
-from lookahead.models.families.registry import takes_positions
-from lookahead.models.hidden_states import HiddenStates
-from lookahead.models.mask_rules import mask_rules
-from lookahead.models.traits import input_device, is_seq2seq
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import grouped_attention
-from lookahead.runtime.cache.tree import empty_cache
-from lookahead.runtime.cuda_graphs.executor import fused_model
 from lookahead.runtime.encoder_decoder import stand_in_encoder
-from lookahead.runtime.linear import ChainModel, chain_cache
-from lookahead.runtime.tree import FusedModel
+from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.open import Prompt, Wanted, open_linear, open_tree
+from lookahead.runtime.tracing.replay import Traces
+from lookahead.runtime.tree import TreeModel
 
 
 @contextmanager
@@ -30,71 +27,61 @@ def bare_model(
     *,
     static: bool | None = False,
     past: Cache | None = None,
-    hidden: HiddenStates | None = None,
+    taps: Sequence[str] = (),
+    traces: Traces | None = None,
     **inputs: Any,
-) -> Iterator[FusedModel]:
-    """A view of ``model`` with all of ``prompt`` in its history: the trees of a pass start with the token after it.
+) -> Iterator[TreeModel]:
+    """A view of ``model`` with all of ``prompt`` in its KV cache: the trees of a pass start with the token after it.
 
     Args:
         model: a model that lookahead supports; what an encoder says is made up.
         prompt: ``[batch, token]``, at least one token.
         new_tokens: slots to make room for, beside the prompt's.
-        static: as for :func:`lookahead.runtime.cuda_graphs.executor.fused_model`.
+        static, traces: as for :func:`lookahead.runtime.open.open_tree`.
         past: what comes before the prompt; only read.
-        hidden: is given what the output layer reads in every pass; None = nobody wants it.
-        inputs: what else the model is given, as :class:`lookahead.runtime.tree.FusedModel` takes it.
+        taps: hidden states that every pass notes.
+        inputs: what else the model is given.
     """
-    cache = empty_cache(model, past)
+    traits = ModelTraits.of(model)
     batch, count = prompt.shape
-    before = cache.get_seq_length()
-    if is_seq2seq(model):
+    if traits.is_encoder_decoder:
         inputs = {"encoder_outputs": stand_in_encoder(model, batch)} | inputs
     else:
-        positions = torch.arange(before, before + count, device=input_device(model))[None].expand(batch, -1)
+        before = 0 if past is None else int(past.get_seq_length())
+        positions = torch.arange(before, before + count, device=traits.device)[None].expand(batch, -1)
         inputs = {"position_ids": positions} | inputs
-    fused = fused_model(
-        static,
-        model,
-        mask_rules(model),
-        cache,
-        prompt,
-        GenerationConfig(),
-        inputs,
-        new_tokens,
-        None,
-        lambda row: False,
-        hidden=hidden,
-    )
-    with grouped_attention(), _read(fused, batch):
-        yield fused
+    given = Prompt(prompt, GenerationConfig(), inputs, past, new_tokens)
+    view = open_tree(model, traits, given, None, Wanted(taps=taps), static=static, traces=traces)
+    with grouped_attention(), view.forward_pass.hidden or nullcontext(), _read(view, batch):
+        yield view
 
 
 @contextmanager
-def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None) -> Iterator[ChainModel]:
-    """A view of ``model`` outside of ``generate``, with all of ``prompt`` ``[batch, token]`` in its history.
+def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None) -> Iterator[LinearModel]:
+    """A view of a model that is given one branch a pass, with all of ``prompt`` in its cache.
 
     Args:
         model: a causal model.
         prompt: ``[batch, token]``.
         mask: 0 for padding on the left, ``[batch, token]``; None = there is none.
     """
-    batch = prompt.shape[0]
-    inputs = masked_inputs(model, torch.ones_like(prompt) if mask is None else mask)
-    chain = ChainModel(model, chain_cache(model, None), prompt, GenerationConfig(), inputs)
-    with _read(chain, batch):
-        yield chain
+    traits = ModelTraits.of(model)
+    inputs = masked_inputs(traits, torch.ones_like(prompt) if mask is None else mask)
+    view = open_linear(model, traits, Prompt(prompt, GenerationConfig(), inputs, None, 0), Wanted())
+    with _read(view, len(prompt)):
+        yield view
 
 
-def masked_inputs(model: PreTrainedModel, mask: Tensor) -> dict[str, Any]:
+def masked_inputs(traits: ModelTraits, mask: Tensor) -> dict[str, Any]:
     """A mask ``[batch, token]``, 0 for padding on the left, and its positions if the model takes any."""
-    if not takes_positions(type(model).forward):
+    if not traits.takes_positions:
         return {"attention_mask": mask}
     return {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
 
 
 @contextmanager
-def _read(view: FusedModel | ChainModel, batch: int) -> Iterator[None]:
-    """While a prompt is in the history of ``view``."""
+def _read(view: TreeModel | LinearModel, batch: int) -> Iterator[None]:
+    """While a prompt is in the cache of ``view``."""
     view.prefill()
     view.keep([Path([0], [0])] * batch)
     try:

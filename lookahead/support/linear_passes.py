@@ -10,7 +10,7 @@ from jacobi import Path, TokenTree
 from lookahead.models.conformance import recorded_routes
 from lookahead.models.families.mamba2 import bound_error
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.linear import ChainModel
+from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.session import bare_chain
 from lookahead.support.scores import SHARP, Verdict, allowed, apart
 
@@ -83,7 +83,7 @@ def _passes(
     left: list[Tensor] = []
     states: list[Tensor] = []
 
-    def feed(view: ChainModel, tokens: list[int], kept: int) -> Tensor:
+    def feed(view: LinearModel, tokens: list[int], kept: int) -> Tensor:
         scores = view.forward([TokenTree.chain(tokens[0], tokens[1:])] * 2).logits[:, :kept].float()
         view.keep([Path(list(range(kept)), [0] * kept)] * 2)
         return scores

@@ -68,7 +68,7 @@ def _padded_last(model: PreTrainedModel, prompt: Tensor) -> dict[str, Any]:
     """Inputs for ``prompt`` ``[batch, token]``, the last sequence of which is padded on the left."""
     mask = torch.ones_like(prompt)
     mask[-1, 0] = 0
-    return masked_inputs(model, mask)
+    return masked_inputs(ModelTraits.of(model), mask)
 
 
 def _fallback_error(

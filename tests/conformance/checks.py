@@ -13,7 +13,7 @@ from transformers import GenerationMixin
 
 from lookahead import Jacobi, Lookahead, LookaheadError
 from lookahead.runtime.linear import cache_name
-from lookahead.runtime.tracing import record as tracing
+from lookahead.runtime.tracing import schedule as tracing
 from lookahead.support import route as support
 
 NEW_TOKENS = 24
@@ -148,7 +148,7 @@ def exact(model: Any, inputs: Inputs) -> None:
 
 def _is_traced(model: Any) -> None:
     """Assert that a model's passes were traced, or could not be for a reason that lies in its code."""
-    found = tracing._kept[model][-1]
+    found = tracing._kept.of(model)[-1]
     assert found.made or re.search("reads tensors|TorchScript interpreter", str(found.failure)), found.failure
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import fresh_model, waiting
+from helpers.models import fresh_model
 from torch import Tensor
 
 from lookahead import Jacobi, Lookahead
-from lookahead.runtime.cuda_graphs import buffers as arenas
-from lookahead.runtime.cuda_graphs.executor import StaticModel
+from lookahead.runtime.cuda_graphs import buffers as static_buffers
+from lookahead.runtime.cuda_graphs.buffers import waiting
+from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,13 +50,13 @@ def rows(batch: int, length: int = 12, seed: int = 0) -> dict[str, Tensor]:
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Grows by (nodes, span) with every pass that is captured."""
     sizes: list[tuple[int, int]] = []
-    add = arenas.Arena.add
+    add = static_buffers.StaticBuffers.add
 
     def noting(arena: Any, key: tuple[int, int], graph: Any) -> None:
         sizes.append(key)
         add(arena, key, graph)
 
-    monkeypatch.setattr(arenas.Arena, "add", noting)
+    monkeypatch.setattr(static_buffers.StaticBuffers, "add", noting)
     return sizes
 
 
@@ -92,9 +93,9 @@ def test_graphs_are_used_again(made: list[Any], captures: list[tuple[int, int]])
 
 def test_graphs_and_growing_buffers(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of the smaller buffers are dropped, and new ones captured."""
-    consolidate = StaticModel._consolidate
-    monkeypatch.setattr(StaticModel, "_consolidate", lambda self, slots: consolidate(self, 20))
-    monkeypatch.setattr(arenas, "_LEAST_SPAN", 64)
+    open_with = GraphExecutor.open
+    monkeypatch.setattr(GraphExecutor, "open", lambda self, slots: open_with(self, 20))
+    monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 64)
     model = fresh_model("llama").cuda()
     settings = {"max_new_tokens": 300, "do_sample": False}
     plain = model.generate(**rows(2), **settings)
@@ -129,25 +130,25 @@ def test_a_replayed_pass_asks_the_device_nothing(made: list[Any], monkeypatch: p
     watched = 0
 
     def watch(name: str) -> None:
-        original = getattr(StaticModel, name)
+        original = getattr(GraphExecutor, name)
 
-        def strict(self: Any, arena: Any, *args: Any) -> Any:
+        def strict(self: Any, *args: Any) -> Any:
             nonlocal watched
-            graphs = arena.graphs.values() if isinstance(arena, arenas.Arena) else self._arena.graphs.values()
-            if not graphs or not all(graph.checked for graph in graphs):
-                return original(self, arena, *args)
-            if name == "_run" and args[0].key not in self._arena.graphs:
-                return original(self, arena, *args)
+            graphs = self._buffers.graphs
+            if not graphs or not all(graph.checked for graph in graphs.values()):
+                return original(self, *args)
+            if name == "_replayed" and args[1].key not in graphs:
+                return original(self, *args)
             watched += 1
             torch.cuda.set_sync_debug_mode("error")
             try:
-                return original(self, arena, *args)
+                return original(self, *args)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 
-        monkeypatch.setattr(StaticModel, name, strict)
+        monkeypatch.setattr(GraphExecutor, name, strict)
 
-    for name in ("_prepare", "_run", "keep"):
+    for name in ("_prepare", "_replayed", "keep"):
         watch(name)
     model.generate(**rows(2), **settings)
     assert watched

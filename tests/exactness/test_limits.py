@@ -13,7 +13,7 @@ from transformers import DynamicCache, StaticCache
 from lookahead import Jacobi, Lookahead
 from lookahead.models.limits import boundary
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.tree import FusedModel
+from lookahead.runtime.tree import TreeModel
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -164,14 +164,14 @@ def test_inputs_embeds(name: str) -> None:
     assert ours.tolist() == plain.tolist()
 
 
-def test_the_boundary_is_where_the_model_changes(made: list[FusedModel]) -> None:
+def test_the_boundary_is_where_the_model_changes(made: list[TreeModel]) -> None:
     """Drafts go as far as they can: one plain pass a token after it, fewer passes before."""
     for name, model in MODELS.items():
         assert boundary(ModelTraits.of(model), 12, [11]) is not None
         run(model, prompts(1), max_new_tokens=20, use_lookahead=True)
-        assert made[-1].handed_over is None, name
+        assert made[-1].fell_back is None, name
         run(model, prompts(1), max_new_tokens=40, use_lookahead=True)
-        assert made[-1].handed_over is not None, name
+        assert made[-1].fell_back is not None, name
     assert boundary(ModelTraits.of(MODELS["dynamic"]), 12, [11])[0] == 32  # type: ignore[index]
     assert boundary(ModelTraits.of(MODELS["dynamic"]), 50, [49])[0] == 50  # type: ignore[index]
     assert boundary(ModelTraits.of(MODELS["longrope"]), 50, [49]) is None

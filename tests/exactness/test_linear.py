@@ -17,7 +17,8 @@ from jacobi import LookaheadError, Path, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.draft.latency import StepTimes
 from lookahead.medusa import MedusaHeads
-from lookahead.runtime.linear import ChainModel
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.session import bare_chain
 from lookahead.support import linear_passes
 from lookahead.support import route as support
@@ -304,7 +305,7 @@ def test_what_is_fed_again_is_bounded() -> None:
     model = hybrid("qwen3_next")
     inputs = prompts(1)["input_ids"]
     cache = DynamicCache(config=model.config)
-    chain = ChainModel(model, cache, inputs, GenerationConfig(), {})
+    chain = LinearModel(model, ModelTraits.of(model), cache, inputs, GenerationConfig(), {})
     with torch.no_grad():
         chain.prefill()
         chain.keep([Path([0], [0])])

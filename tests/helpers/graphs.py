@@ -5,33 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import prompts
+from helpers.views import tree_view
 
-from lookahead.models.mask_rules import mask_rules
-from lookahead.runtime.cache.tree import TreeCache
-from lookahead.runtime.cuda_graphs import buffers as arenas
+from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.cuda_graphs import executor as static
-from lookahead.runtime.cuda_graphs.executor import StaticModel, fused_model
+from lookahead.runtime.cuda_graphs.executor import GraphExecutor
+from lookahead.runtime.tree import TreeModel
 
 
-def view(model: Any, batch: int = 1, length: int = 12, **settings: Any) -> StaticModel:
-    """A static view of a model after the prompt of :func:`prompts`."""
-    inputs = prompts(batch, length)
-    fused = fused_model(
-        True,
-        model,
-        mask_rules(model),
-        TreeCache(model.config.num_hidden_layers),
-        inputs["input_ids"],
-        model.generation_config,
-        {"attention_mask": inputs["attention_mask"]},
-        40,
-        None,
-        lambda row: False,
-        **settings,
-    )
-    assert isinstance(fused, StaticModel)
-    return fused
+def view(model: Any, batch: int = 1, length: int = 12) -> TreeModel:
+    """A static view of a model that will read the prompt of :func:`helpers.models.prompts`."""
+    return tree_view(model, batch, length, static=True)
 
 
 class StandIn:
@@ -48,25 +32,26 @@ class StandIn:
         self._frozen, self._broken = frozen, broken
         monkeypatch.setattr(static, "_capture", self.capture)
         monkeypatch.setattr(static, "_on_side_stream", lambda run, arena: run())
-        original = StaticModel.__init__
-        monkeypatch.setattr(StaticModel, "__init__", lambda *a, **k: original(*a, **k | {"graphs": True}))
+        original = GraphExecutor.__init__
+        monkeypatch.setattr(GraphExecutor, "__init__", lambda *a, **k: original(*a, **k | {"graphs": True}))
 
-    def capture(self, run: Callable[[], arenas.Outputs], arena: Any) -> tuple[Callable[[], None], arenas.Outputs]:
+    def capture(self, run: Callable[[], Outputs], arena: Any) -> tuple[Callable[[], None], Outputs]:
         if self._broken:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.captured += 1
         logits = torch.full(self.shape, torch.nan, dtype=arena.dtype)
-        hidden = torch.full((*self.shape[:2], self.hidden), torch.nan, dtype=arena.dtype) if self.hidden else None
+        shape = (*self.shape[:2], self.hidden)
+        hidden = (torch.full(shape, torch.nan, dtype=arena.dtype),) if self.hidden else ()
 
         def replay() -> None:
             self.replayed += 1
-            fresh, states = run()
+            fresh = run()
             if not self._frozen or self.replayed == 1:
-                logits.copy_(fresh)
-                if hidden is not None and states is not None:
-                    hidden.copy_(states)
+                logits.copy_(fresh.logits)
+                for kept, states in zip(hidden, fresh.hidden, strict=True):
+                    kept.copy_(states)
 
-        return replay, (logits, hidden)
+        return replay, Outputs(logits, hidden)
 
     shape = (1, 8, 48)
     hidden = 0  # channels of what the output layer reads, where a call wants it

@@ -54,7 +54,7 @@ def fitted(model: Any, num_heads: int = 3) -> MedusaHeads:
     text = run(model, prompts(24, ragged=False), do_sample=False, max_new_tokens=50)[0]
     with torch.no_grad(), HiddenStates(output_layer(model)) as states:
         states.expect()
-        hidden = states.take(model(text).logits)
+        (hidden,) = states.take(model(text).logits)
         for head, layer in enumerate(heads.outputs):
             ahead = head + 2
             inputs = hidden[:, :-ahead].flatten(0, 1)

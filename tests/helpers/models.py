@@ -14,8 +14,6 @@ from transformers.cache_utils import DynamicSlidingWindowLayer, EncoderDecoderCa
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lookahead.runtime.cuda_graphs import buffers as arena
-
 # The models are so small that a second thread only waits, for milliseconds on a busy machine.
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -243,11 +241,6 @@ def same_caches(ours: Any, plain: Any, tolerance: float) -> None:
                 mine, theirs = mine[:, :, :length], theirs[:, :, :length]
             assert mine.is_inference() == theirs.is_inference()
             torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
-
-
-def waiting(model: Any) -> list[arena.Arena]:
-    """The arenas that wait for the model's next call."""
-    return [entry for _, entry in arena.waiting_arenas.get(model, [])]
 
 
 def registries() -> list[dict[str, Any]]:

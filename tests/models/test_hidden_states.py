@@ -97,7 +97,7 @@ def test_hidden_states_of_other_threads_are_not_noted() -> None:
         layer(torch.ones(2, 4, 3))  # not expected
         states.expect()
         logits = layer(torch.full((2, 7, 3), 2.0))
-        assert states.take(logits).tolist() == torch.full((2, 7, 3), 2.0).tolist()
+        assert states.take(logits)[0].tolist() == torch.full((2, 7, 3), 2.0).tolist()
         states.expect()
         layer(torch.ones(14, 3))
         with pytest.raises(LookaheadError, match=r"called with \[14, 3\] in a pass whose logits are \[2, 7, 5\]"):

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lookahead.runtime import attention
-from lookahead.runtime.attention import fused_pass, grouped_attention, packed_attention
+from lookahead.runtime.attention import grouped_attention, packed_attention, tree_forward
 
 
 def repeated(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -50,7 +50,7 @@ def test_the_wrapper_inside_and_outside_a_pass(groups: int) -> None:
         wrapper = ALL_ATTENTION_FUNCTIONS["sdpa"]
         assert wrapper is not before
         outside, _ = wrapper(module, query, key, value, mask, scaling=0.3)
-        with fused_pass():
+        with tree_forward():
             inside, _ = wrapper(module, query, key, value, mask, scaling=0.3)
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
     expected = repeated(query, key, value, mask, 0.3).transpose(1, 2)
@@ -92,7 +92,7 @@ def test_every_way_through_the_wrapper(groups: int, nodes: int, dtype: torch.dty
     module.num_key_value_groups = groups
     module.is_causal = False
     for given in [mask] if nodes > 1 else [mask, None]:
-        with grouped_attention(), fused_pass():
+        with grouped_attention(), tree_forward():
             wrapper = ALL_ATTENTION_FUNCTIONS["sdpa"]
             inside, _ = wrapper(module, query, key, value, given, scaling=0.3)
         hidden = torch.zeros_like(mask) if given is None else given

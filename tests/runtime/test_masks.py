@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jacobi import TokenTree
 from lookahead.models.mask_rules import mask_rules
-from lookahead.runtime.masks import fused_masks
+from lookahead.runtime.masks import tree_masks
 
 
 def random_tree(rng: random.Random, nodes: int) -> TokenTree:
@@ -108,7 +108,7 @@ def test_against_the_loop(name: str, kinds: dict[str | None, tuple[str, int]], b
     for seed in range(15):
         rows = Rows(random.Random(seed), batch)
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            masks = fused_masks(
+            masks = tree_masks(
                 rules, rows.trees, rows.base, rows.history(), rows.coordinates, dtype, torch.device("cpu")
             )
             masks = masks if isinstance(masks, dict) else {None: masks}
@@ -122,7 +122,7 @@ def test_against_the_loop(name: str, kinds: dict[str | None, tuple[str, int]], b
 def test_no_history_mask() -> None:
     """Without padding every slot below the base is history."""
     tree = TokenTree.from_paths(5, [[1, 2], [3]])
-    masks = fused_masks(
+    masks = tree_masks(
         mask_rules(tiny_model("llama")), [tree], 2, None, lambda trees: pytest.fail("not asked"), torch.float32,
         torch.device("cpu"),
     )  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_drawn_window() -> None:
         return nodes, torch.cat([torch.arange(6)[None], nodes], dim=1)
 
     model = fresh_model("mistral", sliding_window=4)
-    masks = fused_masks(mask_rules(model), [tree], 6, None, places, torch.float64, torch.device("cpu"))
+    masks = tree_masks(mask_rules(model), [tree], 6, None, places, torch.float64, torch.device("cpu"))
     drawn = ["".join("T" if value == 0 else "." for value in line) for line in masks[0, 0].tolist()]
     assert drawn == [
         "...TTTT.....",  # the root
@@ -170,7 +170,7 @@ def test_masks_are_not_shared_between_passes() -> None:
     rules = mask_rules(tiny_model("mistral"))
     for _ in range(2):
         rows = Rows(random.Random(3), 3)
-        masks = fused_masks(
+        masks = tree_masks(
             rules, rows.trees, rows.base, rows.history(), rows.coordinates, torch.float32, torch.device("cpu")
         )
         assert torch.equal(seen(masks, rows), rows.expected("sliding_attention", 6))

@@ -7,7 +7,7 @@ from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import TokenTree
-from lookahead.runtime.cuda_graphs.executor import StaticModel
+from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 from lookahead.runtime.session import bare_model
 
 
@@ -24,7 +24,7 @@ def test_against_plain_passes(name: str, seen: int, static: bool) -> None:
     branches = [[3, 5, 7], [3, 4]]
     tree = TokenTree.from_paths(3, [branch[1:] for branch in branches])
     with bare_model(model, ids[:, seen:], 16, static=static, past=past if seen else None) as fused:
-        assert isinstance(fused, StaticModel) == static
+        assert isinstance(fused.executor, GraphExecutor) == static
         logits = fused.forward([tree, tree]).logits
     for branch, nodes in zip(branches, [[0, 1, 2], [0, 3]], strict=True):
         plain = model(input_ids=torch.cat([ids, torch.tensor([branch, branch])], dim=1)).logits

@@ -3,13 +3,14 @@
 import pytest
 from helpers.graphs import StandIn
 from helpers.medusa import counting
-from helpers.models import VOCAB, prompts, run, same_as_plain, waiting
+from helpers.models import VOCAB, prompts, run, same_as_plain
 
 from lookahead import Lookahead
 from lookahead.medusa import Medusa, output_layer
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import HiddenStates
-from lookahead.runtime.tree import FusedModel
+from lookahead.runtime.cuda_graphs.buffers import waiting
+from lookahead.runtime.tree import TreeModel
 
 pytestmark = pytest.mark.usefixtures("augmented")
 SMALL = [[0, 0, 0], [0, 1], [1, 0], [2], [3]]
@@ -17,7 +18,7 @@ SAMPLED = [{}, {"do_sample": True}, {"do_sample": True, "temperature": 0.5, "top
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_static_shapes(batch: int, made: list[FusedModel]) -> None:
+def test_static_shapes(batch: int, made: list[TreeModel]) -> None:
     """Hidden states are cut to the nodes of the tree, whatever the bucket; buffers wait for the next call."""
     model, heads = counting(3)
     strategy = Medusa(heads, SMALL, static=True)
@@ -31,7 +32,7 @@ def test_static_shapes(batch: int, made: list[FusedModel]) -> None:
     assert len(waiting(model)) == 1
 
 
-def test_graphs_keep_hidden_states(monkeypatch: pytest.MonkeyPatch, made: list[FusedModel]) -> None:
+def test_graphs_keep_hidden_states(monkeypatch: pytest.MonkeyPatch, made: list[TreeModel]) -> None:
     """A replay overwrites what its capture returned, logits and hidden states alike; the next tree is made of those."""
     model, heads = counting(3)
     monkeypatch.setattr(StandIn, "shape", (1, 8, VOCAB))
@@ -45,7 +46,7 @@ def test_graphs_keep_hidden_states(monkeypatch: pytest.MonkeyPatch, made: list[F
     assert stand_in.replayed > 10
 
 
-def test_graphs_outlive_other_strategies(monkeypatch: pytest.MonkeyPatch, made: list[FusedModel]) -> None:
+def test_graphs_outlive_other_strategies(monkeypatch: pytest.MonkeyPatch, made: list[TreeModel]) -> None:
     """The hook does not make another model of it: both kinds of graphs wait side by side."""
     model, heads = counting(3)
     layer = output_layer(model)

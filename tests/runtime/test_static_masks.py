@@ -11,7 +11,7 @@ from torch import Tensor
 from jacobi import TokenTree
 from lookahead.models.mask_rules import mask_rules
 from lookahead.runtime.cuda_graphs.executor import bucket_of, span_of
-from lookahead.runtime.masks import MaskBuffer, StaticPlaces, ancestor_words, fused_masks, static_masks
+from lookahead.runtime.masks import MaskBuffer, StaticPlaces, ancestor_words, static_masks, tree_masks
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -77,7 +77,7 @@ def test_masks(name: str) -> None:
             nodes = (starts + depths)[:, :width]  # noqa: B023
             return nodes, torch.cat([torch.arange(base) - torch.tensor(padding)[:, None], nodes], dim=1)
 
-        expected = fused_masks(rules, trees, base, history[:, :base], coordinates, torch.float32, torch.device("cpu"))
+        expected = tree_masks(rules, trees, base, history[:, :base], coordinates, torch.float32, torch.device("cpu"))
         places = StaticPlaces(
             ancestors,
             base + torch.arange(16),
@@ -119,8 +119,8 @@ def test_a_mask_buffer(batch: int) -> None:
                 tree.add(rng.randrange(len(tree)), rng.randrange(1000))
         base = max(lengths)
         history = visible[:, :base]
-        fresh = fused_masks(rules, trees, base, history, no_places, torch.float32, device)
-        kept = fused_masks(rules, trees, base, history, no_places, torch.float32, device, buffer, min(lengths))
+        fresh = tree_masks(rules, trees, base, history, no_places, torch.float32, device)
+        kept = tree_masks(rules, trees, base, history, no_places, torch.float32, device, buffer, min(lengths))
         assert kept.shape == fresh.shape
         for row, tree in enumerate(trees):
             assert torch.equal(kept[row, 0, : len(tree)], fresh[row, 0, : len(tree)])

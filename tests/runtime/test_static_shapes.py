@@ -19,19 +19,19 @@ from helpers.models import (
     run,
     same_as_plain,
     tiny_model,
-    waiting,
 )
+from helpers.views import buffers_of, tree_view
 from torch import Tensor
 from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, StaticCache
 
 from jacobi import Path, TokenTree
 from lookahead import Jacobi, Lookahead, LookaheadError
-from lookahead.generation import decode as generate
-from lookahead.models.mask_rules import mask_rules
-from lookahead.runtime.cache.tree import TreeCache
-from lookahead.runtime.cuda_graphs import buffers as arenas
-from lookahead.runtime.cuda_graphs.executor import StaticModel, bucket_of, static_reason
-from lookahead.runtime.tree import FusedModel
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.cuda_graphs import buffers as static_buffers
+from lookahead.runtime.cuda_graphs.buffers import bucket_of, waiting
+from lookahead.runtime.cuda_graphs.executor import GraphExecutor
+from lookahead.runtime.open import static_reason
+from lookahead.runtime.tree import TreeModel
 
 pytestmark = pytest.mark.usefixtures("augmented")
 SMALL = Lookahead(window_size=4, ngram_size=3, verification_set_size=3, seed=1, static=True)
@@ -39,20 +39,20 @@ SMALL = Lookahead(window_size=4, ngram_size=3, verification_set_size=3, seed=1, 
 
 @pytest.mark.parametrize(("batch", "sample"), BATCH_AND_SAMPLE)
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"llama4"}))  # which is given places for each pass
-def test_same_as_plain(name: str, batch: int, sample: bool, made: list[FusedModel]) -> None:
+def test_same_as_plain(name: str, batch: int, sample: bool, made: list[TreeModel]) -> None:
     """Every kind of model, alone and in a left-padded batch, greedy and sampled."""
     same_as_plain(tiny_model(name), prompts(batch), SMALL, max_new_tokens=24, do_sample=sample)
     assert (made[-1].route, made[-1].route_reason) == ("static", None)
 
 
 @pytest.mark.parametrize("strategy", [Jacobi(static=True, seed=1), Jacobi(static=True, mode="jacobi", block_size=40)])
-def test_jacobi(strategy: Jacobi, made: list[FusedModel]) -> None:
+def test_jacobi(strategy: Jacobi, made: list[TreeModel]) -> None:
     """Chains, one of them longer than what a pass moves by itself."""
     same_as_plain(counting_model(), prompts(2), strategy, max_new_tokens=90)
     assert made[-1].route == "static"
 
 
-def test_latent_attention(made: list[FusedModel]) -> None:
+def test_latent_attention(made: list[TreeModel]) -> None:
     """Keys and values of different sizes."""
     config = DeepseekV3Config(
         vocab_size=48, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
@@ -67,7 +67,7 @@ def test_latent_attention(made: list[FusedModel]) -> None:
     assert len({shape[-1] for shape, _ in buffers}) == 2
 
 
-def test_shared_keys(made: list[FusedModel]) -> None:
+def test_shared_keys(made: list[TreeModel]) -> None:
     """Layers that read another layer's keys."""
     config = Gemma3nTextConfig(
         vocab_size=48, vocab_size_per_layer_input=48, hidden_size=32, hidden_size_per_layer_input=8,
@@ -83,7 +83,7 @@ def test_shared_keys(made: list[FusedModel]) -> None:
     assert made[-1].route == "static"
 
 
-def test_token_types(made: list[FusedModel]) -> None:
+def test_token_types(made: list[TreeModel]) -> None:
     """The last token type of each row's prompt goes along with every pass."""
     inputs = prompts(2)
     inputs["token_type_ids"] = torch.randint(0, 48, inputs["input_ids"].shape)
@@ -94,11 +94,11 @@ def test_token_types(made: list[FusedModel]) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", ["llama", "qwen2_mixed"])
-def test_buffers_grow(name: str, batch: int, made: list[FusedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_grow(name: str, batch: int, made: list[TreeModel], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that doubles its buffers and passes through several spans."""
-    monkeypatch.setattr(arenas, "_LEAST_SPAN", 16)
-    consolidate = StaticModel._consolidate
-    monkeypatch.setattr(StaticModel, "_consolidate", lambda self, slots: consolidate(self, 20))
+    monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
+    consolidate = GraphExecutor.open
+    monkeypatch.setattr(GraphExecutor, "open", lambda self, slots: consolidate(self, 20))
     model = fresh_model(name)
     same_as_plain(model, prompts(batch), SMALL, max_new_tokens=150)
     arena = waiting(model)[0]
@@ -108,7 +108,7 @@ def test_buffers_grow(name: str, batch: int, made: list[FusedModel], monkeypatch
 
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_continued_cache(name: str, kind: Any, made: list[FusedModel]) -> None:
+def test_continued_cache(name: str, kind: Any, made: list[TreeModel]) -> None:
     """A conversation of three turns in a cache of the caller's, which is what plain decoding leaves after each."""
     if (name, kind) == ("mistral", StaticCache):
         pytest.skip("static caches of sliding layers are refused")
@@ -128,7 +128,7 @@ def test_continued_cache(name: str, kind: Any, made: list[FusedModel]) -> None:
         text = torch.cat([plain, prompts(1, 5, turn)["input_ids"]], dim=1)
 
 
-def test_shapes_do_not_follow_the_history(made: list[FusedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_do_not_follow_the_history(made: list[TreeModel], monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes are as wide as a bucket, and the masks of a bucket and span are one and the same memory."""
     seen: dict[tuple[int, ...], set[int]] = {}
     model = fresh_model("llama")
@@ -152,11 +152,7 @@ def test_against_the_dynamic_path(batch: int) -> None:
     """Pass by pass the same scores, whatever is kept: paths anywhere in the tree, rows that wait, none that moves."""
     model, rng = tiny_model("qwen2_mixed"), random.Random(batch)
     ours = view(model, batch)
-    inputs = prompts(batch)
-    theirs = FusedModel(
-        model, mask_rules(model), TreeCache(2), inputs["input_ids"], model.generation_config,
-        {"attention_mask": inputs["attention_mask"]}, 40, None, lambda row: False,
-    )  # fmt: skip
+    theirs = tree_view(model, batch)
     for fused in (ours, theirs):
         fused.prefill()
         fused.keep([Path([0], [1])] * batch)
@@ -180,7 +176,7 @@ def test_against_the_dynamic_path(batch: int) -> None:
         theirs.keep(paths)
 
 
-def test_buffers_wait_for_the_next_call(made: list[FusedModel]) -> None:
+def test_buffers_wait_for_the_next_call(made: list[TreeModel]) -> None:
     """The next call of the same kind takes them, another kind does not, and only so many wait."""
     model = fresh_model("llama")
     settings = {"max_new_tokens": 8, "do_sample": False, "lookahead_strategy": SMALL}
@@ -192,11 +188,11 @@ def test_buffers_wait_for_the_next_call(made: list[FusedModel]) -> None:
         run(model, prompts(batch), **settings)
     assert len(waiting(model)) == 2
     assert [arena.batch for arena in waiting(model)] == [3, 4]
-    arenas.release(model)
+    static_buffers.release(model)
     assert waiting(model) == []
 
 
-def test_inference_mode(made: list[FusedModel]) -> None:
+def test_inference_mode(made: list[TreeModel]) -> None:
     """Buffers made there are not written outside of it, nor the other way round."""
     model, settings = fresh_model("llama"), {"max_new_tokens": 8, "do_sample": False}
     plain, _ = run(model, prompts(1), **settings)
@@ -206,7 +202,7 @@ def test_inference_mode(made: list[FusedModel]) -> None:
         assert ours.tolist() == plain.tolist()
 
 
-def test_leftovers_do_no_harm(made: list[FusedModel]) -> None:
+def test_leftovers_do_no_harm(made: list[TreeModel]) -> None:
     """A call that ends in NaN leaves nothing that the next one could see."""
     model = fresh_model("llama")
     run(model, prompts(1, 30), max_new_tokens=8, do_sample=False, lookahead_strategy=SMALL)
@@ -215,7 +211,7 @@ def test_leftovers_do_no_harm(made: list[FusedModel]) -> None:
     same_as_plain(model, prompts(1), SMALL, max_new_tokens=20)
 
 
-def test_a_model_is_let_go(made: list[FusedModel]) -> None:
+def test_a_model_is_let_go(made: list[TreeModel]) -> None:
     """What waits for a model does not keep it alive."""
     model = fresh_model("llama")
     run(model, prompts(1), max_new_tokens=8, do_sample=False, lookahead_strategy=SMALL)
@@ -224,10 +220,9 @@ def test_a_model_is_let_go(made: list[FusedModel]) -> None:
     del model
     gc.collect()
     assert gone() is None
-    assert len(arenas.waiting_arenas) == 0
 
 
-def test_two_calls_at_once(made: list[FusedModel]) -> None:
+def test_two_calls_at_once(made: list[TreeModel]) -> None:
     """They never share a buffer, and both write plain decoding's text."""
     model = fresh_model("llama")
     settings = {"max_new_tokens": 40, "do_sample": False}
@@ -255,11 +250,11 @@ def test_a_call_in_use_is_not_shared() -> None:
     first, second = view(model), view(model)
     first.prefill()
     second.prefill()
-    assert first._arena is not None and first._arena is not second._arena
+    assert buffers_of(first) is not None and buffers_of(first) is not buffers_of(second)
     first.close()
     third = view(model)
     third.prefill()
-    assert third._arena is not None and third._arena is not second._arena
+    assert buffers_of(third) is not None and buffers_of(third) is not buffers_of(second)
     assert waiting(model) == []
 
 
@@ -272,10 +267,10 @@ def scaled(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_changing_frequencies(kind: str, made: list[FusedModel]) -> None:
+def test_changing_frequencies(kind: str, made: list[TreeModel]) -> None:
     """Refused by name when asked for; otherwise the dynamic path writes the text."""
     model = scaled(kind)
-    assert kind in str(static_reason(model))
+    assert kind in str(static_reason(model, ModelTraits.of(model)))
     with pytest.raises(LookaheadError, match=f"static=True cannot be used: {kind} RoPE"):
         run(model, prompts(1), max_new_tokens=8, do_sample=False, lookahead_strategy=SMALL)
     same_as_plain(model, prompts(1), Lookahead(seed=1), max_new_tokens=8)
@@ -285,16 +280,16 @@ def test_changing_frequencies(kind: str, made: list[FusedModel]) -> None:
 def test_several_devices() -> None:
     """A model that is spread over devices has no single stream to capture."""
     model = fresh_model("llama")
-    assert static_reason(model) is None
+    assert static_reason(model, ModelTraits.of(model)) is None
     model.hf_device_map = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cpu"}
-    assert static_reason(model) == "the model lies on several devices"
+    assert static_reason(model, ModelTraits.of(model)) == "the model lies on several devices"
 
 
 def test_flex_attention() -> None:
     """Its masks are compiled."""
     model = fresh_model("llama")
     model.config._attn_implementation_internal = "flex_attention"
-    assert "flex_attention" in str(static_reason(model))
+    assert "flex_attention" in str(static_reason(model, ModelTraits.of(model)))
 
 
 class Picky(torch.nn.Module):
@@ -311,24 +306,21 @@ class Picky(torch.nn.Module):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_model_that_rejects_it(batch: int, made: list[FusedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_rejects_it(batch: int, made: list[TreeModel], monkeypatch: pytest.MonkeyPatch) -> None:
     """The dynamic path takes over in the first pass; or the error names the reason, if static shapes were asked for."""
     model = fresh_model("llama")
     model.model.layers[1] = Picky(model.model.layers[1])
     with pytest.raises(LookaheadError, match=r"static=True cannot be used: the model rejects .* this many slots"):
         run(model, prompts(batch), max_new_tokens=8, do_sample=False, lookahead_strategy=SMALL)
-    monkeypatch.setattr(
-        generate,
-        "fused_model",
-        lambda _, *a, cross, **k: made.append(StaticModel(*a, **k)) or made[-1],  # type: ignore[func-returns-value]
-    )
+    original = GraphExecutor.__init__
+    monkeypatch.setattr(GraphExecutor, "__init__", lambda *a, **k: original(*a, **k | {"required": False}))
     same_as_plain(model, prompts(batch), SMALL, max_new_tokens=20)
     assert made[-1].route == "dynamic"
     assert "this many slots" in str(made[-1].route_reason)
     assert made[-1].bucket(5) == 5
 
 
-def test_choosing(made: list[FusedModel]) -> None:
+def test_choosing(made: list[TreeModel]) -> None:
     """On a CPU static shapes are used only when asked for; the setting survives plain data."""
     model = fresh_model("llama")
     for chosen, route in ((None, "dynamic"), (False, "dynamic"), (True, "static")):
@@ -339,12 +331,8 @@ def test_choosing(made: list[FusedModel]) -> None:
         assert (made[-1].route_reason is None) == (route == "static")
 
 
-def test_a_tensor_of_the_callers(made: list[FusedModel]) -> None:
+def test_a_tensor_of_the_callers(made: list[TreeModel]) -> None:
     """Buffers of a call that feeds tensors of its own are not used again: a graph would go on reading them."""
     model = fresh_model("llama")
-    fused = StaticModel(
-        model, mask_rules(model), TreeCache(2), prompts(1)["input_ids"], model.generation_config,
-        {"cache_position_bias": torch.zeros(1)}, 8, None, lambda row: False,
-    )  # fmt: skip
-    assert fused._lease() is not None
-    assert fused._key is None
+    fused = tree_view(model, static=True, cache_position_bias=torch.zeros(1))
+    assert fused.executor._key() is None  # type: ignore[attr-defined]

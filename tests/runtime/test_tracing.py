@@ -21,9 +21,9 @@ from lookahead import Jacobi, Lookahead
 from lookahead.draft.planner import Planner
 from lookahead.medusa import Medusa, MedusaHeads
 from lookahead.models.hidden_states import HiddenStates
-from lookahead.runtime.tracing import record as tracing
-from lookahead.runtime.tracing.record import untraceable
-from lookahead.runtime.tracing.replay import Kind, Missed, Traces, weights_of
+from lookahead.runtime.tracing import schedule as tracing
+from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces, weights_of
+from lookahead.runtime.tracing.schedule import untraceable
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -40,7 +40,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def known(model: Any) -> Traces:
     """The traces that the model's last call used."""
-    found: Traces = tracing._kept[model][-1]
+    found: Traces = tracing._kept.of(model)[-1]
     return found
 
 
@@ -135,13 +135,13 @@ def test_made_in_the_middle_of_a_long_call(monkeypatch: pytest.MonkeyPatch, batc
     """The first call has them as soon as the rest of it promises twice what they cost."""
     monkeypatch.setattr(tracing, "_COST", 20.0)
     made: list[int] = []
-    look = tracing.CallTraces.look
+    look = tracing.TraceSchedule.see
 
-    def noting(self: tracing.CallTraces, written: int) -> None:
+    def noting(self: tracing.TraceSchedule, written: int) -> None:
         look(self, written)
         made.extend([written] * (len(self._traces.made) - len(made)))
 
-    monkeypatch.setattr(tracing.CallTraces, "look", noting)
+    monkeypatch.setattr(tracing.TraceSchedule, "see", noting)
     hot = {"do_sample": True, "temperature": 9.0}  # nothing is accepted, so a pass writes a token
     short, long = fresh_model("llama"), fresh_model("llama")
     same_as_plain(short, prompts(batch), Lookahead(), max_new_tokens=56, **hot)
@@ -170,7 +170,7 @@ def test_traces_that_another_call_makes() -> None:
     """A call goes on with them, and is told that its passes take another time."""
     model = fresh_model("llama")
     inner = [True]
-    found: list[tracing.CallTraces] = []
+    found: list[TracedExecutor] = []
 
     class Streamer(BaseStreamer):
         """Writes another text in the middle of this one."""
@@ -186,12 +186,12 @@ def test_traces_that_another_call_makes() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracing, "_LOOKS", 1000)  # this call makes none
-        start = tracing.CallTraces._start
-        patch.setattr(tracing.CallTraces, "_start", lambda self: (found.append(self), start(self)))
+        start = TracedExecutor.__init__
+        patch.setattr(TracedExecutor, "__init__", lambda self, *args: (found.append(self), start(self, *args))[1])
         settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "use_lookahead": True}
         model.generate(**prompts(1), streamer=Streamer(), **settings)
-    assert found[0]._made == frozenset(known(model).made) != frozenset()
-    assert found[0]._fused.route == "traced"
+    assert found[0].traces is known(model) and known(model).made
+    assert found[0].route == "traced"
 
 
 def test_heads_are_told_what_the_output_layer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,8 +199,8 @@ def test_heads_are_told_what_the_output_layer_reads(monkeypatch: pytest.MonkeyPa
     told: dict[HiddenStates, list[Tensor]] = {}
     put = HiddenStates.put
 
-    def noting(self: HiddenStates, hidden: Tensor) -> None:
-        told.setdefault(self, []).append(hidden)
+    def noting(self: HiddenStates, hidden: Any) -> None:
+        told.setdefault(self, []).append(hidden[0])
         put(self, hidden)
 
     monkeypatch.setattr(HiddenStates, "put", noting)
@@ -213,7 +213,7 @@ def test_heads_are_told_what_the_output_layer_reads(monkeypatch: pytest.MonkeyPa
         same_as_plain(model, prompts(1), Medusa(heads, choices=[2, 1]), max_new_tokens=24)
         calls.append(max(told.values(), key=len))  # beside those that are told while a trace is made
     assert known(model).made
-    assert known(model).reads_hidden
+    assert known(model).taps == ("last",)
     assert all(torch.equal(*pair) for call in calls[1:] for pair in zip(calls[0], call, strict=True))
     same_as_plain(model, prompts(1), Medusa(heads, sources=("heads", "suffix"), nodes=5), max_new_tokens=24)
     assert known(model).failure is None

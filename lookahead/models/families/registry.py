@@ -111,7 +111,3 @@ def decoder_overrides(decoder: nn.Module) -> list[Override]:
 def overrides_for(model: PreTrainedModel) -> list[Override]:
     """What in a causal model counts positions by itself, and needs an override in every pass; empty for most models."""
     return (_overrides(SLOT_COUNTERS, model) or decoder_overrides(model)) if counts_slots(model) else []
-
-
-# until the last caller has changed
-place_builders = overrides_for

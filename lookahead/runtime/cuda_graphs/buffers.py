@@ -5,7 +5,6 @@ model. A call takes what it uses out of the dictionary, so two calls at once nev
 """
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import TokenTree
+from lookahead._per_model import PerModel
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.masks import ancestor_words
 
@@ -22,7 +22,7 @@ _BUCKETS = (1, 8, 16, 32, 64, 128)
 _LEAST_SPAN = 256  # slots
 MOVES = 32  # accepted nodes a row that the pass itself moves; longer paths are moved before it
 _MOST_GRAPHS = 32  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
-KEPT = 2  # sets of buffers that wait for a model's next call
+_KEPT = 2  # sets of buffers that wait for a model's next call
 
 
 _T = TypeVar("_T")
@@ -143,10 +143,11 @@ def padded_moves(moves: list[list[tuple[int, int]]], width: int) -> np.ndarray:
     return np.array(filled, dtype=np.int64).transpose(2, 0, 1)
 
 
-class Arena:
+class StaticBuffers:
     """Buffers and graphs of one batch size, used by one call at a time. Holds nothing that holds the model.
 
     Attributes:
+        key: stands for the kind of call that they serve, see :func:`lease`.
         capacity: slots of every buffer.
         shown: bool ``[batch, capacity]``; False where the prompt has padding or holes.
         padding: ``[batch]``, slots before each row's first token.
@@ -159,8 +160,8 @@ class Arena:
         stream: where passes are captured.
     """
 
-    def __init__(self, batch: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.batch, self.dtype, self.device = batch, dtype, device
+    def __init__(self, batch: int, dtype: torch.dtype, device: torch.device, key: Any = None) -> None:
+        self.batch, self.dtype, self.device, self.key = batch, dtype, device, key
         self.capacity = 0
         self.padding = torch.zeros(batch, dtype=torch.long, device=device)
         self.types = torch.zeros((batch, 1), dtype=torch.long, device=device)
@@ -238,19 +239,59 @@ class Arena:
         self.graphs[key] = graph
 
 
-# Waiting arenas, the most recently used last. They are taken out for a call and put back after it.
-waiting_arenas: "weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Any, Arena]]]" = weakref.WeakKeyDictionary()
-waiting_lock = threading.Lock()
+# Buffers that wait for a model's next call, with the key of its kind; the most recently used last.
+_waiting: PerModel[list[tuple[Any, StaticBuffers]]] = PerModel(list)
+_lock = threading.Lock()
 capturing = threading.Lock()  # a capture must not meet another thread's, or its waiting for the whole device
+
+
+def lease(model: PreTrainedModel, key: Any, batch: int, dtype: torch.dtype, device: torch.device) -> StaticBuffers:
+    """Buffers that no other call uses: some that wait for this kind of call, or new ones.
+
+    Args:
+        model: the model; buffers of what it was before something of it was changed are dropped.
+        key: the model's fingerprint, and what else the kind of call depends on; None = its buffers serve it alone.
+        batch: sequences.
+        dtype: of masks.
+        device: of the model.
+    """
+    buffers = None
+    if key is not None:
+        with _lock:
+            waiting = _waiting.of(model)
+            waiting[:] = [entry for entry in waiting if entry[0][0] == key[0]]
+            known = next((index for index, (other, _) in enumerate(waiting) if other == key), None)
+            buffers = None if known is None else waiting.pop(known)[1]
+    if buffers is None:
+        return StaticBuffers(batch, dtype, device, key)
+    if device.type == "cuda":  # an earlier call's work may still read what this one writes
+        with capturing:
+            torch.cuda.synchronize(device)
+    return buffers
+
+
+def give_back(model: PreTrainedModel, buffers: StaticBuffers, cache: Sequence[Tensor]) -> None:
+    """Let ``buffers``, and the buffers of the KV cache, wait for the model's next call."""
+    if buffers.key is None:
+        return
+    buffers.take_back(cache)
+    with _lock:
+        waiting = _waiting.of(model)
+        waiting.append((buffers.key, buffers))
+        del waiting[:-_KEPT]
+
+
+def waiting(model: PreTrainedModel) -> list[StaticBuffers]:
+    """The buffers that wait for the model's next call."""
+    return [buffers for _, buffers in _waiting.of(model)]
 
 
 def release(model: PreTrainedModel | None = None) -> None:
     """Free the buffers and graphs that wait for a model's next call; None = of every model."""
-    with waiting_lock:
-        if model is None:
-            waiting_arenas.clear()
-        else:
-            waiting_arenas.pop(model, None)
+    if model is None:
+        _waiting.clear()
+    else:
+        _waiting.take(model)
 
 
 def sparing(allocate: Callable[[], _T]) -> _T:

@@ -1,17 +1,17 @@
-"""Passes on a CPU as traced operations: the model's Python runs once, and not in every pass.
+"""Tree forwards on a CPU as traced operations: the model's Python runs once, and not in every pass.
 
 In a small model most of a pass on a CPU goes into transformers' Python, not into arithmetic. A trace (TorchScript) runs
 the very same operations in the same order without it, so its numbers are the same to the last bit. It is told the
-weights in every pass and holds none of them. :mod:`lookahead.runtime.tracing.record` makes traces.
+weights in every pass and holds none of them. `record` makes traces, `schedule` says when.
 
-What a trace says is compared with the model's own pass again whenever the history or the tree has grown to twice of
-what it was compared at before.
+Traces are validated again each time the context or the tree has doubled.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,8 @@ from torch import Tensor, nn
 from jacobi import TokenTree
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.attention import attention_as
-
-if TYPE_CHECKING:
-    from lookahead.runtime.tree import FusedModel
-
+from lookahead.runtime.executor import EagerExecutor
+from lookahead.runtime.forward import TreeForward, masks_given
 
 _ENOUGH = 8  # passes without a trace that tell what they take
 
@@ -48,7 +46,7 @@ class Trace:
 
     Attributes:
         function: from tensors as :func:`flat` orders them, and the weights, to logits ``[batch, node, vocab]``; where
-            it is wanted, to a pair of these and what the output layer read, ``[batch, node, hidden]``.
+            taps are wanted, to a tuple of these and each tap's ``[batch, node, hidden]``.
         slots: of history, and ``nodes``, up to twice which it is taken to do what the model does.
     """
 
@@ -67,11 +65,11 @@ class Missed:
 
 @dataclass
 class Traces:
-    """A model's traces for one batch size, dtype and attention, with or without what the output layer reads.
+    """A model's traces for one batch size, dtype, attention and choice of taps.
 
     Attributes:
         key: stands for those.
-        reads_hidden: a pass tells what the output layer reads, too.
+        taps: hidden states that a pass gives beside its logits.
         settings: stands for the model as it was when the traces were made.
         made: the traces there are.
         missed: what had none, by kind.
@@ -79,7 +77,7 @@ class Traces:
     """
 
     key: Any
-    reads_hidden: bool = False
+    taps: tuple[str, ...] = ()
     settings: Any = None
     made: dict[Kind, Trace] = field(default_factory=dict)
     missed: dict[Kind, Missed] = field(default_factory=dict)
@@ -92,66 +90,90 @@ class Traces:
         passes = sum(missed.passes for missed in single)
         return sum(missed.ms for missed in single) / passes if passes >= _ENOUGH else None
 
-    def run(
-        self,
-        fused: "FusedModel",
-        trees: Sequence[TokenTree],
-        inputs: dict[str, Tensor],
-        masks: Any,
-    ) -> Outputs:
-        """A pass, by its trace where there is one.
-
-        Args:
-            fused: the call's view of the model.
-            trees: of the pass.
-            inputs: of the pass.
-            masks: of the pass; None where the model needs none.
-        """
-        nodes, slots = inputs["input_ids"].shape[1], fused.context
-        kind = Kind(nodes == 1, masks is not None, fused.packs(nodes))
-        trace = self.made.get(kind)
-        if trace is None:
-            start = perf_counter()
-            outputs = fused.call(**inputs, **masks_given(masks))
-            if self.failure is None:
-                missed = self.missed.setdefault(kind, Missed())
-                missed.passes += 1
-                missed.ms += 1e3 * (perf_counter() - start)
-            return outputs
-        with torch.inference_mode(False):  # a later pass may write into the same memory outside of it
-            filled = masks if kind.masked else fused.masks(trees)
-        try:
-            outputs = played(trace.function, flat(fused, inputs, filled), fused.weights)
-        except Exception as error:  # if the model objects as well, it says so by itself
-            self.fail(f"{type(error).__name__}: {error}")
-            return fused.call(**inputs, **masks_given(masks))
-        if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
-            trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
-            with attention_as(packed=kind.packed):
-                expected = fused.call(**inputs, **masks_given(masks))
-            if not same(outputs, expected):
-                self.fail("a traced pass says something else than the model's own")
-                return expected
-        return outputs
-
     def fail(self, reason: str) -> None:
         """Do without traces from now on."""
         self.failure = reason
         self.made.clear()
 
 
-def masks_given(masks: Any) -> dict[str, Any]:
-    """As the model takes them: none where it needs none."""
-    return {} if masks is None else {"attention_mask": masks}
+class TracedExecutor(EagerExecutor):
+    """Runs passes by a model's traces, and eagerly those of a kind that has none.
+
+    Args:
+        forward: one call's tree forwards, of which :attr:`TreeForward.is_plain` is true.
+        traces: the model's; what is made of them during the call is used from the next pass on.
+        reason: why there is no faster route.
+    """
+
+    def __init__(self, forward: TreeForward, traces: Traces, reason: str | None = None) -> None:
+        # Traces are there for models that were found safe as this call began.
+        super().__init__(forward, reason, is_safe=True if traces.made else None)
+        self.traces = traces
+
+    @property
+    def route(self) -> str:
+        """``"traced"`` as soon as there are any."""
+        return "traced" if self.traces.made else "dynamic"
+
+    @property
+    def reason(self) -> str | None:
+        """Why not by traces."""
+        return None if self.traces.made else self.traces.failure or self._reason
+
+    @property
+    def plain_ms(self) -> float | None:
+        """What the model's own Python takes for a pass over one node."""
+        return self.traces.untraced_ms if self.traces.made else None
+
+    @cached_property
+    def _weights(self) -> list[Tensor]:
+        return list(weights_of(self._forward.model).values())
+
+    def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
+        with self._forward.running(trees, inputs):
+            return self._traced(trees, inputs, masks)
+
+    def _traced(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
+        forward, traces = self._forward, self.traces
+        nodes, slots = inputs["input_ids"].shape[1], forward.layout.cache.base
+        kind = Kind(nodes == 1, masks is not None, forward.packs(nodes))
+        trace = traces.made.get(kind)
+        if trace is None:
+            return self._missed(kind, inputs, masks)
+        with torch.inference_mode(False):  # a later pass may write into the same memory outside of it
+            filled = masks if kind.masked else forward.masks(trees)
+        try:
+            outputs = played(trace.function, flat(forward, inputs, filled), self._weights)
+        except Exception as error:  # if the model objects as well, it says so by itself
+            traces.fail(f"{type(error).__name__}: {error}")
+            return forward.call(**inputs, **masks_given(masks))
+        if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
+            trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
+            with attention_as(packed=kind.packed):
+                expected = forward.call(**inputs, **masks_given(masks))
+            if not same(outputs, expected):
+                traces.fail("a traced pass says something else than the model's own")
+                return expected
+        return outputs
+
+    def _missed(self, kind: Kind, inputs: dict[str, Tensor], masks: Any) -> Outputs:
+        """A pass without a trace, counted."""
+        start = perf_counter()
+        outputs = self._forward.call(**inputs, **masks_given(masks))
+        if self.traces.failure is None:
+            missed = self.traces.missed.setdefault(kind, Missed())
+            missed.passes += 1
+            missed.ms += 1e3 * (perf_counter() - start)
+        return outputs
 
 
-def flat(fused: "FusedModel", inputs: dict[str, Tensor], masks: Any) -> list[Tensor]:
+def flat(forward: TreeForward, inputs: dict[str, Tensor], masks: Any) -> list[Tensor]:
     """What changes from pass to pass: tokens, positions, masks, and what the pass writes to and reads.
 
     transformers makes masks of its own where a tracer looks on and none are given, so a trace is always given some.
     """
     several = masks.values() if isinstance(masks, dict) else [masks]
-    views = fused.open_views(inputs["input_ids"].shape[1])
+    views = forward.layout.cache.open_views(inputs["input_ids"].shape[1])
     return [inputs["input_ids"], inputs["position_ids"], *several, *views]
 
 
@@ -159,14 +181,13 @@ def played(function: Callable[..., Any], tensors: Sequence[Tensor], weights: Seq
     """Run a trace as it was recorded: the optimizer would look at it again for every new shape."""
     with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
         told = function(*tensors, *weights)
-    return told if isinstance(told, tuple) else (told, None)
+    return Outputs(told[0], tuple(told[1:])) if isinstance(told, tuple) else Outputs(told)
 
 
-def same(told: Outputs, expected: Outputs) -> bool:
+def same(ours: Outputs, theirs: Outputs) -> bool:
     """Whether two passes say the same, to the last bit."""
-    ours = [tensor for tensor in told if tensor is not None]
-    theirs = [tensor for tensor in expected if tensor is not None]
-    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+    ours_all, theirs_all = (ours.logits, *ours.hidden), (theirs.logits, *theirs.hidden)
+    return len(ours_all) == len(theirs_all) and all(map(torch.equal, ours_all, theirs_all))
 
 
 def weights_of(model: nn.Module) -> dict[int, Tensor]:

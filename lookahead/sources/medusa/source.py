@@ -62,8 +62,7 @@ class HeadCandidates:
 
     @torch.no_grad()
     def _run(self) -> None:
-        start, hidden = perf_counter(), self._hidden.last
-        assert hidden is not None  # a pass was noted
+        start, hidden = perf_counter(), self._hidden.of()
         sequences = list(self._nodes)
         at = torch.tensor([sequences, list(self._nodes.values())], device=hidden.device)
         chances, tokens = best_of(self._heads(hidden[at[0], at[1]], self._output), self._count)

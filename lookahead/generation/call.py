@@ -1,0 +1,100 @@
+"""One call of ``generate`` as transformers prepared it: read once, and never changed."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from lookahead.models.compat import is_users_cache
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.cache.snapshots import holds_text
+
+_TRUST = 0.7  # of estimates that were made on other texts
+_NOT_THE_MODELS = ("tokenizer", "assistant_tokenizer", "assistant_model")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What ``generate`` prepared.
+
+    Attributes:
+        model: the model, and its ``traits``.
+        input_ids: the prompt ``[batch, token]``, padded on the left; of an encoder-decoder model the decoder's.
+        processors, criteria, config, streamer: as they are.
+        kwargs: what the model is given beside tokens and cache.
+        cache: as it was prepared or given; None = there is none.
+    """
+
+    model: PreTrainedModel
+    traits: ModelTraits
+    input_ids: Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    streamer: BaseStreamer | None
+    kwargs: dict[str, Any]
+    cache: Any
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        streamer: BaseStreamer | None,
+        model_kwargs: dict[str, Any],
+    ) -> "Call":
+        """Read the model's class and config, and part its cache from its other inputs."""
+        traits = ModelTraits.of(model)
+        others = (*_NOT_THE_MODELS, traits.cache_argument)
+        kwargs = {name: given for name, given in model_kwargs.items() if name not in others}
+        cache = model_kwargs.get(traits.cache_argument)
+        return cls(model, traits, input_ids, processors, criteria, config, streamer, kwargs, cache)
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return len(self.input_ids)
+
+    @property
+    def exports_cache(self) -> bool:
+        """Whether anybody sees the KV cache when all is written."""
+        if self.cache is None or not self.kwargs.get("use_cache", True):
+            return False
+        returned = bool(self.config.return_dict_in_generate)
+        return returned or is_users_cache(self.cache) or holds_text(self.cache)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether finished sequences go on to the longest one's length, as plain decoding leaves scores and cache."""
+        scored = self.config.output_scores or self.config.output_logits
+        return self.exports_cache or bool(self.config.return_dict_in_generate and scored)
+
+    @property
+    def choice(self) -> Hashable:
+        """Stands for how tokens are chosen: what is accepted under one choice says little about another."""
+        warpers = ("temperature", "top_k", "top_p", "min_p") if self.config.do_sample else ()
+        values = [getattr(self.config, name, None) for name in (*warpers, "repetition_penalty")]
+        return (bool(self.config.do_sample), *values, *(type(processor).__name__ for processor in self.processors))
+
+    @property
+    def trust(self) -> float:
+        """How far estimates made on greedy text can be believed at first: the hotter the sampling, the less."""
+        if not self.config.do_sample:
+            return _TRUST
+        temperature = 1.0 if self.config.temperature is None else float(self.config.temperature)
+        return _TRUST / (1.0 + temperature**2)
+
+    def prompts(self) -> list[list[int]]:
+        """The prompts' tokens, padding left out."""
+        rows: list[list[int]] = self.input_ids.tolist()
+        mask = self.kwargs.get("decoder_attention_mask" if self.traits.is_encoder_decoder else "attention_mask")
+        if mask is None or mask.shape != self.input_ids.shape:
+            return rows
+        pairs = zip(rows, mask.tolist(), strict=True)
+        return [[token for token, real in zip(row, flags, strict=True) if real] for row, flags in pairs]

@@ -1,0 +1,192 @@
+"""One tree forward: what the model is given for it, and the call of the model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.generation import utils as generation_utils
+
+from jacobi import TokenTree
+from lookahead.models.families.overrides import overriding
+from lookahead.models.families.registry import overrides_for
+from lookahead.models.hidden_states import HiddenStates, Outputs, watched
+from lookahead.models.mask_rules import mask_rules, shortest_window
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.attention import packing_pays, tree_forward
+from lookahead.runtime.layout import Layout
+from lookahead.runtime.masks import MaskBuffer, tree_masks
+
+# What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
+_PROMPT_ONLY = (
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "logits_to_keep",
+    "inputs_embeds",
+    "token_type_ids",
+    "mm_token_type_ids",
+    *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()),
+)
+_WIDEST_BUFFERED = 256  # nodes; masks of wider passes are too large to be kept
+
+
+def masks_given(masks: Any) -> dict[str, Any]:
+    """Masks as the model takes them; none where it needs none."""
+    return {} if masks is None else {"attention_mask": masks}
+
+
+class TreeForward:
+    """Prefill and tree forwards of one causal model in one call; nothing is held on the model itself.
+
+    Args:
+        model: the model.
+        traits: its traits.
+        layout: where tokens lie; its cache may already hold an earlier call's.
+        input_ids: ``[batch, prompt]``.
+        config: as ``generate`` prepared it.
+        kwargs: what the model is given beside tokens and cache, as ``generate`` prepared it.
+        hidden: notes hidden states of every pass; None = nobody wants any.
+        prompt_logits: at how many of the prompt's last tokens logits are wanted, where the model can leave others out.
+
+    Attributes:
+        kwargs: what goes along with every tree forward.
+        rules: the mask rules of the model's layers.
+        token_types: of the prompt, ``[batch, token]``; the last one is carried on.
+    """
+
+    mask_name = "attention_mask"
+    positions_name = "position_ids"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        traits: ModelTraits,
+        layout: Layout,
+        input_ids: Tensor,
+        config: GenerationConfig,
+        kwargs: dict[str, Any],
+        hidden: HiddenStates | None = None,
+        prompt_logits: int = 1,
+    ) -> None:
+        self.model = model
+        self.traits = traits
+        self.layout = layout
+        self.hidden = hidden
+        self.rules = mask_rules(model)
+        self.token_types: Tensor | None = kwargs.get("token_type_ids")
+        self.prompt_kwargs = kwargs | {"past_key_values": layout.cache, "use_cache": True}
+        if prompt_logits > 1 and "logits_to_keep" in self.prompt_kwargs:
+            self.prompt_kwargs["logits_to_keep"] = prompt_logits
+        self.kwargs = {k: v for k, v in kwargs.items() if k not in _PROMPT_ONLY and v is not None}
+        self.kwargs |= {"past_key_values": layout.cache, "use_cache": True, "return_dict": True}
+        self._input_ids = input_ids
+        self._config = config
+        self._takes_positions = traits.takes_positions
+        self._overrides = overrides_for(model) if traits.counts_slots else []
+        self._window = shortest_window(model, self.rules)
+        self._masks: MaskBuffer | None = None
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return len(self._input_ids)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tree forwards are given nothing but tokens, positions, masks and the cache."""
+        own = {"past_key_values", "use_cache", "return_dict"}
+        return self.token_types is None and set(self.kwargs) == own
+
+    def prefill(self) -> Tensor:
+        """Run the prompt exactly as plain decoding does; logits ``[batch, token, vocab]`` of its last tokens."""
+        outputs = watched(
+            self.hidden, lambda: self.model._prefill(self._input_ids, self._config, self.prompt_kwargs), last=1
+        )
+        cache = self.layout.cache
+        held = outputs.get("past_key_values")
+        if held is not None and held is not self.prompt_kwargs["past_key_values"]:
+            cache.load(held)  # Phi-3 leaves the cache it is given alone where the prompt is past its first range
+        mask, positions = self.prompt_kwargs.get(self.mask_name), self.prompt_kwargs.get(self.positions_name)
+        self.layout.start(cache.get_seq_length(), self.batch, mask, positions)
+        logits: Tensor = outputs.logits
+        return logits
+
+    def widened(self, trees: Sequence[TokenTree]) -> Sequence[TokenTree]:
+        """The trees that are fed for ``trees``."""
+        return trees
+
+    def inputs(self, trees: Sequence[TokenTree]) -> tuple[dict[str, Tensor], Any]:
+        """What a pass over ``trees`` is given, and its masks; None where it needs none."""
+        width = max(map(len, trees))
+        tokens, positions = [], []
+        for tree, root in zip(trees, self.layout.roots(), strict=True):
+            spare = width - len(tree)
+            tokens.append(tree.tokens + tree.tokens[:1] * spare)
+            positions.append([root + depth for depth in tree.depths] + [root] * spare)
+        # By way of NumPy, which reads nested lists several times faster.
+        input_ids, position_ids = torch.from_numpy(np.array([tokens, positions])).to(self.layout.device)
+        inputs = {"input_ids": input_ids}
+        if self._takes_positions:
+            inputs["position_ids"] = self.layout.over_axes(position_ids)
+        if self.token_types is not None:
+            inputs["token_type_ids"] = self.token_types[:, -1:].expand(-1, width)
+        return inputs, None if self._sees_everything(width) else self.masks(trees)
+
+    def _sees_everything(self, width: int) -> bool:
+        """Whether a pass needs no mask."""
+        # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
+        seen = self._window is None or self.layout.cache.base < self._window
+        return width == 1 and self.layout.visible is None and seen
+
+    def masks(self, trees: Sequence[TokenTree]) -> Any:
+        """The masks of a pass, one for each kind of layer; those of the pass before are gone."""
+        layout, dtype = self.layout, self.traits.dtype
+        base = layout.cache.base
+        visible = None if layout.visible is None else layout.visible[:, :base]
+        buffer = None
+        if max(map(len, trees)) <= _WIDEST_BUFFERED:
+            if self._masks is None:
+                self._masks = MaskBuffer(len(trees), dtype, layout.device)
+            buffer = self._masks
+        settled = min(layout.cache.lengths)
+        coordinates = layout.coordinates
+        return tree_masks(self.rules, trees, base, visible, coordinates, dtype, layout.device, buffer, settled)
+
+    @contextmanager
+    def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:
+        """Inside, attention and the model's own counting of slots follow the trees."""
+        with tree_forward(), overriding(self._overrides, lambda: self._positions(trees, inputs["input_ids"])):
+            yield
+
+    def _positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> Any:
+        if any(override.name == "forward" for override in self._overrides):
+            return self.layout.decoder_positions(trees, tokens)
+        return self.layout.slot_positions(trees)
+
+    def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
+        """Run the model, or another module with its cache, over a pass's inputs and masks."""
+        if self.hidden is not None:
+            self.hidden.expect()
+        logits: Tensor = (module or self.model)(**inputs, **self.kwargs).logits
+        return Outputs(logits, () if self.hidden is None else self.hidden.take(logits))
+
+    def packs(self, nodes: int) -> bool:
+        """Whether attention over the KV cache so far packs query heads, in passes over so many nodes."""
+        _, batch, key_heads, _, channels = self.layout.cache.buffers[0].shape
+        heads = getattr(self.traits.config, "num_attention_heads", key_heads)
+        slots = self.layout.cache.base + nodes
+        pays = packing_pays(batch, heads, key_heads, nodes, slots, channels, self.traits.dtype)
+        return self.traits.attention == "sdpa" and pays
+
+    def plain_cache(self, cache: Cache) -> Cache:
+        """The cache that transformers' own passes are given, around the decoder's own keys and values."""
+        return cache
+
+    def store(self, cache: Cache) -> None:
+        """Leave the KV cache in ``cache`` as plain decoding would have."""
+        self.layout.cache.store(cache)

@@ -1,0 +1,168 @@
+"""Where the tokens of every sequence lie: slots of the KV cache, and logical positions.
+
+A batch's sequences accept different numbers of tokens, so they end at different slots, while a pass writes its nodes
+at the same slots of all of them. Two sequences, the first padded on the left, after a pass that kept 1 and 3 nodes::
+
+    slot             0  1  2  3  4  5  6        base = 6: the next pass writes its nodes here
+    sequence 0       .  .  a  b  x  -  |        length 5, padding 2
+    sequence 1       c  d  e  x  y  z  |        length 6, padding 0
+
+    . = padding, - = never attended to; a node at depth d of sequence 0 has the logical position 5 - 2 + d = 3 + d
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from jacobi import TokenTree
+from lookahead.models.families.positions import DecoderPositions, SlotPositions
+from lookahead.runtime.cache.tree import TreeCache
+
+
+class Layout:
+    """One call's book of slots and positions.
+
+    Args:
+        cache: the KV cache.
+        device: of the model's inputs.
+        depth_limit: the first position that does not exist; None = all do.
+        idle: whether a sequence is only fed along with the others.
+        find_boundary: from the prompt's slots and each sequence's last position, the first slot whose token needs the
+            model's own pass, and why; None = there is none to look for.
+
+    Attributes:
+        padding: slots before each sequence's first token.
+        positions: of each sequence's last kept token, as ``position_ids`` count.
+        visible: bool ``[batch, slot]``, which slots below ``base`` hold a sequence's tokens; None = all of them.
+        boundary: what was found; None = every token can be written by tree forwards.
+    """
+
+    def __init__(
+        self,
+        cache: TreeCache,
+        device: torch.device,
+        depth_limit: int | None,
+        idle: Callable[[int], bool],
+        find_boundary: Callable[[int, Sequence[int]], tuple[int, str] | None] | None = None,
+    ) -> None:
+        self.cache = cache
+        self.device = device
+        self.padding: list[int] = []
+        self.positions: list[int] = []
+        self.visible: Tensor | None = None
+        self.mask_dtype = torch.long
+        self.boundary: tuple[int, str] | None = None
+        self._find_boundary = find_boundary
+        self._depth_limit = depth_limit
+        self._idle = idle
+        self._axes: Tensor | None = None  # [axis, batch, 1], how far each axis is ahead of the positions counted here
+
+    def start(self, past: int, batch: int, mask: Tensor | None, position_ids: Tensor | None) -> None:
+        """Read where the prompt ends.
+
+        Args:
+            past: slots of the prompt.
+            batch: sequences.
+            mask: 0 for padding on the left, ``[batch, slot]``; None = there is none.
+            position_ids: the prompt's, ``[batch, token]`` or ``[axis, batch, token]``; None = slots are positions.
+        """
+        if position_ids is None:
+            last = highest = [past - 1] * batch
+        else:
+            ends = position_ids[..., -1].expand(*position_ids.shape[:-2], batch)
+            last = (ends if ends.ndim == 1 else ends[0]).tolist()
+            highest = last
+            if ends.ndim > 1:  # several axes: all of them count on from the prompt's last token
+                self._axes = (ends - ends[:1])[..., None].to(self.device)
+                highest = ends.amax(0).tolist()
+        # keep() counts the last prompt token like any accepted node, so the state starts one token earlier.
+        self.positions = [position - 1 for position in last]
+        self.padding = [0] * batch if mask is None else mask.long().argmax(-1).tolist()
+        if mask is not None:
+            self.visible = mask.to(self.device, torch.bool)
+            self.mask_dtype = mask.dtype
+        elif batch > 1:
+            self.visible = torch.ones((batch, past), dtype=torch.bool, device=self.device)
+        if self._find_boundary is not None:
+            self.boundary = self._find_boundary(past, highest)
+
+    def holds(self, row: int) -> bool:
+        """Whether a sequence has reached the boundary, where it waits until all have come as far."""
+        return self.boundary is not None and self.cache.lengths[row] >= self.boundary[0]
+
+    def at_boundary(self, batch: int) -> bool:
+        """Whether all sequences that still write have reached the boundary."""
+        return self.boundary is not None and all(self.holds(row) or self._idle(row) for row in range(batch))
+
+    def roots(self) -> list[int]:
+        """The position of each sequence's next root; 0 where any will do, because its scores are thrown away."""
+        roots = [0 if self.holds(row) else position + 1 for row, position in enumerate(self.positions)]
+        if self._depth_limit is None:
+            return roots
+        return [0 if at >= self._depth_limit and self._idle(row) else at for row, at in enumerate(roots)]
+
+    def over_axes(self, positions: Tensor) -> Tensor:
+        """``positions`` ``[batch, node]`` as the model takes them: on every axis, where it has several."""
+        return positions if self._axes is None else self._axes + positions
+
+    def coordinates(self, trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
+        """Logical positions of nodes ``[batch, node]`` and slots ``[batch, slot]``, as transformers' mask rules count.
+
+        Windows and chunks are measured in slots from a sequence's first token, whatever the position ids say.
+        """
+        width, base = max(map(len, trees)), self.cache.base
+        nodes = [
+            [length - padding + depth for depth in tree.depths] + [0] * (width - len(tree))
+            for tree, length, padding in zip(trees, self.cache.lengths, self.padding, strict=True)
+        ]
+        queries = torch.tensor(nodes, device=self.device)
+        padding = torch.tensor(self.padding, device=self.device)[:, None]
+        return queries, torch.cat([torch.arange(base, device=self.device) - padding, queries], dim=1)
+
+    def slot_positions(self, trees: Sequence[TokenTree]) -> SlotPositions:
+        """What models that count cache slots themselves are told of a pass."""
+        nodes, slots = self.coordinates(trees)
+        base, width = self.cache.base, nodes.shape[1]
+        counted = slots
+        if self.visible is not None:
+            visible = self.visible[:, :base].long()
+            depths = [tree.depths + [0] * (width - len(tree)) for tree in trees]
+            last = visible.sum(1, keepdim=True) + torch.tensor(depths, device=self.device)
+            counted = torch.cat([(visible.cumsum(1) - 1).clamp(min=0), last], dim=1)
+        return SlotPositions(nodes, slots, counted, base + width, self.mask_dtype)
+
+    def decoder_positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> DecoderPositions:
+        """The same for decoders that number tokens by the cache's length, padding included."""
+        lengths, width = self.cache.lengths, tokens.shape[1]
+        places = [
+            [length + depth for depth in tree.depths] + [length] * (width - len(tree))
+            for tree, length in zip(trees, lengths, strict=True)
+        ]
+        if self._depth_limit is not None:  # a sequence that is only fed along may be past the table
+            places = [[min(place, self._depth_limit - 1) for place in row] for row in places]
+        nodes = torch.tensor(places, device=self.device)
+        past = torch.arange(self.cache.base, device=self.device).expand(len(trees), -1)
+        return DecoderPositions(
+            tokens, nodes, torch.cat([past, nodes], dim=1), min(map(min, places)), max(map(max, places))
+        )
+
+    def keep(self, counts: Sequence[int], starts: Sequence[int]) -> None:
+        """Count each sequence's visited nodes, which the cache keeps from slot ``starts`` on."""
+        self.positions = [at + count for at, count in zip(self.positions, counts, strict=True)]
+        if self.visible is None:
+            return
+        missing = self.cache.base - self.visible.shape[1]
+        if missing > 0:
+            self.visible = torch.nn.functional.pad(self.visible, (0, max(256, missing)))
+        for row, (count, start) in enumerate(zip(counts, starts, strict=True)):
+            self.visible[row, start : start + count] = True
+
+    def room(self) -> list[int] | None:
+        """How deep each tree may be before it passes the depth limit or the boundary; None = there is neither."""
+        limits = []
+        if self._depth_limit is not None:
+            limits.append([max(0, self._depth_limit - position - 2) for position in self.positions])
+        if self.boundary is not None:
+            limits.append([max(0, self.boundary[0] - 1 - length) for length in self.cache.lengths])
+        return [min(pair) for pair in zip(*limits, strict=True)] if limits else None

@@ -1,0 +1,186 @@
+"""Opens a model for one call: which view of it, and which executor runs its passes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+
+from jacobi import LookaheadError
+from lookahead.models.families.registry import overrides_for
+from lookahead.models.hidden_states import HiddenStates, tapped
+from lookahead.models.limits import boundary
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.cache.tree import empty_cache
+from lookahead.runtime.cuda_graphs.executor import GraphExecutor, refusal
+from lookahead.runtime.encoder_decoder import EncoderDecoderForward
+from lookahead.runtime.executor import EagerExecutor, Executor
+from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.layout import Layout
+from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.tracing.replay import TracedExecutor, Traces
+from lookahead.runtime.tree import TreeModel, Writing
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model reads before the first tree.
+
+    Attributes:
+        input_ids: ``[batch, token]``; of an encoder-decoder model the decoder's.
+        config: as ``generate`` prepared it.
+        kwargs: what the model is given beside tokens and cache, as ``generate`` prepared it.
+        cache: what comes before the prompt, and where the KV cache may be left; None = nothing.
+        new_tokens: most tokens that may follow.
+    """
+
+    input_ids: Tensor
+    config: GenerationConfig
+    kwargs: dict[str, Any]
+    cache: Cache | None
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What drafts are told of passes.
+
+    Attributes:
+        top_k: best next tokens at each of the prompt's tokens whose logits are kept; 0 = none are gathered.
+        prompt_tokens: at how many of the prompt's last tokens.
+        taps: hidden states of every pass, see `models.hidden_states`.
+    """
+
+    top_k: int = 0
+    prompt_tokens: int = 1
+    taps: Sequence[str] = ()
+
+
+def open_tree(
+    model: PreTrainedModel,
+    traits: ModelTraits,
+    prompt: Prompt,
+    writing: Writing | None,
+    wanted: Wanted,
+    *,
+    static: bool | None = None,
+    traces: Traces | None = None,
+) -> TreeModel:
+    """A model that follows trees; call its ``close()`` when the call is over.
+
+    Args:
+        model: the model.
+        traits: its traits.
+        prompt: what it reads first.
+        writing: the text; None = passes outside of ``generate``.
+        wanted: what drafts are told.
+        static: fixed shapes, on CUDA as graphs: None = on CUDA where possible, True = or an error, False = never.
+        traces: run passes by these, where nothing stands against it.
+
+    Raises:
+        LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
+    """
+    cache = empty_cache(model, prompt.cache)
+    idle = (lambda row: False) if writing is None else writing.idle
+    layout = Layout(
+        cache,
+        traits.device,
+        None if writing is None else traits.depth_limit,
+        idle,
+        None if writing is None else partial(boundary, traits),
+    )
+    hidden = HiddenStates(tapped(model, wanted.taps)) if wanted.taps else None
+    make: Any = TreeForward
+    if traits.is_encoder_decoder:
+        make = partial(EncoderDecoderForward, cross=getattr(prompt.cache, "cross_attention_cache", None))
+    logits = wanted.prompt_tokens if wanted.top_k else 1
+    forward: TreeForward = make(model, traits, layout, prompt.input_ids, prompt.config, prompt.kwargs, hidden, logits)
+    reason = dynamic_reason(static, model, traits) or _prompt_reason(prompt, cache.on_host)
+    if static is True and reason is not None:
+        raise LookaheadError(refusal(reason))
+    executor: Executor
+    if reason is None:
+        executor = GraphExecutor(forward, required=static is True)
+    elif traces is not None and forward.is_plain and not traits.is_encoder_decoder:
+        executor = TracedExecutor(forward, traces, reason)
+    else:
+        executor = EagerExecutor(forward, reason)
+    return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wanted.top_k)
+
+
+def open_linear(
+    model: PreTrainedModel,
+    traits: ModelTraits,
+    prompt: Prompt,
+    wanted: Wanted,
+    *,
+    depth_limit: int | None = None,
+    reason: str | None = None,
+) -> LinearModel:
+    """A recurrent or hybrid model, which is given one branch a pass.
+
+    Args:
+        model, traits, prompt, wanted: as for :func:`open_tree`.
+        depth_limit: positions at or past this one are never drafted; None = no limit.
+        reason: why it follows no trees.
+    """
+    hidden = HiddenStates(tapped(model, wanted.taps)) if wanted.taps else None
+    config = model.config.get_text_config(decoder=True)
+    cache = DynamicCache(config=config) if prompt.cache is None else prompt.cache
+    return LinearModel(
+        model,
+        traits,
+        cache,
+        prompt.input_ids,
+        prompt.config,
+        prompt.kwargs,
+        depth_limit=depth_limit,
+        top_k=wanted.top_k,
+        prompt_tokens=wanted.prompt_tokens,
+        hidden=hidden,
+        reason=reason,
+    )
+
+
+def dynamic_reason(static: bool | None, model: PreTrainedModel, traits: ModelTraits) -> str | None:
+    """Why passes asked for with ``static`` (see :func:`open_tree`) do not have static shapes; None = they have."""
+    if static is False:
+        return "static=False"
+    if static is None and model.device.type != "cuda":
+        return "static shapes are used on CUDA devices unless asked for"
+    return static_reason(model, traits)
+
+
+def static_reason(model: PreTrainedModel, traits: ModelTraits) -> str | None:
+    """Why passes over this model cannot have static shapes now; None = as far as can be told, they can."""
+    if traits.is_encoder_decoder:
+        return "an encoder-decoder model counts positions on the host"
+    places = getattr(model, "hf_device_map", None) or {}
+    devices = {weight.device for weight in model.parameters()}
+    if torch.device("meta") in devices:
+        return "the model's weights are offloaded"
+    if len(set(places.values())) > 1 or len(devices) > 1 or getattr(model, "_device_mesh", None) is not None:
+        return "the model lies on several devices"
+    if torch.is_autocast_enabled(model.device.type):
+        return "autocast is on, and frees the weights that it has cast when it ends"
+    if traits.attention == "flex_attention":
+        return "flex_attention compiles a kernel of its own for a mask"
+    if traits.rope_limit is not None:
+        return f"{traits.rope_limit[0]} RoPE changes its frequencies with the text's length"
+    if traits.index_limit is not None:
+        return "attention that leaves out tokens is handed over to plain passes when the text is long"
+    if traits.counts_slots and overrides_for(model):
+        return "this model counts cache slots by itself, and is given places for each pass"
+    return None
+
+
+def _prompt_reason(prompt: Prompt, on_host: bool) -> str | None:
+    """The same, as far as the prompt tells."""
+    positions = prompt.kwargs.get("position_ids")
+    if positions is not None and positions.ndim > 2:
+        return "positions have several axes"
+    return "the cache is offloaded" if on_host else None

@@ -1,0 +1,218 @@
+"""When traces are made: once the model's Python has taken, in passes without one, as long as making one takes.
+
+That is ski rental: nobody knows how long a text or a server's day will be, so a trace is bought when renting has cost
+as much. It is looked at as a call begins and, every 16 passes, in its middle, where the rest of the call has to
+promise twice the price.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError, TokenTree
+from lookahead._per_model import PerModel
+from lookahead.models.familiar import changed, unfamiliar
+from lookahead.models.fingerprint import fingerprint
+from lookahead.models.traits import decoder_config
+from lookahead.runtime.tracing.record import record
+from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
+from lookahead.runtime.tree import TreeModel
+
+# What it takes to make a trace, and what that is worth in a pass (docs/log.md has the figures).
+_COST = 35.0  # passes' Python
+_COMPARED = 9.0  # whole passes
+_PYTHON_MS = 0.03  # of a pass, for each of the model's modules
+_SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
+_LOOKS = 16  # passes from one look to the next
+_KEPT = 4  # sets of traces of one model
+
+_kept: PerModel[list[Traces]] = PerModel(list)
+_kept_lock = threading.Lock()
+_making = threading.Lock()
+
+
+def untraceable(model: PreTrainedModel) -> str | None:
+    """Why passes over a model are not traced; None = nothing speaks against it."""
+    return _wrong_kind(model) or changed(model)
+
+
+def _wrong_kind(model: PreTrainedModel) -> str | None:
+    """What class and config say against traces."""
+    if model.device.type != "cpu":
+        return "passes are traced on a CPU only"
+    attention = decoder_config(model)._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        return f"{attention} compiles kernels of its own"
+    return unfamiliar(model)
+
+
+def traces_for(model: PreTrainedModel, batch: int, taps: tuple[str, ...] = ()) -> Traces | None:
+    """A model's traces for a call; None where its passes are not traced.
+
+    Those are made here that earlier calls could have used often enough.
+
+    Args:
+        model: the model.
+        batch: rows of the call.
+        taps: hidden states that the call wants.
+    """
+    if _wrong_kind(model) is not None:
+        return None
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    key = (batch, model.dtype, decoder_config(model)._attn_implementation, modes, taps)
+    with _kept_lock:
+        known = _kept.of(model)
+        found = next((traces for traces in known if traces.key == key), None) or Traces(key, taps)
+        known[:] = [*(traces for traces in known if traces is not found), found][-_KEPT:]
+    due = _due(model, found)
+    if not (found.made or due):
+        return found  # which counts what it misses
+    if changed(model) is not None:
+        return None
+    settings = fingerprint(model)
+    if settings != found.settings and found.made:  # the model is not what it was: start over
+        fresh = Traces(key, taps)
+        with _kept_lock:
+            known[:] = [fresh if traces is found else traces for traces in known]
+        return fresh
+    if due:
+        _make(model, batch, found, settings, list(due))
+    return found
+
+
+class TraceSchedule:
+    """One call's traces: those that there are and, in a long call, those that it will pay for by itself.
+
+    Args:
+        model: the model.
+        executor: runs the call's passes.
+        batch: sequences of the call.
+        new_tokens: most tokens that the call writes.
+        renewed: told, in milliseconds, what it took when passes begin to be run in another way.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        executor: TracedExecutor,
+        batch: int,
+        new_tokens: int,
+        renewed: Callable[[float], None],
+    ) -> None:
+        self._model = model
+        self._traces = executor.traces
+        self._batch = batch
+        self._new_tokens = new_tokens
+        self._renewed = renewed
+        self._passes = 0
+        self._before = {kind: missed.passes for kind, missed in list(self._traces.missed.items())}
+        self._made = frozenset(self._traces.made)
+
+    def see(self, written: int) -> None:
+        """Make what has come to pay; to be called after each pass.
+
+        Args:
+            written: tokens of the longest sequence so far.
+        """
+        self._passes += 1
+        start = perf_counter()
+        if self._passes % _LOOKS == 0:
+            self._make_what_pays(written)
+        made = frozenset(self._traces.made)
+        if made != self._made:  # by this call or another, which may also have found one wrong
+            self._made = made
+            self._renewed(1e3 * (perf_counter() - start))
+
+    def _make_what_pays(self, written: int) -> None:
+        model, traces = self._model, self._traces
+        due = _due(model, traces)
+        paid = [kind for kind, passes in due.items() if self._passes_left(kind, written) >= _SURELY * passes]
+        if paid and changed(model) is None:
+            _make(model, self._batch, traces, fingerprint(model), paid)
+
+    def _passes_left(self, kind: Kind, written: int) -> float:
+        """How many passes of a kind there will be, if the call goes on as it has begun."""
+        here = min(self._passes, self._traces.missed[kind].passes - self._before.get(kind, 0))
+        return here * (self._new_tokens - written) / max(1, written)
+
+
+def traces_to_measure(model: PreTrainedModel, batch: int) -> Traces:
+    """A model's traces, for passes that are to be measured.
+
+    Raises:
+        LookaheadError: passes over this model are not traced.
+    """
+    reason = untraceable(model)
+    traces = traces_for(model, batch) if reason is None else None
+    if traces is None:
+        raise refusal(reason or "something is special about them")
+    if traces.failure is not None:
+        raise refusal(traces.failure)
+    return traces
+
+
+def trace_now(model: PreTrainedModel, view: TreeModel, passes: Iterable[Sequence[TokenTree]]) -> None:
+    """Let passes be run by traces at once, whatever that costs, so that they can be measured.
+
+    Args:
+        model: the model.
+        view: of the model, opened with :func:`traces_to_measure`; its KV cache stays as it is.
+        passes: their trees; each of them is run once as it is.
+
+    Raises:
+        LookaheadError: passes over this model are not traced.
+    """
+    executor = view.executor
+    if not isinstance(executor, TracedExecutor):
+        raise refusal("something is special about them")
+    traces = executor.traces
+    for trees in passes:
+        view.forward(trees)
+    due = [kind for kind in list(traces.missed) if kind not in traces.made]
+    _make(model, view.forward_pass.batch, traces, fingerprint(model), due)
+    if not traces.made.keys() >= set(due):
+        raise refusal(traces.failure or "another call is at it")
+
+
+def refusal(reason: str) -> LookaheadError:
+    """What is raised where passes have to be traced and cannot be."""
+    return LookaheadError(f"Passes over this model cannot be traced: {reason}.")
+
+
+def _due(model: PreTrainedModel, traces: Traces) -> dict[Kind, float]:
+    """The kinds of passes that have been missed for long enough, and how many passes that is."""
+    if traces.failure is not None:
+        return {}
+    missed = {kind: missed for kind, missed in list(traces.missed.items()) if kind not in traces.made}
+    if all(some.passes < _COST for some in missed.values()):
+        return {}
+    python_ms = _PYTHON_MS * sum(1 for _ in model.modules())
+    enough = {kind: _enough(some, python_ms) for kind, some in missed.items()}
+    return {kind: passes for kind, passes in enough.items() if missed[kind].passes >= passes}
+
+
+def _enough(missed: Missed, python_ms: float) -> float:
+    """How many passes without a trace take as much of Python's time as it costs to make one."""
+    return _COST + _COMPARED * missed.ms / max(1, missed.passes) / python_ms
+
+
+def _make(model: PreTrainedModel, batch: int, traces: Traces, settings: Any, due: list[Kind]) -> None:
+    """Make the traces that are due, unless another call is at it, or the model is not what it was for the others."""
+    if not _making.acquire(blocking=False):
+        return
+    try:
+        if traces.made and settings != traces.settings:
+            return
+        traces.settings = settings
+        for kind in due:
+            made = traces.made.get(kind) or record(model, batch, kind, traces.taps)
+            if traces.failure is None:  # which another call may have found meanwhile
+                traces.made[kind] = made
+    except Exception as error:  # whatever the tracer or the model's code objects to
+        traces.fail(f"{type(error).__name__}: {error}")
+    finally:
+        _making.release()
