@@ -1,10 +1,10 @@
 """Lookahead decoding as published: a window of W columns and G guesses in every pass (Fu et al., arXiv 2402.02057)."""
 
-import random
 from collections.abc import Sequence
 from itertools import islice
 
 from jacobi import Path, Successors, TokenTree
+from lookahead.draft.context import RowContext
 from lookahead.sources.jacobi_window import JacobiWindow
 from lookahead.sources.ngram_pool import NgramPool
 
@@ -23,50 +23,43 @@ class LookaheadDrafter:
               +- w
               +- g -- g -- g        a guess of the pool for the root
 
-    The settings are those of :class:`lookahead.Lookahead`, with N >= 2.
+    The settings are those of :class:`lookahead.Lookahead`, with N >= 2. Where the model takes one branch only, there is
+    no window, and of the guesses the newest is drafted, continued.
 
     Args:
-        prompt: the sequence's.
-        vocab_size: the window starts from random tokens where there is no prompt to draw from.
-        rng: draws the window's first tokens, and what fills its right edge where it moves by several columns.
-        pool: where n-grams are kept.
-        chain: draft one branch only: no window, and of the guesses the newest, continued.
+        row: the sequence.
+        pool: where n-grams are kept; of this N and G.
+        window_size: W.
+        pool_from_prompt, pool_from_output, always_forward_one: see there.
     """
 
     def __init__(
         self,
-        *,
-        window_size: int,
-        ngram_size: int,
-        verification_set_size: int,
-        prompt: Sequence[int],
-        vocab_size: int,
-        rng: random.Random,
+        row: RowContext,
         pool: NgramPool,
+        window_size: int,
+        *,
         pool_from_prompt: bool,
         pool_from_output: bool,
         always_forward_one: bool,
-        chain: bool = False,
     ) -> None:
         self.pool = pool
-        self._guesses = verification_set_size
-        self._chain = chain
-        self._text = list(prompt)
-        self._vocab_size = vocab_size
-        self._rng = rng
+        self._row = row
+        self._text = list(row.prompt)
         self._always_forward_one = always_forward_one
         self._pool_from_output = pool_from_output
         if pool_from_prompt:
             pool.add_text(self._text)
         self._window: JacobiWindow | None = None
-        if not chain:
-            self._window = JacobiWindow(window_size, ngram_size, self._draw(max(0, window_size + ngram_size - 3)))
+        if not row.chain:
+            fill = self._draw(max(0, window_size + pool.ngram_size - 3))
+            self._window = JacobiWindow(window_size, pool.ngram_size, fill)
         self._newest: list[int] = []
 
     def _draw(self, count: int) -> list[int]:
         if self._text:
-            return self._rng.choices(self._text, k=count)
-        return [self._rng.randrange(self._vocab_size) for _ in range(count)]
+            return self._row.rng.choices(self._text, k=count)
+        return [self._row.rng.randrange(self._row.vocab_size) for _ in range(count)]
 
     def draft(self, room: int) -> TokenTree:
         """The window and the guesses for the root, sharing prefixes; nothing lies deeper than ``room``."""
@@ -79,7 +72,7 @@ class LookaheadDrafter:
                 if len(window.levels[0]) + len(window.levels) - 1 > room:
                     window.narrow(room)
                 self._newest = tree.grow_comb(window.levels)[-1]
-        if self._guesses:
+        if self.pool.per_key:
             self._grow_guesses(tree, room)
         return tree
 
@@ -88,14 +81,14 @@ class LookaheadDrafter:
 
         Continuing lifts the limit of N tokens a pass where the text repeats, within the same budget of G(N-1) nodes.
         """
-        guesses = list(islice(self.pool.get(tree.tokens[0]), 1 if self._chain else self._guesses))
+        guesses = list(islice(self.pool.get(tree.tokens[0]), 1 if self._row.chain else self.pool.per_key))
         for guess in guesses:
             tree.extend(0, guess[:room])
         if not guesses:
             return
         newest = guesses[0]
         node = tree.extend(0, newest[:room])
-        for _ in range(min(_MOST_CONTINUED, self._guesses - len(guesses))):
+        for _ in range(min(_MOST_CONTINUED, self.pool.per_key - len(guesses))):
             newest = next(iter(self.pool.get(newest[-1])), ())
             if not newest or tree.depths[node] >= room:
                 break

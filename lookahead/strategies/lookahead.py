@@ -108,15 +108,10 @@ class Lookahead(AutomaticStrategy):
         if self.ngram_size == 1:
             return PlainDrafter()
         return LookaheadDrafter(
-            window_size=self.window_size,
-            ngram_size=self.ngram_size,
-            verification_set_size=self.verification_set_size,
-            prompt=row.prompt,
-            vocab_size=row.vocab_size,
-            rng=row.rng,
-            pool=NgramPool(self.ngram_size, self.verification_set_size),
+            row,
+            NgramPool(self.ngram_size, self.verification_set_size),
+            self.window_size,
             pool_from_prompt=self.pool_from_prompt,
             pool_from_output=self.pool_from_output,
             always_forward_one=self.always_forward_one,
-            chain=row.chain,
         )

@@ -1,0 +1,77 @@
+"""How many columns of the window a pass carries, and which size pays best for a batch."""
+
+from collections.abc import Sequence
+
+import pytest
+from helpers.drafting import TableSource
+
+from lookahead.draft.acceptance import Acceptance
+from lookahead.draft.tree_worth import TreeWorth
+from lookahead.draft.window_columns import WindowColumns
+from lookahead.sources.jacobi_window import window_nodes
+
+
+def worth(*trees: Sequence[float]) -> TreeWorth:
+    """What is known after passes with one tree each."""
+    known = TreeWorth(Acceptance([TableSource("one", {})]))
+    for values in trees:
+        known.learn(values, 1)
+        known.close(len(values))
+    return known
+
+
+def test_columns_come_where_nodes_cost_nothing_and_have_to_prove_themselves() -> None:
+    columns = WindowColumns(worth(), alone=False)
+    columns.choose(1, [1.0] * 200, 100)
+    assert columns.count == 16
+    for passed in range(2, 17):
+        columns.learn(columns.count, 0)
+        columns.choose(passed, [1.0 + 0.1 * size for size in range(200)], 100)
+        assert columns.count == 16, "a first choice stands for 16 passes"
+    columns.choose(17, [1.0] * 200, 100)
+    assert columns.count == 0, "they have brought nothing"
+
+
+def test_columns_are_not_bought_at_a_price() -> None:
+    columns = WindowColumns(worth(), alone=False)
+    columns.choose(1, [1.0 + 0.01 * size for size in range(200)], 100)
+    assert columns.count == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 7, 8, 40])
+def test_alone_a_window_takes_half_of_a_fixed_number(nodes: int) -> None:
+    columns = WindowColumns(worth(), alone=True)
+    columns.choose_of(nodes, 1)
+    assert window_nodes(columns.count) <= max(nodes // 2, min(nodes, window_nodes(1)))
+
+
+def test_a_fixed_number_goes_to_whom_it_brings_more() -> None:
+    for values, expected in (([0.9] * 40, 0), ([0.0] * 40, 8)):
+        columns = WindowColumns(worth(values), alone=False)
+        columns.choose_of(40, 1)
+        assert columns.count == 0, "nothing is known in the first pass"
+        columns.choose_of(40, 17)
+        assert columns.count == expected
+
+
+def test_worth_is_smoothed_and_fades_where_there_was_room() -> None:
+    known = worth([1.0, 0.5])
+    assert known.expected(1) == 1.0 and known.expected(9) == 1.5
+    known.learn([0.5], 2)
+    known.close(2)
+    assert known.expected(1) == pytest.approx(0.95)
+    assert known.expected(2) == pytest.approx(0.95 + 0.45)
+
+
+def test_only_the_sequences_furthest_behind_count() -> None:
+    known = worth([0.5])
+    known.learn([1.0], 9)
+    known.learn([0.5], 3)
+    known.close(1)
+    assert known.expected(1) == 0.5
+
+
+def test_the_size_of_a_batch() -> None:
+    assert worth().batch_size([1.0] * 9, 2) == 5, "four nodes before anything is known"
+    assert worth([0.9, 0.5, 0.1]).batch_size([1.0, 1.1, 1.2, 5.0], 2) == 3
+    assert worth([0.9, 0.5]).batch_size([1.0, 3.0, 5.0], 2) == 1
