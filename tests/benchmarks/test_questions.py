@@ -175,6 +175,7 @@ def test_exactness(loaded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.
     assert _page(tmp_path, "exactness").count("| 0 of 2 |") == 4
 
 
+@pytest.mark.slow
 def test_first_calls(tmp_path: Path) -> None:
     """One fresh process for each method and case."""
     app = typer.Typer()
