@@ -27,8 +27,8 @@ from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.runtime.tree import TreeModel
 from lookahead.support import route as support
 from lookahead.support.call import check_mode
-from lookahead.verify.opening import check_lossy, open_verifier
 from lookahead.verify.sequences import Sequences
+from lookahead.verify.typical import check_lossy
 from lookahead.verify.verifier import Verifier
 
 Output = LookaheadOutput | LookaheadSeq2SeqOutput | Tensor
@@ -51,7 +51,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
         borrowed(call.model, call.traits.vocab_size, strategy.remembers) as memory,
         _opened(call, plan, sequences, wanted, strategy.static, traces) as model,
     ):
-        verifier = open_verifier(
+        verifier = Verifier(
             sequences,
             call.processors,
             call.criteria,

@@ -4,56 +4,45 @@ import copy
 from collections.abc import Callable
 
 from torch import Tensor
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as processors_module
-from transformers.generation import stopping_criteria as criteria_module
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
+
+
+def _processors(names: str) -> frozenset[type]:
+    """Those of the named classes that this version of transformers has."""
+    return frozenset(getattr(processors_module, name) for name in names.split() if hasattr(processors_module, name))
+
 
 # Processors that look at nothing but the scores.
-_PREFIX_FREE = (
-    "EpsilonLogitsWarper",
-    "EtaLogitsWarper",
-    "LogitNormalization",
-    "MinPLogitsWarper",
-    "SuppressTokensLogitsProcessor",
-    "TemperatureLogitsWarper",
-    "TopHLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "TypicalLogitsWarper",
-)
-# Processors that are given the row's prefix as well.
-_WITH_PREFIX = (
-    "ExponentialDecayLengthPenalty",
-    "ForcedBOSTokenLogitsProcessor",
-    "ForcedEOSTokenLogitsProcessor",
-    "InfNanRemoveLogitsProcessor",
-    "MinLengthLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor",
-    "NoBadWordsLogitsProcessor",
-    "NoRepeatNGramLogitsProcessor",
-    "RepetitionPenaltyLogitsProcessor",
-    "SequenceBiasLogitsProcessor",
-    "SuppressTokensAtBeginLogitsProcessor",
-)
-
-
-def _processors(names: tuple[str, ...]) -> frozenset[type]:
-    return frozenset(getattr(processors_module, name) for name in names if hasattr(processors_module, name))
-
-
-PREFIX_FREE = _processors(_PREFIX_FREE)
+PREFIX_FREE = _processors("""
+    EpsilonLogitsWarper EtaLogitsWarper LogitNormalization MinPLogitsWarper SuppressTokensLogitsProcessor
+    TemperatureLogitsWarper TopHLogitsWarper TopKLogitsWarper TopPLogitsWarper TypicalLogitsWarper
+""")
 # Processors and rules of transformers that treat each row on its own, whatever its number in the batch.
-ROW_PROCESSORS = PREFIX_FREE | _processors(_WITH_PREFIX)
+ROW_PROCESSORS = PREFIX_FREE | _processors("""
+    ExponentialDecayLengthPenalty ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor
+    InfNanRemoveLogitsProcessor MinLengthLogitsProcessor MinNewTokensLengthLogitsProcessor NoBadWordsLogitsProcessor
+    NoRepeatNGramLogitsProcessor RepetitionPenaltyLogitsProcessor SequenceBiasLogitsProcessor
+    SuppressTokensAtBeginLogitsProcessor
+""")
+SIMPLE_RULES = frozenset((EosTokenCriteria, MaxLengthCriteria))
+ROW_RULES = SIMPLE_RULES | {MaxTimeCriteria, StopStringCriteria}
 # Processors that keep something of the prefix they were given last.
-STATEFUL = _processors(("SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor"))
-ROW_RULES = frozenset(
-    getattr(criteria_module, name)
-    for name in ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")
-)
-SIMPLE_RULES = frozenset((criteria_module.EosTokenCriteria, criteria_module.MaxLengthCriteria))
-
+STATEFUL = _processors("SynthIDTextWatermarkLogitsProcessor UnbatchedClassifierFreeGuidanceLogitsProcessor")
 
 Processing = Callable[[Tensor, Tensor], Tensor]  # (texts [row, token], scores [row, vocab]) -> scores
+
+
+def not_row_wise(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> list[str]:
+    """Names of the processors and stopping rules that may look at the whole batch."""
+    others = {type(processor) for processor in processors} - ROW_PROCESSORS
+    return sorted(kind.__name__ for kind in others | ({type(rule) for rule in criteria} - ROW_RULES))
 
 
 def for_row(processors: LogitsProcessorList, row: int, batch: int) -> Processing:

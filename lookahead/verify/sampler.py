@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from jacobi import LookaheadError, Path, Scores, TokenTree, reject
 from lookahead.runtime.scores import nan_error
 from lookahead.verify.noise import Noise
 from lookahead.verify.processors import PREFIX_FREE, direct, for_row
-from lookahead.verify.records import Records
 from lookahead.verify.sequences import Sequences
 
 Place = tuple[int, int]  # (row, node)
@@ -26,6 +26,38 @@ class Pass:
     trees: Sequence[TokenTree]
     scores: Scores
     paths: list[Path]
+
+
+class Records:
+    """What was noted for each written token; false if nothing is asked for."""
+
+    def __init__(self, config: GenerationConfig, batch: int) -> None:
+        told = config.return_dict_in_generate
+        wanted = {"scores": told and config.output_scores, "logits": told and config.output_logits}
+        self._lines: dict[str, list[dict[int, Tensor]]] = {
+            kind: [{} for _ in range(batch)] for kind, asked in wanted.items() if asked
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def note(self, row: int, index: int, scores: Tensor, logits: Tensor) -> None:
+        """Note processed scores and logits ``[vocab]`` of a row's token ``index``."""
+        for kind, line in (("scores", scores), ("logits", logits)):
+            if kind in self._lines:
+                self._lines[kind][row][index] = line
+
+    def scores_of(self, row: int) -> tuple[Tensor, ...] | None:
+        """The scores of one row so far, ``[1, vocab]`` each; None if not asked for."""
+        scores = self._lines.get("scores")
+        return None if scores is None else tuple(line[None] for line in scores[row].values())
+
+    def of(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
+        """One ``[batch, vocab]`` for each index that all rows have; None if not asked for."""
+        rows = self._lines.get(kind)
+        if rows is None:
+            return None
+        return tuple(torch.stack([row[index] for row in rows]) for index in range(min(map(len, rows))))
 
 
 class Sampler:
@@ -59,8 +91,8 @@ class Sampler:
         self.records = Records(config, sequences.batch)
         self.noise = Noise(sequences) if sample and sequences.batch > 1 and not lockstep else None
         self.is_argmax = not (sample or processors or self.records)
-        self.rejection = rejection
-        self.lockstep = lockstep
+        self._rejection = rejection
+        self._lockstep = lockstep
         self._sequences = sequences
         self._sample = sample
         self._processors = direct(processors)
@@ -70,6 +102,13 @@ class Sampler:
 
     def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
         """The next token at one place of each of several rows; what it was drawn from enters their paths."""
+        tokens = self._tokens(now, places)
+        if not self._lockstep or not self._sequences.pads:
+            return tokens
+        finished = self._sequences.finished
+        return [self._sequences.pad if done else token for token, done in zip(tokens, finished, strict=True)]
+
+    def _tokens(self, now: Pass, places: Sequence[Place]) -> list[int]:
         processed = self.look(now, places)
         tokens: list[int]
         if not self._sample:
@@ -79,7 +118,7 @@ class Sampler:
         probabilities = processed.softmax(-1)
         for row, line in zip(rows, probabilities, strict=True):
             now.paths[row].distributions.append(line)
-        if self.rejection:
+        if self._rejection:
             offered = [list(now.trees[row].children[node]) for row, node in places]
             return [reject(line, candidates) for line, candidates in zip(probabilities, offered, strict=True)]
         if self.noise is None:
@@ -119,7 +158,7 @@ class Sampler:
         """
         if self._prefix_free:
             return self._processors(torch.zeros((len(raw), 1), dtype=torch.long, device=raw.device), raw)
-        if self.lockstep:
+        if self._lockstep:
             return self._processors(self._sequences.prefixes(), raw)
         lines = []
         for place, (row, node) in enumerate(places):

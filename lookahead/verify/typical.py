@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from jacobi import TokenTree, longest
+from jacobi import LookaheadError, longest
+from lookahead.verify.processors import STATEFUL, not_row_wise
 from lookahead.verify.sampler import Pass, Place, Sampler
-from lookahead.verify.sequences import Sequences
-from lookahead.verify.verifier import Limits, Verifier
+
+Decided = tuple[int, int, Tensor, Tensor]  # node, token, its processed scores and its logits [vocab]
 
 
 def typical(scores: Tensor, posterior_threshold: float, posterior_alpha: float) -> Tensor:
@@ -34,16 +35,9 @@ def typical(scores: Tensor, posterior_threshold: float, posterior_alpha: float) 
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Tokens of the smallest set of most likely ones that together have at least the probability ``top_p``.
+    """The smallest set of most likely tokens that together have at least the probability ``top_p``, above 0 up to 1.
 
-    Of equally likely tokens the lower id counts as the likelier one.
-
-    Args:
-        scores: processed scores ``[..., vocab]``.
-        top_p: from above 0 to 1, which is all that have any probability.
-
-    Returns:
-        bool ``[..., vocab]``.
+    Of equally likely tokens the lower id counts as the likelier one. Scores and result are those of :func:`typical`.
     """
     ordered, ids = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered  # what the likelier tokens have together
@@ -51,70 +45,83 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     return torch.zeros_like(inside).scatter(-1, ids, inside)
 
 
-class LossyVerifier(Verifier):
-    """Writes in each sequence the longest path of accepted candidates, and after it the most likely token.
+def check_lossy(
+    batch: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList, *, in_lockstep: bool
+) -> None:
+    """Refuse what a lossy call cannot do, before any pass.
+
+    Raises:
+        LookaheadError: a processor keeps state from call to call; or, with several sequences, the model can only
+            advance them together, or a processor or stopping rule may look at the whole batch.
+    """
+    if in_lockstep and batch > 1:
+        raise LookaheadError(
+            "Lossy acceptance writes each row of a batch at its own pace, and the rows of this model can only "
+            f"advance together: got {batch} rows, expected one. Use acceptance='exact'."
+        )
+    for kind in {type(processor) for processor in processors} & STATEFUL:
+        raise LookaheadError(
+            f"Lossy acceptance asks processors along several candidate texts, and {kind.__name__} remembers the "
+            "last one: expected processors without a state. Use acceptance='exact', or drop it."
+        )
+    others = not_row_wise(processors, criteria)
+    if batch > 1 and others:
+        raise LookaheadError(
+            f"Lossy acceptance writes each row of a batch at its own pace, and {others[0]} may look at "
+            f"the whole batch: got {batch} rows, expected one, or transformers' own row-wise processors and "
+            "stopping rules. Decode one row at a time, or use acceptance='exact'."
+        )
+
+
+def accepted(
+    now: Pass,
+    rows: Sequence[int],
+    sampler: Sampler,
+    rule: Callable[[Tensor], Tensor],
+    end_tokens: frozenset[int],
+) -> dict[int, list[Decided]]:
+    """For each row the longest path of accepted candidates, and after it the most likely token.
 
     Nothing is drawn, and no draft-free decoding writes this text. Processors are asked at every accepted candidate,
-    along its own prefix; stopping rules only about what is written, token by token.
+    along its own prefix.
 
     Args:
-        sequences, criteria, limits, sampler: see :class:`lookahead.verify.verifier.Verifier`.
         rule: which tokens may be accepted where processed scores are ``[place, vocab]``; bool of the same shape.
     """
+    seen: dict[Place, tuple[Tensor, Tensor]] = {}  # processed scores and logits
 
-    def __init__(
-        self,
-        sequences: Sequences,
-        criteria: StoppingCriteriaList,
-        limits: Limits,
-        sampler: Sampler,
-        rule: Callable[[Tensor], Tensor],
-    ) -> None:
-        super().__init__(sequences, criteria, limits, sampler)
-        self._rule = rule
-
-    def _write(self, now: Pass, rows: Sequence[int]) -> None:
-        trees, sequences = now.trees, self._sequences
-        seen: dict[Place, tuple[Tensor, Tensor]] = {}  # processed scores and logits
-
-        def judge(places: Sequence[Place]) -> list[Mapping[int, float]]:
-            processed = self._look(now, places, seen)
-            values = processed.log_softmax(-1).masked_fill(~self._rule(processed), -torch.inf)
-            tokens = [list(trees[row].children[node]) for row, node in places]
-            lines = torch.tensor([line for line, under in enumerate(tokens) for _ in under], device=values.device)
-            columns = torch.tensor([token for under in tokens for token in under], device=values.device)
-            found = iter(values[lines, columns].tolist())
-            told = [dict(zip(under, found, strict=False)) for under in tokens]
-            return [{token: value for token, value in line.items() if value > -torch.inf} for line in told]
-
-        kept = longest({row: trees[row] for row in rows}, judge, sequences.end_tokens)
-        last = [(row, nodes[-1]) for row, nodes in kept.items() if not self._is_end(trees[row], nodes[-1])]
-        missing = [place for place in last if place not in seen]
-        if missing:
-            self._look(now, missing, seen)
-        bonus: dict[int, int] = {}
-        if last:
-            best = torch.stack([seen[place][0] for place in last]).argmax(-1).tolist()
-            bonus = {row: token for (row, _), token in zip(last, best, strict=True)}
-        for row, nodes in kept.items():
-            tokens = [trees[row].tokens[node] for node in nodes[1:]]
-            tokens += [bonus[row]] if row in bonus else []
-            for node, token in zip(nodes, tokens, strict=False):
-                self._sampler.records.note(row, len(sequences.written[row]), *seen[row, node])
-                now.paths[row].nodes.append(node)
-                now.paths[row].tokens.append(token)
-                sequences.written[row].append(token)
-                if self._ends(row, token):
-                    sequences.finish(row)
-                    break
-
-    def _is_end(self, tree: TokenTree, node: int) -> bool:
-        return node > 0 and tree.tokens[node] in self._sequences.end_tokens
-
-    def _look(self, now: Pass, places: Sequence[Place], seen: dict[Place, tuple[Tensor, Tensor]]) -> Tensor:
-        """Processed scores ``[place, vocab]``, each along the node's own prefix; they are noted in ``seen``."""
-        raw = self._sampler.logits(now, places)
-        processed = self._sampler.process(places, raw, now.trees)
-        self._sampler.check_probabilities(processed.softmax(-1), [row for row, _ in places])
+    def look(places: Sequence[Place]) -> Tensor:
+        raw = sampler.logits(now, places)
+        processed = sampler.process(places, raw, now.trees)
+        sampler.check_probabilities(processed.softmax(-1), [row for row, _ in places])
         seen.update(zip(places, zip(processed, raw, strict=True), strict=True))
         return processed
+
+    def judge(places: Sequence[Place]) -> list[Mapping[int, float]]:
+        processed = look(places)
+        values = processed.log_softmax(-1).masked_fill(~rule(processed), -torch.inf)
+        tokens = [list(now.trees[row].children[node]) for row, node in places]
+        lines = torch.tensor([line for line, under in enumerate(tokens) for _ in under], device=values.device)
+        columns = torch.tensor([token for under in tokens for token in under], device=values.device)
+        found = iter(values[lines, columns].tolist())
+        told = [dict(zip(under, found, strict=False)) for under in tokens]
+        return [{token: value for token, value in line.items() if value > -torch.inf} for line in told]
+
+    kept = longest({row: now.trees[row] for row in rows}, judge, end_tokens)
+    last = [
+        (row, nodes[-1])
+        for row, nodes in kept.items()
+        if nodes == [0] or now.trees[row].tokens[nodes[-1]] not in end_tokens
+    ]
+    missing = [place for place in last if place not in seen]
+    if missing:
+        look(missing)
+    best = torch.stack([seen[place][0] for place in last]).argmax(-1).tolist() if last else []
+    bonus = {row: [token] for (row, _), token in zip(last, best, strict=True)}
+    paths = {
+        row: [now.trees[row].tokens[node] for node in nodes[1:]] + bonus.get(row, []) for row, nodes in kept.items()
+    }
+    return {
+        row: [(node, token, *seen[row, node]) for node, token in zip(kept[row], tokens, strict=False)]
+        for row, tokens in paths.items()
+    }

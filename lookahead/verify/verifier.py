@@ -1,17 +1,27 @@
-"""Which tokens are written: processors, sampling and stopping rules, token by token, exactly as in ``generate``."""
+"""Which tokens are written: processors, sampling and stopping rules, token by token, exactly as in ``generate``.
+
+How far the sequences of a batch get in a pass is decided once a call:
+
+* *own pace*: each as far as its own tree goes. Processors and stopping rules are asked about one sequence at a time.
+* *lockstep*: all write token t before any writes t+1, so that a processor or rule of the caller's sees the batch as
+  plain ``generate`` shows it. Sequences whose tree goes further wait.
+* *lossy*: each, at its own pace, the longest path of candidates that a rule accepts. That is no text of ``generate``'s.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from jacobi import Path, Scores, TokenTree, walk
-from lookahead.verify.processors import SIMPLE_RULES
+from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Pass, Sampler
 from lookahead.verify.sequences import Sequences
+from lookahead.verify.typical import accepted
 
 
 class Limits(Protocol):
@@ -25,22 +35,45 @@ class Limits(Protocol):
 
 
 class Verifier:
-    """Writes the tokens that plain decoding would write, as far as the trees go (implements :class:`jacobi.Verifier`).
+    """Writes what plain decoding would write, as far as the trees go (implements :class:`jacobi.Verifier`).
 
     Args:
         sequences: what is written into.
-        criteria: as ``generate`` prepared them.
+        processors, criteria, config: as ``generate`` prepared them.
         limits: how far the model lets sequences go.
-        sampler: chooses the tokens; whether it is asked in lockstep decides how the trees are walked.
+        verification: ``"exact"``: plain decoding's own draws; ``"rejection"``: see :func:`jacobi.reject`.
+        in_lockstep: the model can only advance all sequences together.
+        rule: of a lossy call, which :func:`lookahead.verify.typical.check_lossy` allows: tokens that may be accepted,
+            bool ``[place, vocab]``, by processed scores of this shape. None = the call is exact.
     """
 
-    def __init__(self, sequences: Sequences, criteria: StoppingCriteriaList, limits: Limits, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        sequences: Sequences,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        limits: Limits,
+        *,
+        verification: Literal["exact", "rejection"],
+        in_lockstep: bool = False,
+        rule: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        kinds = {type(each) for each in criteria}
+        # Without an end token finished sequences write real tokens until the last one is done.
+        end_together = sequences.pads or kinds <= {MaxLengthCriteria}
+        apart = rule is not None or not (in_lockstep or not_row_wise(processors, criteria) or not end_together)
         self._sequences = sequences
         self._criteria = criteria
         self._limits = limits
-        self._sampler = sampler
-        self._lockstep = sampler.lockstep
-        self._simple_rules = {type(rule) for rule in criteria} <= SIMPLE_RULES
+        self._rule = rule
+        self._lockstep = sequences.batch > 1 and not apart
+        sample = bool(config.do_sample) and rule is None
+        self._rejection = sample and verification == "rejection"
+        self._sampler = Sampler(
+            sequences, processors, config, sample=sample, rejection=self._rejection, lockstep=self._lockstep
+        )
+        self._simple_rules = kinds <= SIMPLE_RULES
         self._passes = 0
         self._most_written: float = math.inf  # tokens that a sequence may have before it waits for the others
 
@@ -54,11 +87,9 @@ class Verifier:
         sequences = self._sequences
         left = [sequences.most_new - len(written) - 1 for written in sequences.written]
         rooms = [max(0, min(pair)) for pair in zip(left, self._limits.room() or left, strict=True)]
-        if self._lockstep:
-            return rooms
-        finished = [row for row, done in enumerate(sequences.finished) if done]
-        for row in finished:  # it only has to catch up with the longest
-            rooms[row] = min(rooms[row], max(0, sequences.behind(row) - 1))
+        for row, done in enumerate(sequences.finished):
+            if done and not self._lockstep:  # it only has to catch up with the longest
+                rooms[row] = min(rooms[row], max(0, sequences.behind(row) - 1))
         return rooms
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
@@ -68,10 +99,17 @@ class Verifier:
         if self._lockstep:
             self._walk(now, range(len(trees)))
             return now.paths
-        finished = list(self._sequences.finished)
-        noise = self._sampler.noise
+        finished, noise = list(self._sequences.finished), self._sampler.noise
         self._most_written = math.inf if noise is None else noise.limit()
-        self._write(now, [row for row, done in enumerate(finished) if not done and not self._waits(row)])
+        going = [row for row, done in enumerate(finished) if not done and not self._waits(row)]
+        if self._rule is not None:
+            self._write_accepted(now, going, self._rule)
+        elif self._sampler.is_argmax:
+            for row in going:
+                self._follow_argmax(now, row)
+        else:
+            for rows in ([row] for row in going) if self._rejection else [going]:  # rejection draws row after row
+                self._walk(now, rows)
         for row in (row for row, done in enumerate(finished) if done and self._sequences.behind(row)):
             self._pad(now, row)
         if noise is not None:
@@ -82,18 +120,8 @@ class Verifier:
         """Scores or logits as ``generate`` returns them, ``[batch, vocab]`` for each index; None if not asked for."""
         return self._sampler.records.of(kind)
 
-    def _write(self, now: Pass, rows: Sequence[int]) -> None:
-        """Let unfinished sequences write, each at its own pace."""
-        if self._sampler.is_argmax:
-            for row in rows:
-                self._follow_argmax(now, row)
-        elif self._sampler.rejection:  # which draws for one sequence after the other
-            for row in rows:
-                self._walk(now, [row])
-        else:
-            self._walk(now, rows)
-
     def _follow_argmax(self, now: Pass, row: int) -> None:
+        """Walk one tree where the raw argmax is written and nothing else is asked for."""
         greedy, written = now.scores.greedy[row], self._sequences.written[row]
 
         def choose(node: int) -> int:
@@ -104,41 +132,43 @@ class Verifier:
             written.append(token)
             if self._ends(row, token):
                 self._sequences.finish(row)
-            return self._sequences.finished[row] or self._waits(row)
+            return self._rests(row)
 
         now.paths[row] = walk(now.trees[row], choose if now.scores.broken else greedy.__getitem__, stop)
 
     def _walk(self, now: Pass, rows: Sequence[int]) -> None:
-        """Walk several trees depth by depth: one choice for all of them, then the stopping rules."""
-        sequences = self._sequences
+        """Walk several trees depth by depth: one choice for all of them, then the stopping rules.
+
+        It is :func:`jacobi.walk`, for trees that share their calls of processors and their draws.
+        """
         nodes = dict.fromkeys(rows, 0)
         while nodes:
             places = list(nodes.items())
             tokens = self._sampler.choose(now, places)
-            if self._lockstep and sequences.pads:
-                tokens = [sequences.pad if sequences.finished[row] else token for row, token in enumerate(tokens)]
             for (row, node), token in zip(places, tokens, strict=True):
                 now.paths[row].nodes.append(node)
                 now.paths[row].tokens.append(token)
-                sequences.written[row].append(token)
-            self._stop(list(nodes), tokens)
-            found = [
-                (row, now.trees[row].children[node].get(token))
-                for (row, node), token in zip(places, tokens, strict=True)
-            ]
-            nodes = {row: child for row, child in found if child is not None and not self._rests(row)}
-            if self._lockstep and len(nodes) < sequences.batch:
+                self._sequences.written[row].append(token)
+            self._stop(places, tokens)
+            nodes = {}
+            for (row, node), token in zip(places, tokens, strict=True):
+                child = now.trees[row].children[node].get(token)
+                if child is not None and not self._rests(row):
+                    nodes[row] = child
+            if self._lockstep and len(nodes) < len(places):
                 return
 
-    def _rests(self, row: int) -> bool:
-        """Whether a sequence goes no further in this pass, whatever its tree says."""
-        if self._lockstep:
-            return all(self._sequences.finished)
-        return self._sequences.finished[row] or self._waits(row)
-
-    def _waits(self, row: int) -> bool:
-        """Whether a sequence has to wait for the others: for the model's sake, or sampled and far in the lead."""
-        return self._limits.holds(row) or len(self._sequences.written[row]) >= self._most_written
+    def _write_accepted(self, now: Pass, rows: Sequence[int], rule: Callable[[Tensor], Tensor]) -> None:
+        """Write the longest accepted path of each row, as far as the stopping rules let it."""
+        for row, decided in accepted(now, rows, self._sampler, rule, self._sequences.end_tokens).items():
+            for node, token, scores, logits in decided:
+                self._sampler.records.note(row, len(self._sequences.written[row]), scores, logits)
+                now.paths[row].nodes.append(node)
+                now.paths[row].tokens.append(token)
+                self._sequences.written[row].append(token)
+                self._stop([(row, node)], [token])
+                if self._sequences.finished[row]:
+                    break
 
     def _pad(self, now: Pass, row: int) -> None:
         """Let a finished sequence catch up with the longest."""
@@ -155,15 +185,25 @@ class Verifier:
 
         now.paths[row] = walk(now.trees[row], choose, stop)
 
-    def _stop(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+    def _rests(self, row: int) -> bool:
+        """Whether a sequence goes no further in this pass, whatever its tree says."""
+        if self._lockstep:
+            return all(self._sequences.finished)
+        return self._sequences.finished[row] or self._waits(row)
+
+    def _waits(self, row: int) -> bool:
+        """Whether a sequence has to wait for the others: for the model's sake, or sampled and far in the lead."""
+        return self._limits.holds(row) or len(self._sequences.written[row]) >= self._most_written
+
+    def _stop(self, places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> None:
         """Finish the sequences that end with the tokens they have just written."""
         sequences = self._sequences
-        if not self._lockstep:
-            ended = [row for row, token in zip(rows, tokens, strict=True) if self._ends(row, token)]
-        else:
+        if self._lockstep:
             done = self._criteria(sequences.prefixes(), self._sampler.records.of("scores"))
-            flags = torch.as_tensor(done).expand(len(rows)).tolist()
+            flags = torch.as_tensor(done).expand(sequences.batch).tolist()
             ended = [row for row, flag in enumerate(flags) if flag and not sequences.finished[row]]
+        else:
+            ended = [row for (row, _), token in zip(places, tokens, strict=True) if self._ends(row, token)]
         for row in ended:
             sequences.finish(row)
 
