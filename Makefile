@@ -22,6 +22,7 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: .venv/installed
 	$(BIN)/ruff format .

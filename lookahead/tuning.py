@@ -22,6 +22,7 @@ from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
 from lookahead.models.traits import input_device, position_table, vocabulary
 from lookahead.runtime.session import bare_chain, bare_model
+from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import refusal, trace_now, traces_to_measure, untraceable
 from lookahead.support import route as support
 
@@ -142,7 +143,8 @@ def _trees(
     batch, vocab = len(prompt), vocabulary(model)
     drafts = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
     traces = traces_to_measure(model, batch) if traced else None
-    with bare_model(model, prompt, max(nodes) + 1, static=static, traces=traces) as view:
+    traced_by = None if traces is None else partial(TracedExecutor, traces)
+    with bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by) as view:
         if traced:
             trace_now(model, view, drafts.values())
         samples = _measure(view, drafts, seconds, report)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +23,7 @@ from lookahead.models.compat import kernels_for_decoding
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Prompt, Wanted, open_linear, open_tree
-from lookahead.runtime.tracing.replay import Traces
+from lookahead.runtime.tracing.replay import TracedExecutor, Traces
 from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.runtime.tree import TreeModel
 from lookahead.support import route as support
@@ -153,12 +154,13 @@ def _opened(
 ) -> Iterator[TreeModel | LinearModel]:
     """The model as the loop sees it, until the call is over."""
     prompt = Prompt(call.input_ids, call.config, call.kwargs, call.cache, sequences.most_new)
+    traced = None if traces is None else partial(TracedExecutor, traces)
     model: TreeModel | LinearModel
     if plan.route == "chain":
         limit = call.traits.depth_limit
         model = open_linear(call.model, call.traits, prompt, wanted, depth_limit=limit, reason=plan.reason)
     else:
-        model = open_tree(call.model, call.traits, prompt, sequences, wanted, static=static, traces=traces)
+        model = open_tree(call.model, call.traits, prompt, sequences, wanted, static=static, traced=traced)
     try:
         yield model
     finally:

@@ -1,6 +1,6 @@
 """Opens a model for one call: which view of it, and which executor runs its passes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from lookahead.runtime.executor import EagerExecutor, Executor
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.tracing.replay import TracedExecutor, Traces
 from lookahead.runtime.tree import TreeModel, Writing
 
 
@@ -68,7 +67,7 @@ def open_tree(
     wanted: Wanted,
     *,
     static: bool | None = None,
-    traces: Traces | None = None,
+    traced: Callable[[TreeForward, str], Executor] | None = None,
 ) -> TreeModel:
     """A model that follows trees; call its ``close()`` when the call is over.
 
@@ -79,7 +78,7 @@ def open_tree(
         writing: the text; None = passes outside of ``generate``.
         wanted: what drafts are told.
         static: fixed shapes, on CUDA as graphs: None = on CUDA where possible, True = or an error, False = never.
-        traces: run passes by these, where nothing stands against it.
+        traced: makes the executor of passes that are given nothing special; None = they are run eagerly.
 
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
@@ -105,8 +104,8 @@ def open_tree(
     executor: Executor
     if reason is None:
         executor = GraphExecutor(forward, required=static is True)
-    elif traces is not None and forward.is_plain and not traits.is_encoder_decoder:
-        executor = TracedExecutor(forward, traces, reason)
+    elif traced is not None and forward.is_plain and not traits.is_encoder_decoder:
+        executor = traced(forward, reason)
     else:
         executor = EagerExecutor(forward, reason)
     return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wanted.top_k)

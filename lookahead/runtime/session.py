@@ -1,6 +1,6 @@
 """Passes outside of ``generate``: a model that has read a prompt and waits for trees, to be measured or tested."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -13,9 +13,10 @@ from jacobi import Path
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import grouped_attention
 from lookahead.runtime.encoder_decoder import stand_in_encoder
+from lookahead.runtime.executor import Executor
+from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Prompt, Wanted, open_linear, open_tree
-from lookahead.runtime.tracing.replay import Traces
 from lookahead.runtime.tree import TreeModel
 
 
@@ -28,7 +29,7 @@ def bare_model(
     static: bool | None = False,
     past: Cache | None = None,
     taps: Sequence[str] = (),
-    traces: Traces | None = None,
+    traced: Callable[[TreeForward, str], Executor] | None = None,
     **inputs: Any,
 ) -> Iterator[TreeModel]:
     """A view of ``model`` with all of ``prompt`` in its KV cache: the trees of a pass start with the token after it.
@@ -37,7 +38,7 @@ def bare_model(
         model: a model that lookahead supports; what an encoder says is made up.
         prompt: ``[batch, token]``, at least one token.
         new_tokens: slots to make room for, beside the prompt's.
-        static, traces: as for :func:`lookahead.runtime.open.open_tree`.
+        static, traced: as for :func:`lookahead.runtime.open.open_tree`.
         past: what comes before the prompt; only read.
         taps: hidden states that every pass notes.
         inputs: what else the model is given.
@@ -51,7 +52,7 @@ def bare_model(
         positions = torch.arange(before, before + count, device=traits.device)[None].expand(batch, -1)
         inputs = {"position_ids": positions} | inputs
     given = Prompt(prompt, GenerationConfig(), inputs, past, new_tokens)
-    view = open_tree(model, traits, given, None, Wanted(taps=taps), static=static, traces=traces)
+    view = open_tree(model, traits, given, None, Wanted(taps=taps), static=static, traced=traced)
     with grouped_attention(), view.forward_pass.hidden or nullcontext(), _read(view, batch):
         yield view
 

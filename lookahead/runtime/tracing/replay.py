@@ -105,7 +105,7 @@ class TracedExecutor(EagerExecutor):
         reason: why there is no faster route.
     """
 
-    def __init__(self, forward: TreeForward, traces: Traces, reason: str | None = None) -> None:
+    def __init__(self, traces: Traces, forward: TreeForward, reason: str | None = None) -> None:
         # Traces are there for models that were found safe as this call began.
         super().__init__(forward, reason, is_safe=True if traces.made else None)
         self.traces = traces
