@@ -119,14 +119,21 @@ class Sampler:
         for row, line in zip(rows, probabilities, strict=True):
             now.paths[row].distributions.append(line)
         if self._rejection:
-            offered = [list(now.trees[row].children[node]) for row, node in places]
-            return [reject(line, candidates) for line, candidates in zip(probabilities, offered, strict=True)]
+            return [
+                self._reject(now.trees[row], node, line)
+                for (row, node), line in zip(places, probabilities, strict=True)
+            ]
         if self.noise is None:
             tokens = torch.multinomial(probabilities, 1).squeeze(1).tolist()
         else:
             self.check_probabilities(probabilities, rows)
             tokens = (probabilities / self.noise.lines(rows, probabilities)).argmax(-1).tolist()
         return tokens
+
+    @staticmethod
+    def _reject(tree: TokenTree, node: int, probabilities: Tensor) -> int:
+        drawn_from = None if tree.drawn_from is None else tree.drawn_from.get(node)
+        return reject(probabilities, list(tree.children[node]), drawn_from=drawn_from)
 
     def look(self, now: Pass, places: Sequence[Place]) -> Tensor:
         """Processed scores ``[place, vocab]`` for each row's next token, which are recorded."""
