@@ -13,6 +13,7 @@ learnt from what was right.
 
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush, nsmallest
+from itertools import count
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import SLOTS, Acceptance, Offered
 from lookahead.draft.frontier import Frontier
-from lookahead.sources.base import Candidate, Source, is_batch
+from lookahead.sources.base import Source, is_batch
 
 _KNOWN_CHANCES = 3.0  # times what a pass tells whose tokens were drawn from known chances: luck has no part in it
 
@@ -41,6 +42,7 @@ class BestFirstTree:
         self.use(self._all)
         self._owners = [index for index, source in enumerate(sources) for _ in range(len(source.priors) * SLOTS)]
         self._offered: list[Offered] = []
+        self._order = count()  # tells entries of the heap apart
 
     def use(self, sources: Sequence[Source]) -> None:
         """Take candidates from these of the sources only."""
@@ -64,7 +66,7 @@ class BestFirstTree:
         floor: float = 0.0,
         gain: float = 1.0,
     ) -> tuple[TokenTree, list[float]]:
-        """Grow the tree that writes the most tokens per unit of time.
+        """Grow the tree that writes the most tokens per unit of time; with it come the values of its nodes, falling.
 
         Args:
             root: the last written token.
@@ -74,12 +76,8 @@ class BestFirstTree:
                 :func:`lookahead.draft.pass_costs.least_slopes`).
             floor: candidates of less value are left out.
             gain: of speed over drafting nothing, that a tree has to promise.
-
-        Returns:
-            The tree, and the value of each node but the root, in order: falling.
         """
-        acceptance = self._acceptance
-        calibration, parts = acceptance.calibration, self._parts
+        calibration, parts = self._acceptance.calibration, self._parts
         tree = TokenTree(root)
         depths, most = tree.depths, len(times)
         heap: list[Any] = []
@@ -87,8 +85,7 @@ class BestFirstTree:
         values: list[float] = []
         states: list[Any] = [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
-        value, node, order = 1.0, 0, 0
-        expected = 1.0
+        value, node, expected = 1.0, 0, 1.0
         best, best_count = gain * expected / times[0], 1
         while True:
             candidates: Offered = {}
@@ -96,14 +93,7 @@ class BestFirstTree:
             if depths[node] < room and (value > worth or not node):
                 if self._frontiers:
                     self._expand(states, heap, depths, node, most)
-                candidates = _votes(
-                    (offset, propose(state)) for (propose, _, offset), state in zip(parts, states, strict=True)
-                )
-                for token, share in zip(candidates, acceptance.chances(candidates), strict=True):
-                    chance = value * share
-                    if chance > worth:
-                        heappush(heap, (-chance, order, node, token, states))
-                        order += 1
+                candidates = self._offer(heap, states, node, value, worth)
             offered.append(candidates)
             if not heap or len(depths) >= most:
                 break
@@ -126,6 +116,15 @@ class BestFirstTree:
         self._offered = offered[:best_count]
         return tree, values
 
+    def _offer(self, heap: list[Any], states: list[Any], node: int, value: float, worth: float) -> Offered:
+        """The candidates of ``node``; those of more than ``worth`` wait in the heap, older ones first among equals."""
+        candidates = _votes(self._parts, states)
+        for token, share in zip(candidates, self._acceptance.chances(candidates), strict=True):
+            chance = value * share
+            if chance > worth:
+                heappush(heap, (-chance, next(self._order), node, token, states))
+        return candidates
+
     def _expand(self, states: list[Any], heap: list[Any], depths: list[int], node: int, most: int) -> None:
         """Let batch sources make the candidates of ``node`` together with those of the best that wait on its level."""
         for part, frontier in self._frontiers:
@@ -138,10 +137,8 @@ class BestFirstTree:
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last, and name the source of each accepted token.
 
-        Where tokens were drawn, what is learnt is not which token came but how likely the candidates were: the same on
-        average, without the luck of the draw.
-
-        ``values`` are those that :meth:`grow` returned: none where nothing was drafted.
+        ``values`` are those that :meth:`grow` returned: none where nothing was drafted. Where tokens were drawn, what
+        is learnt is not which token came but how likely the candidates were: the same on average, without the luck.
         """
         acceptance, offered = self._acceptance, self._offered
         credited = []
@@ -173,14 +170,14 @@ def _truth(candidates: Iterable[int], token: int, distribution: Tensor | None) -
     return chances
 
 
-def _votes(proposals: Iterable[tuple[int, Sequence[Candidate]]]) -> dict[int, list[int]]:
-    """Who proposes which token: from each source's first slot and its candidates, token to slots."""
+def _votes(parts: Sequence[tuple[Any, Any, int]], states: Sequence[Any]) -> dict[int, list[int]]:
+    """Who proposes which token: from each source's ``propose`` and first slot, and its state, token to slots."""
     votes: dict[int, list[int]] = {}
-    for offset, candidates in proposals:
-        pairs: Sequence[Any] = candidates
+    for (propose, _, offset), state in zip(parts, states, strict=True):
+        candidates = propose(state)
         if candidates and len(candidates[0]) == 3:
-            pairs = [candidate[:2] for candidate in candidates]
-        for token, kind in pairs:
+            candidates = [candidate[:2] for candidate in candidates]
+        for token, kind in candidates:
             slots = votes.get(token)
             if slots is None:
                 votes[token] = [offset + kind * SLOTS]
