@@ -40,7 +40,9 @@ def check(model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_
         LookaheadError: see :func:`check_model` and :func:`lookahead.support.call.check_prompt`.
     """
     check_model(model, traits)
-    check_prompt(model, traits, input_ids, model_kwargs, tree=no_tree(model, traits) is None)
+    positions = model_kwargs.get("decoder_position_ids" if traits.is_encoder_decoder else "position_ids")
+    tree = positions is not None and positions.ndim != 2 and no_tree(model, traits) is None
+    check_prompt(model, traits, input_ids, model_kwargs, tree=tree)
 
 
 def plan(

@@ -47,7 +47,7 @@ def _file_of(module: nn.Module) -> Any:
 
 
 def _is_falcon_with_alibi(_: str, module: Any) -> bool:
-    return getattr(module, "use_alibi", False) is True and hasattr(_file_of(module), "build_alibi_tensor")
+    return vars(module).get("use_alibi") is True and hasattr(_file_of(module), "build_alibi_tensor")
 
 
 def _is_gpt_neo(_: str, module: nn.Module) -> bool:
@@ -55,7 +55,8 @@ def _is_gpt_neo(_: str, module: nn.Module) -> bool:
 
 
 def _is_llama4_without_rope(_: str, module: Any) -> bool:
-    return getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
+    settings = vars(module)  # much faster to ask than a module whose attribute is missing
+    return bool(settings.get("attn_temperature_tuning")) and not settings.get("use_rope", True)
 
 
 def _embeds_positions(name: str, module: nn.Module) -> bool:
@@ -63,9 +64,9 @@ def _embeds_positions(name: str, module: nn.Module) -> bool:
 
 
 def _biases_distances(_: str, module: Any) -> bool:
-    wanted = {"query_length", "key_length", "past_seen_tokens"}
-    biased = getattr(module, "has_relative_attention_bias", False)
-    return biased and wanted <= _parameters(type(module).compute_bias)
+    if not vars(module).get("has_relative_attention_bias"):
+        return False
+    return {"query_length", "key_length", "past_seen_tokens"} <= _parameters(type(module).compute_bias)
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:
@@ -73,7 +74,7 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
 
 
 def _has_capacity(_: str, module: Any) -> bool:
-    return isinstance(getattr(module, "expert_capacity", None), int)
+    return isinstance(vars(module).get("expert_capacity"), int)
 
 
 _COUNT = "create_position_ids_from_input_ids"
