@@ -20,7 +20,7 @@ from lookahead.generation.curves import cache_file as cache_file
 from lookahead.generation.curves import cache_folder as cache_folder
 from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
-from lookahead.models.traits import input_device, position_table, vocabulary
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.session import bare_chain, bare_model
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import refusal, trace_now, traces_to_measure, untraceable
@@ -64,24 +64,25 @@ def sweep(
     Raises:
         LookaheadError: the model can follow neither trees nor linear drafts, or is to be traced and cannot be.
     """
-    support.check_model(model)
-    route, reason = support.route(model)
+    traits = ModelTraits.of(model)
+    support.check_model(model, traits)
+    route, reason = support.route(model, traits)
     if route == "plain":
         raise LookaheadError(f"There are no passes to measure: {reason}. This model falls back to plain decoding.")
     if route == "tree":
-        support.self_test(model)
+        support.self_test(model, traits)
     elif traced:
         raise refusal(str(reason))
     about = describe(model, batch, static, traced)
     times = StepTimes(about=about)
-    limit = position_table(model) or 1 << 30
+    limit = traits.position_table or 1 << 30
     usable = [context for context in contexts if context + max(nodes) < limit] or [max(1, (limit - max(nodes)) // 2)]
     tell = report or (lambda share: None)
     for done, context in enumerate(usable):
-        prompt = [[(17 + 13 * place) % vocabulary(model) for place in range(context)]] * batch
+        prompt = [[(17 + 13 * at) % traits.vocab_size for at in range(context)]] * batch
         told = partial(_tell_part, tell, done, len(usable))
         measure = _linear if route == "chain" else partial(_trees, static=static, traced=traced)
-        taken = measure(model, torch.tensor(prompt, device=input_device(model)), nodes, seconds / len(usable), told)
+        taken = measure(model, torch.tensor(prompt, device=traits.device), nodes, seconds / len(usable), told)
         for count, samples in taken.items():
             times.put(count, context, statistics.median(samples))
     tell(1.0)
@@ -122,7 +123,7 @@ def _tell_part(tell: Report, part: int, parts: int, share: float) -> None:
 
 def _linear(model: PreTrainedModel, prompt: Tensor, nodes: Sequence[int], seconds: float, report: Report) -> Samples:
     """Time linear drafts after ``prompt`` ``[batch, token]``, on a model that cannot follow trees."""
-    vocab = vocabulary(model)
+    vocab = ModelTraits.of(model).vocab_size
     drafts = {count: [TokenTree.chain(0, [node % vocab for node in range(1, count)])] * len(prompt) for count in nodes}
     with bare_chain(model, prompt) as chain:
         chain.hold()
@@ -140,7 +141,7 @@ def _trees(
     traced: bool,
 ) -> Samples:
     """Time trees after ``prompt`` ``[batch, token]``."""
-    batch, vocab = len(prompt), vocabulary(model)
+    batch, vocab = len(prompt), ModelTraits.of(model).vocab_size
     drafts = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
     traces = traces_to_measure(model, batch) if traced else None
     traced_by = None if traces is None else partial(TracedExecutor, traces)

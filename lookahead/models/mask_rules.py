@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, create_masks_for_generate
 
-from lookahead.models.traits import decoder_config, input_device
+from lookahead.models.traits import ModelTraits
 
 _RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
 _recording = threading.Lock()
@@ -28,13 +28,13 @@ def _record(*args: Any, mask_function: Callable[..., Any] = causal_mask_function
     return MaskRule(None if mask_function is causal_mask_function else mask_function)
 
 
-def mask_rules(model: PreTrainedModel) -> Any:
+def mask_rules(model: PreTrainedModel, traits: ModelTraits) -> Any:
     """The visibility rules of a model's layers, in the form its ``forward`` takes masks: one, or a dict by layer type.
 
     transformers' ``create_masks_for_generate`` (or the model's override) makes them: it runs with a mask function that
     returns the rule instead of a mask.
     """
-    config = copy.copy(decoder_config(model))
+    config = copy.copy(traits.config)
     config._attn_implementation_internal = _RECORDER
     create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
     with _recording:
@@ -42,7 +42,7 @@ def mask_rules(model: PreTrainedModel) -> Any:
         try:
             rules = create(
                 config=config,
-                inputs_embeds=torch.empty((1, 1, 0), device=input_device(model), dtype=model.dtype),
+                inputs_embeds=torch.empty((1, 1, 0), device=traits.device, dtype=traits.dtype),
                 attention_mask=None,
                 past_key_values=None,
                 position_ids=None,
@@ -52,19 +52,18 @@ def mask_rules(model: PreTrainedModel) -> Any:
     return MaskRule(None) if rules is None else rules
 
 
-def shortest_window(model: PreTrainedModel, rules: Any) -> int | None:
+def shortest_window(traits: ModelTraits, rules: Any) -> int | None:
     """How many of the last tokens every layer sees, whatever its rule; None = all of them."""
     every = list(rules.values()) if isinstance(rules, dict) else [rules]
     if all(rule.function is None for rule in every):
         return None
-    config = decoder_config(model)
-    sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    sizes = [getattr(traits.config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     return min((size for size in sizes if isinstance(size, int)), default=0)
 
 
-def windows_of_the_cache(model: PreTrainedModel) -> bool:
+def windows_of_the_cache(model: PreTrainedModel, traits: ModelTraits) -> bool:
     """Whether a model leaves its windows to the cache, which drops tokens, and masks none itself (Moshi)."""
-    if shortest_window(model, mask_rules(model)) is None:
+    if shortest_window(traits, mask_rules(model, traits)) is None:
         return False
     makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
     homes = {type(module).__module__ for module in model.modules()}

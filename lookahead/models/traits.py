@@ -58,27 +58,43 @@ class ModelTraits:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
         """Read ``model``."""
-        config, forward = decoder_config(model), type(model).forward
-        table = position_table(model)
+        kind, config = type(model), decoder_config(model)
+        text = model.config.get_text_config() if model.config.is_encoder_decoder else config
+        table, takes_positions = _position_table(config), "position_ids" in _parameters(kind.forward)
         return cls(
-            name=type(model).__name__,
+            name=kind.__name__,
             config=config,
-            is_encoder_decoder=is_seq2seq(model),
-            device=input_device(model),
+            is_encoder_decoder=bool(model.config.is_encoder_decoder),
+            device=_input_device(model),
             dtype=model.dtype,
             attention=str(config._attn_implementation),
-            vocab_size=vocabulary(model),
+            vocab_size=_vocab_size(model, config),
             position_table=table,
-            depth_limit=None if any(rope_settings(config)) else table,
-            rope_limit=position_limit(model),
-            index_limit=index_limit(model),
-            cache_argument=_cache_argument(forward),
-            takes_positions=takes_positions(forward),
-            counts_slots=counts_slots(model),
-            has_axes=getattr(type(model), _PREPARE_AXES, None) is not getattr(GenerationMixin, _PREPARE_AXES),
+            depth_limit=None if any(_rope_settings(config)) else table,
+            rope_limit=_rope_limit(text),
+            index_limit=_index_limit(text),
+            cache_argument=_cache_argument(_parameters(kind.forward)),
+            takes_positions=takes_positions,
+            counts_slots=not takes_positions or _has_own_biases(text),
+            has_axes=getattr(kind, _PREPARE_AXES, None) is not getattr(GenerationMixin, _PREPARE_AXES),
             is_stateful=bool(getattr(model, "_is_stateful", False)),
-            own_loop=_own_loop(type(model)),
+            own_loop=_own_loop(kind),
         )
+
+
+def decoder_config(model: PreTrainedModel) -> Any:
+    """The config of the layers that write, under a causal model's names (``num_hidden_layers``, ``vocab_size``)."""
+    config = model.config
+    return config.get_text_config(decoder=True) if config.is_encoder_decoder else config.get_text_config()
+
+
+@lru_cache
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
+
+
+def _cache_argument(parameters: frozenset[str]) -> str:
+    return "cache_params" if "past_key_values" not in parameters and "cache_params" in parameters else "past_key_values"
 
 
 def _own_loop(kind: type) -> str | None:
@@ -92,101 +108,59 @@ def _own_loop(kind: type) -> str | None:
     return None
 
 
-@lru_cache
-def _cache_argument(forward: Callable[..., Any]) -> str:
-    known = inspect.signature(forward).parameters
-    return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
-
-
-def is_seq2seq(model: PreTrainedModel) -> bool:
-    """Whether the model is an encoder-decoder model."""
-    return bool(model.config.is_encoder_decoder)
-
-
-def decoder_config(model: PreTrainedModel) -> Any:
-    """The config of the layers that write, under a causal model's names (``num_hidden_layers``, ``vocab_size``)."""
-    config = model.config
-    return config.get_text_config(decoder=True) if is_seq2seq(model) else config.get_text_config()
-
-
-def input_device(model: PreTrainedModel) -> torch.device:
-    """Where a model takes its tokens; its weights may be elsewhere, and come when they are needed."""
+def _input_device(model: PreTrainedModel) -> torch.device:
+    """Where tokens go. Offloaded weights are on no device, and accelerate's hooks fetch them when they are needed."""
     if model.device.type != "meta":
         return model.device
-    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())  # accelerate's
-    places = (getattr(hook, "execution_device", None) for hook in hooks)
-    return torch.device(next((place for place in places if place is not None), "cpu"))
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((device for device in devices if device is not None), "cpu"))
 
 
-def vocabulary(model: PreTrainedModel) -> int:
-    """How many tokens the writing part can be fed."""
-    if is_seq2seq(model):
-        return int(decoder_config(model).vocab_size)
+def _vocab_size(model: PreTrainedModel, config: Any) -> int:
+    if model.config.is_encoder_decoder:
+        return int(config.vocab_size)
     embeddings = model.get_input_embeddings()
     if isinstance(getattr(embeddings, "weight", None), Tensor):
         return int(embeddings.weight.shape[0])
-    # Where tokens of speech stand beside each other, there is a table for each, or one inside; and there are others.
-    told = int(decoder_config(model).vocab_size)
+    # Models that add up codebooks have a table for each of them, and perhaps others inside.
+    told = int(config.vocab_size)
     tables = [part.num_embeddings for part in embeddings.modules() if isinstance(part, nn.Embedding)]
     return min((size for size in tables if size >= told), default=told)
 
 
-def position_table(model: PreTrainedModel) -> int | None:
-    """How many positions the writing part knows; None = it has no table of them."""
+def _position_table(config: Any) -> int | None:
     names = ("max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings")
-    config = decoder_config(model)
-    for name in names:
-        table = getattr(config, name, None)
-        if isinstance(table, int) and table > 0:
-            return table
-    return None
+    tables = (getattr(config, name, None) for name in names)
+    return next((table for table in tables if isinstance(table, int) and table > 0), None)
 
 
-@lru_cache
-def takes_positions(forward: Callable[..., Any]) -> bool:
-    """Whether a model's ``forward`` is told the positions of its tokens."""
-    return "position_ids" in inspect.signature(forward).parameters
-
-
-def counts_slots(model: PreTrainedModel) -> bool:
-    """Whether a model counts cache slots by itself, for its positions, its biases, its windows or its scales."""
-    config = model.config.get_text_config()
+def _has_own_biases(config: Any) -> bool:
+    """Whether layers count slots for biases (ALiBi), windows (GPT-Neo) or scales (Llama 4)."""
     local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
-    biased = local or getattr(config, "alibi", False) is True or bool(getattr(config, "attn_temperature_tuning", False))
-    return biased or not takes_positions(type(model).forward)
+    return local or getattr(config, "alibi", False) is True or bool(getattr(config, "attn_temperature_tuning", False))
 
 
-def rope_settings(config: Any) -> Iterator[dict[str, Any]]:
-    """A config's RoPE settings: one set, or one for each kind of layer."""
+def _rope_settings(config: Any) -> Iterator[dict[str, Any]]:
+    """One set of RoPE settings, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     yield from rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
 
 
-def position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
-    """The first position at which RoPE changes with the text's length, and the kind of RoPE; None = it does not."""
-    config = model.config.get_text_config()
+def _rope_limit(config: Any) -> tuple[str, int] | None:
     table = getattr(config, "max_position_embeddings", None)
-    for rope in rope_settings(config):
+    for rope in _rope_settings(config):
         kind = rope.get("rope_type", "default")
-        if kind not in ("dynamic", "longrope"):
-            continue
-        original = None
         if kind == "longrope":
             original = rope.get("original_max_position_embeddings")
-            original = original or getattr(config, "original_max_position_embeddings", None)
-        return kind, int(original or table or 0)
+            return kind, int(original or getattr(config, "original_max_position_embeddings", None) or table or 0)
+        if kind == "dynamic":
+            return kind, int(table or 0)
     return None
 
 
-def index_limit(model: PreTrainedModel) -> int | None:
-    """How many tokens are attended to where a model leaves out the rest (indexed attention, Doge's dynamic mask).
-
-    Up to that many, the choice is "all of them". Past it, ties are broken by the tokens' slots.
-
-    Returns:
-        None where all tokens are attended to.
-    """
-    config = model.config.get_text_config()
+def _index_limit(config: Any) -> int | None:
+    """Of indexed attention, and Doge's dynamic mask: up to so many tokens, the choice is "all of them"."""
     if "indexed_attention" in (getattr(config, "layer_types", None) or ()):
         return int(getattr(config, "index_topk", None) or getattr(config, "indexer_budget", None) or 0)
     kept = getattr(config, "keep_window_size", None)

@@ -16,11 +16,12 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import MoEModelOutput
 
 from jacobi import TokenTree
+from lookahead.models.families.decoders import position_ids
 from lookahead.models.families.overrides import overriding
 from lookahead.models.families.positions import DecoderPositions
 from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.hidden_states import Outputs
-from lookahead.models.traits import decoder_config, input_device
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.forward import TreeForward
 
 _POSITIONS = "decoder_position_ids"
@@ -46,7 +47,7 @@ class EncoderDecoderForward(TreeForward):
         self._overrides = []
         self._takes_positions = True  # this class does, and knows whom to tell
         # Where token ids are turned into positions, that is where places go: some positions start at an offset.
-        counts = any(override.name == "create_position_ids_from_input_ids" for override in self._decoder_overrides)
+        counts = any(override.stand_in is position_ids for override in self._decoder_overrides)
         self._tells_decoder = _takes_positions(self.model) and not counts
         self._reach = (0, 0)  # smallest and largest position of the pass
 
@@ -118,12 +119,12 @@ def stand_in_encoder(model: PreTrainedModel, batch: int, length: int = 5) -> MoE
         batch: number of rows, which are equal.
         length: tokens.
     """
-    config = model.config
+    config, traits = model.config, ModelTraits.of(model)
     encoder = getattr(config, "encoder", None) or getattr(config, "encoder_config", None) or config
     sizes = (getattr(source, name, None) for source in (encoder, config) for name in ("hidden_size", "d_model"))
-    size = next((size for size in sizes if isinstance(size, int)), None) or decoder_config(model).hidden_size
+    size = next((size for size in sizes if isinstance(size, int)), None) or traits.config.hidden_size
     noise = torch.randn((1, length, size), generator=torch.Generator().manual_seed(0))
-    return _StandIn(last_hidden_state=noise.to(input_device(model), model.dtype).repeat(batch, 1, 1))
+    return _StandIn(last_hidden_state=noise.to(traits.device, traits.dtype).repeat(batch, 1, 1))
 
 
 def stepwise(model: PreTrainedModel, prompt: Tensor, tokens: Sequence[int]) -> Tensor:

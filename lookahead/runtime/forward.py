@@ -13,6 +13,7 @@ from transformers.generation import utils as generation_utils
 
 from jacobi import TokenTree
 from lookahead.models.families.overrides import overriding
+from lookahead.models.families.positions import DecoderPositions
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.mask_rules import mask_rules, shortest_window
@@ -77,7 +78,7 @@ class TreeForward:
         self.traits = traits
         self.layout = layout
         self.hidden = hidden
-        self.rules = mask_rules(model)
+        self.rules = mask_rules(model, traits)
         self.token_types: Tensor | None = kwargs.get("token_type_ids")
         self.prompt_kwargs = kwargs | {"past_key_values": layout.cache, "use_cache": True}
         if prompt_logits > 1 and "logits_to_keep" in self.prompt_kwargs:
@@ -88,7 +89,7 @@ class TreeForward:
         self._config = config
         self._takes_positions = traits.takes_positions
         self._overrides = overrides_for(model) if traits.counts_slots else []
-        self._window = shortest_window(model, self.rules)
+        self._window = shortest_window(traits, self.rules)
         self._masks: MaskBuffer | None = None
 
     @property
@@ -164,7 +165,7 @@ class TreeForward:
             yield
 
     def _positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> Any:
-        if any(override.name == "forward" for override in self._overrides):
+        if any(override.told is DecoderPositions for override in self._overrides):
             return self.layout.decoder_positions(trees, tokens)
         return self.layout.slot_positions(trees)
 

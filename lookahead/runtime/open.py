@@ -83,7 +83,7 @@ def open_tree(
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
     """
-    cache = empty_cache(model, prompt.cache)
+    cache = empty_cache(traits, prompt.cache)
     idle = (lambda row: False) if writing is None else writing.idle
     layout = Layout(
         cache,

@@ -136,7 +136,7 @@ def call_obstacle(
         change = _change_within(traits, input_ids, model_kwargs, new_tokens)
         if change is not None:
             return f"{change}, and without a cache each pass recomputes all of it"
-    if cache is not None and holds_text(cache) and windows_of_the_cache(model):
+    if cache is not None and holds_text(cache) and windows_of_the_cache(model, traits):
         return f"{traits.name} leaves its windows to the cache, and a cache is continued that has dropped tokens"
     if _sees_images(traits, model_kwargs, cache):
         return f"{traits.name} keeps what its cross-attention layers know of images in the cache of the text"

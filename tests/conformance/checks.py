@@ -12,7 +12,7 @@ from helpers.models import F32, F64, run, same_outputs
 from transformers import GenerationMixin
 
 from lookahead import Jacobi, Lookahead, LookaheadError
-from lookahead.runtime.linear import cache_name
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.tracing import schedule as tracing
 from lookahead.support import route as support
 
@@ -181,7 +181,7 @@ def _continued(model: Any, given: dict[str, Any]) -> None:
         mask = torch.ones_like(text)
         if not prefix and "attention_mask" in given:
             mask[:, : given["attention_mask"].shape[1]] = given["attention_mask"]
-        following = given | {f"{prefix}input_ids": text, cache_name(model): cache}
+        following = given | {f"{prefix}input_ids": text, ModelTraits.of(model).cache_argument: cache}
         if not prefix:
             following["attention_mask"] = mask
         outputs.append(run(model, following, max_new_tokens=12, **settings)[0].sequences.tolist())

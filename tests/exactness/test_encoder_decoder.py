@@ -19,7 +19,7 @@ from lookahead.medusa import MedusaHeads
 from lookahead.models.families.overrides import current_positions, overriding
 from lookahead.models.families.positions import DecoderPositions
 from lookahead.models.families.registry import decoder_overrides
-from lookahead.models.traits import decoder_config, position_table, vocabulary
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.encoder_decoder import stand_in_encoder, stepwise
 from lookahead.runtime.session import bare_model
 from lookahead.support import route as support
@@ -247,7 +247,7 @@ def test_pad_tokens_in_the_text(name: str) -> None:
 def test_up_to_the_last_position(name: str) -> None:
     """Drafts stop where the table of positions does."""
     model = seq2seq_model(name)
-    assert position_table(model) == 64
+    assert ModelTraits.of(model).position_table == 64
     for batch in (1, 2):
         for kind in ("automatic", "w5n4g4", "sliding"):
             same_as_plain(model, sources(name, batch), STRATEGIES[kind], max_new_tokens=63)
@@ -391,6 +391,7 @@ def test_passes_know_plain_positions(name: str) -> None:
 
 def test_decoder_facts() -> None:
     model = seq2seq_model("vit2trocr")
-    assert vocabulary(model) == VOCAB and decoder_config(model).model_type == "trocr"
-    assert position_table(seq2seq_model("t5")) is None
+    traits = ModelTraits.of(model)
+    assert traits.vocab_size == VOCAB and traits.config.model_type == "trocr"
+    assert ModelTraits.of(seq2seq_model("t5")).position_table is None
     assert stand_in_encoder(seq2seq_model("t5"), 2).last_hidden_state.shape == (2, 5, 32)

@@ -4,6 +4,7 @@ from typing import Any
 
 from helpers.models import prompts
 
+from lookahead.models.mask_rules import mask_rules
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import Prompt, Wanted, open_tree
 from lookahead.runtime.tree import TreeModel
@@ -20,3 +21,8 @@ def tree_view(model: Any, batch: int = 1, length: int = 12, *, static: bool = Fa
 def buffers_of(view: TreeModel) -> Any:
     """The static buffers that a view uses now."""
     return view.executor._buffers  # type: ignore[attr-defined]
+
+
+def rules_of(model: Any) -> Any:
+    """What a model's layers see, see `models.mask_rules`."""
+    return mask_rules(model, ModelTraits.of(model))

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import fresh_model, registries, tiny_model
+from helpers.views import rules_of
 from torch import Tensor
 
 from jacobi import TokenTree
-from lookahead.models.mask_rules import mask_rules
 from lookahead.runtime.masks import tree_masks
 
 
@@ -104,7 +104,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "kinds"), CASES, ids=[name for name, _ in CASES])
 def test_against_the_loop(name: str, kinds: dict[str | None, tuple[str, int]], batch: int) -> None:
     """Full, sliding and chunked layers; padded and ragged rows; trees of different sizes."""
-    rules = mask_rules(tiny_model(name))
+    rules = rules_of(tiny_model(name))
     for seed in range(15):
         rows = Rows(random.Random(seed), batch)
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -123,7 +123,7 @@ def test_no_history_mask() -> None:
     """Without padding every slot below the base is history."""
     tree = TokenTree.from_paths(5, [[1, 2], [3]])
     masks = tree_masks(
-        mask_rules(tiny_model("llama")), [tree], 2, None, lambda trees: pytest.fail("not asked"), torch.float32,
+        rules_of(tiny_model("llama")), [tree], 2, None, lambda trees: pytest.fail("not asked"), torch.float32,
         torch.device("cpu"),
     )  # fmt: skip
     drawn = ["".join("T" if value == 0 else "." for value in line) for line in masks[0, 0].tolist()]
@@ -144,7 +144,7 @@ def test_a_drawn_window() -> None:
         return nodes, torch.cat([torch.arange(6)[None], nodes], dim=1)
 
     model = fresh_model("mistral", sliding_window=4)
-    masks = tree_masks(mask_rules(model), [tree], 6, None, places, torch.float64, torch.device("cpu"))
+    masks = tree_masks(rules_of(model), [tree], 6, None, places, torch.float64, torch.device("cpu"))
     drawn = ["".join("T" if value == 0 else "." for value in line) for line in masks[0, 0].tolist()]
     assert drawn == [
         "...TTTT.....",  # the root
@@ -161,13 +161,13 @@ def test_rules_leave_no_trace() -> None:
     for name in ("llama", "mistral", "gemma3", "llama4"):
         model = tiny_model(name)
         before = registries(), model.config.to_dict(), model.config._attn_implementation
-        mask_rules(model)
+        rules_of(model)
         assert (registries(), model.config.to_dict(), model.config._attn_implementation) == before
 
 
 def test_masks_are_not_shared_between_passes() -> None:
     """Trees of one shape use one stored mask, which no pass may write into."""
-    rules = mask_rules(tiny_model("mistral"))
+    rules = rules_of(tiny_model("mistral"))
     for _ in range(2):
         rows = Rows(random.Random(3), 3)
         masks = tree_masks(

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import tiny_model
+from helpers.views import rules_of
 from torch import Tensor
 
 from jacobi import TokenTree
-from lookahead.models.mask_rules import mask_rules
 from lookahead.runtime.cuda_graphs.executor import bucket_of, span_of
 from lookahead.runtime.masks import MaskBuffer, StaticPlaces, ancestor_words, static_masks, tree_masks
 
@@ -51,7 +51,7 @@ def test_ancestor_words(nodes: int) -> None:
 def test_masks(name: str) -> None:
     """The same as the dynamic path's, and nothing to be seen anywhere else."""
     rng = random.Random(0)
-    rules = mask_rules(tiny_model(name))
+    rules = rules_of(tiny_model(name))
     for _ in range(10):
         trees = []
         for _row in range(3):
@@ -105,7 +105,7 @@ def test_masks(name: str) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_mask_buffer(batch: int) -> None:
     """Over many passes of changing widths, the same as a mask that is made anew for each."""
-    rng, rules = random.Random(batch), mask_rules(tiny_model("llama"))
+    rng, rules = random.Random(batch), rules_of(tiny_model("llama"))
     device = torch.device("cpu")
     buffer = MaskBuffer(batch, torch.float32, device)
     lengths = [rng.randint(1, 9) for _ in range(batch)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from lookahead import Jacobi, Lookahead, LookaheadError
-from lookahead.models.traits import input_device
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import switched_attention
 from lookahead.support import route as support
 
@@ -363,7 +363,7 @@ def test_a_model_of_which_every_part_is_offloaded() -> None:
     """Its weights are nowhere between passes, and it still says where it takes its tokens."""
     model, twin = fresh_model("llama"), fresh_model("llama")
     cpu_offload(model, execution_device="cpu")
-    assert model.device.type == "meta" and input_device(model).type == "cpu"
+    assert model.device.type == "meta" and ModelTraits.of(model).device.type == "cpu"
     for sample in (False, True):
         settings = {"do_sample": sample, "max_new_tokens": 20}
         expected = run(twin, prompts(2), **settings)[0]

@@ -123,8 +123,3 @@ def expert_router(module: Any, original: Callable[..., Any]) -> Callable[..., An
         return type(module).forward(*given.args, **given.kwargs)
 
     return forward
-
-
-# until the last caller has changed
-DecoderPlaces = DecoderPositions
-COUNT = "create_position_ids_from_input_ids"

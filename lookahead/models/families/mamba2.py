@@ -53,6 +53,3 @@ def _unbounded_scan(_: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return mamba2_chunk_scan
-
-
-bounded_scans = unbounded_scans  # until the last caller has changed

@@ -18,14 +18,19 @@ _users: dict[tuple[int, str], tuple[int, Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One attribute to be overridden: its owner (a module of a model, or a file), its name, and its stand-in.
+    """One attribute to be overridden.
 
-    ``stand_in(owner, original)`` makes what takes the attribute's place.
+    Attributes:
+        owner: a module of a model, or a file.
+        name: of the attribute.
+        stand_in: ``stand_in(owner, original)`` makes what takes its place.
+        told: the class of the positions that it understands, see `positions`.
     """
 
     owner: Any
     name: str
     stand_in: Callable[[Any, Any], Any]
+    told: type | None = None
 
 
 def current_positions() -> Any:
@@ -72,10 +77,3 @@ def _replaced(override: Override) -> Iterator[None]:
                 del own[name]
             else:
                 own[name] = held
-
-
-# until the last caller has changed
-from lookahead.models.families.positions import SlotPositions as Places  # noqa: E402
-
-placed = overriding
-__all__ = ["Override", "Places", "current_positions", "overriding", "placed"]

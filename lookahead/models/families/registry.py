@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 
 from lookahead.models.families import alibi, decoders, gpt_neo, llama4
 from lookahead.models.families.overrides import Override
-from lookahead.models.traits import counts_slots
-from lookahead.models.traits import takes_positions as takes_positions
+from lookahead.models.families.positions import DecoderPositions, SlotPositions
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +92,22 @@ DECODERS = (
 )
 
 
-def _overrides(families: Sequence[Family], model: nn.Module) -> list[Override]:
+def _overrides(families: Sequence[Family], model: nn.Module, told: type) -> list[Override]:
     """What each module of ``model`` needs, by the first row that it matches."""
     found: list[Override] = []
     for name, module in model.named_modules():
         family = next((family for family in families if family.matches(name, module)), None)
         if family is not None:
             owner = _file_of(module) if family.in_file else module
-            found.append(Override(owner, family.attribute, family.stand_in))
+            found.append(Override(owner, family.attribute, family.stand_in, told))
     return found
 
 
 def decoder_overrides(decoder: nn.Module) -> list[Override]:
     """What in a decoder would treat the nodes of a pass otherwise than single tokens."""
-    return _overrides(DECODERS, decoder)
+    return _overrides(DECODERS, decoder, DecoderPositions)
 
 
 def overrides_for(model: PreTrainedModel) -> list[Override]:
-    """What in a causal model counts positions by itself, and needs an override in every pass; empty for most models."""
-    return (_overrides(SLOT_COUNTERS, model) or decoder_overrides(model)) if counts_slots(model) else []
+    """What needs an override in every pass over a causal model whose traits say that it counts slots by itself."""
+    return _overrides(SLOT_COUNTERS, model, SlotPositions) or decoder_overrides(model)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, cache_utils
+from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
     DynamicLayer,
@@ -32,7 +32,7 @@ from transformers.cache_utils import (
 )
 
 from jacobi import LookaheadError
-from lookahead.models.traits import decoder_config, is_seq2seq
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.buffers import Allocate, LayerBuffer
 
 
@@ -346,9 +346,9 @@ class TreeCache(Cache):
                 layer.indexer_keys = states.clone()
 
 
-def empty_cache(model: PreTrainedModel, given: Cache | None) -> TreeCache:
-    """A cache for fused passes, started from the history that ``given`` holds, if any."""
-    n_layers = None if is_seq2seq(model) else decoder_config(model).num_hidden_layers
+def empty_cache(traits: ModelTraits, given: Cache | None) -> TreeCache:
+    """A cache for tree forwards, started from what ``given`` holds, if anything."""
+    n_layers = None if traits.is_encoder_decoder else traits.config.num_hidden_layers
     cache = TreeCache(n_layers, on_host=getattr(given, "offloading", False))
     if given is not None:
         cache.load(given)

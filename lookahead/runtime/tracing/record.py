@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from jacobi import Path, TokenTree
-from lookahead.models.traits import vocabulary
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import attention_as, tree_forward
 from lookahead.runtime.forward import TreeForward, masks_given
 from lookahead.runtime.session import bare_model
@@ -52,7 +52,7 @@ def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str]) 
     Raises:
         ValueError: it would freeze something, or says something else than the model.
     """
-    vocab = vocabulary(model)
+    vocab = ModelTraits.of(model).vocab_size
     word = [(7 + 13 * place) % vocab for place in range(_PROMPT + 9)]
     paths: list[list[list[int]]] = [[], [], []]
     if not kind.single:

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
 from lookahead._per_model import PerModel
-from lookahead.models.familiar import changed, unfamiliar
+from lookahead.models.conformance import modified, unrecorded
 from lookahead.models.fingerprint import fingerprint
-from lookahead.models.traits import decoder_config
+from lookahead.models.traits import ModelTraits
 from lookahead.runtime.tracing.record import record
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
 from lookahead.runtime.tree import TreeModel
@@ -37,17 +37,17 @@ _making = threading.Lock()
 
 def untraceable(model: PreTrainedModel) -> str | None:
     """Why passes over a model are not traced; None = nothing speaks against it."""
-    return _wrong_kind(model) or changed(model)
+    return _wrong_kind(model) or modified(model)
 
 
 def _wrong_kind(model: PreTrainedModel) -> str | None:
     """What class and config say against traces."""
     if model.device.type != "cpu":
         return "passes are traced on a CPU only"
-    attention = decoder_config(model)._attn_implementation
-    if attention not in ("sdpa", "eager"):
-        return f"{attention} compiles kernels of its own"
-    return unfamiliar(model)
+    traits = ModelTraits.of(model)
+    if traits.attention not in ("sdpa", "eager"):
+        return f"{traits.attention} compiles kernels of its own"
+    return unrecorded(model, traits)
 
 
 def traces_for(model: PreTrainedModel, batch: int, taps: tuple[str, ...] = ()) -> Traces | None:
@@ -63,7 +63,7 @@ def traces_for(model: PreTrainedModel, batch: int, taps: tuple[str, ...] = ()) -
     if _wrong_kind(model) is not None:
         return None
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    key = (batch, model.dtype, decoder_config(model)._attn_implementation, modes, taps)
+    key = (batch, model.dtype, ModelTraits.of(model).attention, modes, taps)
     with _kept_lock:
         known = _kept.of(model)
         found = next((traces for traces in known if traces.key == key), None) or Traces(key, taps)
@@ -71,7 +71,7 @@ def traces_for(model: PreTrainedModel, batch: int, taps: tuple[str, ...] = ()) -
     due = _due(model, found)
     if not (found.made or due):
         return found  # which counts what it misses
-    if changed(model) is not None:
+    if modified(model) is not None:
         return None
     settings = fingerprint(model)
     if settings != found.settings and found.made:  # the model is not what it was: start over
@@ -131,7 +131,7 @@ class TraceSchedule:
         model, traces = self._model, self._traces
         due = _due(model, traces)
         paid = [kind for kind, passes in due.items() if self._passes_left(kind, written) >= _SURELY * passes]
-        if paid and changed(model) is None:
+        if paid and modified(model) is None:
             _make(model, self._batch, traces, fingerprint(model), paid)
 
     def _passes_left(self, kind: Kind, written: int) -> float:
