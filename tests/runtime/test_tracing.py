@@ -279,7 +279,7 @@ def test_what_is_not_traced() -> None:
     model.train()
     assert "code other than" in str(untraceable(model))
     bloom = BloomForCausalLM(BloomConfig(vocab_size=48, hidden_size=32, n_layer=1, n_head=2)).eval()
-    assert "places" in str(untraceable(bloom))
+    assert "positions" in str(untraceable(bloom))
     config = type(model.config)(**model.config.to_dict())
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     assert "length" in str(untraceable(LlamaForCausalLM(config).eval()))
