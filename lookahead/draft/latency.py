@@ -181,19 +181,8 @@ def _through(base: Sequence[float], measured: dict[int, float]) -> list[float]:
     Beyond the last one that form may be no more than a guess, so there it is at least about as steep as before.
     """
     places = sorted(measured)
-    ratios = [measured[place] / base[place] for place in places]
-    bent = []
-    for place, value in enumerate(base):
-        right = bisect_left(places, place)
-        if right == 0:
-            ratio = ratios[0]
-        elif right == len(places):
-            ratio = ratios[-1]
-        else:
-            low, high = places[right - 1], places[right]
-            share = (place - low) / (high - low)
-            ratio = ratios[right - 1] * (1 - share) + ratios[right] * share
-        bent.append(value * ratio)
+    ratios = np.interp(range(len(base)), places, [measured[place] / base[place] for place in places])
+    bent: list[float] = (np.asarray(base) * ratios).tolist()
     last = places[-1]
     if last:
         slope = _BEYOND * (bent[last] - bent[0]) / (NODES[last] - NODES[0])

@@ -26,8 +26,6 @@ class Planner:
     Args:
         times: the latency curve; learns from the passes unless it is frozen.
         acceptance: the estimates that the sequences share.
-        limits: of the model.
-        batch: number of sequences.
         most_nodes: the most drafted nodes of a sequence.
         nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
         window: some of the sources is a window; ``window_only``: there is no other source.
