@@ -74,14 +74,8 @@ def check_cache(
 ) -> None:
     """Refuse, by name, a cache that a tree cannot run on or that belongs to another model.
 
-    Args:
-        cache: what ``generate`` prepared or the user gave.
-        n_layers: of the model; like ``heads`` and ``channels`` None if the config does not tell.
-        n_shared: those of them that use another layer's keys; older caches leave them out.
-        batch: sequences of this call.
-        heads: key/value heads of a layer.
-        channels: of a key head.
-        slots: tokens that the cache may have to hold in the end.
+    ``n_layers``, key/value ``heads`` and ``channels`` of a head are the model's, None if its config does not tell;
+    ``n_shared`` of the layers use another's keys, and older caches leave them out. Up to ``slots`` tokens will be held.
     """
     if type(cache) not in (DynamicCache, StaticCache):
         raise LookaheadError(
@@ -140,7 +134,6 @@ def check_cache_of_linear(traits: ModelTraits, cache: Any, batch: int) -> None:
 
 
 def _check_owner(cache: Any, n_layers: int | None, n_shared: int, got_batch: int, batch: int) -> None:
-    """Refuse a filled cache of another number of layers or sequences; see :func:`check_cache`."""
     if n_layers is not None and len(cache.layers) not in (n_layers, n_layers - n_shared):
         raise LookaheadError(
             f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "

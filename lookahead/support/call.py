@@ -17,11 +17,7 @@ _UNMASKED = ("GPTNeoSelfAttention", "LEDDecoder")
 
 
 def check_mode(generation_config: GenerationConfig, assistant_model: Any = None) -> None:
-    """Refuse generation modes that lookahead cannot be combined with.
-
-    Raises:
-        LookaheadError: beams, an assistant, prompt lookup or multi-token prediction is asked for as well.
-    """
+    """Refuse (with a LookaheadError) beams, an assistant, prompt lookup, multi-token prediction and their like."""
 
     def refuse(culprit: str, way_out: str) -> None:
         raise LookaheadError(f"use_lookahead cannot be combined with {culprit}: {way_out}, or drop use_lookahead.")
@@ -46,15 +42,12 @@ def check_prompt(
     """Refuse prompts that no text can follow.
 
     Args:
-        model: the model.
-        traits: its.
         input_ids: ``[batch, token]``; of an encoder-decoder model the decoder's.
-        model_kwargs: as ``generate`` prepared them.
-        tree: whether the model could follow a tree, whose nodes need positions ``[batch, token]``.
+        tree: whether nodes of a tree will need positions ``[batch, token]``.
 
     Raises:
-        LookaheadError: an empty prompt, ids outside the vocabulary, right padding, more tokens than positions, or
-            position_ids that are not ``[batch, token]``.
+        LookaheadError: the prompt is empty, has ids outside the vocabulary, padding on the right or more tokens than
+            there are positions, or its position_ids have another shape.
     """
     prefix = "decoder_" if traits.is_encoder_decoder else ""
     embeds = model_kwargs.get(f"{prefix}inputs_embeds")
@@ -116,16 +109,9 @@ def call_obstacle(
     cache: Any,
     new_tokens: int,
 ) -> str | None:
-    """Why transformers' own loop decodes this call of a model that has another route; None = it need not.
+    """Why a call falls back to transformers' own loop, although the model has a better ``route``; None = it does not.
 
-    Args:
-        route: the model's, ``"tree"`` or ``"chain"``.
-        model: the model.
-        traits: its.
-        input_ids: the prompt ``[batch, token]``.
-        model_kwargs: as ``generate`` prepared them.
-        cache: what ``generate`` prepared or the user gave.
-        new_tokens: how many tokens will follow at most.
+    ``cache`` is what ``generate`` prepared or the user gave; at most ``new_tokens`` follow ``input_ids``.
     """
     if route == "chain":
         return _change_within(traits, input_ids, model_kwargs, new_tokens)

@@ -34,11 +34,7 @@ class Plan:
 
 
 def check(model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
-    """Refuse a model that cannot be decoded with lookahead, and prompts that no text can follow.
-
-    Raises:
-        LookaheadError: see :func:`check_model` and :func:`lookahead.support.call.check_prompt`.
-    """
+    """Refuse a model that cannot be decoded with lookahead, and prompts that no text can follow."""
     check_model(model, traits)
     positions = model_kwargs.get("decoder_position_ids" if traits.is_encoder_decoder else "position_ids")
     tree = positions is not None and positions.ndim != 2 and no_tree(model, traits) is None
@@ -72,11 +68,7 @@ def plan(
 
 
 def route(model: PreTrainedModel, traits: ModelTraits | None = None) -> tuple[Route, str | None]:
-    """A model's route, and why it is no tree.
-
-    A model that no tree can pass may be tested with a few short passes the first time; the verdict is remembered for as
-    long as the model lives.
-    """
+    """A model's route, and why it is no tree; a model that no tree can pass is tested with linear drafts, once."""
     traits = traits or ModelTraits.of(model)
     why = no_tree(model, traits)
     if why is None:
@@ -102,13 +94,9 @@ def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
 def check_model(model: PreTrainedModel, traits: ModelTraits | None = None, attention: str | None = None) -> None:
     """Refuse a model that cannot be decoded with lookahead, as far as its class and config tell.
 
-    Args:
-        model: the model.
-        traits: its; None = they are read.
-        attention: the implementation that the call will use; None = the model's own.
-
     Raises:
-        LookaheadError: a decoding loop of the model's own, or an attention without custom masks where trees need them.
+        LookaheadError: the model has a decoding loop of its own, or the call's ``attention`` (None = the model's) takes
+            no custom masks, which trees need.
     """
     traits = traits or ModelTraits.of(model)
     if traits.own_loop is not None:
@@ -149,13 +137,7 @@ def no_tree(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 
 
 def self_test(model: PreTrainedModel, traits: ModelTraits | None = None) -> None:
-    """Check once per model that it heeds tree masks and positions (:func:`lookahead.support.self_test.tree_error`).
-
-    On a CPU the conformance record answers for transformers' own classes, as long as nobody has changed the model.
-
-    Raises:
-        LookaheadError: the branches disturb each other.
-    """
+    """Raise a LookaheadError if a model does not keep branches apart; tested once, unless the record answers for it."""
     traits = traits or ModelTraits.of(model)
     error = None if is_on_record(model, traits) else tree_error(model, traits)
     if error is not None:

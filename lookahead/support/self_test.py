@@ -20,10 +20,7 @@ _FEWER = "and fewer passes would leave other ones for the text. Drop use_lookahe
 
 
 def tree_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
-    """What is wrong with a model's handling of trees: masks, positions, plain decoding's own scores; None = nothing.
-
-    A root with two branches is compared with each branch alone, and with transformers' own passes.
-    """
+    """What is wrong with a model's handling of trees: masks, positions, plain decoding's own scores; None = nothing."""
     return _remembered("tree", model, traits, tree_verdict)
 
 

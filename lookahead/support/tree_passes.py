@@ -65,7 +65,6 @@ def tree_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
 
 
 def _padded_last(model: PreTrainedModel, prompt: Tensor) -> dict[str, Any]:
-    """Inputs for ``prompt`` ``[batch, token]``, the last sequence of which is padded on the left."""
     mask = torch.ones_like(prompt)
     mask[-1, 0] = 0
     return masked_inputs(ModelTraits.of(model), mask)
@@ -74,16 +73,9 @@ def _padded_last(model: PreTrainedModel, prompt: Tensor) -> dict[str, Any]:
 def _fallback_error(
     model: PreTrainedModel, traits: ModelTraits, prompt: Tensor, tokens: list[int], scores: Tensor
 ) -> str | None:
-    """How a tree's path differs from transformers' own passes over the same tokens, if it does.
+    """How the ``scores`` ``[batch, token, vocab]`` of a tree's path differ from those of transformers' own passes.
 
-    A sequence whose numbers are not finite tells nothing.
-
-    Args:
-        model: a causal model.
-        traits: its.
-        prompt: ``[batch, token]``; the last sequence is padded on the left.
-        tokens: of the path.
-        scores: ``[batch, token, vocab]`` that the path's nodes were given.
+    ``tokens`` are the path's; the last sequence of ``prompt`` ``[batch, token]`` is padded on the left.
     """
     inputs = _padded_last(model, prompt)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
