@@ -10,12 +10,12 @@ from jacobi.verify import Path
 
 @dataclass(slots=True)
 class Successors:
-    """The model's best next tokens at the nodes of one row's tree.
+    """The model's best next tokens at the nodes of one tree.
 
     Attributes:
         tokens: ``[node][rank]`` token ids, best first.
-        levels: ``[node][rank]``, a small integer that grows with the distance in logits, from 0 to ``LEVELS - 1``: how
-            far a token lies below the best one; for the best one, how far the second lies below it.
+        levels: ``[node][rank]``, from 0 to ``LEVELS - 1``: how far in logits a token lies below the best one; for the
+            best one, how far the second lies below it.
     """
 
     tokens: list[list[int]]
@@ -27,10 +27,9 @@ LEVELS = len(LEVEL_STEPS) + 1
 
 
 class Drafter(Protocol):
-    """Grows one row's tree, and learns from what the pass made of it.
+    """Grows one sequence's tree, and learns from what the pass made of it.
 
-    Drafters are called in turn: ``learn`` once for the prompt's own pass (its tree is the root alone), then ``draft``
-    and ``learn`` for every pass.
+    Called in turn: ``learn`` for the prefill, whose tree is the root alone, then ``draft`` and ``learn`` a pass.
     """
 
     def draft(self, room: int) -> TokenTree:
@@ -41,7 +40,7 @@ class Drafter(Protocol):
 
 
 class PlainDrafter:
-    """Drafts nothing: one token a pass. The baseline of every comparison runs through the common loop with it."""
+    """Drafts nothing: one token a pass, the baseline of every comparison."""
 
     def __init__(self) -> None:
         self._root = 0

@@ -1,9 +1,9 @@
 """Jacobi decoding: a block of unknown tokens that is iterated until it no longer changes.
 
 It reads greedy decoding of m tokens as the triangular system ``y_i = argmax p(. | x, y_<i)`` and iterates all m
-unknowns at once from a guess (Santilli et al., ACL 2023, section 3; Song et al., ICML 2021). The block is a
-chain under the root of the shared tree: what verification accepts of the chain is what has become fixed, and the
-iterate beyond it, shifted by one, is the next draft.
+unknowns at once from a guess (Santilli et al., ACL 2023, section 3; Song et al., ICML 2021). The block is one branch
+of the tree: what verification accepts of it has become fixed, and the iterate beyond, shifted by one, is the next
+draft.
 """
 
 import random
@@ -19,23 +19,18 @@ JacobiMode = Literal["jacobi", "gauss-seidel", "hybrid", "sliding"]
 
 
 class JacobiDrafter:
-    """One row's Jacobi block.
+    """One sequence's Jacobi block.
 
     Modes (the names of Santilli et al., section 3.2, and one of ours):
-        ``jacobi``: the whole block at once; it shrinks as tokens become fixed, and a new one starts when it is used up.
-        ``gauss-seidel``: blocks from left to right, Jacobi inside each. A block is left only when all of it is fixed.
-        ``hybrid``: Gauss-Seidel with the end token watched: nothing is drafted past an end token in the iterate, and
-            what is left when less than a block fits is decoded plainly.
+        ``jacobi``: one block; it shrinks as tokens become fixed, and a new one starts when it is used up.
+        ``gauss-seidel``: blocks of ``block_size`` from left to right, each left when all of it is fixed.
+        ``hybrid``: Gauss-Seidel that drafts nothing past an end token, and nothing where less than a block fits.
         ``sliding``: after k tokens become fixed the block moves by k and its right edge is refilled.
 
-    ``jacobi`` and ``gauss-seidel`` differ in the block: all that is still to be written, or ``block_size`` tokens.
-
     Args:
-        mode: see above.
-        block_size: tokens in a block; None is all the room there is (only for ``jacobi``).
-        guess: gives n tokens to fill new places of the block with.
-        end_tokens: ids that end the text.
-        text: the row's tokens; every decided token is appended, so that ``guess`` may draw from it.
+        block_size: tokens in a block; None = all that is still to be written (only for ``jacobi``).
+        guess: gives n tokens for new positions of the block.
+        text: the sequence's tokens; every decided token is appended, so that ``guess`` may draw from it.
         keep_trajectory: record every iterate that was fed to the model in ``trajectory``.
     """
 
@@ -64,7 +59,7 @@ class JacobiDrafter:
         self._block: list[int] = []
 
     def draft(self, room: int) -> TokenTree:
-        """The current iterate as a chain below the root."""
+        """The current iterate as one branch below the root."""
         size = room if self.block_size is None else self.block_size
         if self.mode == "hybrid" and not self._block and room < size:
             size = 0
@@ -80,13 +75,13 @@ class JacobiDrafter:
         return TokenTree.chain(self._root, fed)
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        """One Jacobi iteration: places become the argmax of the places before them, fixed ones leave the block."""
+        """One Jacobi iteration: tokens become the argmax at those before them, and fixed ones leave the block."""
         fixed = len(path.tokens)
-        places = len(self._block)
-        # Node j of the chain holds place j-1 and its argmax is the new value of place j. Places that were not fed (past
-        # an end token) keep theirs, and a sliding block gains the one place that lies beyond its old right edge.
+        size = len(self._block)
+        # Node j of the tree holds token j-1 of the block; its argmax is the new token j. Tokens that were not fed (past
+        # an end token) stay, and a sliding block gains the one beyond its old right edge.
         iterate = [*greedy[fixed : len(tree)], *self._block[len(tree) :]]
-        self._block = iterate if self.mode == "sliding" else iterate[: max(0, places - fixed)]
+        self._block = iterate if self.mode == "sliding" else iterate[: max(0, size - fixed)]
         self._root = path.tokens[-1]
         self._text += path.tokens
 
@@ -98,15 +93,12 @@ def guesser(
     pad: int,
     rng: random.Random,
 ) -> Callable[[int], list[int]]:
-    """Make the function that fills new places of a block.
+    """Make the function that gives n tokens for new positions of a block.
 
     Args:
         kind: ``text`` draws from the text so far, ``tail`` copies its end, ``pad`` repeats the pad token; a sequence
-            of token ids is used in order, first to last, and then again.
-        text: the row's tokens; the list may grow while decoding.
-        vocab_size: with no text at all, tokens are drawn from the whole vocabulary.
-        pad: id of the pad token.
-        rng: source of randomness for ``text``.
+            of token ids is used in order, and then again.
+        text: the sequence's tokens, which may grow; where there are none, ``text`` draws from the whole vocabulary.
 
     Raises:
         LookaheadError: ``kind`` is another word, or an empty sequence.

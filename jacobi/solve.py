@@ -1,7 +1,6 @@
 """The loop. Every strategy, plain decoding included, is this loop with another drafter.
 
-What is accepted is decided completely before anything is committed, learnt or told to a reader; streaming, statistics
-and traces are readers of the steps.
+What is accepted is decided completely before anything is committed, learnt or yielded to observers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,11 +21,11 @@ class Scores:
     """What one pass says about the trees of a batch.
 
     Attributes:
-        logits: ``[batch, node, vocab]``; rows with fewer nodes are padded at the end.
+        logits: ``[batch, node, vocab]``; smaller trees are padded at the end.
         greedy: argmax of the raw logits, as lists ``[batch][node]``: the pass's one transfer to the host.
         broken: (row, node) pairs whose logits hold NaN.
-        successors: the model's best next tokens for each row, if the model was asked to gather them. In the prompt's
-            pass they may cover more than its last token: then they are those of the prompt's last tokens, in order.
+        successors: the model's best next tokens at every node, if they were asked for; of the prefill those at the
+            prompt's last tokens, in order.
     """
 
     logits: Tensor
@@ -37,7 +36,7 @@ class Scores:
 
 @dataclass(slots=True)
 class Step:
-    """One forward pass: what was drafted and what was kept, for each row. Times are in milliseconds."""
+    """One forward pass: what was drafted and what was kept, for each sequence."""
 
     trees: list[TokenTree]
     paths: list[Path]
@@ -48,26 +47,26 @@ class Step:
 
 
 class Model(Protocol):
-    """A model with a key/value history that can score trees and keep chosen nodes of them."""
+    """A model with a KV cache that can score trees and keep chosen nodes of them."""
 
     def prefill(self) -> Scores:
         """Run the prompt; scores for its last token, ``[batch, 1, vocab]``."""
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
-        """Score every node of one tree a row, in one pass. The history stays as it is."""
+        """Score every node of one tree a sequence, in one pass. The KV cache stays as it is."""
 
     def keep(self, paths: Sequence[Path]) -> None:
-        """Append the visited nodes of the last pass to the history, and drop the rest of it."""
+        """Append the visited nodes of the last pass to the KV cache, and drop the others."""
 
 
 class Verifier(Protocol):
     """Decides what is accepted, token by token, stopping rules included."""
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
-        """The path kept in each row; an empty one where a row does not advance."""
+        """The path kept of each tree; an empty one where a sequence does not advance."""
 
     def room(self) -> list[int]:
-        """How deep each row's next tree may be."""
+        """How deep each sequence's next tree may be."""
 
     @property
     def done(self) -> bool:
@@ -75,9 +74,9 @@ class Verifier(Protocol):
 
 
 def solve(model: Model, drafters: Sequence[Drafter], verifier: Verifier) -> Iterator[Step]:
-    """Decode a batch, one row a drafter; yields one :class:`Step` a forward pass, the prompt's pass first.
+    """Decode a batch, one sequence a drafter; yields one :class:`Step` a forward pass, the prefill first.
 
-    The tree of the prompt's pass is a root alone, which stands for the prompt's last token; its token id means nothing.
+    The tree of the prefill is a root alone, which stands for the prompt's last token; its token id means nothing.
     """
     trees = [TokenTree(0) for _ in drafters]
     start = drafted = perf_counter()
@@ -109,13 +108,7 @@ def solve(model: Model, drafters: Sequence[Drafter], verifier: Verifier) -> Iter
 
 
 class GreedyVerifier:
-    """Greedy acceptance with the two common stopping rules; all that a torch-only caller needs.
-
-    Args:
-        batch: number of rows.
-        max_new_tokens: tokens to write in each row.
-        end_tokens: ids that end a row; the end token itself is written.
-    """
+    """Greedy acceptance, stopped by length or by an end token, which is written; all that a torch-only caller needs."""
 
     def __init__(self, batch: int, max_new_tokens: int, end_tokens: frozenset[int] = frozenset()) -> None:
         if max_new_tokens < 1:
@@ -127,15 +120,15 @@ class GreedyVerifier:
 
     @property
     def done(self) -> bool:
-        """Every row has ended."""
+        """Every sequence has ended."""
         return all(self._finished)
 
     def room(self) -> list[int]:
-        """Tokens that may still follow the root's successor."""
+        """Tokens that may still follow the one that the root decides."""
         return [max(0, self._max_new_tokens - len(row) - 1) for row in self.tokens]
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
-        """Follow the argmax down each unfinished row's tree."""
+        """Follow the argmax down the tree of each unfinished sequence."""
         paths = []
         for row, (tree, greedy) in enumerate(zip(trees, scores.greedy, strict=True)):
             if self._finished[row]:

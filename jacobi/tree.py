@@ -1,11 +1,11 @@
-"""Token trees, and the one mask builder that every strategy shares.
+"""Token trees, and the one rule of who sees whom that every strategy shares.
 
 A draft is a tree of tokens under a root, the last token that is already decided. One forward pass scores every node,
-and a node may see exactly what it would see in plain decoding: the history, its ancestors and itself.
+and a node sees exactly what it would see in plain decoding: the text so far, its ancestors and itself.
 
-Symbols of the papers: the lookahead window (Fu et al., arXiv 2402.02057, section 3) is a *comb*; its verification
-branch is a *trie*; a Jacobi block (Santilli et al., ACL 2023) is a *chain*; Medusa's candidates (Cai et al.,
-arXiv 2401.10774, section 2.1.2) are a tree given by its paths.
+The papers' drafts are trees: the lookahead window (Fu et al., arXiv 2402.02057, section 3) is a *comb*, its guesses a
+*trie*, a Jacobi block (Santilli et al., ACL 2023) a *chain*, Medusa's candidates (Cai et al., arXiv 2401.10774,
+section 2.1.2) a tree given by its paths.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,9 +30,7 @@ class TokenTree:
                                      depths    0    1    2    3    2
 
     Attributes:
-        tokens: token id of each node.
-        parents: index of each node's parent; -1 for the root.
-        depths: distance of each node from the root; a node's position is the root's position plus its depth.
+        tokens, parents, depths: as drawn; a node's position is the root's position plus its depth.
         children: for each node, its children by token id, in the order in which they were added.
         top_k: how many of the model's best next tokens the drafter wants to know at every node; 0 = none.
         drawn_from: for a node, the probabilities ``[vocab]`` from which its children were drawn, one after the other
@@ -84,9 +82,9 @@ class TokenTree:
     def grow_comb(self, levels: Sequence[Sequence[int]]) -> list[list[int]]:
         """Grow the lookahead window below the root and return the node of every cell, level by level.
 
-        Level 0 is a spine of W-1 tokens. From each of its W nodes (the root is the first) hangs a tooth: column i of
-        level l >= 1 sits at depth l+i, below column i of level l-1. The first list returned is the spine with the
-        root in front, so that every list has W nodes.
+        Level 0 is a spine of W-1 tokens. A tooth hangs from each of its W nodes, of which the root is the first: column
+        i of level l >= 1 sits at depth l+i, below column i of level l-1. Every list returned has W nodes; that of level
+        0 has the root in front.
         """
         spine = [0]
         for token in levels[0]:

@@ -59,10 +59,8 @@ def for_row(processors: LogitsProcessorList, row: int, batch: int) -> Processing
 
 def direct(processors: LogitsProcessorList) -> Processing:
     """The same processors, called without looking up their parameters for every token, where those are known."""
-    if (
-        type(processors) is not LogitsProcessorList
-        or not {type(processor) for processor in processors} <= ROW_PROCESSORS
-    ):
+    known = {type(processor) for processor in processors} <= ROW_PROCESSORS
+    if type(processors) is not LogitsProcessorList or not known:
         return processors
     steps = tuple(processors)
 

@@ -64,16 +64,13 @@ class Sampler:
     """Chooses tokens for one or several sequences at once.
 
     Args:
-        sequences: what has been written.
-        processors, config: as ``generate`` prepared them.
         sample: draw; else take the argmax.
         rejection: draw by the papers' rejection scheme (:func:`jacobi.reject`).
-        lockstep: always asked about the whole batch, whose sequences are equally long, so that processors and one
-            ``multinomial`` see it as plain decoding shows it.
+        lockstep: all sequences are always asked about together and are equally long, so that processors and one
+            ``multinomial`` see the batch as plain decoding shows it.
 
     Attributes:
-        records: scores and logits of what was written.
-        noise: what sequences that advance at their own pace draw from; None where nothing is drawn, or all at once.
+        noise: what sequences draw from, each at its own pace; None where nothing is drawn, or all at once.
         is_argmax: the token is the argmax of the logits, and nothing is recorded.
     """
 
@@ -102,20 +99,15 @@ class Sampler:
 
     def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
         """The next token at one place of each of several rows; what it was drawn from enters their paths."""
-        tokens = self._tokens(now, places)
+        processed = self.look(now, places)
+        tokens = processed.argmax(-1).tolist() if not self._sample else self._draw(now, places, processed.softmax(-1))
         if not self._lockstep or not self._sequences.pads:
             return tokens
         finished = self._sequences.finished
         return [self._sequences.pad if done else token for token, done in zip(tokens, finished, strict=True)]
 
-    def _tokens(self, now: Pass, places: Sequence[Place]) -> list[int]:
-        processed = self.look(now, places)
-        tokens: list[int]
-        if not self._sample:
-            tokens = processed.argmax(-1).tolist()
-            return tokens
+    def _draw(self, now: Pass, places: Sequence[Place], probabilities: Tensor) -> list[int]:
         rows = [row for row, _ in places]
-        probabilities = processed.softmax(-1)
         for row, line in zip(rows, probabilities, strict=True):
             now.paths[row].distributions.append(line)
         if self._rejection:
@@ -124,11 +116,9 @@ class Sampler:
                 for (row, node), line in zip(places, probabilities, strict=True)
             ]
         if self.noise is None:
-            tokens = torch.multinomial(probabilities, 1).squeeze(1).tolist()
-        else:
-            self.check_probabilities(probabilities, rows)
-            tokens = (probabilities / self.noise.lines(rows, probabilities)).argmax(-1).tolist()
-        return tokens
+            return list(torch.multinomial(probabilities, 1).squeeze(1).tolist())
+        self.check_probabilities(probabilities, rows)
+        return list((probabilities / self.noise.lines(rows, probabilities)).argmax(-1).tolist())
 
     @staticmethod
     def _reject(tree: TokenTree, node: int, probabilities: Tensor) -> int:
@@ -144,11 +134,7 @@ class Sampler:
         return processed
 
     def logits(self, now: Pass, places: Sequence[Place]) -> Tensor:
-        """The logits ``[place, vocab]``, as processors may write into them.
-
-        Raises:
-            LookaheadError: they are NaN.
-        """
+        """The logits ``[place, vocab]``, which processors may write into; an error if they are NaN."""
         self.check_finite(now, places)
         logits = now.scores.logits
         if len(places) == 1:
@@ -159,10 +145,7 @@ class Sampler:
         return found.to(copy=True, dtype=torch.float32, device=self._sequences.device)
 
     def process(self, places: Sequence[Place], raw: Tensor, below: Sequence[TokenTree] | None = None) -> Tensor:
-        """What processors make of logits ``[place, vocab]``.
-
-        They are shown each row's text; with ``below``, and after it the path to the place in the row's tree.
-        """
+        """What processors make of logits ``[place, vocab]`` after each row's text (and its path in ``below``)."""
         if self._prefix_free:
             return self._processors(torch.zeros((len(raw), 1), dtype=torch.long, device=raw.device), raw)
         if self._lockstep:

@@ -21,15 +21,12 @@ class Sequences:
 
     Args:
         input_ids: ``[batch, prompt]``; never written into.
-        criteria, config: as ``generate`` prepared them.
         keep_up: finished sequences write pad tokens until all have the same length, so that scores and the KV cache
             are what plain decoding leaves.
 
     Attributes:
-        written: new tokens of each sequence; the verifier appends to them.
-        finished: whether each sequence has ended.
-        pads: whether an end token exists, after which a sequence is padded.
-        pad: the token it is padded with.
+        written: new tokens of each sequence, to which the verifier appends.
+        pads: whether there is an end token, after which a sequence is padded.
     """
 
     def __init__(

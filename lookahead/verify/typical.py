@@ -80,13 +80,10 @@ def accepted(
     rule: Callable[[Tensor], Tensor],
     end_tokens: frozenset[int],
 ) -> dict[int, list[Decided]]:
-    """For each row the longest path of accepted candidates, and after it the most likely token.
+    """For each row the longest path of candidates that ``rule`` accepts, and after it the most likely token.
 
     Nothing is drawn, and no draft-free decoding writes this text. Processors are asked at every accepted candidate,
     along its own prefix.
-
-    Args:
-        rule: which tokens may be accepted where processed scores are ``[place, vocab]``; bool of the same shape.
     """
     seen: dict[Place, tuple[Tensor, Tensor]] = {}  # processed scores and logits
 

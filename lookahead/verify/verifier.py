@@ -39,8 +39,6 @@ class Verifier:
 
     Args:
         sequences: what is written into.
-        processors, criteria, config: as ``generate`` prepared them.
-        limits: how far the model lets sequences go.
         verification: ``"exact"``: plain decoding's own draws; ``"rejection"``: see :func:`jacobi.reject`.
         in_lockstep: the model can only advance all sequences together.
         rule: of a lossy call, which :func:`lookahead.verify.typical.check_lossy` allows: tokens that may be accepted,
