@@ -90,8 +90,7 @@ def check(logits: Tensor, best: int) -> None:
 def large_from_here() -> Iterator[None]:
     """Some shapes are searched by chunks, the others in one go."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring, "_SMALL", _LARGE)
-        patch.setattr(scoring, "_SMALL_ARGMAX", _LARGE)
+        patch.setattr(scoring, "_LARGE", _LARGE)
         yield
 
 
