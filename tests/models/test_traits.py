@@ -1,12 +1,14 @@
 """What is read from a model's class and config, once a call."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from helpers.encoder_decoders import seq2seq_model
 from helpers.hybrids import hybrid
-from helpers.models import VOCAB, tiny_model
+from helpers.models import VOCAB, fresh_model, tiny_model
+from transformers import LlamaForCausalLM
 
 from lookahead.models.traits import ModelTraits
 
@@ -38,6 +40,29 @@ def test_a_learned_table_ends_the_text() -> None:
 
 def test_mamba_is_given_its_cache_by_another_name() -> None:
     assert ModelTraits.of(hybrid("mamba")).cache_argument == "cache_params"
+
+
+def test_limits_of_long_texts() -> None:
+    """RoPE that changes with the text's length, and the kind of it."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = fresh_model("llama", max_position_embeddings=32, rope_parameters=rope)
+    assert ModelTraits.of(model).rope_limit == ("dynamic", 32)
+
+
+def test_what_the_class_says() -> None:
+    """Recurrent states, and a loop of its own; a class around transformers' loop has none."""
+    assert ModelTraits.of(hybrid("mamba")).is_stateful and not ModelTraits.of(tiny_model("llama")).is_stateful
+
+    class Around(LlamaForCausalLM):
+        def _sample(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._sample(*args, **kwargs)
+
+    class Own(LlamaForCausalLM):
+        def _sample(self, *args: Any, **kwargs: Any) -> Any:
+            return args[0]
+
+    config = tiny_model("llama").config
+    assert [ModelTraits.of(kind(config)).own_loop for kind in (LlamaForCausalLM, Around, Own)] == [None, None, "Own"]
 
 
 def test_traits_do_not_change() -> None:
