@@ -5,6 +5,7 @@ from jacobi.drafter import LEVELS as LEVELS
 from jacobi.drafter import Drafter as Drafter
 from jacobi.drafter import PlainDrafter as PlainDrafter
 from jacobi.drafter import Successors as Successors
+from jacobi.drafter import Wants as Wants
 from jacobi.errors import LookaheadError as LookaheadError
 from jacobi.fixed_point import JacobiDrafter as JacobiDrafter
 from jacobi.fixed_point import JacobiMode as JacobiMode

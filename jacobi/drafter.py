@@ -26,6 +26,21 @@ LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at w
 LEVELS = len(LEVEL_STEPS) + 1
 
 
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What drafters want to be told by the model; known before the model is opened.
+
+    Attributes:
+        top_k: the best next tokens at every node; 0 = none.
+        prompt_top_k: at how many of the prompt's last tokens these are wanted.
+        taps: hidden states of every pass, by name: ``"last"`` is what the output layer reads.
+    """
+
+    top_k: int = 0
+    prompt_top_k: int = 1
+    taps: tuple[str, ...] = ()
+
+
 class Drafter(Protocol):
     """Grows one sequence's tree, and learns from what the pass made of it.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jacobi import Drafter
+from jacobi import Wants as Wants
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.pass_costs import ModelLimits
@@ -28,21 +29,6 @@ class RowContext:
     rng: random.Random
     index: int = 0
     chain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Wants:
-    """What drafters want to be told by the model; known before the model is opened.
-
-    Attributes:
-        top_k: the best next tokens at every node; 0 = none.
-        prompt_top_k: at how many of the prompt's last tokens these are wanted.
-        taps: hidden states of every pass, by name: ``"last"`` is what the output layer reads.
-    """
-
-    top_k: int = 0
-    prompt_top_k: int = 1
-    taps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from jacobi import Drafter, LookaheadError, Step, solve
+from jacobi import Drafter, LookaheadError, Step, Wants, solve
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import borrowed
 from lookahead.generation import transformers_loop
@@ -22,7 +22,7 @@ from lookahead.generation.strategy import Strategy
 from lookahead.models.compat import kernels_for_decoding
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.open import Prompt, Wanted, open_linear, open_tree
+from lookahead.runtime.open import Prompt, open_linear, open_tree
 from lookahead.runtime.tracing.replay import TracedExecutor, Traces
 from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.runtime.tree import TreeModel
@@ -43,14 +43,14 @@ def decode(strategy: Strategy, call: Call) -> Output:
     plan = support.plan(call.model, call.traits, *given, sequences.most_new)
     if plan.route == "plain":
         return transformers_loop.run(call, strategy.stats, plan.reason)
-    wanted, rule = _wanted(strategy, call, plan, sequences.most_new)
+    wants, rule = _wanted(strategy, call, plan, sequences.most_new)
     traces = None
     if plan.route == "tree":
         support.self_test(call.model, call.traits)
-        traces = None if strategy.static else traces_for(call.model, call.batch, tuple(wanted.taps))
+        traces = None if strategy.static else traces_for(call.model, call.batch, wants.taps)
     with (
         borrowed(call.model, call.traits.vocab_size, strategy.remembers) as memory,
-        _opened(call, plan, sequences, wanted, strategy.static, traces) as model,
+        _opened(call, plan, sequences, wants, strategy.static, traces) as model,
     ):
         verifier = Verifier(
             sequences,
@@ -122,7 +122,7 @@ def generate(
 
 def _wanted(
     strategy: Strategy, call: Call, plan: support.Plan, new_tokens: int
-) -> tuple[Wanted, Callable[[Tensor], Tensor] | None]:
+) -> tuple[Wants, Callable[[Tensor], Tensor] | None]:
     """What the strategy's drafts are told of passes, and its rule for what is accepted; None = the text is exact.
 
     Raises:
@@ -140,7 +140,7 @@ def _wanted(
             "encoder-decoder model. Use Lookahead() or Jacobi()."
         )
     strategy.check(call.model)
-    return Wanted(wants.top_k, wants.prompt_top_k, wants.taps), rule
+    return wants, rule
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def _opened(
     call: Call,
     plan: support.Plan,
     sequences: Sequences,
-    wanted: Wanted,
+    wants: Wants,
     static: bool | None,
     traces: Traces | None,
 ) -> Iterator[TreeModel | LinearModel]:
@@ -158,9 +158,9 @@ def _opened(
     model: TreeModel | LinearModel
     if plan.route == "chain":
         limit = call.traits.depth_limit
-        model = open_linear(call.model, call.traits, prompt, wanted, depth_limit=limit, reason=plan.reason)
+        model = open_linear(call.model, call.traits, prompt, wants, depth_limit=limit, reason=plan.reason)
     else:
-        model = open_tree(call.model, call.traits, prompt, sequences, wanted, static=static, traced=traced)
+        model = open_tree(call.model, call.traits, prompt, sequences, wants, static=static, traced=traced)
     try:
         yield model
     finally:

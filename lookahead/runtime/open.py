@@ -1,6 +1,6 @@
 """Opens a model for one call: which view of it, and which executor runs its passes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
-from jacobi import LookaheadError
+from jacobi import LookaheadError, Wants
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import HiddenStates, tapped
 from lookahead.models.limits import boundary
@@ -44,27 +44,12 @@ class Prompt:
     new_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What drafts are told of passes.
-
-    Attributes:
-        top_k: best next tokens at each of the prompt's tokens whose logits are kept; 0 = none are gathered.
-        prompt_tokens: at how many of the prompt's last tokens.
-        taps: hidden states of every pass, see `models.hidden_states`.
-    """
-
-    top_k: int = 0
-    prompt_tokens: int = 1
-    taps: Sequence[str] = ()
-
-
 def open_tree(
     model: PreTrainedModel,
     traits: ModelTraits,
     prompt: Prompt,
     writing: Writing | None,
-    wanted: Wanted,
+    wants: Wants,
     *,
     static: bool | None = None,
     traced: Callable[[TreeForward, str], Executor] | None = None,
@@ -76,7 +61,7 @@ def open_tree(
         traits: its traits.
         prompt: what it reads first.
         writing: the text; None = passes outside of ``generate``.
-        wanted: what drafts are told.
+        wants: what drafts are told.
         static: fixed shapes, on CUDA as graphs: None = on CUDA where possible, True = or an error, False = never.
         traced: makes the executor of passes that are given nothing special; None = they are run eagerly.
 
@@ -92,11 +77,11 @@ def open_tree(
         idle,
         None if writing is None else partial(boundary, traits),
     )
-    hidden = HiddenStates(tapped(model, wanted.taps)) if wanted.taps else None
+    hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
     make: Any = TreeForward
     if traits.is_encoder_decoder:
         make = partial(EncoderDecoderForward, cross=getattr(prompt.cache, "cross_attention_cache", None))
-    logits = wanted.prompt_tokens if wanted.top_k else 1
+    logits = wants.prompt_top_k if wants.top_k else 1
     forward: TreeForward = make(model, traits, layout, prompt.input_ids, prompt.config, prompt.kwargs, hidden, logits)
     reason = dynamic_reason(static, model, traits) or _prompt_reason(prompt, cache.on_host)
     if static is True and reason is not None:
@@ -108,14 +93,14 @@ def open_tree(
         executor = traced(forward, reason)
     else:
         executor = EagerExecutor(forward, reason)
-    return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wanted.top_k)
+    return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wants.top_k)
 
 
 def open_linear(
     model: PreTrainedModel,
     traits: ModelTraits,
     prompt: Prompt,
-    wanted: Wanted,
+    wants: Wants,
     *,
     depth_limit: int | None = None,
     reason: str | None = None,
@@ -123,11 +108,11 @@ def open_linear(
     """A recurrent or hybrid model, which is given one branch a pass.
 
     Args:
-        model, traits, prompt, wanted: as for :func:`open_tree`.
+        model, traits, prompt, wants: as for :func:`open_tree`.
         depth_limit: positions at or past this one are never drafted; None = no limit.
         reason: why it follows no trees.
     """
-    hidden = HiddenStates(tapped(model, wanted.taps)) if wanted.taps else None
+    hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
     config = model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config) if prompt.cache is None else prompt.cache
     return LinearModel(
@@ -138,8 +123,8 @@ def open_linear(
         prompt.config,
         prompt.kwargs,
         depth_limit=depth_limit,
-        top_k=wanted.top_k,
-        prompt_tokens=wanted.prompt_tokens,
+        top_k=wants.top_k,
+        prompt_tokens=wants.prompt_top_k,
         hidden=hidden,
         reason=reason,
     )

@@ -9,14 +9,14 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from jacobi import Path
+from jacobi import Path, Wants
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import grouped_attention
 from lookahead.runtime.encoder_decoder import stand_in_encoder
 from lookahead.runtime.executor import Executor
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.open import Prompt, Wanted, open_linear, open_tree
+from lookahead.runtime.open import Prompt, open_linear, open_tree
 from lookahead.runtime.tree import TreeModel
 
 
@@ -52,7 +52,7 @@ def bare_model(
         positions = torch.arange(before, before + count, device=traits.device)[None].expand(batch, -1)
         inputs = {"position_ids": positions} | inputs
     given = Prompt(prompt, GenerationConfig(), inputs, past, new_tokens)
-    view = open_tree(model, traits, given, None, Wanted(taps=taps), static=static, traced=traced)
+    view = open_tree(model, traits, given, None, Wants(taps=tuple(taps)), static=static, traced=traced)
     with grouped_attention(), view.forward_pass.hidden or nullcontext(), _read(view, batch):
         yield view
 
@@ -68,7 +68,7 @@ def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = Non
     """
     traits = ModelTraits.of(model)
     inputs = masked_inputs(traits, torch.ones_like(prompt) if mask is None else mask)
-    view = open_linear(model, traits, Prompt(prompt, GenerationConfig(), inputs, None, 0), Wanted())
+    view = open_linear(model, traits, Prompt(prompt, GenerationConfig(), inputs, None, 0), Wants())
     with _read(view, len(prompt)):
         yield view
 

@@ -4,9 +4,10 @@ from typing import Any
 
 from helpers.models import prompts
 
+from jacobi import Wants
 from lookahead.models.mask_rules import mask_rules
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.open import Prompt, Wanted, open_tree
+from lookahead.runtime.open import Prompt, open_tree
 from lookahead.runtime.tree import TreeModel
 
 
@@ -15,7 +16,7 @@ def tree_view(model: Any, batch: int = 1, length: int = 12, *, static: bool = Fa
     given = prompts(batch, length)
     inputs = {"attention_mask": given["attention_mask"]} | inputs
     prompt = Prompt(given["input_ids"], model.generation_config, inputs, None, 40)
-    return open_tree(model, ModelTraits.of(model), prompt, None, Wanted(), static=static)
+    return open_tree(model, ModelTraits.of(model), prompt, None, Wants(), static=static)
 
 
 def buffers_of(view: TreeModel) -> Any:
