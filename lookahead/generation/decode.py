@@ -91,18 +91,9 @@ def generate(
     model_kwargs: dict[str, Any],
     synced_gpus: bool = False,
 ) -> Output:
-    """Decode as ``GenerationMixin._sample`` would, in fewer passes.
+    """Decode as ``GenerationMixin._sample`` would, in fewer passes; the arguments are ``_sample``'s, as it gets them.
 
     A model that can be given neither trees nor linear drafts falls back to ``_sample`` itself, with a warning.
-
-    Args:
-        strategy: how drafts are grown.
-        model: a causal model, or an encoder-decoder model.
-        input_ids: ``[batch, token]``, padded on the left; of an encoder-decoder model the decoder's.
-        logits_processor, stopping_criteria, generation_config: as ``generate`` prepared them.
-        streamer: receives every token; the prompt has been put already.
-        model_kwargs: the remaining inputs, as ``generate`` prepared them.
-        synced_gpus: not supported.
 
     Returns:
         Token ids ``[batch, token]``, or with ``return_dict_in_generate`` a :class:`LookaheadOutput`, which

@@ -21,29 +21,12 @@ def draft_context(
     curve: Callable[[], StepTimes],
     seed: int | None,
 ) -> CallContext:
-    """What a strategy may know of a call.
-
-    Args:
-        call: the call.
-        sequences: what is being written.
-        memory: what drafts learnt on the model before.
-        model: as it was opened.
-        curve: finds the latency curve of passes as they are run now.
-        seed: of the drafts; None = they differ from call to call.
-    """
+    """What a strategy may know of a call; ``curve`` finds the latency curve of passes as they are run now."""
     vocab_size = call.traits.vocab_size
     pad = sequences.pad if 0 <= sequences.pad < vocab_size else 0  # drafts must be tokens that the model can be fed
     linear = isinstance(model, LinearModel)
     rows = [
-        RowContext(
-            prompt,
-            vocab_size,
-            pad,
-            sequences.end_tokens,
-            random.Random(None if seed is None else seed + index),
-            index,
-            linear,
-        )
+        RowContext(prompt, vocab_size, pad, sequences.end_tokens, _generator(seed, index), index, linear)
         for index, prompt in enumerate(call.prompts())
     ]
     return CallContext(
@@ -51,14 +34,14 @@ def draft_context(
     )
 
 
+def _generator(seed: int | None, index: int) -> random.Random:
+    return random.Random(None if seed is None else seed + index)
+
+
 class WhileWriting:
     """A sequence's drafter while it writes; once it has ended, pad tokens as deep as the other sequences' trees.
 
-    Args:
-        drafter: the sequence's.
-        row: its number.
-        sequences: of the call.
-        depths: of all sequences' last trees; shared by the call's drafters.
+    ``depths`` are those of all sequences' last trees; the call's drafters share it.
     """
 
     def __init__(self, drafter: Drafter, row: int, sequences: Sequences, depths: list[int]) -> None:

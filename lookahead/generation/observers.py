@@ -17,18 +17,7 @@ from lookahead.verify.sequences import Sequences
 
 
 class Observers:
-    """What looks at every pass of a call.
-
-    Args:
-        call: the call.
-        sequences: what it writes.
-        model: as it was opened.
-        planner: chooses the size of the next pass; None = sizes are fixed.
-        detail: how much is counted.
-
-    Attributes:
-        stats: what was counted; None where nothing is.
-    """
+    """What looks at every pass of a call; ``stats`` is what was counted, None where nothing is."""
 
     def __init__(
         self,

@@ -47,13 +47,7 @@ def output_of(
     stats: DecodingStats | None,
     trajectories: list[list[list[int]]] | None,
 ) -> LookaheadOutput | LookaheadSeq2SeqOutput:
-    """What a call with ``return_dict_in_generate`` returns.
-
-    Args:
-        is_encoder_decoder: the kind of model.
-        fields: of transformers' own output.
-        stats, trajectories: see :class:`LookaheadOutput`.
-    """
+    """What a call with ``return_dict_in_generate`` returns: ``fields`` of transformers' own output, and ours."""
     if not is_encoder_decoder:
         return LookaheadOutput(**fields, stats=stats, trajectories=trajectories)
     output = LookaheadSeq2SeqOutput(**fields)

@@ -13,13 +13,7 @@ _reasons: PerModel[list[str]] = PerModel(list)  # why a model fell back, if it h
 
 
 def run(call: Call, stats: Literal["none", "summary", "detailed"], reason: str | None) -> Any:
-    """Decode with ``_sample`` as transformers has it; say so once a model, and in the statistics.
-
-    Args:
-        call: the call.
-        stats: how much is counted.
-        reason: why nothing can be drafted.
-    """
+    """Decode with ``_sample`` as transformers has it; say ``reason`` once a model, and in the statistics."""
     told = _reasons.of(call.model)
     if reason is not None and not told:
         told.append(reason)
