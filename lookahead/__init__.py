@@ -46,8 +46,7 @@ def __getattr__(name: str) -> Any:
         value = import_module(f"lookahead.{name}")
     else:
         raise AttributeError(f"module 'lookahead' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:

@@ -24,20 +24,14 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def check_free(path: str | Path, replace: bool = False) -> Path:
-    """The real path behind ``path``, if :func:`whole_folder` may write there.
-
-    Raises:
-        LookaheadError: it is a file, a folder that is not empty, or, with ``replace``, a folder with folders in it.
-    """
+    """The real path behind ``path``, unless it is a file, a full folder, or, with ``replace``, holds folders."""
     path = Path(path).expanduser().resolve()
     if path.exists() and not path.is_dir():
         raise LookaheadError(f"{path} is a file: expected a folder, or a name that is free.")
     inside = list(path.iterdir()) if path.exists() else []
     if inside and not replace:
-        raise LookaheadError(
-            f"{path} is not empty: expected a new folder. Name another, or allow replacing this one (--force on the "
-            "command line)."
-        )
+        remedy = "Name another, or allow replacing this one (--force on the command line)."
+        raise LookaheadError(f"{path} is not empty: expected a new folder. {remedy}")
     if any(child.is_dir() for child in inside):
         raise LookaheadError(f"{path} holds folders, and only files are replaced. Empty it first, or name another.")
     return path
@@ -47,12 +41,7 @@ def check_free(path: str | Path, replace: bool = False) -> Path:
 def whole_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
     """A folder to fill, which becomes ``path`` when the block ends, and leaves nothing if the block fails.
 
-    Args:
-        path: a new name, or an empty folder.
-        replace: also allow a folder of files; they are deleted.
-
-    Raises:
-        LookaheadError: see :func:`check_free`.
+    ``path`` is checked by :func:`check_free`; with ``replace``, the files in it are deleted.
     """
     path = check_free(path, replace)
     path.parent.mkdir(parents=True, exist_ok=True)

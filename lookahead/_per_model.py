@@ -11,11 +11,7 @@ _lock = threading.RLock()
 
 
 class PerModel(Generic[_T]):
-    """One kind of thing that is kept for each model.
-
-    Args:
-        make: makes a model's first one.
-    """
+    """One kind of thing that is kept for each model; ``make`` makes a model's first one."""
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make
@@ -26,14 +22,12 @@ class PerModel(Generic[_T]):
             kept = _registry.setdefault(model, {})
             if self not in kept:
                 kept[self] = self._make()
-            found: _T = kept[self]
-            return found
+            return kept[self]
 
     def take(self, model: Any) -> _T | None:
         """The model's, which is then kept no longer; None if there is none."""
         with _lock:
-            found: _T | None = _registry.get(model, {}).pop(self, None)
-            return found
+            return _registry.get(model, {}).pop(self, None)
 
     def put(self, model: Any, thing: _T) -> None:
         """Keep ``thing``, unless another one is kept by now."""

@@ -6,7 +6,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lookahead.loading import load_model as load_model
-from lookahead.loading import load_weights as load_weights
 
 BUNDLED = Path(__file__).parent / "assets" / "tiny-coder"
 BUNDLED_HEADS = Path(__file__).parent / "assets" / "tiny-coder-medusa"  # Medusa's heads for it, and their tree
@@ -17,8 +16,6 @@ def load_bundled(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the bundled 5.8-million-parameter Python-code model, in evaluation mode, and its tokenizer.
 
-    Args:
-        dtype: of the weights; the file holds half precision.
-        device: where the model goes.
+    ``dtype`` is that of the weights; the file holds half precision.
     """
     return load_model(BUNDLED, dtype=dtype, device=device)

@@ -36,10 +36,8 @@ def load_weights(
         if not (path / "config.json").exists():
             raise LookaheadError(f"{folder} holds no config.json: expected a folder written by save_pretrained.")
         if not has_weights(path):
-            raise LookaheadError(
-                f"{folder} holds no weights: expected *.safetensors or *.bin beside config.json. Copy them there, or "
-                "save the model again with save_pretrained."
-            )
+            wanted = "expected *.safetensors or *.bin beside config.json. Copy them there, or save the model again with"
+            raise LookaheadError(f"{folder} holds no weights: {wanted} save_pretrained.")
     with _refusals(folder):
         return AutoModelForCausalLM.from_pretrained(_source(folder), dtype=dtype).to(device).eval()
 

@@ -1,9 +1,8 @@
 """``augment_all`` and ``restore_all``: transformers' ``generate`` learns ``use_lookahead``, reversibly.
 
-Two class fields on ``GenerationConfig`` make ``use_lookahead=`` and ``lookahead_strategy=`` legal arguments everywhere
-a generation config goes. Two methods of ``GenerationMixin`` are replaced by dispatchers that call the original unless
-lookahead is asked for: ``_sample``, which decodes, and ``_validate_generation_mode``, which runs in every mode and so
-can refuse beams or an assistant that would otherwise silently ignore ``use_lookahead``.
+Two class fields make ``use_lookahead=`` and ``lookahead_strategy=`` legal wherever a ``GenerationConfig`` goes. Two
+methods of ``GenerationMixin`` become dispatchers that call the original unless lookahead is asked for: ``_sample``
+decodes, and ``_validate_generation_mode``, run in every mode, refuses beams or an assistant beside ``use_lookahead``.
 """
 
 import threading
@@ -78,10 +77,7 @@ def _validate_generation_mode(
     _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
 
 
-_DISPATCHERS: dict[str, Callable[..., Any]] = {
-    "_sample": _sample,
-    "_validate_generation_mode": _validate_generation_mode,
-}
+_DISPATCHERS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (_sample, _validate_generation_mode)}
 
 
 def augment_all() -> None:
@@ -98,8 +94,7 @@ def augment_all() -> None:
         check_privates()
         recorded_version()  # reads the record now, and not in the first call
         for name, dispatcher in _DISPATCHERS.items():
-            _originals[name] = getattr(GenerationMixin, name)
-            dispatcher.lookahead_original = _originals[name]  # type: ignore[attr-defined]
+            dispatcher.lookahead_original = _originals[name] = getattr(GenerationMixin, name)  # type: ignore[attr-defined]
             setattr(GenerationMixin, name, dispatcher)
         for field in _FIELDS:
             setattr(GenerationConfig, field, None)

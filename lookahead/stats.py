@@ -37,8 +37,7 @@ class DecodingStats:
         verify_ms: milliseconds of logits processors, sampling and stopping rules.
         keep_ms: milliseconds of moving keys and values, and of learning from the pass.
         sources: accepted tokens by the source that proposed them (automatic mode).
-        single_ms: milliseconds that the passes after the prompt's would have taken in transformers' own decoding, with
-            one node each, as far as the latency curve knows (automatic mode).
+        single_ms: milliseconds of the passes after the prompt's, had each had one node, by the curve (automatic mode).
         timed_ms: milliseconds that those passes took: drafting, scoring and keeping (automatic mode).
         plain: calls that fell back to transformers' own loop, by the reason; nothing else is counted of them.
         fed_again: tokens that passes had to replay, where a model can only follow linear drafts.
@@ -87,31 +86,22 @@ class DecodingStats:
         return DecodingStats() + self if other == 0 else NotImplemented
 
     def count(self, step: Step, written: Sequence[int], *, first: bool, detailed: bool) -> None:
-        """Take in one pass.
-
-        Args:
-            written: tokens that each sequence wrote in it, padding left out.
-            first: whether it was the prompt's.
-            detailed: whether to record it in ``passes``.
-        """
+        """Take in one pass (the prompt's if ``first``), in which each sequence wrote so many tokens without padding."""
         self.steps += 1
-        drafted = sum(len(tree) - 1 for tree, tokens in zip(step.trees, written, strict=True) if tokens)
-        self.drafted += drafted
-        for tokens in written:
-            if tokens:
-                self.row_steps += 1
-                self.emitted += tokens
-                self.accepted += tokens - 1
-                self.histogram[tokens] = self.histogram.get(tokens, 0) + 1
+        self.drafted += sum(len(tree) - 1 for tree, tokens in zip(step.trees, written, strict=True) if tokens)
+        for tokens in filter(None, written):
+            self.row_steps += 1
+            self.emitted += tokens
+            self.accepted += tokens - 1
+            self.histogram[tokens] = self.histogram.get(tokens, 0) + 1
         self.prefill_ms += step.forward_ms if first else 0.0
         self.forward_ms += 0.0 if first else step.forward_ms
         self.draft_ms += step.draft_ms
         self.verify_ms += step.verify_ms
         self.keep_ms += step.keep_ms
         if detailed:
-            record = {"nodes": [len(tree) for tree in step.trees], "tokens": list(written)}
-            times = ("draft_ms", "forward_ms", "verify_ms", "keep_ms")
-            self.passes.append(record | {name: getattr(step, name) for name in times})
+            times = {name: getattr(step, name) for name in ("draft_ms", "forward_ms", "verify_ms", "keep_ms")}
+            self.passes.append({"nodes": [len(tree) for tree in step.trees], "tokens": list(written)} | times)
 
     def add_plan(self, credited: Mapping[str, int], single_ms: float, timed_ms: float) -> None:
         """Take in what the automatic mode knows: accepted tokens by source, and what the passes cost."""
@@ -129,16 +119,14 @@ class DecodingStats:
             if self.plain:
                 return f"Decoded by transformers' own loop: {'; '.join(self.plain)}."
             return "Nothing was decoded."
-        later = self.steps - 1
         what = f"{self.emitted} tokens in {self.steps} passes (S = {self.mean_acceptance_length:.2f})"
-        if not later:
+        if self.steps == 1:
             return f"{what}: the prompt's pass wrote everything, so there was nothing to draft."
         if not self.drafted:
             return f"{what}: plain decoding, because no draft was expected to pay."
         nodes = self.drafted / max(1, self.row_steps)
         what += f" with {nodes:.1f} drafted nodes a pass, of which {self.acceptance_rate:.0%} were kept"
-        accepted = sum(self.sources.values())
-        if accepted:
+        if accepted := sum(self.sources.values()):
             shares = sorted(self.sources.items(), key=lambda item: -item[1])
             what += " (" + ", ".join(f"{name} {count / accepted:.0%}" for name, count in shares) + ")"
         if self.fed_again:
@@ -152,8 +140,8 @@ class DecodingStats:
 
     def to_dict(self) -> dict[str, Any]:
         """All counts and the two ratios, as plain data."""
-        ratios = {name: getattr(self, name) for name in _RATIOS}
-        return asdict(self) | {"histogram": dict(sorted(self.histogram.items()))} | ratios
+        histogram = dict(sorted(self.histogram.items()))
+        return asdict(self) | {"histogram": histogram} | {name: getattr(self, name) for name in _RATIOS}
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON."""

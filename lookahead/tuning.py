@@ -1,7 +1,4 @@
-"""Measure what passes cost on this machine: the sweep that fills a latency curve.
-
-Where curves are kept, and which one a call reads, is in ``lookahead.generation.curves``; its names are here, too.
-"""
+"""Measure what passes cost on this machine; the curves' files (``lookahead.generation.curves``) are named here, too."""
 
 import logging
 import statistics
@@ -51,7 +48,6 @@ def sweep(
     The sizes take turns, so that a slow moment of the machine hits all of them.
 
     Args:
-        model: a causal model that lookahead supports.
         batch: sequences in a pass.
         static: as for a strategy.
         nodes: sizes to measure, nodes a sequence.
@@ -78,16 +74,20 @@ def sweep(
     limit = traits.position_table or 1 << 30
     usable = [context for context in contexts if context + max(nodes) < limit] or [max(1, (limit - max(nodes)) // 2)]
     tell = report or (lambda share: None)
+    measure = _linear if route == "chain" else partial(_trees, static=static, traced=traced)
     for done, context in enumerate(usable):
         prompt = [[(17 + 13 * at) % traits.vocab_size for at in range(context)]] * batch
         told = partial(_tell_part, tell, done, len(usable))
-        measure = _linear if route == "chain" else partial(_trees, static=static, traced=traced)
         taken = measure(model, torch.tensor(prompt, device=traits.device), nodes, seconds / len(usable), told)
         for count, samples in taken.items():
             times.put(count, context, statistics.median(samples))
     tell(1.0)
     if save:
-        _save(times)
+        try:
+            times.save(cache_file(about))
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+            warning = "The latency curve is not saved: %s. Set LOOKAHEAD_CACHE to a folder that can be written to."
+            _log.warning(warning, error)
     return times
 
 
@@ -96,11 +96,8 @@ def sweep_all(
 ) -> tuple[StepTimes, StepTimes]:
     """Measure and save two curves: passes as long decodes run them, and as transformers' own code does.
 
-    They are the same curve where passes are not traced.
-
-    Args:
-        context: the length of the KV cache that matters most, in tokens; shorter and longer ones are measured, too.
-        seconds: about how long to measure in all.
+    They are one curve where passes are not traced. ``context`` is the KV cache's length, in tokens, that matters most;
+    shorter and longer ones are measured, too. ``seconds`` is about how long to measure in all.
     """
     with torch.no_grad():
         parts = 2 if untraceable(model) is None else 1
@@ -156,9 +153,8 @@ def _trees(
 
 def bushy_tree(count: int, vocab: int) -> TokenTree:
     """A tree of ``count`` nodes in which every node has up to two children, about the shape of real drafts."""
-    return TokenTree.from_parents(
-        [node % vocab for node in range(count)], [-1] + [(node - 1) // 2 for node in range(1, count)]
-    )
+    parents = [-1] + [(node - 1) // 2 for node in range(1, count)]
+    return TokenTree.from_parents([node % vocab for node in range(count)], parents)
 
 
 def _measure(model: Model, drafts: dict[int, list[TokenTree]], seconds: float, report: Report) -> Samples:
@@ -166,8 +162,7 @@ def _measure(model: Model, drafts: dict[int, list[TokenTree]], seconds: float, r
     samples: Samples = {count: [] for count in drafts}
     for trees in drafts.values():  # kernels for a new shape are made at its first passes
         model.forward(trees)
-    start = perf_counter()
-    rounds = 0
+    start, rounds = perf_counter(), 0
     while rounds < _LEAST_ROUNDS or (perf_counter() - start < seconds and rounds < _MOST_ROUNDS):
         for count in drafts if rounds % 2 else reversed(drafts):
             begin = perf_counter()
@@ -176,13 +171,3 @@ def _measure(model: Model, drafts: dict[int, list[TokenTree]], seconds: float, r
         rounds += 1
         report(min(1.0, (perf_counter() - start) / seconds))
     return samples
-
-
-def _save(times: StepTimes) -> None:
-    """Keep a curve in the cache folder; a folder that cannot be written to is only a warning."""
-    try:
-        times.save(cache_file(times.about))
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-        _log.warning(
-            "The latency curve is not saved: %s. Set LOOKAHEAD_CACHE to a folder that can be written to.", error
-        )
