@@ -37,7 +37,7 @@ class DecodingStats:
         verify_ms: milliseconds of logits processors, sampling and stopping rules.
         keep_ms: milliseconds of moving keys and values, and of learning from the pass.
         sources: accepted tokens by the source that proposed them (automatic mode).
-        single_ms: milliseconds of the passes after the prompt's, had each had one node, by the curve (automatic mode).
+        single_ms: milliseconds that passes over one node each would have taken, by the latency curve (automatic mode).
         timed_ms: milliseconds that those passes took: drafting, scoring and keeping (automatic mode).
         plain: calls that fell back to transformers' own loop, by the reason; nothing else is counted of them.
         fed_again: tokens that passes had to replay, where a model can only follow linear drafts.

@@ -1,13 +1,11 @@
 """The command line: one module a command, imported when the command is run.
 
 A command is a function of one frozen dataclass, whose fields are its options. ``lookahead --help`` and ``--version``
-answer from this module alone: they load neither torch nor transformers. What commands share is in ``common``,
-``options``, ``prompts`` and ``tables``. May import: everything.
+answer from this module alone, without torch and transformers. May import: everything.
 """
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -45,17 +43,7 @@ def _spread(function: Callable[[Any], None]) -> Callable[..., None]:
         function(options(**given))
 
     spread.__doc__ = function.__doc__
-    spread.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=field.type,
-            )
-            for field in fields(options)
-        ]
-    )
+    spread.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
     return spread
 
 
@@ -63,7 +51,7 @@ class LazyCommand(TyperCommand):
     """A command of which only name and help are known; the command itself is imported to read its arguments."""
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
-        """Let the command itself read its arguments; the context is the command's, which is then run."""
+        """Let the command itself read its arguments, and be run."""
         return load_command(str(self.name)).make_context(*args, **settings)
 
 
@@ -100,10 +88,9 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+VersionOption = typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and stop.")
+
+
 @app.callback()
-def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and stop.")
-    ] = False,
-) -> None:
+def main(version: Annotated[bool, VersionOption] = False) -> None:
     """Where ``--version`` lives; the commands do the work."""

@@ -1,7 +1,7 @@
-"""What the commands share: loading, one timed call of ``generate``, and telling the result."""
+"""What the commands share: loading, one timed call of ``generate``, tables, and telling the result."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -49,26 +51,17 @@ def decode(
 
 
 def load(folder: str | None, dtype: str, device: str) -> tuple[PreTrainedModel, Any]:
-    """Load a model and its tokenizer; None is the bundled one.
-
-    Raises:
-        LookaheadError: there is no such model, or no such device.
-    """
-    name = device
-    if device == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    """Load a model and its tokenizer; None is the bundled one."""
+    name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().split("\n")[0]
         raise LookaheadError(f"--device {device} cannot be used here ({reason}). Try --device cpu.") from error
-    if folder is not None and not Path(folder).exists() and not on_hub(folder):
-        # transformers would search the hub for it, slowly.
+    if folder is not None and not Path(folder).exists() and not on_hub(folder):  # transformers would search the hub
         raise LookaheadError(f"--model {folder} does not exist: expected a folder with config.json and weights.")
     with loading("Loading the model"):
-        model, tokenizer = load_model(
-            bundled.BUNDLED if folder is None else folder, dtype=getattr(torch, dtype), device=name
-        )
+        model, tokenizer = load_model(bundled.BUNDLED if folder is None else folder, getattr(torch, dtype), name)
     if model.generation_config.pad_token_id is None:  # transformers would choose the same, and warn at every call
         ends = model.generation_config.eos_token_id
         end = ends[0] if isinstance(ends, list) else ends
@@ -90,11 +83,7 @@ def loading(what: str) -> Iterator[None]:
 
 
 def encode(tokenizer: Any, prompt: str, model: PreTrainedModel) -> dict[str, Tensor]:
-    """A prompt as ``generate`` takes it.
-
-    Raises:
-        LookaheadError: the prompt has no tokens.
-    """
+    """A prompt as ``generate`` takes it; one without tokens is refused."""
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if ids.shape[1] == 0:
         raise LookaheadError("The prompt is empty: expected text of at least one token.")
@@ -104,8 +93,7 @@ def encode(tokenizer: Any, prompt: str, model: PreTrainedModel) -> dict[str, Ten
 
 def text_of(tokenizer: Any, tokens: list[int]) -> str:
     """Tokens as text, without special tokens."""
-    text: str = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return text
+    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def echo_json(document: Mapping[str, Any]) -> None:
@@ -116,8 +104,7 @@ def echo_json(document: Mapping[str, Any]) -> None:
 def progress(auto_refresh: bool = True) -> Progress:
     """Bars on stderr, which vanish at the end, and are not drawn outside a terminal.
 
-    Args:
-        auto_refresh: draw them from a thread of their own. Without, the caller draws them when it disturbs no timing.
+    Without ``auto_refresh``, the caller draws them when it disturbs no timing.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -129,3 +116,27 @@ def bar(progress: Progress, what: str) -> Callable[[float], None]:
     """A new bar, and the function that moves it, from 0 to 1."""
     task = progress.add_task(what, total=1.0)
     return lambda share: progress.update(task, completed=share)
+
+
+def columns(
+    headers: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None, bold: str = ""
+) -> Table:
+    """Right-justified columns; the row whose first cell is ``bold`` stands out."""
+    table = Table(title=title, box=None, header_style="bold")
+    for header in headers:
+        table.add_column(header, justify="right")
+    for row in rows:
+        cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)  # what looks like markup stays text
+        table.add_row(*cells, style="bold" if row[0] == bold else "")
+    return table
+
+
+def facts(known: Mapping[str, Any], title: str | None = None, unknown: str = "-") -> Table:
+    """A line for each name and its value; None is shown as ``unknown``."""
+    table = Table(title=title, box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in known.items():
+        text = ", ".join(value) if isinstance(value, list) else unknown if value is None else str(value)
+        table.add_row(name.replace("_", " "), text)
+    return table

@@ -9,29 +9,24 @@ from typer import Argument, Option
 
 from jacobi import LookaheadError
 from lookahead._files import check_free
-from lookahead.cli import common, tables
+from lookahead.cli import common
 from lookahead.cli.options import JsonOption
 from lookahead.loading import load_weights
 from lookahead.sources.medusa.checkpoints.reading import Checkpoint, read_checkpoint
 from lookahead.sources.medusa.files import Format, write_heads
 from lookahead.sources.medusa.heads import MedusaHeads
 
+_MODEL_HELP = (
+    "The heads' model: they are checked against it, and vLLM's format takes its output layer where the heads have none."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     source: Annotated[str, Argument(metavar="SOURCE", help="Heads: a folder, a file, or a name on the hub.")]
     target: Annotated[Path, Argument(metavar="TARGET", help="Folder to write.")]
-    to: Annotated[Format, Option(help="Of the files: as published with Medusa, or as vLLM loads a draft model.")] = (
-        "medusa"
-    )
-    model: Annotated[
-        str | None,
-        Option(
-            metavar="DIR",
-            help="The heads' model: they are checked against it, and vLLM's format takes its output layer where the "
-            "heads have none.",
-        ),
-    ] = None
+    to: Annotated[Format, Option(help="As published with Medusa, or as vLLM loads a draft model.")] = "medusa"
+    model: Annotated[str | None, Option(metavar="DIR", help=_MODEL_HELP)] = None
     force: Annotated[bool, Option("--force", help="Replace TARGET and all files in it.")] = False
     as_json: JsonOption = False
 
@@ -55,12 +50,11 @@ def convert_medusa(options: Options) -> None:
         common.echo_json({"source": source, "read": read, "target": str(target), "written": options.to})
         return
     console = Console(highlight=False)
-    console.print(tables.facts(read, f"Read from {source}", unknown="not stored"))
+    console.print(common.facts(read, f"Read from {source}", unknown="not stored"))
     console.print(f"Wrote {target} in the format of {'vLLM' if options.to == 'vllm' else 'Medusa'}.", style="bold")
 
 
 def _facts(checkpoint: Checkpoint, heads: MedusaHeads) -> dict[str, Any]:
-    """What a checkpoint holds, as plain data."""
     facts = {
         "format": checkpoint.format,
         "files": list(checkpoint.files),

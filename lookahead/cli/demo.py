@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Exit, Option
 
-from lookahead.cli import common, tables
+from lookahead.cli import common
 from lookahead.cli.options import DeviceOption, ModelOptions, NewTokensOption, SizeOptions
 from lookahead.cli.prompts import PROMPTS
 from lookahead.cli.verify import Divergence, first_divergence, tell
@@ -43,7 +43,6 @@ class _Story:
 
     @property
     def stats(self) -> DecodingStats:
-        """Of one run with lookahead."""
         return self.ours[0].stats or DecodingStats()
 
     @property
@@ -53,7 +52,6 @@ class _Story:
 
     @property
     def ours_ms(self) -> float:
-        """Milliseconds for each of lookahead's passes, everything included."""
         return 1e3 * median(run.seconds for run in self.ours) / self.stats.steps
 
 
@@ -67,8 +65,7 @@ def demo(options: Options) -> None:
     with common.progress(auto_refresh=False) as progress:
         bar = progress.add_task("Writing", total=2 * options.rounds * len(stories))
         for way in (None, strategy):
-            warm = settings | {"max_new_tokens": min(_WARM_UP, options.new_tokens)}
-            common.decode(model, inputs[0], way, **warm)
+            common.decode(model, inputs[0], way, **settings | {"max_new_tokens": min(_WARM_UP, options.new_tokens)})
         for turn in range(options.rounds):
             for story, given in zip(stories, inputs, strict=True):
                 # The two ways take turns at going first, so that neither always finds the machine warm.
@@ -91,9 +88,8 @@ def demo(options: Options) -> None:
 def coloured(tokenizer: Any, decoded: common.Decoded) -> Text:
     """A text with its free tokens, all of a pass but the last, in colour."""
     assert decoded.stats is not None
-    free = [
-        place < count - 1 for record in decoded.stats.passes for count in record["tokens"] for place in range(count)
-    ]
+    written = [count for record in decoded.stats.passes for count in record["tokens"]]
+    free = [place < count - 1 for count in written for place in range(count)]
     text, shown = Text(), ""
     for end in range(1, len(decoded.tokens) + 1):
         so_far = common.text_of(tokenizer, decoded.tokens[:end])
@@ -123,7 +119,7 @@ def _table(stories: list[_Story]) -> Table:
         ms = (f"{story.plain_ms:.2f}", f"{story.ours_ms:.2f}")
         rows.append((str(number), str(count), str(steps), f"{count / steps:.2f}", *ms, f"{median(story.ratios):.2f}x"))
     headers = ("text", "tokens", "passes", "tokens/pass", "plain ms/pass", "lookahead ms/pass", "speedup")
-    return tables.columns(headers, rows)
+    return common.columns(headers, rows)
 
 
 def _conclude(console: Console, stories: list[_Story], tokenizer: Any) -> None:
@@ -132,9 +128,8 @@ def _conclude(console: Console, stories: list[_Story], tokenizer: Any) -> None:
     if not any(story.found for story in stories):
         console.print(f"Texts: identical, all {tokens} tokens of {len(stories)} texts.", style="bold")
     for number, story in enumerate(stories, start=1):
-        if story.found is not None:
-            what = f"Text {number} differs ({story.found.verdict}) at {tell(story.found, tokenizer)}"
-            console.print(Text(what, style="bold"))
+        if found := story.found:
+            console.print(Text(f"Text {number} differs ({found.verdict}) at {tell(found, tokenizer)}", style="bold"))
     console.print(f"Tokens per pass: {tokens / steps:.2f} ({tokens} tokens in {steps} passes; plain decoding: 1).")
     plain_ms, ours_ms = median(s.plain_ms for s in stories), median(s.ours_ms for s in stories)
     nodes = mean([record["nodes"][0] for story in stories for record in story.stats.passes[1:]] or [1])

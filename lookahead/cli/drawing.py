@@ -12,10 +12,7 @@ _DRAWN = 40  # nodes with children that the text has lines for
 
 
 def drawing(grown: CalibratedTree) -> Tree:
-    """The tree in text: a line for each node with children; the others share one line below their parent.
-
-    Of the nodes with children, only those kept most often get a line; the others say how many nodes are below them.
-    """
+    """The tree in text: a line for each node with children that is kept often; the others share one at their parent."""
     values = _values(grown)
     children: dict[Ranks, list[Ranks]] = {(): []}
     for path in grown.paths:
@@ -28,9 +25,7 @@ def drawing(grown: CalibratedTree) -> Tree:
     drawn = set(inner[:_DRAWN])
     top = Tree("the model's own token; below it the ranks of the heads' candidates, and how often they are kept")
     branches: dict[Ranks, Tree] = {(): top}
-    for path in [(), *grown.paths]:
-        if path not in branches:
-            continue
+    for path in filter(branches.__contains__, [(), *grown.paths]):
         rest = []
         for child in children[path]:
             if child in drawn:
@@ -64,15 +59,21 @@ def draw(grown: CalibratedTree, file: Path) -> None:
     axes.set_title(f"{len(grown.paths)} nodes, {grown.expected_length + 1:.2f} tokens a pass expected")
     axes.set_yticks(range(0, -depth - 1, -1), ["root", *(f"head {head}" for head in range(depth))])
     axes.set_xticks([])
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[:].set_visible(False)
     figure.savefig(file, dpi=150)
+
+
+def reached(grown: CalibratedTree) -> list[float]:
+    """The chance that a pass keeps 1, 2, ... drafted tokens or more."""
+    shares = [0.0] * (grown.choices.depth + 1)
+    for path, value in _values(grown).items():
+        shares[len(path)] += value
+    return shares[1:]
 
 
 def _values(grown: CalibratedTree) -> dict[Ranks, float]:
     """Each node's chance to be kept; the root's is 1."""
-    values = node_values(grown.accuracies, grown.choices)
-    return {(): 1.0} | dict(zip(grown.paths, values, strict=True))
+    return {(): 1.0} | dict(zip(grown.paths, node_values(grown.accuracies, grown.choices), strict=True))
 
 
 def _places(paths: tuple[Ranks, ...]) -> dict[Ranks, float]:

@@ -15,16 +15,13 @@ from lookahead.cli.prompts import read_stdin
 from lookahead.strategies.base import Strategy
 from lookahead.strategies.jacobi import Jacobi
 
+Way = Literal["lookahead", "jacobi", "plain"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ModelOptions, SizeOptions):
-    prompt: Annotated[str | None, Option(help="Text to continue. '-' or nothing: stdin, less its last line break.")] = (
-        None
-    )
-    strategy: Annotated[
-        Literal["lookahead", "jacobi", "plain"],
-        Option(help="How drafts are grown; plain is transformers' own decoding."),
-    ] = "lookahead"
+    prompt: Annotated[str | None, Option(help="Text to continue. '-' or none: stdin, less its last line break.")] = None
+    strategy: Annotated[Way, Option(help="How drafts are grown; plain is transformers' own decoding.")] = "lookahead"
     max_new_tokens: NewTokensOption = 128
     sample: Annotated[bool, Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False
     temperature: Annotated[float | None, Option(help="Above 0; needs --sample.")] = None
@@ -57,22 +54,13 @@ def generate(options: Options) -> None:
     limit = {"max_new_tokens": options.max_new_tokens}
     decoded = common.decode(model, inputs, strategy, streamer, **limit, **sampling)
     if options.as_json:
-        settings = {
-            "model": options.model_name,
-            "strategy": {"strategy": "plain"} if strategy is None else strategy.to_dict(),
-            **limit,
-            **sampling,
-            "seed": options.seed,
-            "dtype": options.dtype,
-            "device": str(model.device),
-        }
         document = {
             "prompt": text,
             "text": common.text_of(tokenizer, decoded.tokens),
             "tokens": decoded.tokens,
             "seconds": decoded.seconds,
             "stats": None if decoded.stats is None else decoded.stats.to_dict(),
-            "settings": settings,
+            "settings": options.described(model, strategy, limit | sampling | {"seed": options.seed}),
         }
         common.echo_json(document)
     elif options.stats:
@@ -84,16 +72,15 @@ def _strategy(options: Options) -> Strategy | None:
         return options.lookahead(options.seed)
     wrong = ["--" + name.replace("_", "-") for name, size in options.sizes().items() if size is not None]
     if wrong:
-        raise LookaheadError(
-            f"{wrong[0]} belongs to --strategy lookahead: got --strategy {options.strategy}. Drop one of the two."
-        )
+        got = f"got --strategy {options.strategy}. Drop one of the two."
+        raise LookaheadError(f"{wrong[0]} belongs to --strategy lookahead: {got}")
     return Jacobi(seed=options.seed) if options.strategy == "jacobi" else None
 
 
 def _sampling(options: Options) -> dict[str, Any]:
     """The sampling arguments of ``generate``; those that are not given keep the model's own defaults."""
-    given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
-    given = {name: value for name, value in given.items() if value is not None}
+    names = ("temperature", "top_p", "top_k")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     for name, value in given.items():
         option = "--" + name.replace("_", "-")
         if not options.sample:
@@ -110,18 +97,9 @@ def _summary(decoded: common.Decoded) -> str:
     rate = f"{decoded.seconds:.2f} s, {count / decoded.seconds:.1f} tokens/s"
     if stats is None:
         return f"{count} tokens in {count} passes (1.00 a pass), {rate}"
-    times = {
-        "prompt": stats.prefill_ms,
-        "drafts": stats.draft_ms,
-        "passes": stats.forward_ms,
-        "verification": stats.verify_ms,
-        "keeping": stats.keep_ms,
-    }
-    return "\n".join(
-        [
-            f"{count} tokens in {stats.steps} passes ({stats.mean_acceptance_length:.2f} a pass), {rate}",
-            f"drafted {stats.drafted} tokens, accepted {stats.accepted} ({stats.acceptance_rate:.1%})",
-            "milliseconds: " + ", ".join(f"{name} {ms:.1f}" for name, ms in times.items()),
-            stats.explain(),
-        ]
+    return (
+        f"{count} tokens in {stats.steps} passes ({stats.mean_acceptance_length:.2f} a pass), {rate}\n"
+        f"drafted {stats.drafted} tokens, accepted {stats.accepted} ({stats.acceptance_rate:.1%})\n"
+        f"milliseconds: prompt {stats.prefill_ms:.1f}, drafts {stats.draft_ms:.1f}, passes {stats.forward_ms:.1f}, "
+        f"verification {stats.verify_ms:.1f}, keeping {stats.keep_ms:.1f}\n{stats.explain()}"
     )

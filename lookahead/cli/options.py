@@ -7,27 +7,23 @@ from transformers import PreTrainedModel
 from typer import Option
 
 from lookahead.cli import common
-from lookahead.strategies.base import Stats
+from lookahead.strategies.base import Stats, Strategy
 from lookahead.strategies.lookahead import Lookahead
 
 NewTokensOption = Annotated[
-    int, Option("--max-new-tokens", "--new-tokens", min=1, help="Tokens to write at most, per prompt.")
+    int, Option("--max-new-tokens", "--new-tokens", min=1, help="Most tokens to write, per prompt.")
 ]
 JsonOption = Annotated[bool, Option("--json", help="One JSON document instead of text and tables.")]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
-DtypeOption = Annotated[
-    Literal["float32", "float64", "bfloat16", "float16"],
-    Option(help="Of the weights. Texts are exact in float32 and float64."),
-]
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+DtypeOption = Annotated[Dtype, Option(help="Of the weights. Texts are exact in float32 and float64.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Which model to load, and how."""
-
-    model: Annotated[
-        str | None, Option(metavar="DIR", help="Folder of a model and its tokenizer. Default: bundled.")
-    ] = None
+    model: Annotated[str | None, Option(metavar="DIR", help="A model's folder, with tokenizer. Default: bundled.")] = (
+        None
+    )
     dtype: DtypeOption = "float32"
     device: DeviceOption = "auto"
 
@@ -40,17 +36,21 @@ class ModelOptions:
         """The model and its tokenizer."""
         return common.load(self.model, self.dtype, self.device)
 
+    def described(self, model: PreTrainedModel, strategy: Strategy | None, others: dict[str, Any]) -> dict[str, Any]:
+        """What decided about a text, for a JSON document."""
+        named = {"strategy": "plain"} if strategy is None else strategy.to_dict()
+        ends = {"dtype": self.dtype, "device": str(model.device)}
+        return {"model": self.model_name, "strategy": named} | others | ends
+
 
 @dataclass(frozen=True, kw_only=True)
 class SizeOptions:
-    """W, N and G of lookahead decoding as published; the automatic mode if none of them is given."""
-
     window_size: Annotated[int | None, Option(help="W, columns of the window. Default: automatic.")] = None
     ngram_size: Annotated[int | None, Option(help="N, length of an n-gram. Default: automatic.")] = None
     verification_set_size: Annotated[int | None, Option(help="G, most guesses in a pass. Default: automatic.")] = None
 
     def sizes(self) -> dict[str, Any]:
-        """The three, by their names in :class:`Lookahead`."""
+        """W, N and G as published, by their names in :class:`Lookahead`; all None is the automatic mode."""
         return {name: getattr(self, name) for name in ("window_size", "ngram_size", "verification_set_size")}
 
     def lookahead(self, seed: int | None = None, stats: Stats = "summary") -> Lookahead:

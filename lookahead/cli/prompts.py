@@ -20,25 +20,12 @@ PROMPTS = (
     'class Cache(dict):\n    """A dictionary that forgets its oldest items."""',
 )
 
-PromptsOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help='Prompts, one a line. A line that starts with "{", and every line of a .jsonl file, is a JSON object with '
-        'a "prompt".',
-    ),
-]
+_HELP = 'Prompts, one a line. A line with "{" first, and every line of a .jsonl file, is a JSON object with a "prompt".'
+PromptsOption = Annotated[Path | None, typer.Option(metavar="FILE", help=_HELP)]
 
 
 def read_prompts(file: Path) -> list[str]:
-    """The prompts of a file, one a line; empty lines are skipped.
-
-    A line that starts with ``{``, and every line of a file whose name ends in ``.jsonl``, is a JSON object whose
-    ``"prompt"`` counts; any other line is a prompt itself.
-
-    Raises:
-        LookaheadError: the file cannot be read or holds no prompt, or a line is not such an object.
-    """
+    """The prompts of a file, one a line, as the option's help says; empty lines are skipped."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -68,11 +55,7 @@ def _prompt(line: str, where: str) -> str:
 
 
 def read_stdin() -> str:
-    """All of stdin, without the line break that ends it.
-
-    Raises:
-        LookaheadError: it is not UTF-8 text.
-    """
+    """All of stdin, without the line break that ends it."""
     if sys.stdin.isatty():
         typer.echo("Type the prompt, and end it with Ctrl-D.", err=True)
     try:

@@ -12,7 +12,7 @@ from typer import Exit, Option
 
 from jacobi import LookaheadError
 from lookahead._files import on_hub
-from lookahead.cli import common, tables
+from lookahead.cli import common
 from lookahead.cli.options import DeviceOption, DtypeOption, JsonOption
 from lookahead.loading import has_weights, load_weights
 from lookahead.models.conformance import recorded, recorded_version
@@ -39,23 +39,21 @@ def support(options: Options) -> None:
     if options.as_json:
         common.echo_json(known)
     else:
-        Console(highlight=False).print(tables.facts(known))
+        Console(highlight=False).print(common.facts(known))
     if known["route"] == "plain":
         raise Exit(1)
 
 
 def _load(options: Options) -> tuple[PreTrainedModel, bool]:
     """The model, and whether it has weights."""
-    source, dtype = options.model, getattr(torch, options.dtype)
-    path = Path(source).expanduser()
+    source, dtype, path = options.model, getattr(torch, options.dtype), Path(options.model).expanduser()
     folder = path.parent if path.name == "config.json" else path
-    weights = path.is_dir() and has_weights(path)
     if not path.exists() and not on_hub(source):
         raise LookaheadError(f"--model {source} does not exist: expected a model's folder, or a config.json.")
     try:
         config = AutoConfig.from_pretrained(folder if path.exists() else source)
         kind = _class_of(config)
-        if not weights:
+        if not (path.is_dir() and has_weights(path)):
             with torch.device("meta"):
                 return (kind(config) if issubclass(kind, PreTrainedModel) else kind.from_config(config)), False
         if config.is_encoder_decoder:
@@ -67,11 +65,7 @@ def _load(options: Options) -> tuple[PreTrainedModel, bool]:
 
 
 def _class_of(config: PreTrainedConfig) -> Any:
-    """The class that a config names, else the first of transformers' mappings that knows the config.
-
-    Raises:
-        ValueError: none of them does.
-    """
+    """The class that a config names, else the first of transformers' mappings that knows the config."""
     named: Any = getattr(transformers, (config.architectures or [""])[0] or "AutoModel", None)
     if isinstance(named, type) and issubclass(named, PreTrainedModel) and hasattr(named, "generate"):
         return named
@@ -92,8 +86,7 @@ def _class_of(config: PreTrainedConfig) -> Any:
 
 def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
     traits = ModelTraits.of(model)
-    verdict = (*checks.verdict(model), "class, config and self-test") if weights else _recorded_verdict(model, traits)
-    route, reason, checked = verdict
+    how = (*checks.verdict(model), "class, config and self-test") if weights else _recorded_verdict(model, traits)
     limits = []
     if traits.rope_limit is not None:
         limits.append(f"plain passes from position {traits.rope_limit[1]} on ({traits.rope_limit[0]} RoPE)")
@@ -106,17 +99,17 @@ def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
     return {
         "model": traits.name,
         "kind": "encoder-decoder" if traits.is_encoder_decoder else "causal",
-        "route": route,
-        "reason": reason,
+        "route": how[0],
+        "reason": how[1],
         "attention": traits.attention,
         "cache_layers": ", ".join(layers) or "DynamicLayer",
         "limits": "; ".join(limits) or None,
-        "checked": checked,
+        "checked": how[2],
     }
 
 
 def _recorded_verdict(model: PreTrainedModel, traits: ModelTraits) -> tuple[str, str | None, str]:
-    """Route, reason and what they rest on, for a model without weights: class and config, and the class's record."""
+    """Route, reason and what they rest on, for a model without weights."""
     reason = checks.no_tree(model, traits)
     try:
         checks.check_model(model, traits)

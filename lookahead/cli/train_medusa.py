@@ -16,7 +16,7 @@ from rich.progress import Progress, TaskID
 from typer import Option
 
 from jacobi import LookaheadError
-from lookahead.cli import common, tables
+from lookahead.cli import common
 from lookahead.cli.options import JsonOption, ModelOptions
 from lookahead.training.items import Item, read_items, split
 from lookahead.training.recipe import Evaluation, fit
@@ -26,6 +26,11 @@ _HOLD_OUT = 20
 _BUNDLED_HOLD_OUT = 50  # as the bundled model was trained: its held-out files are these
 _CPU_MINUTES = 15.0
 _QUIET_S = 30.0  # seconds between two lines where no bar can be drawn
+_MINUTES_HELP = f"Most minutes of training; 0 is no limit. Default: {_CPU_MINUTES:g} on a CPU, else none."
+_DATA_HELP = (
+    "What to learn from; may be given several times. A .jsonl file of texts, prompts with completions or "
+    "conversations, a text, or a folder of these. Default for the bundled model: the Python standard library."
+)
 _STAGES = {
     "encoding": "Encoding",
     "answering": "Letting the model answer",
@@ -75,35 +80,23 @@ _Settings: Any = make_dataclass(
 @dataclass(frozen=True, kw_only=True)
 class Options(ModelOptions, _Settings):
     output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for the heads; new or empty.")]
-    data: Annotated[
-        list[Path] | None,
-        Option(
-            metavar="PATH",
-            help="What to learn from; may be given several times. A .jsonl file of texts, prompts with completions or "
-            "conversations, a text, or a folder of these. Default for the bundled model: the Python standard library.",
-        ),
-    ] = None
-    eval_data: Annotated[
-        list[Path] | None,
-        Option(metavar="PATH", help="What to evaluate on. Default: a part of --data that is held out."),
-    ] = None
+    data: Annotated[list[Path] | None, Option(metavar="PATH", help=_DATA_HELP)] = None
+    eval_data: Annotated[list[Path] | None, Option(metavar="PATH", help="To evaluate on. Default: part of --data.")] = (
+        None
+    )
     hold_out: Annotated[
-        int | None, Option(min=2, metavar="N", help=f"Hold one in N items out, by their hash. Default: {_HOLD_OUT}.")
+        int | None, Option(min=2, metavar="N", help=f"Hold one in N items out. Default: {_HOLD_OUT}.")
     ] = None
     max_items: Annotated[int | None, Option(min=2, help="Use so many items at most, chosen by hash.")] = None
-    max_minutes: Annotated[
-        float | None,
-        _option(help=f"Most minutes of training; 0 is no limit. Default: {_CPU_MINUTES:g} on a CPU, else none."),
-    ] = None
+    max_minutes: Annotated[float | None, _option(help=_MINUTES_HELP)] = None
     resume: Annotated[bool, Option(help="Continue the training that was begun in --output.")] = False
     force: Annotated[bool, Option(help="Overwrite what is in --output.")] = False
     as_json: JsonOption = False
 
     def settings(self, device: str) -> TrainingSettings:
         """How to train on ``device``."""
-        minutes = self.max_minutes
-        if minutes is None:
-            minutes = _CPU_MINUTES if device in ("auto", "cpu") else 0.0
+        default = _CPU_MINUTES if device in ("auto", "cpu") else 0.0
+        minutes = default if self.max_minutes is None else self.max_minutes
         return TrainingSettings(**{name: getattr(self, name) for name in _SETTINGS}, max_minutes=minutes or None)
 
 
@@ -119,19 +112,12 @@ def train_medusa(options: Options) -> None:
     settings = options.settings(device)
     items, held_out = _items(options, bundled=options.model is None)
     model, tokenizer = common.load(options.model, options.dtype, device)
+    others: dict[str, Any] = {"resume": options.resume, "force": options.force}
+    if options.model is None:
+        others["name"] = "tiny-coder"
     with common.progress() as progress:
-        evaluation = fit(
-            model,
-            tokenizer,
-            items,
-            held_out,
-            options.output,
-            settings,
-            name=None if options.model is not None else "tiny-coder",
-            resume=options.resume,
-            force=options.force,
-            report=Teller(progress).tell if rank in (None, "0") else None,
-        )
+        report = Teller(progress).tell if rank in (None, "0") else None
+        evaluation = fit(model, tokenizer, items, held_out, options.output, settings, report=report, **others)
     if evaluation is None:
         return
     if options.as_json:
@@ -169,14 +155,13 @@ def show(console: Console, evaluation: Evaluation) -> None:
     rows = [("the model itself", "+1", f"{own.top1:.3f}", f"{own.top5:.3f}")]
     for head, (top1, top5) in enumerate(zip(accuracies.top(1), accuracies.top(5), strict=True)):
         rows.append((f"head {head}", f"+{head + 2}", f"{top1:.3f}", f"{top5:.3f}"))
-    console.print(tables.columns(("", "predicts", "top-1", "top-5"), rows, f"On {own.tokens:,} held-out tokens"))
+    console.print(common.columns(("", "predicts", "top-1", "top-5"), rows, f"On {own.tokens:,} held-out tokens"))
     if evaluation.before is not None:
         console.print(f"The model's own loss: {evaluation.before.loss:.4f} before, {own.loss:.4f} after, nats a token.")
     if own.top1:
         console.print(f"The first head is right {evaluation.ratio:.2f} times as often as the model itself.")
     expected = f"Tokens a pass over {len(evaluation.choices.paths)} nodes: {evaluation.expected:.2f} expected"
-    measured = evaluation.measured
-    if measured is None:
+    if (measured := evaluation.measured) is None:
         console.print(expected + ".")
     else:
         console.print(

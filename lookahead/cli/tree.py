@@ -1,7 +1,6 @@
 """``lookahead tree``: measure how often Medusa's heads are right, and grow the tree that follows from it."""
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -16,24 +15,18 @@ from jacobi import LookaheadError
 from lookahead import tuning
 from lookahead._files import on_hub
 from lookahead.bundled import BUNDLED_HEADS
-from lookahead.cli import common, tables
-from lookahead.cli.drawing import draw, drawing
+from lookahead.cli import common
+from lookahead.cli.drawing import draw, drawing, reached
 from lookahead.cli.options import JsonOption, ModelOptions, NewTokensOption
 from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
 from lookahead.draft.latency import NODES
-from lookahead.sources.medusa.accuracies import (
-    CalibratedTree,
-    HeadAccuracies,
-    best_size,
-    expected_lengths,
-    grow_tree,
-    node_values,
-)
+from lookahead.sources.medusa.accuracies import CalibratedTree, HeadAccuracies, best_size, expected_lengths, grow_tree
 from lookahead.sources.medusa.choices import MAX_NODES
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.stats import DecodingStats
 from lookahead.strategies.medusa import Medusa
 from lookahead.training.calibration import calibrate, heads_ms
+from lookahead.tuning import Report
 
 _HALVES = 8  # prompts; fewer are not split
 _SHOWN = (1, 2, 5, 10)  # best candidates in the table of accuracies
@@ -42,14 +35,11 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ModelOptions):
-    heads: Annotated[
-        str | None,
-        Option(metavar="DIR", help="Folder of the heads, in any published format. Default: the bundled model's."),
-    ] = None
+    heads: Annotated[str | None, Option(metavar="DIR", help="Heads, in any published format. Default: bundled.")] = None
     prompts: PromptsOption = None
-    nodes: Annotated[
-        int | None, Option(min=1, max=MAX_NODES, help="Nodes of the tree. Default: the best by the latency curve.")
-    ] = None
+    nodes: Annotated[int | None, Option(min=1, max=MAX_NODES, help="Of the tree. Default: by the latency curve.")] = (
+        None
+    )
     output: Annotated[Path | None, Option("--output", "-o", help="Save the tree here, as JSON.")] = None
     new_tokens: NewTokensOption = 128
     ranks: Annotated[int, Option(min=1, help="Candidates of each head to look at.")] = 10
@@ -90,13 +80,13 @@ def tree(options: Options) -> None:
         if options.picture is not None:
             draw(grown, options.picture)
         stats = _decode(model, Medusa(heads, choices=grown), progress.track(held, description="Decoding"), options)
-    reached = _reached(stats, len(held), grown.choices.depth)
+    shares = _reached(stats, len(held), grown.choices.depth)
     document = {
         "tree": grown.to_dict(),
         "widths": list(grown.choices.widths),
-        "reached_expected": _expected(grown),
-        "reached_measured": reached,
-        "measured_length": sum(reached),
+        "reached_expected": reached(grown),
+        "reached_measured": shares,
+        "measured_length": sum(shares),
         "budget": budget,
         "prompts": {"calibrated": len(learnt), "measured": len(held), "held_out": halves},
         "stats": stats.to_dict(),
@@ -118,35 +108,24 @@ def _check(options: Options) -> str:
     if picture is not None and picture.suffix not in _PICTURES:
         raise LookaheadError(f"--picture {picture}: expected a name that ends in {', '.join(_PICTURES)}.")
     if picture is not None and importlib.util.find_spec("matplotlib") is None:
-        raise LookaheadError(
-            "--picture needs matplotlib, which is not installed: pip install 'lookahead-decoding[bench]', or leave it "
-            "out."
-        )
+        remedy = "pip install 'lookahead-decoding[bench]', or leave it out."
+        raise LookaheadError(f"--picture needs matplotlib, which is not installed: {remedy}")
     if heads is None and options.model is not None:
-        raise LookaheadError(
-            f"--model {options.model} needs --heads: expected the folder of heads that were trained for it."
-        )
+        raise LookaheadError(f"--model {options.model} needs --heads: expected the folder of heads trained for it.")
     if heads is not None and not Path(heads).expanduser().exists() and not on_hub(heads):
         raise LookaheadError(f"--heads {heads} does not exist: expected a folder of Medusa heads.")
     return heads or str(BUNDLED_HEADS)
 
 
 def _budget(
-    model: PreTrainedModel,
-    heads: MedusaHeads,
-    table: HeadAccuracies,
-    context: int,
-    seconds: float,
-    report: Callable[[float], None],
+    model: PreTrainedModel, heads: MedusaHeads, table: HeadAccuracies, context: int, seconds: float, report: Report
 ) -> tuple[dict[str, Any], list[Any]]:
     """Choose the size by the saved latency curve, or by one measured now; and what other sizes would give, as rows."""
-    own = tuning.cached(model)
-    origin = "saved in"
-    if own is None:
+    own, origin = tuning.cached(model), "saved in"
+    times = own and (tuning.cached(model, traced=True) or own)
+    if own is None or times is None:
         times, own = tuning.sweep_all(model, context, seconds=seconds, report=report)
         origin = "measured now and saved in"
-    else:
-        times = tuning.cached(model, traced=True) or own
     report(1.0)
     extra, plain_ms = heads_ms(model, heads, len(table.accuracies[0])), own.ms(1, context)
     passes = [ms + extra for ms in times.curve(context, NODES[-1])]
@@ -177,14 +156,6 @@ def _reached(stats: DecodingStats, prompts: int, depth: int) -> list[float]:
     return [count / passes for count in accumulate(reversed(counts))][::-1]
 
 
-def _expected(grown: CalibratedTree) -> list[float]:
-    """The chance that a pass keeps 1, 2, ... drafted tokens or more."""
-    shares = [0.0] * grown.choices.depth
-    for path, value in zip(grown.paths, node_values(grown.accuracies, grown.choices), strict=True):
-        shares[len(path) - 1] += value
-    return shares
-
-
 def _show(
     console: Console, found: dict[str, Any], grown: CalibratedTree, size: int, sizes: list[Any], options: Options
 ) -> None:
@@ -194,13 +165,11 @@ def _show(
     if found["budget"] is not None:
         _show_budget(console, found["budget"], sizes)
     if len(grown.paths) < size:
-        console.print(
-            f"{size} nodes were asked for: no more than {len(grown.paths)} are worth anything on these texts."
-        )
+        console.print(f"{size} nodes were asked for: only {len(grown.paths)} are worth anything on these texts.")
     shares = zip(found["widths"], found["reached_expected"], found["reached_measured"], strict=True)
     rows = [(str(depth), str(width), f"{a:.3f}", f"{b:.3f}") for depth, (width, a, b) in enumerate(shares, start=1)]
     headers = ("depth", "nodes", "reached, expected", "reached, measured")
-    console.print(tables.columns(headers, rows, f"The tree, nodes: {len(grown.paths)}"))
+    console.print(common.columns(headers, rows, f"The tree, nodes: {len(grown.paths)}"))
     which = "the {} other prompts" if prompts["held_out"] else "the same {} prompts (too few to hold some out)"
     console.print(
         f"Length: {grown.expected_length + 1:.2f} tokens a pass expected, {1 + found['measured_length']:.2f} measured "
@@ -208,9 +177,8 @@ def _show(
         style="bold",
     )
     console.print(drawing(grown))
-    for file in (options.output, options.picture):
-        if file is not None:
-            console.print(f"Saved in {file}.")
+    for file in filter(None, (options.output, options.picture)):
+        console.print(f"Saved in {file}.")
 
 
 def _show_accuracies(console: Console, table: HeadAccuracies, title: str) -> None:
@@ -221,19 +189,17 @@ def _show_accuracies(console: Console, table: HeadAccuracies, title: str) -> Non
         for head, samples in enumerate(table.samples)
     ]
     headers = ("head", "predicts", "samples", *(f"top-{count}" for count in shown))
-    console.print(tables.columns(headers, rows, title))
+    console.print(common.columns(headers, rows, title))
 
 
 def _show_budget(console: Console, budget: dict[str, Any], rows: list[tuple[str, ...]]) -> None:
     headers = ("nodes", "tokens a pass", "ms", "against plain")
-    console.print(tables.columns(headers, rows, "Trees by the latency curve", bold=str(budget["nodes"])))
+    console.print(common.columns(headers, rows, "Trees by the latency curve", bold=str(budget["nodes"])))
     console.print(
         f"Nodes: {budget['nodes']}, for which the latency curve promises the most tokens per millisecond, "
         f"{budget['speedup']:.2f}x plain decoding. The heads take {budget['heads_ms']:.2f} ms of a pass.",
         style="bold",
     )
     if budget["speedup"] < 1.0:
-        console.print(
-            "No tree pays here: this one is the least loss, and plain decoding is faster.", style="bold yellow"
-        )
+        console.print("No tree pays here: this is the least loss, and plain decoding is faster.", style="bold yellow")
     console.print(f"The curve is {budget['curve']}.", soft_wrap=True)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from typer import Option
 
 from lookahead import tuning
-from lookahead.cli import common, tables
+from lookahead.cli import common
 from lookahead.cli.options import DeviceOption, JsonOption, ModelOptions, NewTokensOption
 from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
 from lookahead.draft.latency import NODES, StepTimes
@@ -64,8 +64,10 @@ def tune(options: Options) -> None:
         "context": context,
         "budgets": budgets,
         "published": published,
-        "recommended": {"nodes": best["nodes"] if best["speedup"] > 1 else 0}
-        | {name: sizes[name] for name in _LADE[0]},
+        "recommended": {
+            "nodes": best["nodes"] if best["speedup"] > 1 else 0,
+            **{name: sizes[name] for name in _LADE[0]},
+        },
         "saved": [str(file) for file in files],
     }
     if options.as_json:
@@ -80,9 +82,8 @@ def _acceptance(
     """S, and the mean number of drafted nodes a pass."""
     stats = DecodingStats()
     for given in inputs:
-        strategy = Lookahead(seed=0, **sizes)
-        decoded = common.decode(model, given, strategy, do_sample=False, max_new_tokens=new_tokens)
-        stats += decoded.stats or DecodingStats()
+        told = common.decode(model, given, Lookahead(seed=0, **sizes), do_sample=False, max_new_tokens=new_tokens)
+        stats += told.stats or DecodingStats()
     return stats.mean_acceptance_length, stats.drafted / max(1, stats.row_steps)
 
 
@@ -101,8 +102,7 @@ def _show(console: Console, found: dict[str, Any], times: StepTimes, *, traced: 
     console.print(_trials("W/N/G", found["published"], "Lookahead decoding as published"))
     best, sizes = _best(found["budgets"]), _best(found["published"])
     if best["speedup"] > 1:
-        told = f"Budget: {best['nodes']} drafted nodes a pass, expected {best['speedup']:.2f}x."
-        console.print(told, style="bold")
+        console.print(f"Budget: {best['nodes']} drafted nodes a pass, expected {best['speedup']:.2f}x.", style="bold")
     else:
         console.print("Budget: none; no draft pays on these prompts, so the automatic mode will not draft.")
     console.print(f"W, N, G as published: {_name(sizes)}, expected {sizes['speedup']:.2f}x.", style="bold")
@@ -113,15 +113,12 @@ def _show(console: Console, found: dict[str, Any], times: StepTimes, *, traced: 
 
 
 def _name(trial: dict[str, Any]) -> str:
-    """A budget, or W/N/G."""
     return "/".join(str(size) for name, size in trial.items() if name not in ("S", "drafted", "speedup"))
 
 
 def _trials(what: str, trials: list[dict[str, Any]], title: str) -> Table:
-    rows = [
-        (_name(trial), f"{trial['drafted']:.1f}", f"{trial['S']:.2f}", f"{trial['speedup']:.2f}x") for trial in trials
-    ]
-    return tables.columns((what, "drafted", "S", "expected speedup"), rows, title)
+    rows = [(_name(row), f"{row['drafted']:.1f}", f"{row['S']:.2f}", f"{row['speedup']:.2f}x") for row in trials]
+    return common.columns((what, "drafted", "S", "expected speedup"), rows, title)
 
 
 def _curve_table(times: StepTimes, context: int) -> Table:
@@ -130,6 +127,6 @@ def _curve_table(times: StepTimes, context: int) -> Table:
         (str(nodes), f"{cost:.2f}", f"{cost / ms[0]:.2f}", "█" * max(1, round(_BAR * cost / max(ms))))
         for nodes, cost in zip(NODES, ms, strict=True)
     ]
-    table = tables.columns(("nodes", "ms", "t(T)/t(1)", ""), rows, f"Latency at about {context} tokens of context")
+    table = common.columns(("nodes", "ms", "t(T)/t(1)", ""), rows, f"Latency at about {context} tokens of context")
     table.columns[-1].justify = "left"
     return table

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from typer import Exit, Option
 
-from lookahead.cli import common, tables
+from lookahead.cli import common
 from lookahead.cli.options import JsonOption, ModelOptions, NewTokensOption, SizeOptions
 from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
 from lookahead.models.compat import last_logits
@@ -37,25 +37,15 @@ class Options(ModelOptions, SizeOptions):
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place where two greedy texts differ.
+    """The first place where two greedy texts differ; scores are in logits, and None where a text had ended."""
 
-    Attributes:
-        at: index of the token, counted from the first new one.
-        plain_token: id that plain decoding wrote; None if its text had ended.
-        lookahead_token: id that lookahead wrote; None if its text had ended.
-        margin: plain decoding's best score less its second best, in logits.
-        gap: plain decoding's score of its own token less that of ours, in logits.
-        rounding_error: how far a logit moves when a pass holds more tokens than one.
-        verdict: ``"tie"`` if two rounding errors can close the gap, else ``"bug"``.
-    """
-
-    at: int
-    plain_token: int | None
+    at: int  # from the first new token
+    plain_token: int | None  # None if that text had ended
     lookahead_token: int | None
-    margin: float | None
-    gap: float | None
-    rounding_error: float | None
-    verdict: Verdict
+    margin: float | None  # plain decoding's best score less its second best
+    gap: float | None  # plain decoding's score of its own token less that of ours
+    rounding_error: float | None  # how far a logit moves when a pass holds more tokens than one
+    verdict: Verdict  # "tie" if two rounding errors can close the gap, else "bug"
 
 
 def first_divergence(
@@ -81,18 +71,11 @@ def first_divergence(
 
 @torch.no_grad()
 def _rounding_error(model: PreTrainedModel, ids: Tensor, single: Tensor) -> float:
-    """How far the next token's logits move, at most, with the number of tokens in the pass.
-
-    Args:
-        ids: the text so far, ``[1, token]``.
-        single: the next token's logits ``[vocab]`` from passes over one token.
-    """
+    """How far the logits after ``ids`` ``[1, token]`` move, at most, from ``single`` ``[vocab]`` in longer passes."""
     few = last_logits(model, 1)
     length, errors = ids.shape[1], []
     for width in (length, *(width for width in _WIDTHS if width < length)):
-        past = None
-        if width < length:
-            past = model(input_ids=ids[:, :-width], use_cache=True, **few).past_key_values
+        past = model(input_ids=ids[:, :-width], use_cache=True, **few).past_key_values if width < length else None
         logits = model(input_ids=ids[:, -width:], past_key_values=past, use_cache=True, **few).logits[0, -1]
         errors.append((logits.float() - single.float()).abs().max().item())
     return max(errors)
@@ -105,31 +88,20 @@ def verify(options: Options) -> None:
     texts = [*(options.prompt or []), *read] or list(PROMPTS)
     model, tokenizer = options.load()
     encoded = [common.encode(tokenizer, text, model) for text in texts]
-    limit = options.max_new_tokens
+    settings: dict[str, Any] = {"max_new_tokens": options.max_new_tokens}
     results: list[dict[str, Any]] = []
     with common.progress() as progress:
         for text, inputs in progress.track(list(zip(texts, encoded, strict=True)), description="Comparing"):
-            plain = common.decode(model, inputs, None, do_sample=False, max_new_tokens=limit)
-            ours = common.decode(model, inputs, strategy, do_sample=False, max_new_tokens=limit)
+            plain = common.decode(model, inputs, None, do_sample=False, **settings)
+            ours = common.decode(model, inputs, strategy, do_sample=False, **settings)
             found = first_divergence(model, inputs, plain.tokens, ours.tokens)
-            results.append(
-                {
-                    "prompt": text,
-                    "tokens": len(plain.tokens),
-                    "tokens_per_pass": ours.stats.mean_acceptance_length if ours.stats else None,
-                    "verdict": found.verdict if found else "identical",
-                    "divergence": asdict(found) if found else None,
-                }
-            )
+            result = {"prompt": text, "tokens": len(plain.tokens)}
+            result["tokens_per_pass"] = ours.stats.mean_acceptance_length if ours.stats else None
+            result["verdict"] = found.verdict if found else "identical"
+            results.append(result | {"divergence": asdict(found) if found else None})
     worst = max((result["verdict"] for result in results), key=list(_STYLES).index)
     if options.as_json:
-        settings = {
-            "model": options.model_name,
-            "strategy": strategy.to_dict(),
-            "max_new_tokens": limit,
-            "dtype": options.dtype,
-            "device": str(model.device),
-        }
+        settings = options.described(model, strategy, settings)
         common.echo_json({"verdict": worst, "results": results, "settings": settings})
     else:
         _show(Console(highlight=False), results, tokenizer, worst, options.dtype)
@@ -157,11 +129,11 @@ def _show(console: Console, results: list[dict[str, Any]], tokenizer: Any, worst
         prompt = " ".join(result["prompt"].split())
         prompt = prompt if len(prompt) <= _SHOWN else prompt[: _SHOWN - 1] + "…"
         rows.append((str(number), prompt, str(result["tokens"]), speed, Text(verdict, style=_STYLES[verdict])))
-    console.print(tables.columns(("", "prompt", "tokens", "tokens/pass", "verdict"), rows))
+    console.print(common.columns(("", "prompt", "tokens", "tokens/pass", "verdict"), rows))
     for number, result in enumerate(results, start=1):
         if result["divergence"] is not None:
-            place = tell(Divergence(**result["divergence"]), tokenizer)
-            console.print(Text(f"{number}: {result['verdict']} at {place}"))
+            told = tell(Divergence(**result["divergence"]), tokenizer)
+            console.print(Text(f"{number}: {result['verdict']} at {told}"))
     identical, tied, bugs = (sum(result["verdict"] == verdict for result in results) for verdict in _STYLES)
     console.print(f"{identical} identical, {tied} tied, {bugs} with a bug; {len(results)} prompts, greedy, {dtype}")
     if worst == "tie":
