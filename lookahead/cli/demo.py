@@ -38,7 +38,6 @@ class _Story:
 
     @property
     def ratios(self) -> list[float]:
-        """Plain decoding's time over lookahead's, pair by pair."""
         return [plain.seconds / ours.seconds for plain, ours in zip(self.plain, self.ours, strict=True)]
 
     @property

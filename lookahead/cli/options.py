@@ -10,9 +10,7 @@ from lookahead.cli import common
 from lookahead.strategies.base import Stats, Strategy
 from lookahead.strategies.lookahead import Lookahead
 
-NewTokensOption = Annotated[
-    int, Option("--max-new-tokens", "--new-tokens", min=1, help="Most tokens to write, per prompt.")
-]
+NewTokensOption = Annotated[int, Option("--max-new-tokens", "--new-tokens", min=1, help="Most tokens, per prompt.")]
 JsonOption = Annotated[bool, Option("--json", help="One JSON document instead of text and tables.")]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -21,9 +19,7 @@ DtypeOption = Annotated[Dtype, Option(help="Of the weights. Texts are exact in f
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    model: Annotated[str | None, Option(metavar="DIR", help="A model's folder, with tokenizer. Default: bundled.")] = (
-        None
-    )
+    model: Annotated[str | None, Option(metavar="DIR", help="A model with its tokenizer. Default: bundled.")] = None
     dtype: DtypeOption = "float32"
     device: DeviceOption = "auto"
 
@@ -33,7 +29,6 @@ class ModelOptions:
         return "bundled" if self.model is None else self.model
 
     def load(self) -> tuple[PreTrainedModel, Any]:
-        """The model and its tokenizer."""
         return common.load(self.model, self.dtype, self.device)
 
     def described(self, model: PreTrainedModel, strategy: Strategy | None, others: dict[str, Any]) -> dict[str, Any]:

@@ -38,8 +38,6 @@ _STAGES = {
     "both": "Training model and heads",
     "evaluating": "Evaluating",
 }
-
-
 _option = partial(Option, rich_help_panel="Training")
 # Settings of the training that are options; types and defaults are those of TrainingSettings.
 _SETTINGS = {
@@ -69,24 +67,17 @@ _SETTINGS = {
     "report_to": _option(help="A logger, for example tensorboard or wandb."),
 }
 _known = {field.name: field for field in fields(TrainingSettings)}
-_Settings: Any = make_dataclass(
-    "_Settings",
-    [(name, Annotated[_known[name].type, option], _known[name].default) for name, option in _SETTINGS.items()],
-    frozen=True,
-    kw_only=True,
-)
+_shown = [(name, Annotated[_known[name].type, option], _known[name].default) for name, option in _SETTINGS.items()]
+_Settings: Any = make_dataclass("_Settings", _shown, frozen=True, kw_only=True)
+Paths = list[Path] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ModelOptions, _Settings):
     output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for the heads; new or empty.")]
-    data: Annotated[list[Path] | None, Option(metavar="PATH", help=_DATA_HELP)] = None
-    eval_data: Annotated[list[Path] | None, Option(metavar="PATH", help="To evaluate on. Default: part of --data.")] = (
-        None
-    )
-    hold_out: Annotated[
-        int | None, Option(min=2, metavar="N", help=f"Hold one in N items out. Default: {_HOLD_OUT}.")
-    ] = None
+    data: Annotated[Paths, Option(metavar="PATH", help=_DATA_HELP)] = None
+    eval_data: Annotated[Paths, Option(metavar="PATH", help="What to evaluate on. Default: a part of --data.")] = None
+    hold_out: Annotated[int | None, Option(min=2, metavar="N", help=f"Hold out one in N. Default: {_HOLD_OUT}.")] = None
     max_items: Annotated[int | None, Option(min=2, help="Use so many items at most, chosen by hash.")] = None
     max_minutes: Annotated[float | None, _option(help=_MINUTES_HELP)] = None
     resume: Annotated[bool, Option(help="Continue the training that was begun in --output.")] = False
@@ -94,7 +85,6 @@ class Options(ModelOptions, _Settings):
     as_json: JsonOption = False
 
     def settings(self, device: str) -> TrainingSettings:
-        """How to train on ``device``."""
         default = _CPU_MINUTES if device in ("auto", "cpu") else 0.0
         minutes = default if self.max_minutes is None else self.max_minutes
         return TrainingSettings(**{name: getattr(self, name) for name in _SETTINGS}, max_minutes=minutes or None)

@@ -37,9 +37,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 class Options(ModelOptions):
     heads: Annotated[str | None, Option(metavar="DIR", help="Heads, in any published format. Default: bundled.")] = None
     prompts: PromptsOption = None
-    nodes: Annotated[int | None, Option(min=1, max=MAX_NODES, help="Of the tree. Default: by the latency curve.")] = (
-        None
-    )
+    nodes: Annotated[int | None, Option(min=1, max=MAX_NODES, help="Default: best by the latency curve.")] = None
     output: Annotated[Path | None, Option("--output", "-o", help="Save the tree here, as JSON.")] = None
     new_tokens: NewTokensOption = 128
     ranks: Annotated[int, Option(min=1, help="Candidates of each head to look at.")] = 10
@@ -111,7 +109,8 @@ def _check(options: Options) -> str:
         remedy = "pip install 'lookahead-decoding[bench]', or leave it out."
         raise LookaheadError(f"--picture needs matplotlib, which is not installed: {remedy}")
     if heads is None and options.model is not None:
-        raise LookaheadError(f"--model {options.model} needs --heads: expected the folder of heads trained for it.")
+        wanted = "expected the folder of heads that were trained for it."
+        raise LookaheadError(f"--model {options.model} needs --heads: {wanted}")
     if heads is not None and not Path(heads).expanduser().exists() and not on_hub(heads):
         raise LookaheadError(f"--heads {heads} does not exist: expected a folder of Medusa heads.")
     return heads or str(BUNDLED_HEADS)
@@ -122,8 +121,9 @@ def _budget(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Choose the size by the saved latency curve, or by one measured now; and what other sizes would give, as rows."""
     own, origin = tuning.cached(model), "saved in"
-    times = own and (tuning.cached(model, traced=True) or own)
-    if own is None or times is None:
+    if own is not None:
+        times = tuning.cached(model, traced=True) or own
+    else:
         times, own = tuning.sweep_all(model, context, seconds=seconds, report=report)
         origin = "measured now and saved in"
     report(1.0)
@@ -141,9 +141,8 @@ def _budget(
 
 
 def _decode(model: PreTrainedModel, strategy: Medusa, inputs: Any, options: Options) -> DecodingStats:
-    settings: dict[str, Any] = {"do_sample": options.temperature is not None, "max_new_tokens": options.new_tokens}
-    if options.temperature is not None:
-        settings["temperature"] = options.temperature
+    sampling = {} if options.temperature is None else {"temperature": options.temperature}
+    settings: dict[str, Any] = sampling | {"do_sample": bool(sampling), "max_new_tokens": options.new_tokens}
     torch.manual_seed(options.seed)
     runs = [common.decode(model, given, strategy, **settings).stats for given in inputs]
     return sum((stats for stats in runs if stats), DecodingStats())
@@ -164,12 +163,12 @@ def _show(
     _show_accuracies(console, grown.accuracies, f"Heads on {texts} of {prompts['calibrated']} prompts")
     if found["budget"] is not None:
         _show_budget(console, found["budget"], sizes)
-    if len(grown.paths) < size:
-        console.print(f"{size} nodes were asked for: only {len(grown.paths)} are worth anything on these texts.")
+    if (count := len(grown.paths)) < size:
+        console.print(f"{size} nodes were asked for: no more than {count} are worth anything on these texts.")
     shares = zip(found["widths"], found["reached_expected"], found["reached_measured"], strict=True)
     rows = [(str(depth), str(width), f"{a:.3f}", f"{b:.3f}") for depth, (width, a, b) in enumerate(shares, start=1)]
     headers = ("depth", "nodes", "reached, expected", "reached, measured")
-    console.print(common.columns(headers, rows, f"The tree, nodes: {len(grown.paths)}"))
+    console.print(common.columns(headers, rows, f"The tree, nodes: {count}"))
     which = "the {} other prompts" if prompts["held_out"] else "the same {} prompts (too few to hold some out)"
     console.print(
         f"Length: {grown.expected_length + 1:.2f} tokens a pass expected, {1 + found['measured_length']:.2f} measured "
@@ -201,5 +200,6 @@ def _show_budget(console: Console, budget: dict[str, Any], rows: list[tuple[str,
         style="bold",
     )
     if budget["speedup"] < 1.0:
-        console.print("No tree pays here: this is the least loss, and plain decoding is faster.", style="bold yellow")
+        loss = "No tree pays here: this one is the least loss, and plain decoding is faster."
+        console.print(loss, style="bold yellow")
     console.print(f"The curve is {budget['curve']}.", soft_wrap=True)

@@ -58,16 +58,14 @@ def tune(options: Options) -> None:
         times.save(options.output)
         files.append(options.output)
     best, sizes = _best(budgets), _best(published)
+    nodes = best["nodes"] if best["speedup"] > 1 else 0
     document = {
         "curve": times.to_dict(),
         "plain_ms": own.ms(1, context),
         "context": context,
         "budgets": budgets,
         "published": published,
-        "recommended": {
-            "nodes": best["nodes"] if best["speedup"] > 1 else 0,
-            **{name: sizes[name] for name in _LADE[0]},
-        },
+        "recommended": {"nodes": nodes} | {name: sizes[name] for name in _LADE[0]},
         "saved": [str(file) for file in files],
     }
     if options.as_json:
@@ -82,8 +80,8 @@ def _acceptance(
     """S, and the mean number of drafted nodes a pass."""
     stats = DecodingStats()
     for given in inputs:
-        told = common.decode(model, given, Lookahead(seed=0, **sizes), do_sample=False, max_new_tokens=new_tokens)
-        stats += told.stats or DecodingStats()
+        run = common.decode(model, given, Lookahead(seed=0, **sizes), do_sample=False, max_new_tokens=new_tokens)
+        stats += run.stats or DecodingStats()
     return stats.mean_acceptance_length, stats.drafted / max(1, stats.row_steps)
 
 
