@@ -1,5 +1,1 @@
-"""Medusa heads: modules that guess the tokens after the next one, and the trees of their candidates.
-
-Heads, choices, accuracies and checkpoints belong here.
-May import: models and runtime.
-"""
+"""Medusa heads: modules that guess the tokens after the next one, the trees of their candidates, and checkpoints."""

@@ -30,16 +30,12 @@ from lookahead.sources.medusa.choices import MAX_NODES, TREE_FORMAT, TREE_KIND, 
 class HeadAccuracies:
     """The table a: how often each candidate of each head was right.
 
-    Attributes:
-        accuracies: shares ``[head][rank]``; the same number of ranks for every head.
-        samples: ``[head]``, how many tokens each share is of.
-
     Raises:
         LookaheadError: the table is empty or ragged, a share is not from 0 to 1, or a head's shares sum to more than 1.
     """
 
-    accuracies: tuple[tuple[float, ...], ...]
-    samples: tuple[int, ...]
+    accuracies: tuple[tuple[float, ...], ...]  # shares [head][rank]; the same number of ranks for every head
+    samples: tuple[int, ...]  # [head], how many tokens each share is of
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "accuracies", tuple(tuple(map(float, row)) for row in self.accuracies))
@@ -84,7 +80,7 @@ class CalibratedTree:
 
     @property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """The paths of the tree."""
+        """Those of ``choices``."""
         return self.choices.paths
 
     @property
@@ -118,12 +114,8 @@ class CalibratedTree:
         document = read_tree(file)
         try:
             table = HeadAccuracies(document["accuracies"], document["samples"])
-            tree = cls(
-                choices=ChoiceTree(document["paths"]),
-                accuracies=table,
-                model=document.get("model"),
-                heads=document.get("heads"),
-            )
+            names = {field: document.get(field) for field in ("model", "heads")}
+            tree = cls(choices=ChoiceTree(document["paths"]), accuracies=table, **names)
             node_values(table, tree.choices)
         except (KeyError, TypeError, ValueError) as error:  # a LookaheadError is a ValueError
             raise LookaheadError(f"The tree file {file} has no valid table of accuracies: {error}.") from error
@@ -131,11 +123,7 @@ class CalibratedTree:
 
 
 def node_values(accuracies: HeadAccuracies, choices: ChoiceTree) -> tuple[float, ...]:
-    """The chance of each node to be accepted, in the order of ``choices.paths``.
-
-    Raises:
-        LookaheadError: a path is too deep for the table, or has a rank that it lacks.
-    """
+    """The chance of each node to be accepted, by path; a LookaheadError if the table lacks a path's head or rank."""
     table = accuracies.accuracies
     values: dict[tuple[int, ...], float] = {(): 1.0}
     for path in choices.paths:
@@ -149,11 +137,7 @@ def node_values(accuracies: HeadAccuracies, choices: ChoiceTree) -> tuple[float,
 
 
 def expected_length(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
-    """How many drafted tokens a pass over the tree is expected to keep; it writes one more, the model's own.
-
-    Raises:
-        LookaheadError: as :func:`node_values`.
-    """
+    """How many drafted tokens a pass over the tree is expected to keep; it writes one more, the model's own."""
     return math.fsum(node_values(accuracies, choices))
 
 
@@ -172,29 +156,19 @@ def grow_tree(accuracies: HeadAccuracies, nodes: int) -> ChoiceTree:
 
 
 def expected_lengths(accuracies: HeadAccuracies, most: int) -> list[float]:
-    """The expected lengths of the best trees of 0, 1, 2, ... ``most`` nodes, while more nodes have any value.
-
-    Raises:
-        LookaheadError: no candidate of the first head was ever right.
-    """
+    """The expected lengths of the best trees of 0, 1, 2, ... ``most`` nodes, while more nodes have any value."""
     return list(accumulate((value for _, value in islice(_best_first(accuracies), most)), initial=0.0))
 
 
 def best_size(accuracies: HeadAccuracies, curve: Sequence[float]) -> int:
-    """The number of nodes with which a pass writes the most tokens per unit of time.
+    """The number of nodes, its root not counted, with which a pass writes the most tokens per unit of time.
 
-    Args:
-        accuracies: the table.
-        curve: time of a pass over 1, 2, ... nodes, the root included, in any unit: :meth:`lookahead.StepTimes.curve`,
-            best with the time of the heads (:func:`lookahead.training.calibration.heads_ms`) added to each.
-
-    Returns:
-        The root not counted: from 1 to the curve's entries less one. The tree pays if ``(expected length + 1) / time``
-        is above that of plain decoding.
+    ``curve`` is the time of a pass over 1, 2, ... nodes, the root and the heads' own time included, in any unit. The
+    tree pays if ``(expected length + 1) / time`` is above that of plain decoding.
 
     Raises:
-        LookaheadError: the curve has fewer than two entries, or one that is no time; or no candidate of the first head
-            was ever right.
+        LookaheadError: the curve has fewer than two entries, or one that is no time; or no first head's candidate was
+            ever right.
     """
     if len(curve) < 2 or not all(0.0 < cost < math.inf for cost in curve):
         raise LookaheadError(

@@ -37,8 +37,7 @@ _FORMS = (
 class ChoiceTree:
     """A tree of candidates, given by its paths in any order; missing prefixes are added, so leaves alone will do.
 
-    Attributes:
-        paths: all of them, sorted by length and then by rank. Path number i is node i + 1 of :meth:`token_tree`.
+    ``paths`` are then sorted by length and by rank: path number i is node i + 1 of :meth:`token_tree`.
 
     Raises:
         LookaheadError: no paths, an empty path, a path given twice, a rank that is no natural number, or more than 4096
@@ -98,9 +97,11 @@ class ChoiceTree:
                 )
 
 
-def presets() -> tuple[str, ...]:
-    """The names of the published trees, each of 63 nodes and the root."""
-    return tuple(_presets())
+@lru_cache
+def presets() -> dict[str, list[list[int]]]:
+    """The published trees by name, each of 63 nodes and the root; not to be changed."""
+    content: dict[str, list[list[int]]] = json.loads((Path(__file__).parent / "presets.json").read_text("utf-8"))
+    return content
 
 
 def choices_from(value: Any) -> ChoiceTree:
@@ -135,11 +136,7 @@ def choices_from(value: Any) -> ChoiceTree:
 
 
 def read_tree(file: str | PathLike[str]) -> dict[str, Any]:
-    """The content of a calibrated tree's file; its ``paths`` are valid.
-
-    Raises:
-        LookaheadError: it cannot be read, or is of another kind or format.
-    """
+    """The content of a calibrated tree's file, its ``paths`` valid; a LookaheadError if it is something else."""
     try:
         document = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -151,7 +148,7 @@ def read_tree(file: str | PathLike[str]) -> dict[str, Any]:
 
 
 def buffers(choices: Any, topk: int = 10, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tree as FasterDecoding/Medusa's ``generate_medusa_buffers`` gives it.
+    """The tree as FasterDecoding/Medusa's ``generate_medusa_buffers`` gives it, for ``topk`` candidates of each head.
 
     Nodes are numbered by length and then by rank, the root first. In the table of candidates the root has index 0, and
     the candidate of rank i of head k (from 0) has index ``1 + k * topk + i``. The choices ``[[0], [0, 0], [1]]`` with
@@ -161,11 +158,6 @@ def buffers(choices: Any, topk: int = 10, device: str | torch.device = "cpu") ->
         medusa_position_ids  [0, 1, 1, 2]
         retrieve_indices     [[0, 1, 3], [0, 2, -1]]
         medusa_attn_mask     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
-
-    Args:
-        choices: in any form that :func:`choices_from` reads.
-        topk: candidates of each head in the table.
-        device: of the tensors.
 
     Returns:
         ``tree_indices``: the index of each node in the table, int64 ``[node]``.
@@ -198,17 +190,11 @@ def buffers(choices: Any, topk: int = 10, device: str | torch.device = "cpu") ->
     }
 
 
-@lru_cache
-def _presets() -> dict[str, list[list[int]]]:
-    content: dict[str, list[list[int]]] = json.loads((Path(__file__).parent / "presets.json").read_text("utf-8"))
-    return content
-
-
 def _named(name: str | PathLike[str]) -> ChoiceTree:
     """A preset, or else a file."""
     if isinstance(name, str):
-        if name in _presets():
-            return ChoiceTree(tuple(map(tuple, _presets()[name])))
+        if name in presets():
+            return ChoiceTree(tuple(map(tuple, presets()[name])))
         if not name.endswith(".json") and not Path(name).expanduser().is_file():
             raise LookaheadError(
                 f"There is no preset and no file {name!r}: expected one of {', '.join(presets())}, or the file of a "

@@ -1,6 +1,5 @@
 """Heads in files: read in every published format, written in two, and kept while their files stay as they are."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -16,33 +15,20 @@ from lookahead.sources.medusa.heads import MedusaHeads
 
 Format = Literal["medusa", "vllm"]
 
-_TREE_FILE = "tree.json"
-
 
 def read_heads(source: str | Path, model: Any = None, **hub: Any) -> MedusaHeads:
-    """Read heads in any published format: :meth:`MedusaHeads.from_pretrained` by another name.
-
-    Args:
-        source: a folder, a file of tensors, the index of a sharded model, or ``owner/name`` on the hub.
-        model: the heads' model: they are checked against it and moved to its device and dtype.
-        hub: ``force_download``, ``token``, ``cache_dir``, ``local_files_only`` and ``revision``, as there.
-    """
+    """Read heads in any published format: :meth:`MedusaHeads.from_pretrained` by another name, with its arguments."""
     return MedusaHeads.from_pretrained(source, model=model, **hub)
 
 
 def write_heads(
     heads: MedusaHeads, folder: str | Path, format: Format = "medusa", *, model: Any = None, replace: bool = False
 ) -> None:
-    """Write heads to a folder: all of it or nothing.
+    """Write heads to a folder, new or empty: all of it or nothing. With ``replace``, files in it are deleted.
 
-    Args:
-        heads: what to write.
-        folder: made, if it is not there.
-        format: ``"medusa"`` is what :meth:`MedusaHeads.save_pretrained` writes: version 1, or version 2 if the heads
-            use the model's output layer. ``"vllm"`` is what vLLM loads as a draft model; it needs an output layer in
-            the file, so heads without one also need ``model``.
-        model: the heads' model, whose output layer is copied where one is needed.
-        replace: whether the folder may hold files; they are gone afterwards.
+    ``"medusa"`` is what :meth:`MedusaHeads.save_pretrained` writes: version 1, or version 2 if the heads use the
+    model's output layer. ``"vllm"`` is what vLLM loads as a draft model; its file holds an output layer, so heads
+    without their own need their ``model``, whose layer is copied.
 
     Raises:
         LookaheadError: the folder is not empty or cannot be written to, the heads hold NaN, or the format cannot hold
@@ -51,19 +37,18 @@ def write_heads(
     if format not in ("medusa", "vllm"):
         raise LookaheadError(f"Heads cannot be written as {format!r}: expected 'medusa' or 'vllm'.")
     heads.check_finite()
-    write: Callable[[Path], Any] = heads.save_pretrained
-    if format == "vllm":
-        if not heads.own_output and model is not None:
+    shared = None
+    if format == "vllm" and not heads.own_output:
+        if model is not None:
             heads.check(model)
-        shared = None if heads.own_output else shared_output(model)
-
-        def write(part: Path) -> None:
-            write_vllm(heads.tensors(), part, shared)
-            heads.generate_model_card().save(part / "README.md")
-
+        shared = shared_output(model)
     try:
         with whole_folder(folder, replace) as part:
-            write(part)
+            if format == "medusa":
+                heads.save_pretrained(part)
+            else:
+                write_vllm(heads.tensors(), part, shared)
+                heads.generate_model_card().save(part / "README.md")
     except OSError as error:
         raise LookaheadError(f"{folder} cannot be written: {error}.") from error
 
@@ -79,7 +64,7 @@ def kept_heads(folder: str, device: torch.device | None = None, dtype: torch.dty
 
 def tree_beside(folder: str) -> ChoiceTree | None:
     """The calibrated tree that lies beside the heads, if there is one."""
-    file = Path(folder).expanduser() / _TREE_FILE
+    file = Path(folder).expanduser() / "tree.json"
     return choices_from(file) if file.is_file() else None
 
 

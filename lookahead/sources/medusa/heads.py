@@ -11,8 +11,8 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
+from lookahead.sources.medusa.checkpoints.formats import HeadsConfig, HeadTensors
 from lookahead.sources.medusa.checkpoints.reading import read_checkpoint
-from lookahead.sources.medusa.checkpoints.tensors import HeadsConfig, HeadTensors
 from lookahead.sources.medusa.checkpoints.writing import write_medusa
 from lookahead.sources.medusa.network import HeadsNetwork
 
@@ -58,9 +58,9 @@ class MedusaHeads(
     def for_model(cls, model: Any, num_heads: int = 4, num_layers: int = 1, own_output: bool = False) -> Self:
         """Fresh heads for ``model``, each of which starts as the model's own output layer.
 
-        They are on the device of the output layer and in the dtype that the model computes in. The model itself stays
-        as it is, so it may be quantised. With ``own_output`` each head trains its own copy of the output layer; as in
-        the published heads, the copy has no bias.
+        They are on the device of the output layer, in the dtype that the model computes in; the model, which may be
+        quantised, stays as it is. With ``own_output`` each head trains its own copy of the output layer, without a
+        bias, as in the published heads.
 
         Raises:
             LookaheadError: the output layer cannot be reached, or ``own_output`` asks for copies of one that is
@@ -89,15 +89,7 @@ class MedusaHeads(
 
     @classmethod
     def from_tensors(cls, tensors: HeadTensors, model: Any = None) -> Self:
-        """Heads that hold these very tensors, in evaluation mode.
-
-        Args:
-            tensors: as a checkpoint gives them.
-            model: the model to check them against.
-
-        Raises:
-            LookaheadError: they do not fit the model, or hold numbers that are not finite.
-        """
+        """Heads that hold these very tensors, in evaluation mode; checked against their ``model``, if that is given."""
         vocab_size, token_map = tensors.config.vocab_size, tensors.token_map
         scored = vocab_size if token_map is None else len(token_map)
         with torch.device("meta"):
@@ -109,7 +101,7 @@ class MedusaHeads(
         return heads.eval()
 
     def tensors(self) -> HeadTensors:
-        """The heads as a checkpoint takes them."""
+        """As a checkpoint takes them."""
         sizes = {field.name: getattr(self, field.name) for field in fields(HeadsConfig)}
         return HeadTensors(HeadsConfig(**sizes), self.state_dict(), self.token_map)
 
@@ -132,15 +124,14 @@ class MedusaHeads(
         evaluation mode.
 
         Args:
-            pretrained_model_name_or_path: the folder, file or repository.
+            pretrained_model_name_or_path: a folder, file of tensors, index of a sharded model, or ``owner/name``.
             model: the heads' model: they are checked against it and moved to its device and dtype. Without one, they
                 stay in the dtype that they are stored in.
             map_location: the device they go to without a model.
             force_download, token, cache_dir, local_files_only, revision: see :func:`huggingface_hub.hf_hub_download`.
 
         Raises:
-            LookaheadError: there are no heads, they are not complete, a file would have to run code, or they do not
-                fit the model.
+            LookaheadError: there are no heads, they are incomplete, would have to run code, or do not fit the model.
         """
         hub = {"force_download": force_download, "token": token, "cache_dir": cache_dir}
         hub |= {"local_files_only": local_files_only, "revision": revision}
@@ -160,12 +151,7 @@ class MedusaHeads(
         return ModelCard.from_template(data, template_str=info.model_card_template, **facts | kwargs)
 
     def check(self, model: Any) -> None:
-        """Refuse a model that the heads do not fit.
-
-        Raises:
-            LookaheadError: its output layer cannot be reached or has other sizes, or a weight of the heads is not
-                finite.
-        """
+        """Raise a LookaheadError if the model's output layer is out of reach or has other sizes, or a weight is NaN."""
         hidden_size, vocab_size = output_sizes(model)
         for what, ours, theirs in (
             ("vocabulary", self.vocab_size or vocab_size, vocab_size),
@@ -180,22 +166,15 @@ class MedusaHeads(
         self.check_finite()
 
     def check_finite(self) -> None:
-        """Refuse weights that are not finite.
-
-        Raises:
-            LookaheadError: with the name of the first such parameter.
-        """
+        """Raise a LookaheadError that names the first parameter with numbers that are not finite."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 # A sum takes no memory; where one overflows, a closer look decides.
-                if weight.sum(dtype=_wide(weight)).isfinite():
+                wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
+                if weight.sum(dtype=wide).isfinite():
                     continue
                 if bad := int((~weight.isfinite()).sum()):
                     raise LookaheadError(
                         f"The heads are broken: {bad} of {weight.numel()} numbers of {name} are NaN or infinite. Train "
                         "them again with a lower learning rate, or read another checkpoint."
                     )
-
-
-def _wide(weight: Tensor) -> torch.dtype:
-    return torch.float64 if weight.dtype is torch.float64 else torch.float32

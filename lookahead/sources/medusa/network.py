@@ -23,7 +23,7 @@ Output = Callable[[Tensor], Tensor]
 
 
 class ResBlock(nn.Module):
-    """``x + silu(W x + b)``. W and b start as zeros, so a fresh block changes nothing."""
+    """``x + silu(W x + b)``, ``[..., hidden]``. W and b start as zeros, so a fresh block changes nothing."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -32,7 +32,6 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states in and out, ``[..., hidden]``."""
         return hidden + silu(self.linear(hidden))
 
 
@@ -42,16 +41,9 @@ class HeadsNetwork(nn.Module):
     Args:
         hidden_size: channels of what the model's output layer reads.
         vocab_size: tokens that it scores; None where heads without an output layer fit any.
-        num_heads: K.
         num_layers: residual blocks of a head.
         own_output: give each head an output layer of its own, without a bias; otherwise the heads use the model's.
         base_model: name or folder of the model that the heads belong to.
-
-    Attributes:
-        blocks: the residual blocks ``[head][layer]``.
-        outputs: the heads' own output layers; empty if they use the model's.
-        token_map: the tokens that own output layers score, int64 ``[scored]``, if those are not all of the vocabulary
-            (vLLM's ``truncated_vocab_size``); else None. Only a checkpoint gives heads one.
 
     Raises:
         LookaheadError: a size is out of range.
@@ -81,20 +73,17 @@ class HeadsNetwork(nn.Module):
         self.num_layers = num_layers
         self.own_output = own_output
         self.base_model = base_model
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(ResBlock(hidden_size) for _ in range(num_layers)) for _ in range(num_heads)
-        )
-        self.outputs = nn.ModuleList(
-            nn.Linear(hidden_size, vocab_size or 0, bias=False) for _ in range(num_heads if own_output else 0)
-        )
+        blocks = (nn.ModuleList(ResBlock(hidden_size) for _ in range(num_layers)) for _ in range(num_heads))
+        self.blocks = nn.ModuleList(blocks)  # [head][layer]
+        outputs = (nn.Linear(hidden_size, vocab_size or 0, bias=False) for _ in range(num_heads if own_output else 0))
+        self.outputs = nn.ModuleList(outputs)  # the heads' own output layers
+        # The tokens that these score, int64 [scored], where a checkpoint says that those are not all (vLLM's
+        # truncated_vocab_size); else None.
         self.token_map: Tensor | None
         self.register_buffer("token_map", None, persistent=False)
 
     def states(self, hidden: Tensor) -> Tensor:
-        """What the heads' output layers read: ``[..., hidden]`` to ``[head, ..., hidden]``.
-
-        ``hidden`` is what the model's output layer reads; the result has its device and dtype.
-        """
+        """What the heads' output layers read, ``[head, ..., hidden]``, with the device and dtype of ``hidden``."""
         first = next(self.parameters())
         inner = hidden.to(first.device, first.dtype)
         states = []
@@ -108,12 +97,8 @@ class HeadsNetwork(nn.Module):
     def forward(self, hidden: Tensor, output: Output | None = None) -> Tensor:
         """The logits of all heads, ``[head, ..., vocab]``.
 
-        Args:
-            hidden: what the model's output layer reads, ``[..., hidden]``.
-            output: that layer, see :func:`lookahead.medusa.output_layer`; needed by heads without their own.
-
-        Raises:
-            LookaheadError: the heads have no output layer, and none is given.
+        ``hidden`` is what the model's output layer reads, ``[..., hidden]``, and ``output`` that layer (see
+        :func:`lookahead.medusa.output_layer`); heads without their own need it, or raise a LookaheadError.
         """
         return self.logits(self.states(hidden), output)
 
@@ -140,22 +125,15 @@ class HeadsNetwork(nn.Module):
         return logits
 
     def top(self, hidden: Tensor, output: Output | None, count: int) -> tuple[Tensor, Tensor]:
-        """Every head's top-k candidates, best first, as :func:`best_of`; arguments as :meth:`forward`'s.
-
-        Raises:
-            LookaheadError: ``count`` is not between 1 and the vocabulary.
-        """
+        """Every head's candidates as :func:`best_of` gives them; ``hidden`` and ``output`` as in :meth:`forward`."""
         return best_of(self(hidden, output), count)
 
 
 def best_of(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Every head's ``count`` best candidates, best first, of ``logits`` ``[head, ..., vocab]``.
+    """Every head's ``count`` best candidates of ``logits`` ``[head, ..., vocab]``, best first.
 
-    Returns:
-        Their log-probabilities, float32, and their token ids, int64, both ``[head, ..., count]``.
-
-    Raises:
-        LookaheadError: ``count`` is not between 1 and the vocabulary.
+    Given are their log-probabilities, float32, and their token ids, int64, both ``[head, ..., count]``; a
+    LookaheadError if ``count`` is not between 1 and the vocabulary.
     """
     logits = logits.float()
     if not 1 <= count <= logits.shape[-1]:

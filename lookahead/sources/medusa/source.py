@@ -25,16 +25,12 @@ class HeadCandidates:
     """The ``count`` best candidates of every head, for all sequences of a call.
 
     The heads run on accepted nodes only: once a pass, when the first sequence drafts its next tree, for all sequences
-    that wrote something in the last pass, with one transfer to the host. ``output`` is the model's output layer,
-    ``hidden`` what it reads in each pass.
-
-    Attributes:
-        spent_ms: time that the heads have taken.
+    that wrote something in the last pass, with one transfer to the host.
     """
 
     def __init__(self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int) -> None:
         self.num_heads = heads.num_heads
-        self.spent_ms = 0.0
+        self.spent_ms = 0.0  # time that the heads have taken
         self._heads = fast_heads(heads)
         self._output = output
         self._hidden = hidden
@@ -92,22 +88,18 @@ class HeadsSource:
 
     @property
     def spent_ms(self) -> float:
-        """Time that the heads have taken."""
         return self._candidates.spent_ms
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         """Nothing: the prompt's hidden states come with its pass."""
 
     def root(self) -> int:
-        """Depth 0."""
         return 0
 
     def step(self, state: int, token: int) -> int:
-        """One deeper; the heads do not see which token they follow."""
-        return state + 1
+        return state + 1  # the heads do not see which token they follow
 
     def propose(self, state: int) -> list[tuple[int, int]]:
-        """The candidates of the head for this depth."""
         if self._offers is None:
             found = self._candidates.of(self._sequence)
             lines = () if found is None else zip(*found, strict=True)
@@ -115,20 +107,19 @@ class HeadsSource:
         return self._offers[state] if state < len(self._offers) else []
 
     def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
-        """The candidates of the heads for these depths."""
+
         return [self.propose(state) for state in states]
 
     def rollback(self, path: Path) -> None:
-        """Forget the candidates, which stood below the root of the pass."""
-        self._offers = None
+        self._offers = None  # they stood below the root of the pass
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        """Remember where the heads have to run."""
+
         self._candidates.note(self._sequence, path.nodes[-1])
 
 
 def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
-    """One head's candidates with their kinds."""
+
     chances = [0.0 if math.isnan(log) else math.exp(min(0.0, log)) for log in logs]
     rest = max(1e-3, 1.0 - sum(chances))
     offers = []

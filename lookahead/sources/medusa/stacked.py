@@ -14,30 +14,26 @@ from lookahead.sources.medusa.network import Output, ResBlock
 _MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves take the time
 _MOST_COPIED = 64 << 20  # bytes of all weights together, which are held twice
 
+States = Callable[[Tensor], Tensor]  # from [token, hidden] to what the output layers read, [head, token, hidden]
 
-class StackedBlocks:
+_stacks: PerModel[dict[Hashable, States]] = PerModel(dict)  # of each heads' module, by the stamp of its weights
+
+
+def _stacked(heads: MedusaHeads) -> States:
     """What :meth:`MedusaHeads.states` computes, from stacked copies of the heads' weights."""
+    layers = list(zip(*(blocks.children() for blocks in heads.blocks), strict=True))
+    with torch.no_grad():
+        weights = [torch.stack([block.linear.weight.T for block in layer]) for layer in layers]
+        biases = [torch.stack([block.linear.bias for block in layer])[:, None] for layer in layers]
+    count = heads.num_heads  # of the heads nothing else is kept
 
-    def __init__(self, heads: MedusaHeads) -> None:
-        layers = list(zip(*(blocks.children() for blocks in heads.blocks), strict=True))
-        with torch.no_grad():
-            self._weights = [torch.stack([block.linear.weight.T for block in layer]) for layer in layers]
-            self._biases = [torch.stack([block.linear.bias for block in layer])[:, None] for layer in layers]
-        self._heads = heads.num_heads
+    def states(hidden: Tensor) -> Tensor:
+        found = hidden.to(weights[0].device, weights[0].dtype).expand(count, -1, -1)
+        for weight, bias in zip(weights, biases, strict=True):
+            found = found + silu(torch.baddbmm(bias, found, weight))
+        return found.to(hidden.device, hidden.dtype)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """What the output layers read: ``[token, hidden]`` to ``[head, token, hidden]``."""
-        states = hidden.to(self._weights[0].device, self._weights[0].dtype).expand(self._heads, -1, -1)
-        for weight, bias in zip(self._weights, self._biases, strict=True):
-            states = states + silu(torch.baddbmm(bias, states, weight))
-        return states.to(hidden.device, hidden.dtype)
-
-
-def _none() -> dict[Hashable, StackedBlocks]:
-    return {}
-
-
-_stacks = PerModel(_none)  # of each module of heads the copies, by the stamp of the weights they are of
+    return states
 
 
 def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
@@ -59,10 +55,10 @@ def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
     states = kept.get(stamp)
     if states is None:
         kept.clear()
-        states = kept[stamp] = StackedBlocks(heads)
+        states = kept[stamp] = _stacked(heads)
     return lambda hidden, output: heads.logits(states(hidden), output)
 
 
 def _is_plain(block: nn.Module) -> bool:
-    """Whether a block is one of ours as it was made: not quantised or adapted, no hooks."""
+    """Whether a block is as it was made: not quantised or adapted, no hooks."""
     return type(block) is ResBlock and type(block.linear) is nn.Linear and not any(map(is_hooked, block.modules()))

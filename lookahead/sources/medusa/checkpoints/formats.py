@@ -1,4 +1,4 @@
-"""The published formats, told apart by the names of the tensors.
+"""The published formats, told apart by the names of the tensors, and heads as plain data.
 
 | format | names of the tensors | output layers |
 |---|---|---|
@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.sources.medusa.checkpoints.storage import some
@@ -57,6 +59,27 @@ TOKEN_MAP, LM_HEAD = "token_map", "lm_head.weight"  # what else vLLM's files may
 
 
 @dataclass(frozen=True)
+class HeadsConfig:
+    """The sizes of heads, as :class:`lookahead.medusa.MedusaHeads` takes them."""
+
+    hidden_size: int
+    vocab_size: int | None
+    num_heads: int
+    num_layers: int
+    own_output: bool
+    base_model: str | None
+
+
+@dataclass(frozen=True)
+class HeadTensors:
+    """Heads without their module: what a checkpoint gives and takes."""
+
+    config: HeadsConfig
+    state: dict[str, Tensor]  # as MedusaHeads.state_dict() gives it; all of one dtype
+    token_map: Tensor | None = None  # the tokens that own output layers score, int64 [scored]; None = all
+
+
+@dataclass(frozen=True)
 class Layout:
     """What a checkpoint holds, by the names of its tensors."""
 
@@ -71,18 +94,16 @@ class Layout:
 
     @property
     def own_output(self) -> bool:
-        """Whether the heads have output layers of their own."""
         return bool(self.outputs) and not self.copied
 
     @property
     def names(self) -> dict[str, str]:
-        """The format's name for each of :class:`MedusaHeads`' own names."""
+        """As :meth:`Naming.names`."""
         parts = ("weight", "bias") if self.biased else ("weight",)
         return self.naming.names(self.num_heads, self.num_layers, parts, self.outputs)
 
     @property
     def title(self) -> str:
-        """The format in words."""
         title = "vLLM" if self.naming is VLLM else f"Medusa, version {1 if self.own_output else 2}"
         return f"full model with heads ({title})" if self.full else title
 
@@ -91,7 +112,7 @@ def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layo
     """Tell a checkpoint's format from the names of its tensors, and from config.json whether an output layer is a copy.
 
     Raises:
-        LookaheadError: ``tensors`` are no heads, or heads with missing or unknown tensors; ``name`` is in the message.
+        LookaheadError: ``tensors`` are no heads, or heads with missing or unknown tensors.
     """
     naming, prefix, full = _naming(name, tensors)
     stored = {key.removeprefix(prefix): key for key in tensors if key.startswith(prefix) or not full}
@@ -102,17 +123,9 @@ def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layo
     vllm = naming is VLLM
     copied = vllm and not outputs and LM_HEAD in stored
     copied |= vllm and outputs <= {0} and config.get("original_lm_head") is True
-    own = bool(outputs) or vllm
-    layout = Layout(
-        naming,
-        full,
-        stored,
-        num_heads,
-        num_layers,
-        outputs=tuple(outputs) if copied else tuple(range(num_heads if own else 0)),
-        biased=not vllm or any(key.endswith(".bias") for key in stored),
-        copied=copied,
-    )
+    held = tuple(outputs) if copied else tuple(range(num_heads if outputs or vllm else 0))
+    biased = not vllm or any(key.endswith(".bias") for key in stored)
+    layout = Layout(naming, full, stored, num_heads, num_layers, held, biased, copied)
     wanted = set(layout.names.values())
     missing = sorted(wanted - stored.keys())
     unknown = sorted(stored.keys() - wanted - ({TOKEN_MAP} if vllm else set()) - ({LM_HEAD} if copied else set()))

@@ -1,4 +1,4 @@
-"""Reads heads in every published format, told apart by the names of the tensors.
+"""Reads heads in every published format.
 
 The tensors decide. config.json only adds what they cannot tell: the base model's name, and the vocabulary of heads that
 use the model's output layer. Where it contradicts the tensors, a warning says so.
@@ -17,9 +17,16 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.models.output_layer import COMPUTE_DTYPES, copyable_weight, output_layer, output_sizes
-from lookahead.sources.medusa.checkpoints.formats import LM_HEAD, TOKEN_MAP, VLLM, Layout, layout_of
+from lookahead.sources.medusa.checkpoints.formats import (
+    LM_HEAD,
+    TOKEN_MAP,
+    VLLM,
+    HeadsConfig,
+    HeadTensors,
+    Layout,
+    layout_of,
+)
 from lookahead.sources.medusa.checkpoints.storage import StoredTensors, locate
-from lookahead.sources.medusa.checkpoints.tensors import HeadsConfig, HeadTensors
 
 _ROUNDING = 0.02  # of the largest number: what another half precision may change in a copy of the output layer
 
@@ -37,12 +44,10 @@ class Checkpoint:
 
 
 def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, Any] | None = None) -> Checkpoint:
-    """Read heads from a folder, a file or a repository of the hub, whatever format they are in.
+    """Read heads from a folder, a file of tensors, the index of a sharded model, or a repository of the hub.
 
-    Args:
-        source: a folder, a file of tensors, the index of a sharded model, or ``owner/name``.
-        model: the heads' model: it tells the vocabulary, and a copy of its output layer is compared with it.
-        hub: how to download, as :func:`huggingface_hub.hf_hub_download` takes it.
+    ``model`` is the heads': it tells the vocabulary, and a copy of its output layer is compared with it. ``hub`` says
+    how to download, as :func:`huggingface_hub.hf_hub_download` takes it.
 
     Raises:
         LookaheadError: there are no heads, they are incomplete or damaged, a file would have to run code, or an output
@@ -54,29 +59,22 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
     stored = _Stored(location.name, tensors, layout)
     state = stored.state()
     hidden_size, scored = _sizes(state)
-    vocab_size = config.get("vocab_size") if model is None else output_sizes(model)[1]
+    stated, of_model = config.get("vocab_size"), None if model is None else output_sizes(model)[1]
+    vocab_size = stated if of_model is None else of_model
     token_map = stored.token_map(scored, vocab_size)
     remarks = _remarks(config, layout, hidden_size, scored if token_map is None else None)
     if layout.copied and (copy := stored.copied_output(state)) is not None:
         _check_copy(location.name, copy, model, token_map)
         scored = _size(copy, 0)
     if token_map is None:
-        vocab_size = scored if scored is not None else _stated_vocabulary(config, model)
+        known = stated if isinstance(stated, int) else of_model
+        vocab_size = known if scored is None else scored
     base_model = config.get("base_model_name_or_path")
     if not isinstance(base_model, str):
         base_model = location.name if layout.full else None
-    heads = HeadTensors(
-        HeadsConfig(
-            hidden_size=hidden_size,
-            vocab_size=vocab_size,
-            num_heads=layout.num_heads,
-            num_layers=layout.num_layers,
-            own_output=layout.own_output,
-            base_model=base_model,
-        ),
-        _completed(state, layout),
-        None if layout.copied else token_map,  # the model's own layer scores all tokens
-    )
+    sizes = HeadsConfig(hidden_size, vocab_size, layout.num_heads, layout.num_layers, layout.own_output, base_model)
+    # The model's own layer scores all tokens.
+    heads = HeadTensors(sizes, _completed(state, layout), None if layout.copied else token_map)
     for remark in remarks:
         _log.warning("%s: %s", location.name, remark)
     files = {tensors.files[key].name for key in layout.stored.values()}
@@ -121,11 +119,7 @@ class _Stored:
         return state
 
     def token_map(self, scored: int | None, vocab_size: Any) -> Tensor | None:
-        """The tokens that output layers over ``scored`` of them score; None where they score all.
-
-        Raises:
-            LookaheadError: the map does not fit the layers, or nothing says how large the vocabulary is.
-        """
+        """The tokens that output layers over ``scored`` of them score; None where they score all."""
         if scored is None or TOKEN_MAP not in self.layout.stored:
             return None
         token_map = self.get(TOKEN_MAP, floating=False)
@@ -161,14 +155,6 @@ def _sizes(state: dict[str, Tensor]) -> tuple[int, int | None]:
 
 def _size(tensor: Tensor, axis: int) -> int:
     return tensor.shape[axis] if tensor.ndim else 0
-
-
-def _stated_vocabulary(config: dict[str, Any], model: Any) -> int | None:
-    """The vocabulary of heads without an output layer: config.json's, else the model's, else unknown."""
-    stated = config.get("vocab_size")
-    if isinstance(stated, int):
-        return stated
-    return None if model is None else output_sizes(model)[1]
 
 
 def _completed(state: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:

@@ -58,21 +58,15 @@ class Location:
             raise LookaheadError(f"{self.name} cannot be read from the hub: {error}") from error
 
     def config(self) -> dict[str, Any]:
-        """The content of config.json; empty where there is none."""
+        """config.json; empty where there is none."""
         path = self.find("config.json")
         return {} if path is None else _json(path)
 
     def tensors(self) -> StoredTensors:
-        """The tensors of the file that was named, or of the first published file name that is there.
-
-        Raises:
-            LookaheadError: there is none, or it cannot be read without running code.
-        """
-        if self.file is not None:
-            return self._open(self.file)
-        for file in _FILES:
-            if self.find(file) is not None:
-                return self._open(file)
+        """The tensors of the file that was named, or of the first published file name that is there."""
+        for file in _FILES if self.file is None else (self.file,):
+            if (path := self.find(file)) is not None:
+                return self._open(path)
         if self.folder is None:
             raise LookaheadError(
                 f"{self.name} on the hub has none of {', '.join(_FILES)}, or cannot be reached: expected a folder here "
@@ -81,14 +75,12 @@ class Location:
         suffixes = (".safetensors", ".pt", ".bin")
         others = sorted(path.name for path in self.folder.iterdir() if path.suffix in suffixes and path.is_file())
         if len(others) == 1:
-            return self._open(others[0])
+            return self._open(self.folder / others[0])
         found = f"found {', '.join(others)}; name the one to read" if others else "found no file of tensors"
         raise LookaheadError(f"{self.name} holds no Medusa heads: expected one of {', '.join(_FILES)}, {found}.")
 
-    def _open(self, file: str) -> StoredTensors:
-        path = self.find(file)
-        assert path is not None  # the caller has looked
-        if file.endswith(".json"):
+    def _open(self, path: Path) -> StoredTensors:
+        if path.suffix == ".json":
             return self._shards(path)
         names, get = _open(path)
         return StoredTensors(dict.fromkeys(names, path), get)
@@ -119,11 +111,7 @@ class Location:
 
 
 def locate(source: str | Path, hub: Mapping[str, Any]) -> Location:
-    """Where ``source`` is: a local folder or file, or else a repository of the hub.
-
-    Raises:
-        LookaheadError: neither is possible.
-    """
+    """Where ``source`` is: a local folder or file, or else a repository of the hub."""
     path = Path(source).expanduser()
     if path.is_file():
         return Location(str(source), path.parent, path.name, hub)

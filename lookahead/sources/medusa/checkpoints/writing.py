@@ -9,17 +9,12 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.models.output_layer import copyable_weight, output_layer
-from lookahead.sources.medusa.checkpoints.formats import MEDUSA, TOKEN_MAP, VLLM, Naming
+from lookahead.sources.medusa.checkpoints.formats import MEDUSA, TOKEN_MAP, VLLM, HeadTensors, Naming
 from lookahead.sources.medusa.checkpoints.storage import HEADS_FILE, MODEL_FILE
-from lookahead.sources.medusa.checkpoints.tensors import HeadTensors
 
 
 def write_medusa(heads: HeadTensors, folder: Path) -> None:
-    """Write heads as version 1, or as version 2 if they use the model's output layer.
-
-    Raises:
-        LookaheadError: the heads score only some tokens, which this format cannot say.
-    """
+    """Write heads as version 1, or as version 2 if they use the model's output layer; this holds no token map."""
     sizes = heads.config
     if heads.token_map is not None:
         raise LookaheadError(
@@ -38,11 +33,7 @@ def write_medusa(heads: HeadTensors, folder: Path) -> None:
 
 
 def write_vllm(heads: HeadTensors, folder: Path, shared: Tensor | None) -> None:
-    """Write heads as vLLM loads a draft model.
-
-    Args:
-        shared: the model's output layer ``[vocab, hidden]``, for heads without their own; see :func:`shared_output`.
-    """
+    """Write heads as vLLM loads a draft model; those without their own output layer with :func:`shared_output`."""
     sizes = heads.config
     vocab_size = sizes.vocab_size if shared is None else shared.shape[0]
     config = {
@@ -54,7 +45,7 @@ def write_vllm(heads: HeadTensors, folder: Path, shared: Tensor | None) -> None:
         "num_heads": sizes.num_heads,
         "num_hidden_layers": sizes.num_layers,
         "original_lm_head": shared is not None,
-        "torch_dtype": str(heads.dtype).removeprefix("torch."),
+        "torch_dtype": str(next(iter(heads.state.values())).dtype).removeprefix("torch."),
         "truncated_vocab_size": vocab_size if heads.token_map is None else len(heads.token_map),
         "vocab_size": vocab_size,
     }
@@ -67,11 +58,7 @@ def write_vllm(heads: HeadTensors, folder: Path, shared: Tensor | None) -> None:
 
 
 def shared_output(model: Any) -> Tensor:
-    """The weight of the model's output layer ``[vocab, hidden]``, which vLLM stores beside heads without their own.
-
-    Raises:
-        LookaheadError: there is no model, or its output layer is more than a plain weight.
-    """
+    """The weight of the model's output layer ``[vocab, hidden]``, if it is no more than a plain weight."""
     if model is None:
         raise LookaheadError(
             "vLLM's format holds an output layer, and these heads use the model's: expected the model as well. Name it "
