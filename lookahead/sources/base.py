@@ -41,11 +41,9 @@ class Source(Protocol):
         """For each kind of candidate, the share expected to be right before anything is learnt, in (0, 1)."""
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        """Take in the sequence's prompt, once.
+        """Take in the sequence's prompt, once: its tokens without padding, maybe none.
 
-        Args:
-            prompt: its tokens without padding; may be empty.
-            successors: the model's best next tokens at the last ``len(successors.tokens)`` tokens, if gathered.
+        ``successors`` are the model's best next tokens at the last ``len(successors.tokens)`` tokens, if gathered.
         """
 
     def root(self) -> Any:
@@ -58,12 +56,9 @@ class Source(Protocol):
         """Candidates for the next token, best first; each token at most once."""
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        """Take in a pass.
+        """Take in a pass: ``tree`` was scored, and ``path.tokens`` were written, so they now follow the text.
 
-        Args:
-            tree: what was scored.
-            path: what was written: ``path.tokens`` now follow the text.
-            successors: the model's best next tokens at every node of ``tree``, if gathered.
+        ``successors`` are the model's best next tokens at every node of ``tree``, if gathered.
         """
 
 

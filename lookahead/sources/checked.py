@@ -13,13 +13,7 @@ _METHODS = ("start", "root", "step", "propose", "learn")
 class CheckedSource:
     """A source that says by name what is wrong with another one's candidates, and otherwise is that one.
 
-    Args:
-        source: of the caller's own.
-        vocab_size: tokens that the model can be fed.
-
-    Raises:
-        LookaheadError: it is no :class:`lookahead.sources.Source`; and from :meth:`propose`, its candidates are not
-            pairs of a token of the vocabulary and a kind that has a prior.
+    Its candidates have to be pairs of a token of the vocabulary, below ``vocab_size``, and a kind that has a prior.
     """
 
     def __init__(self, source: Any, vocab_size: int) -> None:
@@ -59,11 +53,9 @@ class CheckedSource:
         return getattr(self._source, name)
 
     def propose(self, state: Any) -> Sequence[Candidate]:
-        """The source's candidates, see :meth:`lookahead.sources.Source.propose`."""
         return self._checked(self._source.propose(state))
 
     def _expand(self, states: Sequence[Any]) -> Sequence[Sequence[Candidate]]:
-        """The source's candidates, see :meth:`lookahead.sources.BatchSource.expand`."""
         given = self._source.expand(states)
         if not isinstance(given, Sequence) or len(given) != len(states):
             raise LookaheadError(

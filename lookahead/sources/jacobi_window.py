@@ -25,8 +25,7 @@ class JacobiWindow:
 
         n-grams, read downwards: (root: b1 c1 n1)  (a2: b2 c2 n2)  (a3: b3 c3 n3)
 
-    Attributes:
-        levels: tokens of the levels filled so far, oldest first; level 0 without its column 0.
+    ``levels`` are those filled so far, oldest first; level 0 without its column 0.
     """
 
     def __init__(self, window_size: int, ngram_size: int, fill: Sequence[int]) -> None:
@@ -52,12 +51,7 @@ class JacobiWindow:
             del level[max(0, room - depth + (depth > 0)) :]
 
     def advance(self, root: int, new: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-        """Take in the argmaxes at the newest level; return the finished n-grams as (key, N-1 tokens).
-
-        Args:
-            root: the token the pass was rooted at: the key of column 0.
-            new: argmax of each column of the newest level, column 0 first.
-        """
+        """Take in the root's token and the newest level's argmaxes; return finished n-grams as (key, N-1 tokens)."""
         levels = self.levels
         if not self.warm:
             for level in levels:
@@ -97,11 +91,8 @@ class WindowSource(PoolSource):
     """The lookahead window (same paper, section 3.1) with a pool of its own, fed from its trajectories alone.
 
     Its columns are no candidates but an investment: each costs N-1 nodes a pass and brings n-grams for later passes.
-    Who grows the tree decides how many columns that is worth (:meth:`grow`, :func:`window_nodes`).
-
-    Args:
-        rng: draws the window's first tokens.
-        vocab_size: the window starts from random tokens where there is no text to draw from.
+    Who grows the tree decides how many columns that is worth. ``rng`` draws the first tokens from the text, or, where
+    that is empty, from the vocabulary.
     """
 
     name = "window"
@@ -114,7 +105,6 @@ class WindowSource(PoolSource):
         self._newest: list[int] = []
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        """Remember the prompt, from which the window's first tokens are drawn."""
         self._text = list(prompt)
 
     def grow(self, tree: TokenTree, columns: int, room: int) -> None:
@@ -125,11 +115,7 @@ class WindowSource(PoolSource):
             return
         if window is None or window.window_size < columns:
             size = columns + NGRAM_SIZE - 3
-            fill = (
-                self._rng.choices(self._text, k=size)
-                if self._text
-                else self._rng.choices(range(self._vocab_size), k=size)
-            )
+            fill = self._rng.choices(self._text or range(self._vocab_size), k=size)
             window = self._window = JacobiWindow(columns, NGRAM_SIZE, fill)
         elif window.window_size > columns:
             window.shrink(columns)
@@ -138,7 +124,6 @@ class WindowSource(PoolSource):
         self._newest = tree.grow_comb(window.levels)[-1]
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        """Take the n-grams that the window finished, and shift it."""
         if self._window is not None and self._newest and successors is not None:
             new = [successors.tokens[node][0] for node in self._newest]
             for key, tail in self._window.advance(tree.tokens[0], new):

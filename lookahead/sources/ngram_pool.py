@@ -23,13 +23,9 @@ class NgramPool:
         sat   (on the)
         on    (the cat)
 
-    Adding a continuation that is there makes it the newest again. When the pool is full, the key that was neither added
-    to nor asked for the longest goes first.
-
-    Args:
-        ngram_size: N; a continuation has N-1 tokens.
-        per_key: G, the most continuations under one token. 0 makes a pool that stays empty.
-        capacity: most n-grams in all.
+    Adding a continuation that is there makes it the newest again. ``ngram_size`` is N, ``per_key`` is G, the most
+    continuations under one token (0: the pool stays empty). With ``capacity`` n-grams the pool is full: the key that
+    was neither added to nor asked for the longest goes first.
     """
 
     def __init__(self, ngram_size: int, per_key: int, capacity: int = 65536) -> None:
@@ -91,23 +87,17 @@ class PoolSource:
     """
 
     name = "pool"
-    priors = tuple(
-        (0.35, 0.5, 0.6, 0.7)[place] * (1.0, 0.4, 0.2)[rank]
-        for place in range(NGRAM_SIZE - 1)
-        for rank in range(_RANKS)
-    )
+    priors = tuple(place * rank for place in (0.35, 0.5, 0.6, 0.7) for rank in (1.0, 0.4, 0.2))  # place, rank
 
     def __init__(self) -> None:
         self.pool = NgramPool(NGRAM_SIZE, _PER_KEY)
         self._text: list[int] = []
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        """Add the prompt's n-grams."""
         self._text = list(prompt)
         self.pool.add_text(self._text)
 
     def root(self) -> State:
-        """The guesses for the last written token."""
         return self._at(self._text[-1]) if self._text else (-1, 0, ())
 
     def _at(self, token: int) -> State:
@@ -119,7 +109,6 @@ class PoolSource:
         return (token, state[1] + 1, rests) if rests else self._at(token)
 
     def propose(self, state: State) -> list[tuple[int, int]]:
-        """The next token of each guess, the newest guess first."""
         found: dict[int, int] = {}
         for rest in state[2]:
             if rest[0] not in found:
@@ -127,7 +116,6 @@ class PoolSource:
         return list(found.items())
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        """Add the output's newest n-grams."""
         for token in path.tokens:
             self._text.append(token)
             if len(self._text) >= NGRAM_SIZE:

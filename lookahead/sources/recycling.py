@@ -23,11 +23,8 @@ class SuccessorTable:
            the cat -> is, sat, was       what it last said after any "the cat"
                cat -> is, food, sat      what it last said after any "cat"
 
-    Rows live in two generations: when the young one is full it becomes the old one, whose rows go unless they are
-    written again. So a row outlives at least ``capacity`` newer ones.
-
-    Args:
-        capacity: rows of a generation, for each length of context.
+    Rows live in two generations of ``capacity`` rows for each length of context: when the young one is full it becomes
+    the old one, whose rows go unless they are written again. So a row outlives at least ``capacity`` newer ones.
     """
 
     def __init__(self, capacity: int = 1 << 14) -> None:
@@ -38,7 +35,6 @@ class SuccessorTable:
         self._old: tuple[dict[Any, Row], ...] = ({}, {}, {})
 
     def __len__(self) -> int:
-        """Rows in all."""
         return sum(map(len, self._young)) + sum(map(len, self._old))
 
     def put(self, context: Context, tokens: list[int], levels: list[int]) -> None:
@@ -72,15 +68,7 @@ _BEST_PRIORS = (
     (0.18, 0.20, 0.20, 0.30, 0.40, 0.50, 0.60, 0.85),
     (0.27, 0.33, 0.43, 0.47, 0.72, 0.85, 0.87, 0.94),
 )
-_LATER_PRIORS = (
-    (0.09, 0.05, 0.04, 0.03, 0.03),
-    (0.12, 0.08, 0.06, 0.05, 0.04),
-    (0.22, 0.13, 0.08, 0.06, 0.05),
-)
-
-
-def _prior(order: int, rank: int, level: int) -> float:
-    return _BEST_PRIORS[order][level] if rank == 0 else _LATER_PRIORS[order][rank - 1]
+_LATER_PRIORS = ((0.09, 0.05, 0.04, 0.03, 0.03), (0.12, 0.08, 0.06, 0.05, 0.04), (0.22, 0.13, 0.08, 0.06, 0.05))
 
 
 class RecyclingSource:
@@ -92,7 +80,9 @@ class RecyclingSource:
 
     name = "recycling"
     priors = tuple(
-        _prior(order, rank, level) for order in range(_ORDERS) for rank in range(BEST) for level in range(LEVELS)
+        prior
+        for best, later in zip(_BEST_PRIORS, _LATER_PRIORS, strict=True)
+        for prior in (*best, *(share for share in later for _ in range(LEVELS)))
     )
 
     def __init__(self, table: SuccessorTable) -> None:
@@ -100,27 +90,21 @@ class RecyclingSource:
         self._root = (_BEFORE, _BEFORE, _BEFORE)
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        """Read the prompt's end, and what the model said there."""
         text = [_BEFORE, _BEFORE, _BEFORE, *prompt]
         if successors is not None:
-            first = len(text) - len(successors.tokens)
-            for place, tokens, levels in zip(
-                range(first, len(text)), successors.tokens, successors.levels, strict=True
-            ):
+            places = range(len(text) - len(successors.tokens), len(text))
+            for place, tokens, levels in zip(places, successors.tokens, successors.levels, strict=True):
                 if place >= _ORDERS:
                     self._table.put((text[place - 2], text[place - 1], text[place]), tokens, levels)
         self._root = (text[-3], text[-2], text[-1])
 
     def root(self) -> Context:
-        """The last three tokens."""
         return self._root
 
     def step(self, state: Context, token: int) -> Context:
-        """The last three tokens one token on."""
         return (state[1], state[2], token)
 
     def propose(self, state: Context) -> list[tuple[int, int]]:
-        """The row of the longest known context."""
         found = self._table.get(state)
         if found is None:
             return []
@@ -133,7 +117,6 @@ class RecyclingSource:
         return candidates
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        """Write down what the model said at every node."""
         if successors is not None:
             put, contexts = self._table.put, [self._root]
             put(self._root, successors.tokens[0], successors.levels[0])

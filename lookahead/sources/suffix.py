@@ -101,31 +101,22 @@ class SuffixSource:
     """
 
     name = "suffix"
-    priors = tuple(
-        _PRIORS[bucket] * (1.0, 0.25, 0.12)[rank] * (1.0, 0.75)[mixed]
-        for bucket in range(len(_LENGTHS))
-        for rank in range(_RANKS)
-        for mixed in (0, 1)
-    )
+    priors = tuple(prior * rank * mixed for prior in _PRIORS for rank in (1.0, 0.25, 0.12) for mixed in (1.0, 0.75))
 
     def __init__(self) -> None:
         self._automaton = SuffixAutomaton()
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        """Read the prompt."""
         for token in prompt:
             self._automaton.append(token)
 
     def root(self) -> tuple[int, int]:
-        """The longest match of the text's end."""
         return self._automaton.root()
 
     def step(self, state: tuple[int, int], token: int) -> tuple[int, int]:
-        """The longest match one token on."""
         return self._automaton.step(state[0], state[1], token)
 
     def propose(self, state: tuple[int, int]) -> list[tuple[int, int]]:
-        """What followed the longest match, and what else followed the next shorter one."""
         at, matched = state
         if not matched:
             return []
@@ -148,6 +139,5 @@ class SuffixSource:
         return found
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        """Read what was written."""
         for token in path.tokens:
             self._automaton.append(token)

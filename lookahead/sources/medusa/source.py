@@ -107,19 +107,16 @@ class HeadsSource:
         return self._offers[state] if state < len(self._offers) else []
 
     def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
-
         return [self.propose(state) for state in states]
 
     def rollback(self, path: Path) -> None:
         self._offers = None  # they stood below the root of the pass
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-
         self._candidates.note(self._sequence, path.nodes[-1])
 
 
 def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
-
     chances = [0.0 if math.isnan(log) else math.exp(min(0.0, log)) for log in logs]
     rest = max(1e-3, 1.0 - sum(chances))
     offers = []
