@@ -45,20 +45,12 @@ def _sample(
     **model_kwargs: Any,
 ) -> Any:
     """Decode with lookahead if it is asked for, otherwise exactly as transformers does."""
+    given = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, "streamer": streamer}
+    given |= {"generation_config": generation_config, "synced_gpus": synced_gpus}
     if not _asked(generation_config):
-        prepared = (self, input_ids, logits_processor, stopping_criteria, generation_config)
-        return _originals["_sample"](*prepared, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
-    return generate(
-        strategy_from(getattr(generation_config, "lookahead_strategy", None)),
-        self,
-        input_ids,
-        logits_processor=logits_processor,
-        stopping_criteria=stopping_criteria,
-        generation_config=generation_config,
-        streamer=streamer,
-        model_kwargs=model_kwargs,
-        synced_gpus=synced_gpus,
-    )
+        return _originals["_sample"](self, input_ids, **given, **model_kwargs)
+    strategy = strategy_from(getattr(generation_config, "lookahead_strategy", None))
+    return generate(strategy, self, input_ids, **given, model_kwargs=model_kwargs)
 
 
 def _validate_generation_mode(

@@ -101,6 +101,14 @@ def echo_json(document: Mapping[str, Any]) -> None:
     typer.echo(json.dumps({**document, "versions": versions()}, indent=2))
 
 
+def report(document: Mapping[str, Any], as_json: bool, show: Callable[[Console], None]) -> None:
+    """Print what a command found: as its one JSON document, or as ``show`` does for people."""
+    if as_json:
+        echo_json(document)
+    else:
+        show(Console(highlight=False))
+
+
 def progress(auto_refresh: bool = True) -> Progress:
     """Bars on stderr, which vanish at the end, and are not drawn outside a terminal.
 
@@ -113,14 +121,12 @@ def progress(auto_refresh: bool = True) -> Progress:
 
 
 def bar(progress: Progress, what: str) -> Callable[[float], None]:
-    """A new bar, and the function that moves it, from 0 to 1."""
+    """The function that moves a new bar from 0 to 1."""
     task = progress.add_task(what, total=1.0)
     return lambda share: progress.update(task, completed=share)
 
 
-def columns(
-    headers: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None, bold: str = ""
-) -> Table:
+def columns(headers: Sequence[str], rows: Iterable[Any], title: str | None = None, bold: str = "") -> Table:
     """Right-justified columns; the row whose first cell is ``bold`` stands out."""
     table = Table(title=title, box=None, header_style="bold")
     for header in headers:

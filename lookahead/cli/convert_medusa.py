@@ -16,9 +16,7 @@ from lookahead.sources.medusa.checkpoints.reading import Checkpoint, read_checkp
 from lookahead.sources.medusa.files import Format, write_heads
 from lookahead.sources.medusa.heads import MedusaHeads
 
-_MODEL_HELP = (
-    "The heads' model: they are checked against it, and vLLM's format takes its output layer where the heads have none."
-)
+_MODEL_HELP = "The heads' model: they are checked against it; vLLM's format takes its output layer if they have none."
 
 
 @dataclass(frozen=True, kw_only=True)

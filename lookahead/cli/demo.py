@@ -80,7 +80,7 @@ def demo(options: Options) -> None:
     console.print(_table(stories))
     console.print()
     _conclude(console, stories, tokenizer)
-    if any(story.found is not None and story.found.verdict == "bug" for story in stories):
+    if any(story.found and story.found.verdict == "bug" for story in stories):
         raise Exit(1)
 
 
@@ -132,10 +132,8 @@ def _conclude(console: Console, stories: list[_Story], tokenizer: Any) -> None:
     console.print(f"Tokens per pass: {tokens / steps:.2f} ({tokens} tokens in {steps} passes; plain decoding: 1).")
     plain_ms, ours_ms = median(s.plain_ms for s in stories), median(s.ours_ms for s in stories)
     nodes = mean([record["nodes"][0] for story in stories for record in story.stats.passes[1:]] or [1])
-    console.print(
-        f"Milliseconds per pass: {plain_ms:.2f} in plain decoding (1 token), {ours_ms:.2f} with lookahead ({nodes:.1f} "
-        "tokens on average)."
-    )
+    ours = f"{ours_ms:.2f} with lookahead ({nodes:.1f} tokens on average)."
+    console.print(f"Milliseconds per pass: {plain_ms:.2f} in plain decoding (1 token), {ours}")
     ratios = [ratio for story in stories for ratio in story.ratios]
     speedup = median(ratios)
     verdict = "a win" if speedup > 1.02 else "a loss" if speedup < 0.98 else "no difference"

@@ -81,10 +81,7 @@ def _places(paths: tuple[Ranks, ...]) -> dict[Ranks, float]:
     parents = {path[:-1] for path in paths}
     leaves = [path for path in sorted(paths) if path not in parents]
     places: dict[Ranks, float] = {path: place for place, path in enumerate(leaves)}
-    spans: dict[Ranks, list[float]] = {path: [] for path in parents}
-    for path in [*reversed(paths), ()]:
-        if path in parents:
-            places[path] = sum(spans[path]) / len(spans[path])
-        if path:
-            spans[path[:-1]].append(places[path])
+    for parent in sorted(parents, key=len, reverse=True):
+        below = [places[path] for path in paths if path[:-1] == parent]
+        places[parent] = sum(below) / len(below)
     return places

@@ -51,8 +51,8 @@ def generate(options: Options) -> None:
     streamer = None if options.as_json else _Echo(tokenizer, skip_prompt=True, skip_special_tokens=True)
     if options.seed is not None:
         torch.manual_seed(options.seed)
-    limit = {"max_new_tokens": options.max_new_tokens}
-    decoded = common.decode(model, inputs, strategy, streamer, **limit, **sampling)
+    settings = {"max_new_tokens": options.max_new_tokens} | sampling
+    decoded = common.decode(model, inputs, strategy, streamer, **settings)
     if options.as_json:
         document = {
             "prompt": text,
@@ -60,7 +60,7 @@ def generate(options: Options) -> None:
             "tokens": decoded.tokens,
             "seconds": decoded.seconds,
             "stats": None if decoded.stats is None else decoded.stats.to_dict(),
-            "settings": options.described(model, strategy, limit | sampling | {"seed": options.seed}),
+            "settings": options.described(model, strategy, settings | {"seed": options.seed}),
         }
         common.echo_json(document)
     elif options.stats:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import torch
 import transformers
-from rich.console import Console
 from transformers import AutoConfig, DynamicCache, PreTrainedConfig, PreTrainedModel
 from typer import Exit, Option
 
@@ -36,10 +35,7 @@ def support(options: Options) -> None:
     """
     model, weights = _load(options)
     known = _facts(model, weights)
-    if options.as_json:
-        common.echo_json(known)
-    else:
-        Console(highlight=False).print(common.facts(known))
+    common.report(known, options.as_json, lambda console: console.print(common.facts(known)))
     if known["route"] == "plain":
         raise Exit(1)
 
@@ -93,8 +89,8 @@ def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
     if traits.index_limit is not None:
         limits.append(f"plain passes past {traits.index_limit} tokens (attention leaves out some)")
     if traits.depth_limit is not None:
-        whose = "positions of the decoder" if traits.is_encoder_decoder else "positions"
-        limits.append(f"{traits.depth_limit} {whose} (a learned table)")
+        whose = " of the decoder" if traits.is_encoder_decoder else ""
+        limits.append(f"{traits.depth_limit} positions{whose} (a learned table)")
     layers = sorted({type(layer).__name__ for layer in DynamicCache(config=traits.config).layers})
     return {
         "model": traits.name,
@@ -119,8 +115,8 @@ def _recorded_verdict(model: PreTrainedModel, traits: ModelTraits) -> tuple[str,
     version = f"the conformance record of transformers {recorded_version()}"
     if not found:
         route = "tree" if reason is None else "plain" if traits.is_encoder_decoder else "unknown"
-        missing = f"class and config; {version} does not have this class"
-        return route, reason, f"{missing}, and there are no weights for the self-test"
+        missing = "does not have this class, and there are no weights for the self-test"
+        return route, reason, f"class and config; {version} {missing}"
     record = f"class and config (no weights for the self-test), and {version} for {found[0]['architecture']}"
     routes = {entry["route"]: entry.get("reason") for entry in found}
     for route in ("plain", "chain", "tree"):

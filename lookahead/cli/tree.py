@@ -89,10 +89,7 @@ def tree(options: Options) -> None:
         "prompts": {"calibrated": len(learnt), "measured": len(held), "held_out": halves},
         "stats": stats.to_dict(),
     }
-    if options.as_json:
-        common.echo_json(document)
-    else:
-        _show(Console(highlight=False), document, grown, size, sizes, options)
+    common.report(document, options.as_json, lambda console: _show(console, document, grown, size, sizes, options))
 
 
 def _check(options: Options) -> str:

@@ -68,10 +68,7 @@ def tune(options: Options) -> None:
         "recommended": {"nodes": nodes} | {name: sizes[name] for name in _LADE[0]},
         "saved": [str(file) for file in files],
     }
-    if options.as_json:
-        common.echo_json(document)
-    else:
-        _show(Console(highlight=False), document, times, traced=times is not own)
+    common.report(document, options.as_json, lambda console: _show(console, document, times, traced=times is not own))
 
 
 def _acceptance(
@@ -92,10 +89,8 @@ def _best(trials: list[dict[str, Any]]) -> dict[str, Any]:
 def _show(console: Console, found: dict[str, Any], times: StepTimes, *, traced: bool) -> None:
     console.print(_curve_table(times, found["context"]))
     if traced:
-        console.print(
-            "These passes are traced, as in longer decodes. A pass over one node takes transformers "
-            f"{found['plain_ms']:.2f} ms, which is what speedups are measured against."
-        )
+        plain = f"{found['plain_ms']:.2f} ms, which is what speedups are measured against."
+        console.print(f"These passes are traced, as in longer decodes. A pass over one node takes transformers {plain}")
     console.print(_trials("budget", found["budgets"], "Best-first trees on the prompts, greedy"))
     console.print(_trials("W/N/G", found["published"], "Lookahead decoding as published"))
     best, sizes = _best(found["budgets"]), _best(found["published"])
@@ -121,10 +116,8 @@ def _trials(what: str, trials: list[dict[str, Any]], title: str) -> Table:
 
 def _curve_table(times: StepTimes, context: int) -> Table:
     ms = [times.ms(nodes, context) for nodes in NODES]
-    rows = [
-        (str(nodes), f"{cost:.2f}", f"{cost / ms[0]:.2f}", "█" * max(1, round(_BAR * cost / max(ms))))
-        for nodes, cost in zip(NODES, ms, strict=True)
-    ]
+    bars = ["█" * max(1, round(_BAR * cost / max(ms))) for cost in ms]
+    rows = [(str(n), f"{t:.2f}", f"{t / ms[0]:.2f}", bar) for n, t, bar in zip(NODES, ms, bars, strict=True)]
     table = common.columns(("nodes", "ms", "t(T)/t(1)", ""), rows, f"Latency at about {context} tokens of context")
     table.columns[-1].justify = "left"
     return table

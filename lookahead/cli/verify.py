@@ -1,8 +1,7 @@
 """``lookahead verify``: plain decoding against lookahead, and what a difference between the two means.
 
 Greedy texts are identical in float32 and float64. In half precision a pass over several tokens rounds differently from
-a pass over one, so where two tokens score almost the same the other one may win. To tell such a *tie* from a *bug*, the
-rounding error is measured at that very position.
+a pass over one, so the other of two close tokens may win: a *tie*, if the rounding error measured there allows it.
 """
 
 from collections.abc import Sequence
@@ -100,11 +99,8 @@ def verify(options: Options) -> None:
             result["verdict"] = found.verdict if found else "identical"
             results.append(result | {"divergence": asdict(found) if found else None})
     worst = max((result["verdict"] for result in results), key=list(_STYLES).index)
-    if options.as_json:
-        settings = options.described(model, strategy, settings)
-        common.echo_json({"verdict": worst, "results": results, "settings": settings})
-    else:
-        _show(Console(highlight=False), results, tokenizer, worst, options.dtype)
+    document = {"verdict": worst, "results": results, "settings": options.described(model, strategy, settings)}
+    common.report(document, options.as_json, lambda console: _show(console, results, tokenizer, worst, options.dtype))
     if worst == "bug":
         raise Exit(1)
 
@@ -124,9 +120,8 @@ def tell(found: Divergence, tokenizer: Any) -> str:
 def _show(console: Console, results: list[dict[str, Any]], tokenizer: Any, worst: Verdict, dtype: str) -> None:
     rows = []
     for number, result in enumerate(results, start=1):
-        per_pass, verdict = result["tokens_per_pass"], result["verdict"]
+        per_pass, verdict, prompt = result["tokens_per_pass"], result["verdict"], " ".join(result["prompt"].split())
         speed = "" if per_pass is None else f"{per_pass:.2f}"
-        prompt = " ".join(result["prompt"].split())
         prompt = prompt if len(prompt) <= _SHOWN else prompt[: _SHOWN - 1] + "…"
         rows.append((str(number), prompt, str(result["tokens"]), speed, Text(verdict, style=_STYLES[verdict])))
     console.print(common.columns(("", "prompt", "tokens", "tokens/pass", "verdict"), rows))
