@@ -1,11 +1,15 @@
 """Which tokens are written: processors, sampling and stopping rules, token by token, exactly as in ``generate``.
 
-How far the sequences of a batch get in a pass is decided once a call:
+How trees are walked is decided once a call. In every mode but lockstep each sequence gets as far as its own tree goes.
 
-* *own pace*: each as far as its own tree goes. Processors and stopping rules are asked about one sequence at a time.
-* *lockstep*: all write token t before any writes t+1, so that a processor or rule of the caller's sees the batch as
-  plain ``generate`` shows it. Sequences whose tree goes further wait.
-* *lossy*: each, at its own pace, the longest path of candidates that a rule accepts. That is no text of ``generate``'s.
+=============  ======================================================================================================
+``lossy``      The longest path of candidates that a rule accepts is written, which is no text of ``generate``'s.
+``lockstep``   All sequences write token t before any writes t+1, so that a processor or stopping rule of the caller's
+               sees the batch as plain ``generate`` shows it. Sequences whose tree goes further wait.
+``argmax``     The argmax of the logits is written, and nothing else is asked for.
+``in turn``    One sequence after the other draws, as the rejection scheme does.
+``abreast``    All trees are walked together, depth by depth, with one choice for all of them.
+=============  ======================================================================================================
 """
 
 import math
@@ -22,6 +26,8 @@ from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Pass, Sampler
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.typical import accepted
+
+Mode = Literal["lossy", "lockstep", "argmax", "in turn", "abreast"]
 
 
 class Limits(Protocol):
@@ -65,12 +71,18 @@ class Verifier:
         self._criteria = criteria
         self._limits = limits
         self._rule = rule
-        self._lockstep = sequences.batch > 1 and not apart
+        lockstep = sequences.batch > 1 and not apart
         sample = bool(config.do_sample) and rule is None
-        self._rejection = sample and verification == "rejection"
-        self._sampler = Sampler(
-            sequences, processors, config, sample=sample, rejection=self._rejection, lockstep=self._lockstep
-        )
+        rejection = sample and verification == "rejection"
+        self._sampler = Sampler(sequences, processors, config, sample=sample, rejection=rejection, lockstep=lockstep)
+        modes: dict[Mode, bool] = {
+            "lossy": rule is not None,
+            "lockstep": lockstep,
+            "argmax": self._sampler.is_argmax,
+            "in turn": rejection,
+            "abreast": True,
+        }
+        self._mode = next(mode for mode, holds in modes.items() if holds)
         self._simple_rules = kinds <= SIMPLE_RULES
         self._passes = 0
         self._most_written: float = math.inf  # tokens that a sequence may have before it waits for the others
@@ -86,7 +98,7 @@ class Verifier:
         left = [sequences.most_new - len(written) - 1 for written in sequences.written]
         rooms = [max(0, min(pair)) for pair in zip(left, self._limits.room() or left, strict=True)]
         for row, done in enumerate(sequences.finished):
-            if done and not self._lockstep:  # it only has to catch up with the longest
+            if done and self._mode != "lockstep":  # it only has to catch up with the longest
                 rooms[row] = min(rooms[row], max(0, sequences.behind(row) - 1))
         return rooms
 
@@ -94,7 +106,7 @@ class Verifier:
         """Write what the model would have written, as far as the trees go."""
         self._passes += 1
         now = Pass(self._passes, trees, scores, [Path() for _ in trees])
-        if self._lockstep:
+        if self._mode == "lockstep":
             self._walk(now, range(len(trees)))
             return now.paths
         finished, noise = list(self._sequences.finished), self._sampler.noise
@@ -102,11 +114,11 @@ class Verifier:
         going = [row for row, done in enumerate(finished) if not done and not self._waits(row)]
         if self._rule is not None:
             self._write_accepted(now, going, self._rule)
-        elif self._sampler.is_argmax:
+        elif self._mode == "argmax":
             for row in going:
                 self._follow_argmax(now, row)
         else:
-            for rows in ([row] for row in going) if self._rejection else [going]:  # rejection draws row after row
+            for rows in ([row] for row in going) if self._mode == "in turn" else [going]:
                 self._walk(now, rows)
         for row in (row for row, done in enumerate(finished) if done and self._sequences.behind(row)):
             self._pad(now, row)
@@ -153,7 +165,7 @@ class Verifier:
                 child = now.trees[row].children[node].get(token)
                 if child is not None and not self._rests(row):
                     nodes[row] = child
-            if self._lockstep and len(nodes) < len(places):
+            if self._mode == "lockstep" and len(nodes) < len(places):
                 return
 
     def _write_accepted(self, now: Pass, rows: Sequence[int], rule: Callable[[Tensor], Tensor]) -> None:
@@ -185,7 +197,7 @@ class Verifier:
 
     def _rests(self, row: int) -> bool:
         """Whether a sequence goes no further in this pass, whatever its tree says."""
-        if self._lockstep:
+        if self._mode == "lockstep":
             return all(self._sequences.finished)
         return self._sequences.finished[row] or self._waits(row)
 
@@ -196,7 +208,7 @@ class Verifier:
     def _stop(self, places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> None:
         """Finish the sequences that end with the tokens they have just written."""
         sequences = self._sequences
-        if self._lockstep:
+        if self._mode == "lockstep":
             done = self._criteria(sequences.prefixes(), self._sampler.records.of("scores"))
             flags = torch.as_tensor(done).expand(sequences.batch).tolist()
             ended = [row for row, flag in enumerate(flags) if flag and not sequences.finished[row]]
