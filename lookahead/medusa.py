@@ -8,8 +8,8 @@ from lookahead.sources.medusa.accuracies import grow_tree as grow_tree
 from lookahead.sources.medusa.choices import ChoiceTree as ChoiceTree
 from lookahead.sources.medusa.choices import buffers as buffers
 from lookahead.sources.medusa.choices import choices_from as choices_from
-from lookahead.sources.medusa.files import read_heads as read_heads
-from lookahead.sources.medusa.files import write_heads as write_heads
 from lookahead.sources.medusa.heads import MedusaHeads as MedusaHeads
+from lookahead.sources.medusa.heads import read_heads as read_heads
+from lookahead.sources.medusa.heads import write_heads as write_heads
 from lookahead.strategies.medusa import Medusa as Medusa
 from lookahead.training.calibration import calibrate as calibrate

@@ -13,8 +13,7 @@ from lookahead.cli import common
 from lookahead.cli.options import JsonOption
 from lookahead.loading import load_weights
 from lookahead.sources.medusa.checkpoints.reading import Checkpoint, read_checkpoint
-from lookahead.sources.medusa.files import Format, write_heads
-from lookahead.sources.medusa.heads import MedusaHeads
+from lookahead.sources.medusa.heads import Format, MedusaHeads, write_heads
 
 _MODEL_HELP = "The heads' model: they are checked against it; vLLM's format takes its output layer if they have none."
 

@@ -19,17 +19,13 @@ class Source(Protocol):
         draft sat              step(state, "sat")  ("cat", "sat")
 
     Candidates come with a *kind*, a small integer. How often candidates of a kind turn out right is learnt while
-    decoding (`lookahead.draft.acceptance.Acceptance`), so a source need not know how good it is, only what tells its
-    better candidates from its worse ones. A source that samples its candidates also gives the probability with which
-    it drew each (the q of Leviathan et al., arXiv 2211.17192); best-first growth leaves it aside.
+    decoding, so a source only says what tells its better candidates from its worse ones. One that samples them also
+    gives the probability with which it drew each (the q of Leviathan et al., arXiv 2211.17192); best-first growth
+    leaves it aside. Where several propose the same token, the first in the strategy's order is credited.
 
-    A source may propose what another one proposes too: the first in the strategy's order is credited, and agreement is
-    part of what is learnt. Plain class attributes do for ``name`` and ``priors``.
-
-    A source whose candidates cost time to make (it runs heads, or a model) says so by one more attribute, ``spent_ms``:
-    the milliseconds it has taken for them so far, in all. The automatic mode then asks it only where that pays (see
-    :mod:`lookahead.draft.expensive_sources`). If it can make candidates for many nodes at once, it is a
-    :class:`BatchSource`.
+    A source whose candidates cost time to make (it runs heads, or a model) has one more attribute, ``spent_ms``: the
+    milliseconds they have taken so far. The automatic mode then asks it only where that pays. If it can make candidates
+    for many nodes at once, it is a :class:`BatchSource`. Plain class attributes do for ``name`` and ``priors``.
     """
 
     @property

@@ -1,5 +1,6 @@
 """Continuations of the longest context that the text has seen before: a suffix automaton over prompt and output."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice
 
@@ -57,8 +58,7 @@ class SuffixAutomaton:
 
     def root(self) -> tuple[int, int]:
         """State and length of the longest suffix of the text that also occurs earlier in it; (0, 0): none."""
-        state = self._link[self._last]
-        return (state, self._length[state]) if state > 0 else (0, 0)
+        return self.shorter(self._last)
 
     def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
         """Lengthen a context by ``token``: state and length of its longest suffix that occurs in the text."""
@@ -82,10 +82,9 @@ class SuffixAutomaton:
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24)  # match lengths at which the next estimate begins
 _PRIORS = (0.30, 0.45, 0.50, 0.55, 0.70, 0.75, 0.80, 0.88, 0.90, 0.93, 0.95)  # by match length
-_OF_LENGTH = tuple(sum(length >= first for first in _LENGTHS) - 1 for length in range(_LENGTHS[-1] + 1))
 _RANKS = 3  # ranks with estimates of their own; the last stands for all later ones
 _MOST = 4  # candidates below one node
-_KIND_OF_LENGTH = tuple(2 * _RANKS * bucket for bucket in _OF_LENGTH)
+_KIND_OF_LENGTH = tuple(2 * _RANKS * (bisect_right(_LENGTHS, length) - 1) for length in range(_LENGTHS[-1] + 1))
 
 
 class SuffixSource:

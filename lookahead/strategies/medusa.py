@@ -16,8 +16,7 @@ from lookahead.draft.context import CallContext, Drafts, Wants
 from lookahead.draft.medusa import MedusaDrafter
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.choices import ChoiceTree, choices_from
-from lookahead.sources.medusa.files import kept_heads, tree_beside
-from lookahead.sources.medusa.heads import MedusaHeads
+from lookahead.sources.medusa.heads import MedusaHeads, kept_heads, tree_beside
 from lookahead.sources.medusa.source import HeadCandidates, HeadsSource
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.verify.typical import nucleus, typical

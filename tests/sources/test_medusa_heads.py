@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from jacobi import LookaheadError
 from lookahead.medusa import MedusaHeads, output_layer, output_sizes
 from lookahead.models.output_layer import copyable_weight, placement
-from lookahead.sources.medusa import stacked
+from lookahead.sources.medusa import source
 from lookahead.sources.medusa.network import ResBlock
-from lookahead.sources.medusa.stacked import fast_heads
+from lookahead.sources.medusa.source import fast_heads
 
 
 def by_hand(heads: MedusaHeads, head: int, hidden: Tensor) -> Tensor:
@@ -390,14 +390,14 @@ def test_copies_follow_the_weights() -> None:
     model = tiny_model("llama")
     heads, layer, hidden = drawn(MedusaHeads.for_model(model, 2)), output_layer(model), states(1)
     fast_heads(heads)
-    (kept,) = stacked._stacks.of(heads).values()
+    (kept,) = source._stacks.of(heads).values()
     fast_heads(heads)
-    assert list(stacked._stacks.of(heads).values()) == [kept]
+    assert list(source._stacks.of(heads).values()) == [kept]
     drawn(heads, seed=5)
     torch.testing.assert_close(fast_heads(heads)(hidden, layer), heads(hidden, layer), atol=1e-5, rtol=1e-4)
     heads.to(F32)
     torch.testing.assert_close(fast_heads(heads)(hidden, layer), heads(hidden, layer), atol=1e-5, rtol=1e-4)
-    (kept,) = stacked._stacks.of(heads).values()
+    (kept,) = source._stacks.of(heads).values()
     gone = weakref.ref(kept)
     del heads, kept
     gc.collect()

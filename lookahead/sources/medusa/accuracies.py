@@ -165,10 +165,6 @@ def best_size(accuracies: HeadAccuracies, curve: Sequence[float]) -> int:
 
     ``curve`` is the time of a pass over 1, 2, ... nodes, the root and the heads' own time included, in any unit. The
     tree pays if ``(expected length + 1) / time`` is above that of plain decoding.
-
-    Raises:
-        LookaheadError: the curve has fewer than two entries, or one that is no time; or no first head's candidate was
-            ever right.
     """
     if len(curve) < 2 or not all(0.0 < cost < math.inf for cost in curve):
         raise LookaheadError(

@@ -1,22 +1,26 @@
-"""Medusa's heads with all that is around the network: fresh ones for a model, checkpoints, the card, checks."""
+"""Medusa's heads with all that is around the network: fresh ones for a model, files in all formats, card, checks."""
 
 import re
+from copy import deepcopy
 from dataclasses import asdict, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from torch import Tensor
 
 from jacobi import LookaheadError
+from lookahead._files import whole_folder
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
-from lookahead.sources.medusa.checkpoints.formats import HeadsConfig, HeadTensors
+from lookahead.sources.medusa.checkpoints import HeadsConfig, HeadTensors
 from lookahead.sources.medusa.checkpoints.reading import read_checkpoint
-from lookahead.sources.medusa.checkpoints.writing import write_medusa
+from lookahead.sources.medusa.checkpoints.writing import shared_output, write_medusa, write_vllm
+from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.network import HeadsNetwork
 
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub
+Format = Literal["medusa", "vllm"]
 
 _CARD = """---
 {{ card_data }}
@@ -118,10 +122,9 @@ class MedusaHeads(
         local_files_only: bool = False,
         revision: str | None = None,
     ) -> Self:
-        """Read heads from a folder, a file or a repository of the hub, in any of the published formats.
+        """Read heads in any published format, in evaluation mode.
 
-        Their number, layers and sizes are those of the tensors, because config.json may be wrong. The heads are in
-        evaluation mode.
+        Their number, layers and sizes are those of the tensors, because config.json may be wrong.
 
         Args:
             pretrained_model_name_or_path: a folder, file of tensors, index of a sharded model, or ``owner/name``.
@@ -145,8 +148,9 @@ class MedusaHeads(
         """The card that :meth:`save_pretrained` writes as README.md: what the heads are, and which model they need."""
         info = self._hub_mixin_info
         data = type(info.model_card_data)(**info.model_card_data.to_dict())
-        if self.base_model and _REPOSITORY.fullmatch(self.base_model) and not Path(self.base_model).exists():
-            data.base_model = self.base_model
+        name = self.base_model or ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists():  # a repository of the hub
+            data.base_model = name
         facts = asdict(self.tensors().config) | {"base_model": data.base_model, "paper_url": info.paper_url}
         return ModelCard.from_template(data, template_str=info.model_card_template, **facts | kwargs)
 
@@ -171,10 +175,74 @@ class MedusaHeads(
             for name, weight in self.named_parameters():
                 # A sum takes no memory; where one overflows, a closer look decides.
                 wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
-                if weight.sum(dtype=wide).isfinite():
-                    continue
-                if bad := int((~weight.isfinite()).sum()):
+                if not weight.sum(dtype=wide).isfinite() and (bad := int((~weight.isfinite()).sum())):
                     raise LookaheadError(
                         f"The heads are broken: {bad} of {weight.numel()} numbers of {name} are NaN or infinite. Train "
                         "them again with a lower learning rate, or read another checkpoint."
                     )
+
+
+def read_heads(source: str | Path, model: Any = None, **hub: Any) -> MedusaHeads:
+    """Read heads in any published format: :meth:`MedusaHeads.from_pretrained` by another name, with its arguments."""
+    return MedusaHeads.from_pretrained(source, model=model, **hub)
+
+
+def write_heads(
+    heads: MedusaHeads, folder: str | Path, format: Format = "medusa", *, model: Any = None, replace: bool = False
+) -> None:
+    """Write heads to a folder, new or empty: all of it or nothing. With ``replace``, files in it are deleted.
+
+    ``"medusa"`` is what :meth:`MedusaHeads.save_pretrained` writes: version 1, or version 2 if the heads use the
+    model's output layer. ``"vllm"`` is what vLLM loads as a draft model; its file holds an output layer, so heads
+    without their own need their ``model``, whose layer is copied.
+
+    Raises:
+        LookaheadError: the folder is not empty or cannot be written to, the heads hold NaN, or the format cannot hold
+            them.
+    """
+    if format not in ("medusa", "vllm"):
+        raise LookaheadError(f"Heads cannot be written as {format!r}: expected 'medusa' or 'vllm'.")
+    heads.check_finite()
+    shared = None
+    if format == "vllm" and not heads.own_output:
+        if model is not None:
+            heads.check(model)
+        shared = shared_output(model)
+    try:
+        with whole_folder(folder, replace) as part:
+            if format == "medusa":
+                heads.save_pretrained(part)
+            else:
+                write_vllm(heads.tensors(), part, shared)
+                heads.generate_model_card().save(part / "README.md")
+    except OSError as error:
+        raise LookaheadError(f"{folder} cannot be written: {error}.") from error
+
+
+def kept_heads(folder: str, device: torch.device | None = None, dtype: torch.dtype | None = None) -> MedusaHeads:
+    """The heads in a folder (or file, or repository): read once, and again when a file of it changes.
+
+    With ``device`` and ``dtype`` they lie there; heads of other models and devices stay as they are.
+    """
+    path = Path(folder).expanduser()
+    files = [path, *path.iterdir()] if path.is_dir() else [path]
+    stamp = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+    return _read(folder, stamp) if device is None or dtype is None else _placed(folder, stamp, device, dtype)
+
+
+def tree_beside(folder: str) -> ChoiceTree | None:
+    """The calibrated tree that lies beside the heads, if there is one."""
+    file = Path(folder).expanduser() / "tree.json"
+    return choices_from(file) if file.is_file() else None
+
+
+@lru_cache(maxsize=4)
+def _read(folder: str, stamp: float) -> MedusaHeads:
+    return MedusaHeads.from_pretrained(folder)
+
+
+@lru_cache(maxsize=4)
+def _placed(folder: str, stamp: float, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
+    heads = _read(folder, stamp)
+    first = next(heads.parameters())
+    return heads if (first.device, first.dtype) == (device, dtype) else deepcopy(heads).to(device, dtype)

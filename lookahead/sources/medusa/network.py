@@ -67,12 +67,8 @@ class HeadsNetwork(nn.Module):
         ):
             if not isinstance(size, int) or isinstance(size, bool) or size < least:
                 raise LookaheadError(f"MedusaHeads cannot have {name}={size!r}: expected an integer from {least} on.")
-        self.hidden_size = hidden_size
-        self.vocab_size = vocab_size
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.own_output = own_output
-        self.base_model = base_model
+        self.hidden_size, self.vocab_size, self.base_model = hidden_size, vocab_size, base_model
+        self.num_heads, self.num_layers, self.own_output = num_heads, num_layers, own_output
         blocks = (nn.ModuleList(ResBlock(hidden_size) for _ in range(num_layers)) for _ in range(num_heads))
         self.blocks = nn.ModuleList(blocks)  # [head][layer]
         outputs = (nn.Linear(hidden_size, vocab_size or 0, bias=False) for _ in range(num_heads if own_output else 0))

@@ -2,23 +2,31 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from jacobi import Path, Successors, TokenTree
+from lookahead._per_model import PerModel
+from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.sources.medusa.heads import MedusaHeads
-from lookahead.sources.medusa.network import best_of
-from lookahead.sources.medusa.stacked import fast_heads
+from lookahead.sources.medusa.network import Output, ResBlock, best_of
 
 _LEAST = 0.002  # a candidate that its head gives less is not proposed
 _RANKS = 3  # that are told apart: the first, the second, later ones
 _STEPS = tuple(0.75 * step for step in range(-6, 8))  # strengths at which the next level begins
 _LEVELS = len(_STEPS) + 1
 _PRIORS = tuple(1.0 / (1.0 + math.exp(0.375 - strength)) for strength in (*_STEPS, _STEPS[-1] + 0.75))
+_MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves take the time
+_MOST_COPIED = 64 << 20  # bytes of all weights together, which are held twice
+
+States = Callable[[Tensor], Tensor]  # from [token, hidden] to what the output layers read, [head, token, hidden]
+
+_stacks: PerModel[dict[Hashable, States]] = PerModel(dict)  # of each heads' module, by the stamp of its weights
 
 
 class HeadCandidates:
@@ -126,3 +134,42 @@ def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, i
         level = bisect_right(_STEPS, math.log(chance / rest))
         offers.append((token, (head * _RANKS + min(rank, _RANKS - 1)) * _LEVELS + level))
     return offers
+
+
+def _stacked(heads: MedusaHeads) -> States:
+    """:meth:`MedusaHeads.states` in one product a layer: called one by one, small heads take most of the time so."""
+    layers = list(zip(*(blocks.children() for blocks in heads.blocks), strict=True))
+    with torch.no_grad():
+        weights = [torch.stack([block.linear.weight.T for block in layer]) for layer in layers]
+        biases = [torch.stack([block.linear.bias for block in layer])[:, None] for layer in layers]
+    count = heads.num_heads  # of the heads nothing else is kept
+
+    def states(hidden: Tensor) -> Tensor:
+        found = hidden.to(weights[0].device, weights[0].dtype).expand(count, -1, -1)
+        for weight, bias in zip(weights, biases, strict=True):
+            found = found + silu(torch.baddbmm(bias, found, weight))
+        return found.to(hidden.device, hidden.dtype)
+
+    return states
+
+
+def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
+    """The fastest way from a few hidden states ``[token, hidden]`` to the heads' logits ``[head, token, vocab]``.
+
+    For small blocks those are stacked copies, kept until a weight changes; otherwise the heads themselves.
+    """
+    blocks = [block for blocks in heads.blocks for block in blocks.children()]
+    made = all(type(block) is ResBlock and type(block.linear) is nn.Linear for block in blocks)  # not adapted since
+    if type(heads) is not MedusaHeads or not blocks or not made or any(map(is_hooked, heads.modules())):
+        return heads
+    weights = list(heads.blocks.parameters())
+    size = max(weight.nbytes for weight in weights)
+    alike = len({(weight.device, weight.dtype) for weight in weights}) == 1
+    counted = not any(weight.is_inference() for weight in weights)  # changes of the others are
+    if not (alike and counted) or size > _MOST_BYTES or size * len(blocks) > _MOST_COPIED:
+        return heads
+    stamp, kept = weights_stamp(weights), _stacks.of(heads)
+    if (states := kept.get(stamp)) is None:
+        kept.clear()
+        states = kept[stamp] = _stacked(heads)
+    return lambda hidden, output: heads.logits(states(hidden), output)

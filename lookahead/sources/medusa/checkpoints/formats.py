@@ -1,4 +1,4 @@
-"""The published formats, told apart by the names of the tensors, and heads as plain data.
+"""The published formats, told apart by the names of the tensors.
 
 | format | names of the tensors | output layers |
 |---|---|---|
@@ -16,8 +16,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.sources.medusa.checkpoints.storage import some
@@ -59,27 +57,6 @@ TOKEN_MAP, LM_HEAD = "token_map", "lm_head.weight"  # what else vLLM's files may
 
 
 @dataclass(frozen=True)
-class HeadsConfig:
-    """The sizes of heads, as :class:`lookahead.medusa.MedusaHeads` takes them."""
-
-    hidden_size: int
-    vocab_size: int | None
-    num_heads: int
-    num_layers: int
-    own_output: bool
-    base_model: str | None
-
-
-@dataclass(frozen=True)
-class HeadTensors:
-    """Heads without their module: what a checkpoint gives and takes."""
-
-    config: HeadsConfig
-    state: dict[str, Tensor]  # as MedusaHeads.state_dict() gives it; all of one dtype
-    token_map: Tensor | None = None  # the tokens that own output layers score, int64 [scored]; None = all
-
-
-@dataclass(frozen=True)
 class Layout:
     """What a checkpoint holds, by the names of its tensors."""
 
@@ -98,7 +75,6 @@ class Layout:
 
     @property
     def names(self) -> dict[str, str]:
-        """As :meth:`Naming.names`."""
         parts = ("weight", "bias") if self.biased else ("weight",)
         return self.naming.names(self.num_heads, self.num_layers, parts, self.outputs)
 

@@ -17,15 +17,8 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.models.output_layer import COMPUTE_DTYPES, copyable_weight, output_layer, output_sizes
-from lookahead.sources.medusa.checkpoints.formats import (
-    LM_HEAD,
-    TOKEN_MAP,
-    VLLM,
-    HeadsConfig,
-    HeadTensors,
-    Layout,
-    layout_of,
-)
+from lookahead.sources.medusa.checkpoints import HeadsConfig, HeadTensors
+from lookahead.sources.medusa.checkpoints.formats import LM_HEAD, TOKEN_MAP, VLLM, Layout, layout_of
 from lookahead.sources.medusa.checkpoints.storage import StoredTensors, locate
 
 _ROUNDING = 0.02  # of the largest number: what another half precision may change in a copy of the output layer

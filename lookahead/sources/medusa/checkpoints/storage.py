@@ -18,14 +18,8 @@ from lookahead._files import on_hub
 HEADS_FILE = "medusa_lm_head.safetensors"
 MODEL_FILE = "model.safetensors"
 
-_FILES = (
-    HEADS_FILE,
-    "medusa_lm_head.pt",
-    "model.safetensors.index.json",
-    MODEL_FILE,
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-)
+_WHOLE_MODELS = ("model.safetensors.index.json", MODEL_FILE, "pytorch_model.bin.index.json", "pytorch_model.bin")
+_FILES = (HEADS_FILE, "medusa_lm_head.pt", *_WHOLE_MODELS)
 
 
 @dataclass(frozen=True)
@@ -59,8 +53,7 @@ class Location:
 
     def config(self) -> dict[str, Any]:
         """config.json; empty where there is none."""
-        path = self.find("config.json")
-        return {} if path is None else _json(path)
+        return {} if (path := self.find("config.json")) is None else _json(path)
 
     def tensors(self) -> StoredTensors:
         """The tensors of the file that was named, or of the first published file name that is there."""
@@ -98,12 +91,10 @@ class Location:
         def get(name: str) -> Tensor:
             shard = shards[name]
             if shard not in readers:
-                path = self.find(shard)
-                if path is None:
+                if (path := self.find(shard)) is None:
                     raise LookaheadError(f"{index} names {shard}, which is not there. Copy it beside the index.")
                 held, readers[shard] = _open(path)
-                lost = sorted(key for key in shards if shards[key] == shard and key not in held)
-                if lost:
+                if lost := sorted(key for key in shards if shards[key] == shard and key not in held):
                     raise LookaheadError(f"{path} lacks {some(lost)}, which {index.name} says it holds.")
             return readers[shard](name)
 
@@ -112,14 +103,12 @@ class Location:
 
 def locate(source: str | Path, hub: Mapping[str, Any]) -> Location:
     """Where ``source`` is: a local folder or file, or else a repository of the hub."""
-    path = Path(source).expanduser()
+    path, name = Path(source).expanduser(), str(source)
     if path.is_file():
-        return Location(str(source), path.parent, path.name, hub)
-    if path.is_dir():
-        return Location(str(source), path, None, hub)
-    if not on_hub(str(source)):
+        return Location(name, path.parent, path.name, hub)
+    if not path.is_dir() and not on_hub(name):
         raise LookaheadError(f"{source} does not exist: expected a folder, a file, or a repository like owner/name.")
-    return Location(str(source), None, None, hub)
+    return Location(name, path if path.is_dir() else None, None, hub)
 
 
 def _json(path: Path) -> dict[str, Any]:

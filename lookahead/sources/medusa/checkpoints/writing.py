@@ -9,7 +9,8 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.models.output_layer import copyable_weight, output_layer
-from lookahead.sources.medusa.checkpoints.formats import MEDUSA, TOKEN_MAP, VLLM, HeadTensors, Naming
+from lookahead.sources.medusa.checkpoints import HeadTensors
+from lookahead.sources.medusa.checkpoints.formats import MEDUSA, TOKEN_MAP, VLLM, Naming
 from lookahead.sources.medusa.checkpoints.storage import HEADS_FILE, MODEL_FILE
 
 
@@ -85,5 +86,4 @@ def _named(heads: HeadTensors, naming: Naming) -> dict[str, Tensor]:
 
 def _write(tensors: dict[str, Tensor], file: Path, config: dict[str, Any]) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
-    text = json.dumps(config, indent=2, sort_keys=True)
-    file.with_name("config.json").write_text(text + "\n", encoding="utf-8")
+    file.with_name("config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
