@@ -31,14 +31,8 @@ class Acceptance:
         dog  suffix, pool w(suffix) + w'(pool)  =  1.1   3.0   0.55
         none                                             1.0   0.18
 
-    Args:
-        sources: in their order; each brings its kinds and their priors. A lone candidate's chance is its prior.
-        trust: how far the priors are believed at first: accepted tokens for each expected one.
-
-    Attributes:
-        weights: of each slot; a kind has two: as the first to propose a token (w), and in agreement (w').
-        offsets: the first slot of each source.
-        names: of the sources.
+    ``weights`` hold w and w' of each kind, source by source from its place in ``offsets``. A lone candidate's chance is
+    its prior; ``trust`` says how far priors are believed at first: accepted tokens for each expected one.
     """
 
     def __init__(self, sources: Sequence[Source], trust: float = 1.0) -> None:
@@ -71,10 +65,7 @@ class Acceptance:
         return [each / every for each in odds]
 
     def count(self, offered: Offered, truth: Sequence[float]) -> None:
-        """Take in how right the candidates of a node were: a diagonal Newton step in the log-likelihood.
-
-        ``truth`` is the probability with which the model draws each of them; of an argmax that is 1 or 0.
-        """
+        """Learn from the model's probability of each candidate (of an argmax 1 or 0), by a diagonal Newton step."""
         weights, information = self.weights, self._information
         for slots, chance, share in zip(offered.values(), self.chances(offered), truth, strict=True):
             error = (share - chance) / len(slots)
@@ -89,8 +80,7 @@ class Acceptance:
         self._accepted += accepted
         if self._expected > _GAIN_HORIZON:
             fade = _GAIN_HORIZON / self._expected
-            self._expected *= fade
-            self._accepted *= fade
+            self._expected, self._accepted = self._expected * fade, self._accepted * fade
 
     def copy(self, trust: float) -> Self:
         """The same estimates, to go on from separately, believed as far as ``trust``."""

@@ -6,8 +6,7 @@ from jacobi import Path, Successors, TokenTree
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.expensive_sources import is_expensive, spent_ms
-from lookahead.draft.planner import Planner
-from lookahead.draft.rest import Mode
+from lookahead.draft.planner import Mode, Planner
 from lookahead.sources import Source
 from lookahead.sources.base import is_batch
 from lookahead.sources.jacobi_window import WindowSource
@@ -15,12 +14,7 @@ from lookahead.sources.recycling import BEST
 
 
 class AutomaticDrafter:
-    """The drafter of one sequence; planner and acceptance are shared by all sequences of a call.
-
-    Args:
-        sources: in the order in which they are credited.
-        chain: grow one branch only.
-    """
+    """The drafter of one sequence; all sequences of a call share planner and acceptance. ``chain``: one branch only."""
 
     def __init__(
         self,
@@ -66,11 +60,10 @@ class AutomaticDrafter:
 
     def _grow(self, room: int, beside_ms: float = 0.0) -> TokenTree:
         """The sources' tree, in a pass that takes ``beside_ms`` more than the curve says."""
-        planner = self._planner
-        times, least = planner.sizes
+        times, least = self._planner.sizes
         if beside_ms:
             times = [time + beside_ms for time in times]
-        tree, self._values = self._trees.grow(self._root, room, times, least, planner.floor, planner.gain)
+        tree, self._values = self._trees.grow(self._root, room, times, least, self._planner.floor, self._planner.gain)
         return tree
 
     def _grow_weighing(self, room: int) -> TokenTree:

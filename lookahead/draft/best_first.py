@@ -20,19 +20,43 @@ from torch import Tensor
 
 from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import SLOTS, Acceptance, Offered
-from lookahead.draft.frontier import Frontier
-from lookahead.sources.base import Source, is_batch
+from lookahead.sources.base import BatchSource, Candidate, Source, is_batch
 
 _KNOWN_CHANCES = 3.0  # times what a pass tells whose tokens were drawn from known chances: luck has no part in it
 
 
-class BestFirstTree:
-    """Grows one sequence's trees from its sources, and learns from what became of them.
+class Frontier:
+    """A batch source that is asked like any other, but has made candidates before they are asked for.
 
-    Args:
-        acceptance: may be shared by sequences.
-        chain: grow one branch only, each node's likeliest candidate.
+    When node ``a`` is taken first of its level, the source is asked for all that wait beside it, best first::
+
+        0.9 a   <- taken      expand([a, b, c])
+        0.6 b   <- waits      b and c are served from the same answer,
+        0.2 c   <- waits      if they are taken at all
     """
+
+    def __init__(self, source: BatchSource) -> None:
+        self.made: dict[Any, Sequence[Candidate]] = {}  # of this pass's tree, by state
+        self.step = source.step
+        self._source = source
+
+    def root(self) -> Any:
+        """The state at the last written token, where a new tree begins."""
+        self.made.clear()
+        return self._source.root()
+
+    def expand(self, states: Iterable[Any]) -> None:
+        """Make the candidates of these states, where they are not made yet."""
+        asked = [state for state in dict.fromkeys(states) if state not in self.made]
+        self.made.update(zip(asked, self._source.expand(asked), strict=True))
+
+    def propose(self, state: Any) -> Sequence[Candidate]:
+        """The candidates of a state."""
+        return self.made[state]
+
+
+class BestFirstTree:
+    """Grows one sequence's trees from its sources and learns from what became of them; a ``chain`` has one branch."""
 
     def __init__(self, sources: Sequence[Source], acceptance: Acceptance, chain: bool = False) -> None:
         self._acceptance = acceptance
@@ -66,14 +90,12 @@ class BestFirstTree:
         floor: float = 0.0,
         gain: float = 1.0,
     ) -> tuple[TokenTree, list[float]]:
-        """Grow the tree that writes the most tokens per unit of time; with it come the values of its nodes, falling.
+        """Grow the tree that writes the most tokens per unit of time; with it come its nodes' values, falling.
 
         Args:
-            root: the last written token.
             room: greatest depth.
             times: cost of a pass over 1, 2, ... nodes: as many as the tree may have. Equal costs make it as large.
-            least: for each size, the least extra cost of a node with which any larger one can be reached (see
-                :func:`lookahead.draft.pass_costs.least_slopes`).
+            least: for each size, the least slope of ``times`` to a larger one (:func:`.pass_costs.least_slopes`).
             floor: candidates of less value are left out.
             gain: of speed over drafting nothing, that a tree has to promise.
         """
@@ -137,12 +159,11 @@ class BestFirstTree:
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last, and name the source of each accepted token.
 
-        ``values`` are those that :meth:`grow` returned: none where nothing was drafted. Where tokens were drawn, what
-        is learnt is not which token came but how likely the candidates were: the same on average, without the luck.
+        Where tokens were drawn, not which token came is learnt but how likely the candidates were: the same on average,
+        without the luck.
         """
-        acceptance, offered = self._acceptance, self._offered
+        acceptance, offered, accepted = self._acceptance, self._offered, len(path.tokens) - 1
         credited = []
-        accepted = len(path.tokens) - 1
         expected, right = sum(values), 0.0
         for place, (node, token) in enumerate(zip(path.nodes, path.tokens, strict=True)):
             if node >= len(offered):
@@ -166,8 +187,7 @@ def _truth(candidates: Iterable[int], token: int, distribution: Tensor | None) -
     """How likely each candidate was to be the next token, which was ``token``."""
     if distribution is None:
         return [float(candidate == token) for candidate in candidates]
-    chances: list[float] = distribution[list(candidates)].tolist()
-    return chances
+    return list(map(float, distribution[list(candidates)].tolist()))
 
 
 def _votes(parts: Sequence[tuple[Any, Any, int]], states: Sequence[Any]) -> dict[int, list[int]]:

@@ -36,7 +36,6 @@ class CallContext:
     """What a strategy may know of a call.
 
     Attributes:
-        rows: one context a sequence.
         memory: what drafts learnt on the model before; may be empty.
         choice: stands for processors and sampling: acceptance is learnt separately for each.
         new_tokens: most tokens that the call writes.

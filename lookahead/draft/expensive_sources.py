@@ -26,13 +26,10 @@ class ExpensiveSources:
     Where the others expect much, more candidates add little; where they have nothing, the same candidates may be all
     there is. So the gain (speed with the expensive sources over speed without them, as the latency curve and the trees'
     values say) is learnt apart for four levels of what the others' tree is expected to write.
-
-    Attributes:
-        ms: what asking them takes in a pass.
     """
 
     def __init__(self) -> None:
-        self.ms = 0.0
+        self.ms = 0.0  # what asking them takes in a pass
         self._runs = 0
         self._gains = [0.0] * (len(_STEPS) + 1)
         self._trials = [0] * (len(_STEPS) + 1)

@@ -1,7 +1,7 @@
 """The latency curve t(nodes, context): what a pass costs, learnt from passes or measured, saved and read back.
 
-The curve decides how large a draft may be. It is not monotone and differs by model, device, dtype and attention, so it
-is never assumed: it starts from an optimistic guess and follows what passes take.
+It is not monotone and differs by model, device, dtype and attention, so it is never assumed: it starts from an
+optimistic guess and follows what passes take.
 """
 
 import copy
@@ -35,11 +35,7 @@ def _context_index(context: int) -> int:
 class StepTimes:
     """The latency curve of one model, device, dtype, attention and batch size.
 
-    Args:
-        frozen: never learn, so that choices made by it repeat.
-
-    Attributes:
-        about: what it was measured on, as plain data.
+    A ``frozen`` one never learns, so that choices made by it repeat. ``about`` says what it was measured on.
     """
 
     def __init__(self, *, frozen: bool = False, about: dict[str, Any] | None = None) -> None:
@@ -62,8 +58,7 @@ class StepTimes:
         """Take in a pass over ``nodes`` nodes a sequence and ``context`` tokens in the KV cache, which took ``ms``."""
         if self.frozen or not ms > 0.0:
             return
-        at = _nearest(nodes)
-        cell = (_context_index(context), at)
+        cell = _, at = _context_index(context), _nearest(nodes)
         weight = self._weight.get(cell, 0.0)
         if nodes != NODES[at]:
             there, here = _along(self._knots(cell[0]), (NODES[at], nodes))
@@ -86,9 +81,7 @@ class StepTimes:
 
     def ms(self, nodes: int, context: int) -> float:
         """Estimated milliseconds of a pass over ``nodes`` nodes a sequence; 0 while nothing is known."""
-        if not self._mean:
-            return 0.0
-        return _along(self._knots(_context_index(context)), (nodes,))[0]
+        return _along(self._knots(_context_index(context)), (nodes,))[0] if self._mean else 0.0
 
     def curve(self, context: int, most: int) -> list[float]:
         """Estimated milliseconds of passes over 1, 2, ... ``most`` nodes; multiples of t(1) while nothing is known."""
@@ -126,20 +119,18 @@ class StepTimes:
         """Read :meth:`to_dict`'s data back; a LookaheadError says if it is something else, or of another version."""
         try:
             if data["format"] != FORMAT or tuple(data["nodes"]) != NODES:
-                raise LookaheadError(
-                    f"This step-time curve has format {data['format']!r}: expected {FORMAT}. Measure it again."
-                )
+                found = f"This step-time curve has format {data['format']!r}"
+                raise LookaheadError(f"{found}: expected {FORMAT}. Measure it again.")
             times = cls(frozen=frozen, about=dict(data["about"]))
             for context, at, mean, weight in data["cells"]:
                 if not (0 <= at < len(NODES) and context >= 0 and 0.0 < mean < math.inf and weight > 0.0):
-                    raise LookaheadError(
-                        f"This step-time curve holds an impossible entry: {[context, at, mean, weight]}."
-                    )
+                    cell = [context, at, mean, weight]
+                    raise LookaheadError(f"This step-time curve holds an impossible entry: {cell}.")
                 times._mean[int(context), int(at)] = float(mean)
                 times._weight[int(context), int(at)] = float(weight)
+        except LookaheadError:
+            raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, LookaheadError):
-                raise
             raise LookaheadError(f"This is not a saved step-time curve ({type(error).__name__}: {error}).") from error
         return times
 
@@ -154,9 +145,8 @@ class StepTimes:
         try:
             data = json.loads(Path(path).read_text())
         except (OSError, ValueError, RecursionError) as error:
-            raise LookaheadError(
-                f"{path} holds no step-time curve ({error}). Make one with `lookahead tune`."
-            ) from error
+            message = f"{path} holds no step-time curve ({error}). Make one with `lookahead tune`."
+            raise LookaheadError(message) from error
         return cls.from_dict(data, frozen=frozen)
 
 
@@ -164,8 +154,7 @@ def _along(knots: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """The curve through ``knots`` at NODES: linear in between, and past the last as steep as before it, or flat."""
     slope = max(0.0, (knots[-1] - knots[-2]) / (NODES[-1] - NODES[-2]))
     beyond = np.maximum(0, np.asarray(sizes) - NODES[-1])
-    times: list[float] = (np.interp(sizes, NODES, knots) + slope * beyond).tolist()
-    return times
+    return list((np.interp(sizes, NODES, knots) + slope * beyond).tolist())
 
 
 def _nearest(nodes: int) -> int:
@@ -176,10 +165,7 @@ def _nearest(nodes: int) -> int:
 
 
 def _through(base: Sequence[float], measured: dict[int, float]) -> list[float]:
-    """Bend ``base`` so that it goes through the measured places, and keeps its form in between and beyond.
-
-    Beyond the last one that form may be no more than a guess, so there it is at least about as steep as before.
-    """
+    """Bend ``base`` through the measured places; it keeps its form, and beyond the last rises at least half as fast."""
     places = sorted(measured)
     ratios = np.interp(range(len(base)), places, [measured[place] / base[place] for place in places])
     bent: list[float] = (np.asarray(base) * ratios).tolist()

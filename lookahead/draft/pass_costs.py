@@ -35,28 +35,17 @@ class PassCosts:
 
         | replayed ... | root | tree ... | window ... |
 
-    The replay is charged to the drafts that cause it, and not to the tree behind it.
-
-    Args:
-        anew: finds the curve again once passes are run in another way.
-        most: the most nodes of a tree, with its root.
-
-    Attributes:
-        times: the latency curve; learns from the passes unless it is frozen.
-        curve: cost of a pass over 1, 2, ... nodes; empty until it is read.
-        trees: cost of a pass over a tree of 1, 2, ... nodes, beside the window.
-        least: for each size of tree the least extra cost of a node with which any larger one can be reached.
-        single_ms: what the passes so far would have taken as plain decoding runs them, as far as is known.
-        timed_ms: what they took.
+    The replay is charged to the drafts that cause it, and not to the tree behind it. ``anew`` finds the curve again
+    once passes are run in another way; a tree has at most ``most`` nodes with its root.
     """
 
     def __init__(self, times: StepTimes, limits: ModelLimits, anew: Callable[[], StepTimes] | None, most: int) -> None:
         self.times = times
-        self.curve: list[float] = []
-        self.trees: list[float] = []
-        self.least: list[float] = []
-        self.single_ms = 0.0
-        self.timed_ms = 0.0
+        self.curve: list[float] = []  # cost of a pass over 1, 2, ... nodes; empty until it is read
+        self.trees: list[float] = []  # the same of a tree, beside the window
+        self.least: list[float] = []  # the least slopes of ``trees``
+        self.single_ms = 0.0  # what the passes so far would have taken as plain decoding, as far as is known
+        self.timed_ms = 0.0  # what they took
         self._limits = limits
         self._anew = anew
         self._most = most
@@ -68,10 +57,7 @@ class PassCosts:
         self._replay_passes = 1.0
 
     def open(self, context: int, resting: int) -> bool:
-        """Prepare for a pass behind ``context`` tokens; say whether the curve has to be read again.
-
-        ``resting`` is how many passes ago a draft paid: meanwhile the curve is read less often.
-        """
+        """Prepare for a pass behind ``context`` tokens; after ``resting`` plain ones; is the curve to be read again?"""
         self._context = context
         self._served += 1
         self._since_single += 1
@@ -138,10 +124,7 @@ class PassCosts:
 
 
 def least_slopes(curve: Sequence[float]) -> list[float]:
-    """For each size, the least extra cost per node with which any larger size can be reached; infinite for the last.
-
-    It is the slope of the lower convex hull of ``curve``, the cost of a pass over 1, 2, ... nodes, right of the size.
-    """
+    """For each size, the least cost per further node to any larger size: the lower convex hull's slope; inf at last."""
     slopes = [float("inf")] * len(curve)
     hull = [len(curve) - 1]  # of the sizes to the right, nearest last
     for size in range(len(curve) - 2, -1, -1):

@@ -2,20 +2,71 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from enum import Enum
 
 from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.pass_costs import ModelLimits, PassCosts
-from lookahead.draft.rest import Mode, Rest
-from lookahead.draft.tree_worth import TreeWorth
-from lookahead.draft.window_columns import WindowColumns
+from lookahead.draft.tree_worth import TreeWorth, WindowColumns
 from lookahead.sources.jacobi_window import WindowSource, window_nodes
 
 _PROBE_NODES = 4
+_PROBE_FIRST, _PROBE_LAST = 32, 512  # plain passes between two trials of a small draft, while none seems to pay
+_PROBE_SHARE = 0.02  # of plain passes' time, that such trials may take
+_RESTS = ((16, 8), (4, 4))  # after so many plain passes, only every so many-th still asks and feeds the sources
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
 _LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
+
+
+class Mode(Enum):
+    """What a pass is for."""
+
+    FIXED = "as many nodes as were asked for"
+    DRAFT = "as many nodes as pay"
+    MEASURE = "no node: the pass measures what one node costs"
+    REST = "no node, and no source is asked: nothing has paid for a while"
+    PROBE = "a few nodes, although none seems to pay"
+
+
+class Rest:
+    """How long nothing has paid, and what follows from that.
+
+    ::
+
+        plain passes            0 ... 3   4 ... 15          16 ...
+        sources are asked       always    every 4th pass    every 8th pass
+        a small draft is tried  -         -                 at 32, later at 64, 128, ... 512
+    """
+
+    def __init__(self) -> None:
+        self.passes = 0  # plain ones since a draft paid, because none seemed to pay
+        self._probe_after = _PROBE_FIRST
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a pass is to cost nothing beside the model."""
+        every = next((every for passes, every in _RESTS if self.passes >= passes), 1)
+        return self.passes % every > 0
+
+    def tries(self, cost: float) -> bool:
+        """Whether a small draft is due that makes a pass cost ``cost`` times as much, perhaps in vain."""
+        return self.passes >= max(self._probe_after, (cost - 1.0) / _PROBE_SHARE)
+
+    def observe(self, mode: Mode, drafted: bool, refused: bool, accepted: bool) -> None:
+        """Take in a pass: was anything drafted; were some sequence's candidates all refused, some token accepted?"""
+        if not drafted:
+            self.passes += refused or mode is Mode.REST
+            return
+        if mode is Mode.PROBE:
+            self._probe_after = min(2 * self._probe_after, _PROBE_LAST)
+        elif accepted and self.passes:
+            self._probe_after = _PROBE_FIRST
+        if accepted:
+            self.passes = 0
+        elif mode is Mode.PROBE:  # a trial in vain does not end a rest
+            self.passes = min(self.passes, _RESTS[0][0])
 
 
 class Planner:
@@ -24,21 +75,11 @@ class Planner:
     Before each pass comes :meth:`open`, after it :meth:`learn` for each sequence that drafted, then :meth:`observe`.
 
     Args:
-        times: the latency curve; learns from the passes unless it is frozen.
-        acceptance: the estimates that the sequences share.
         most_nodes: the most drafted nodes of a sequence.
         nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
         window: some of the sources is a window; ``window_only``: there is no other source.
         expensive: what is known of sources that cost time; None = there are none.
         anew: finds the latency curve for passes as they are run from now on; None = it stays the same.
-
-    Attributes:
-        mode: what this pass is for.
-        sizes: cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on.
-        floor: least value of a candidate.
-        gain: least gain of speed for which anything is drafted.
-        expensive: what is known of sources that cost time; ``expensive_ms``: what they took in this pass.
-        credited: accepted tokens by source.
     """
 
     floor = _LEAST_VALUE
@@ -58,18 +99,18 @@ class Planner:
         anew: Callable[[], StepTimes] | None = None,
     ) -> None:
         self.mode = Mode.DRAFT if nodes is None else Mode.FIXED
-        self.sizes: tuple[Sequence[float], Sequence[float]] = ([1.0], [0.0])
-        self.gain = 1.0
+        self.sizes = _flat(1)  # cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on
+        self.gain = 1.0  # least gain of speed for which anything is drafted
         self.expensive = expensive or ExpensiveSources()
-        self.expensive_ms = 0.0
-        self.credited: Counter[str] = Counter()
+        self.expensive_ms = 0.0  # what they took in this pass
+        self.credited: Counter[str] = Counter()  # accepted tokens by source
         self._batch = batch
         self._nodes = nodes
         self._most = 1 + (most_nodes if nodes is None else nodes)
         self._passes = 0
         self._refused = False  # some sequence had candidates, and none was worth a node
         self._accepted = False  # some drafted token was
-        self._costs = PassCosts(times, limits, anew, self._most)
+        self.costs = PassCosts(times, limits, anew, self._most)
         self._worth = TreeWorth(acceptance)
         self._columns = WindowColumns(self._worth, window_only) if window else None
         self._rest = Rest()
@@ -80,48 +121,34 @@ class Planner:
         return 0 if self._columns is None else self._columns.count
 
     @property
-    def single_ms(self) -> float:
-        """What the passes so far would have taken as plain decoding runs them, as far as is known."""
-        return self._costs.single_ms
-
-    @property
-    def timed_ms(self) -> float:
-        """What they took."""
-        return self._costs.timed_ms
-
-    @property
     def weighs(self) -> bool:
         """Whether this pass asks expensive sources only if they pay; if not, whenever anything is drafted.
 
         With a frozen curve they are always asked, because what they cost is measured.
         """
-        return self.mode is Mode.DRAFT and self._batch == 1 and not self._costs.times.frozen
-
-    def renew(self, spent_ms: float) -> None:
-        """From now on passes are run in another way, and take another time; the change itself took ``spent_ms``."""
-        self._costs.renew(spent_ms)
+        return self.mode is Mode.DRAFT and self._batch == 1 and not self.costs.times.frozen
 
     def open(self, context: int) -> None:
         """Prepare the next pass, of which the longest sequence has ``context`` tokens in the KV cache."""
         self._passes += 1
         self.expensive_ms = 0.0
         self._refused = self._accepted = False
-        stale = self._costs.open(context, self._rest.passes)
+        stale = self.costs.open(context, self._rest.passes)
         if self._nodes is not None:
             if self._columns is not None:
                 self._columns.choose_of(self._nodes, self._passes)
             self.sizes = _flat(1 + self._nodes - window_nodes(self.columns))
             return
         if stale:
-            self._costs.read()
+            self.costs.read()
             if self._columns is not None:
-                self._columns.choose(self._passes, self._costs.curve, self._most)
-            self._costs.read_trees(window_nodes(self.columns))
+                self._columns.choose(self._passes, self.costs.curve, self._most)
+            self.costs.read_trees(window_nodes(self.columns))
         self.mode = self._choose_mode()
         self._choose_sizes()
 
     def _choose_mode(self) -> Mode:
-        costs = self._costs
+        costs = self.costs
         if self._rest.tries(costs.trees[min(len(costs.trees) - 1, _PROBE_NODES)] / costs.curve[0]):
             return Mode.PROBE
         if self._rest.is_on:
@@ -129,7 +156,7 @@ class Planner:
         return Mode.MEASURE if costs.single_is_due else Mode.DRAFT
 
     def _choose_sizes(self) -> None:
-        costs, self.gain = self._costs, 1.0
+        costs, self.gain = self.costs, 1.0
         if costs.replay_is_expensive or self.mode in (Mode.MEASURE, Mode.REST):
             self.sizes = _flat(1)
         elif self.mode is Mode.PROBE:
@@ -145,14 +172,9 @@ class Planner:
     def learn(
         self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool, written: int
     ) -> None:
-        """Take in what became of one sequence's tree.
+        """Take in one sequence's tree: its values, each accepted token's source, the window's columns in it.
 
-        Args:
-            values: of its nodes.
-            credited: the source of each accepted token.
-            columns: of the window in it.
-            refused: there were candidates, and none was worth a node.
-            written: tokens of the sequence so far.
+        ``refused``: there were candidates, and none was worth a node; ``written``: tokens of the sequence so far.
         """
         self._refused |= refused and self.mode is not Mode.MEASURE
         self._accepted |= bool(credited)
@@ -171,7 +193,7 @@ class Planner:
             taken += step.verify_ms
         self.expensive.spent(self.expensive_ms)
         # Nor are drafts that were looked for in vain a part of what one node costs.
-        self._costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms)
+        self.costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms)
         self._rest.observe(self.mode, width > 1, self._refused, self._accepted)
 
 

@@ -1,4 +1,4 @@
-"""Lookahead decoding as published: a window of W columns and G guesses in every pass (Fu et al., arXiv 2402.02057)."""
+"""Lookahead and Medusa decoding as published: a draft of given size in every pass."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -6,6 +6,8 @@ from itertools import islice
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.context import RowContext
 from lookahead.sources.jacobi_window import JacobiWindow
+from lookahead.sources.medusa.choices import ChoiceTree
+from lookahead.sources.medusa.source import HeadCandidates
 from lookahead.sources.ngram_pool import NgramPool
 
 # Guesses chained behind the newest one. S on held-out code, greedy, 5/15/15, by this number: 0 3.38, 1 4.17, 2 4.57,
@@ -14,23 +16,15 @@ _MOST_CONTINUED = 3
 
 
 class LookaheadDrafter:
-    """Grows a fixed quota for one sequence: W columns of the window and G guesses of the pool, in one tree.
-
-    ::
+    """Lookahead decoding (Fu et al., arXiv 2402.02057): the window's W columns and the pool's G guesses, in one tree::
 
         root -+- s1 -+- s2 -- w     level 0 of the window (W = 3: root, s1, s2), and below each its deeper levels
               |      +- w
               +- w
               +- g -- g -- g        a guess of the pool for the root
 
-    The settings are those of :class:`lookahead.Lookahead`, with N >= 2. Where the model takes one branch only, there is
-    no window, and of the guesses the newest is drafted, continued.
-
-    Args:
-        row: the sequence.
-        pool: where n-grams are kept; of this N and G.
-        window_size: W.
-        pool_from_prompt, pool_from_output, always_forward_one: see there.
+    The settings are those of :class:`lookahead.Lookahead`, with N >= 2; ``pool`` has this N and G. Where the model
+    takes one branch only, there is no window, and of the guesses the newest is drafted, continued.
     """
 
     def __init__(
@@ -77,9 +71,9 @@ class LookaheadDrafter:
         return tree
 
     def _grow_guesses(self, tree: TokenTree, room: int) -> None:
-        """Hang the pool's guesses below the root; slots left free continue the newest guess with its own newest one.
+        """Hang the pool's guesses below the root; free slots continue the newest with its own newest one.
 
-        Continuing lifts the limit of N tokens a pass where the text repeats, within the same budget of G(N-1) nodes.
+        That lifts the limit of N tokens a pass where the text repeats, within the same budget of G(N-1) nodes.
         """
         guesses = list(islice(self.pool.get(tree.tokens[0]), 1 if self._row.chain else self.pool.per_key))
         for guess in guesses:
@@ -106,3 +100,35 @@ class LookaheadDrafter:
             text.append(token)
             if self._pool_from_output and len(text) >= size:
                 self.pool.add(text[-size], tuple(text[1 - size :]))
+
+
+class MedusaDrafter:
+    """Medusa decoding (Cai et al., arXiv 2401.10774, section 2.1.2): one sequence's tree of fixed shape.
+
+    It is filled with the heads' best candidates: rank i at depth k + 1 is head k's candidate i.
+    """
+
+    def __init__(self, candidates: HeadCandidates, sequence: int, choices: ChoiceTree) -> None:
+        self._candidates = candidates
+        self._sequence = sequence
+        shape = choices.token_tree()
+        self._nodes = list(zip(shape.parents[1:], shape.depths[1:], shape.tokens[1:], strict=True))
+        self._root = 0
+
+    def draft(self, room: int) -> TokenTree:
+        """The tree, down to depth ``room``; the root alone while the heads have no hidden state."""
+        tree = TokenTree(self._root)
+        found = self._candidates.of(self._sequence) if room > 0 else None
+        if found is None:
+            return tree
+        tokens, _ = found
+        for parent, depth, rank in self._nodes:
+            if depth > room:
+                break
+            tree.add(parent, tokens[depth - 1][rank])  # candidates of a head differ, so nodes keep their numbers
+        return tree
+
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
+        """Remember the last decided token, and where the heads have to run."""
+        self._root = path.tokens[-1]
+        self._candidates.note(self._sequence, path.nodes[-1])

@@ -35,7 +35,7 @@ class Observers:
         self._traces: TraceSchedule | None = None
         executor = model.executor if isinstance(model, TreeModel) else None
         if isinstance(executor, TracedExecutor):
-            renewed = (lambda ms: None) if planner is None else planner.renew
+            renewed = (lambda ms: None) if planner is None else planner.costs.renew
             self._traces = TraceSchedule(call.model, executor, call.batch, sequences.most_new, renewed)
         self._stream = None if call.streamer is None else _Stream(call.streamer, sequences)
         self._first = True
@@ -66,7 +66,7 @@ class Observers:
         if self.stats is not None:
             self.stats.fed_again = self._model.replayed
             if self._planner is not None:
-                self.stats.add_plan(self._planner.credited, self._planner.single_ms, self._planner.timed_ms)
+                self.stats.add_plan(self._planner.credited, self._planner.costs.single_ms, self._planner.costs.timed_ms)
 
 
 class _Stream:

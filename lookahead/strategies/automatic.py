@@ -34,10 +34,9 @@ _PROMPT_LOGITS = 1 << 23  # numbers that this may take: 32 MB in float32
 
 @dataclass(frozen=True, kw_only=True)
 class AutomaticStrategy(Strategy):
-    """A strategy that can fill one tree a pass from several sources, as large as pays.
+    """A strategy that can fill one tree a pass from several sources, as large as pays: the automatic mode.
 
-    The fields belong to that automatic mode and are described in :class:`lookahead.Lookahead`; a strategy says by
-    :attr:`automatic` whether it is in it.
+    :class:`lookahead.Lookahead` describes its fields; :attr:`automatic` says whether a strategy is in it.
     """
 
     known_sources: ClassVar[tuple[str, ...]] = tuple(FREE_SOURCES)
@@ -66,19 +65,16 @@ class AutomaticStrategy(Strategy):
             object.__setattr__(self, "tuning", StepTimes.from_dict(self.tuning, frozen=True))
         if self.tuning is not None and not isinstance(self.tuning, StepTimes):
             if not isinstance(self.tuning, str | Path):
-                raise LookaheadError(
-                    f"{name}(tuning=) must be a StepTimes or the file of a saved one: got {self.tuning!r}."
-                )
+                expected = "must be a StepTimes or the file of a saved one"
+                raise LookaheadError(f"{name}(tuning=) {expected}: got {self.tuning!r}.")
             StepTimes.load(self.tuning)  # what cannot be read is told now
         given = self.sources
         if given is None:
             return
         known = ", ".join(map(repr, self.known_sources))
         if not isinstance(given, tuple | list) or not given:
-            raise LookaheadError(
-                f"{name}(sources=) must be a tuple of one or more of {known}, or functions that make a Source: "
-                f"got {given!r}."
-            )
+            expected = f"a tuple of one or more of {known}, or functions that make a Source"
+            raise LookaheadError(f"{name}(sources=) must be {expected}: got {given!r}.")
         for source in given:
             if not callable(source) and not (isinstance(source, str) and source in self.known_sources):
                 raise LookaheadError(f"Unknown source {source!r}: expected {known}, or a function that makes a Source.")
@@ -127,18 +123,9 @@ class AutomaticStrategy(Strategy):
         return Wants(BEST, max(1, min(_PROMPT_TOKENS // batch, fit)))
 
     def automatic_drafts(
-        self,
-        call: CallContext,
-        names: Sequence[str | SourceFactory],
-        extra: Mapping[str, Maker] | None = None,
+        self, call: CallContext, names: Sequence[str | SourceFactory], extra: Mapping[str, Maker] | None = None
     ) -> Drafts:
-        """The automatic mode's drafters, which share one planner.
-
-        Args:
-            call: the call.
-            names: of the sources, or what makes them.
-            extra: sources that only this strategy knows.
-        """
+        """The automatic mode's drafters, which share one planner; only this strategy knows the ``extra`` sources."""
         makers = FREE_SOURCES | dict(extra or {})
         chain = call.rows[0].chain
         if chain:  # where a window cannot run, n-grams come from the text alone
@@ -150,8 +137,7 @@ class AutomaticStrategy(Strategy):
             ]
             for row in call.rows
         ]
-        kinds = tuple((source.name, len(source.priors)) for source in rows[0])
-        key = (kinds, call.choice)
+        key = (tuple((source.name, len(source.priors)) for source in rows[0]), call.choice)
         acceptance = call.memory.acceptance(key, rows[0], call.trust)
         window = [isinstance(source, WindowSource) for source in rows[0]]
         given = self.step_times()

@@ -50,16 +50,14 @@ class Strategy:
     def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, field)
         if not isinstance(value, str) or value not in allowed:
-            raise LookaheadError(
-                f"{type(self).__name__}({field}=) must be one of {', '.join(map(repr, allowed))}: got {value!r}."
-            )
+            expected = ", ".join(map(repr, allowed))
+            raise LookaheadError(f"{type(self).__name__}({field}=) must be one of {expected}: got {value!r}.")
 
     def _whole(self, field: str, least: int | None = None) -> None:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise LookaheadError(
-                f"{type(self).__name__}({field}=) must be a whole number: got {value!r} of type {type(value).__name__}."
-            )
+            got = f"{value!r} of type {type(value).__name__}"
+            raise LookaheadError(f"{type(self).__name__}({field}=) must be a whole number: got {got}.")
         if least is not None and value < least:
             raise LookaheadError(f"{type(self).__name__}({field}=) must be at least {least}: got {value}.")
 
@@ -75,21 +73,15 @@ class Strategy:
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
-        """Make the strategy from plain data.
-
-        Raises:
-            LookaheadError: an unknown field, another strategy's data, or a value out of range.
-        """
+        """Make the strategy from plain data; a LookaheadError tells of an unknown field or a value out of range."""
         settings = dict(settings)
         named = settings.pop("strategy", cls.name)
         if named != cls.name:
             raise LookaheadError(f"These are settings of strategy {named!r}: expected {cls.name!r}.")
         known = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(map(str, set(settings) - set(known)))
+        unknown = ", ".join(map(repr, sorted(map(str, set(settings) - set(known)))))
         if unknown:
-            raise LookaheadError(
-                f"Unknown field {', '.join(map(repr, unknown))} for {cls.__name__}: it knows {', '.join(known)}."
-            )
+            raise LookaheadError(f"Unknown field {unknown} for {cls.__name__}: it knows {', '.join(known)}.")
         return cls(**settings)
 
     @property
@@ -112,11 +104,7 @@ class Strategy:
         raise TypeError(f"{type(self).__name__} has no drafter; use Lookahead, Jacobi or Medusa.")
 
     def check(self, model: Any) -> None:
-        """Refuse a model for which nothing can be drafted, before any pass.
-
-        Raises:
-            LookaheadError: says what does not fit.
-        """
+        """Refuse a model for which nothing can be drafted, before any pass, with a LookaheadError."""
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
         """What the drafters want to be told by the model, in a call of this size."""

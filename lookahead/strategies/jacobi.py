@@ -42,18 +42,16 @@ class Jacobi(Strategy):
             return
         given = self.initial_guess
         if not isinstance(given, list | tuple) or not given or not all(type(t) is int and t >= 0 for t in given):
-            raise LookaheadError(
-                f"Jacobi(initial_guess=) must be 'text', 'tail', 'pad' or a list of token ids: got {given!r}."
-            )
+            expected = "'text', 'tail', 'pad' or a list of token ids"
+            raise LookaheadError(f"Jacobi(initial_guess=) must be {expected}: got {given!r}.")
         object.__setattr__(self, "initial_guess", tuple(given))
 
     def drafter(self, row: RowContext) -> Drafter:
         """A block of the sequence's own."""
         kind: Any = self.initial_guess
         if not isinstance(kind, str) and max(kind) >= row.vocab_size:
-            raise LookaheadError(
-                f"Jacobi(initial_guess=) holds token {max(kind)}: this model's vocabulary ends at {row.vocab_size - 1}."
-            )
+            last = f"this model's vocabulary ends at {row.vocab_size - 1}"
+            raise LookaheadError(f"Jacobi(initial_guess=) holds token {max(kind)}: {last}.")
         text = list(row.prompt)
         guess = guesser(kind, text, row.vocab_size, row.pad, row.rng)
         return JacobiDrafter(self.mode, self.block_size, guess, row.end_tokens, text, self.return_trajectory)

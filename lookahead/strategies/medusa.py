@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.draft.context import CallContext, Drafts, Wants
-from lookahead.draft.medusa import MedusaDrafter
+from lookahead.draft.published import MedusaDrafter
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.heads import MedusaHeads, kept_heads, tree_beside
@@ -91,13 +91,11 @@ class Medusa(AutomaticStrategy):
             self.tree(self._stored.vocab_size or sys.maxsize)
             return
         if self.choices is not None:
-            raise LookaheadError(
-                f"Medusa(choices=) belongs to the fixed tree: got sources={self.sources!r} as well. Drop one of them."
-            )
+            got = f"got sources={self.sources!r} as well"
+            raise LookaheadError(f"Medusa(choices=) belongs to the fixed tree: {got}. Drop one of them.")
         if "heads" not in (self.sources or ()):
-            raise LookaheadError(
-                f"Medusa(sources=) must name 'heads': got {self.sources!r}. Add it, or use Lookahead(sources=...)."
-            )
+            remedy = "Add it, or use Lookahead(sources=...)."
+            raise LookaheadError(f"Medusa(sources=) must name 'heads': got {self.sources!r}. {remedy}")
         _ = self._stored  # raises now what cannot be read
 
     def _between(self, field: str, range_: str, fits: Callable[[float], bool]) -> None:
@@ -122,11 +120,7 @@ class Medusa(AutomaticStrategy):
         return partial(nucleus, top_p=self.top_p) if self.acceptance == "nucleus" else None
 
     def tree(self, vocab_size: int) -> ChoiceTree:
-        """The shape of the fixed tree, for a model with so many tokens.
-
-        Raises:
-            LookaheadError: it asks for more than the heads and the vocabulary have.
-        """
+        """The shape of the fixed tree; a LookaheadError if it asks for more than the heads and the vocabulary have."""
         num_heads = self._stored.num_heads
         if self._chosen is not None:
             self._chosen.check(num_heads, vocab_size)
@@ -166,11 +160,7 @@ class Medusa(AutomaticStrategy):
         return settings
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse heads and a tree that do not fit the model.
-
-        Raises:
-            LookaheadError: says what does not fit, or that the heads are broken.
-        """
+        """Refuse heads and a tree that do not fit the model, and broken heads, with a LookaheadError."""
         self._stored.check(model)
         if not self.automatic:
             self.tree(output_sizes(model)[1])

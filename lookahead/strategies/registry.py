@@ -12,11 +12,7 @@ _BY_NAME: dict[str, type[Strategy]] = {"lookahead": Lookahead, "jacobi": Jacobi,
 
 
 def strategy_from(value: Any) -> Strategy:
-    """The strategy that a user's ``lookahead_strategy`` means: a strategy, its dict, or None for the default.
-
-    Raises:
-        LookaheadError: a dict that names no strategy or an unknown field, or anything else.
-    """
+    """The strategy that a user's ``lookahead_strategy`` means: a strategy, its dict, or None for the default."""
     if value is None:
         return Lookahead()
     if isinstance(value, Strategy):

@@ -11,8 +11,7 @@ from helpers.models import counting_model, fresh_model, prompts, run, tiny_model
 from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.latency import StepTimes
-from lookahead.draft.planner import Planner
-from lookahead.draft.rest import Mode
+from lookahead.draft.planner import Mode, Planner
 from lookahead.sources import SuffixSource
 
 pytestmark = pytest.mark.usefixtures("augmented")

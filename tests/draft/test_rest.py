@@ -2,7 +2,7 @@
 
 import pytest
 
-from lookahead.draft.rest import Mode, Rest
+from lookahead.draft.planner import Mode, Rest
 
 
 def after(passes: int) -> Rest:

@@ -6,8 +6,7 @@ import pytest
 from helpers.drafting import TableSource
 
 from lookahead.draft.acceptance import Acceptance
-from lookahead.draft.tree_worth import TreeWorth
-from lookahead.draft.window_columns import WindowColumns
+from lookahead.draft.tree_worth import TreeWorth, WindowColumns
 from lookahead.sources.jacobi_window import window_nodes
 
 

@@ -160,10 +160,10 @@ def test_a_curve_of_its_own_from_the_middle_on(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Planner, "renew", lambda self, ms: (planners.append(self), renew(self, ms)))
     same_as_plain(model, prompts(1), Lookahead(), max_new_tokens=120, do_sample=True, temperature=9.0)
     assert {len(key[-1]) for key in memory_of(model).times} == {0, 1}
-    assert planners[-1]._costs._limits.plain_ms == known(model).untraced_ms is not None
+    assert planners[-1].costs._limits.plain_ms == known(model).untraced_ms is not None
     traced = {key: times for key, times in memory_of(model).times.items() if key[-1]}
-    assert planners[-1]._costs.times in traced.values()
-    assert planners[-1]._costs.times.knows_single, "what is known of other passes is a guess about these"
+    assert planners[-1].costs.times in traced.values()
+    assert planners[-1].costs.times.knows_single, "what is known of other passes is a guess about these"
 
 
 def test_traces_that_another_call_makes() -> None:
