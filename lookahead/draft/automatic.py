@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from jacobi import Path, Successors, TokenTree
-from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.expensive_sources import is_expensive, spent_ms
 from lookahead.draft.planner import Mode, Planner
@@ -14,21 +13,14 @@ from lookahead.sources.recycling import BEST
 
 
 class AutomaticDrafter:
-    """The drafter of one sequence; all sequences of a call share planner and acceptance. ``chain``: one branch only."""
+    """The drafter of one sequence; all sequences of a call share the planner. A ``chain`` has one branch only."""
 
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        sources: Sequence[Source],
-        planner: Planner,
-        acceptance: Acceptance,
-        chain: bool = False,
-    ) -> None:
+    def __init__(self, prompt: Sequence[int], sources: Sequence[Source], planner: Planner, chain: bool = False) -> None:
         self._prompt = prompt
         self._sources = list(sources)
         self._planner = planner
-        self._acceptance = acceptance
-        self._trees = BestFirstTree(sources, acceptance, chain)
+        self._acceptance = planner.acceptance
+        self._trees = BestFirstTree(sources, planner.acceptance, chain)
         self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
         self._asked = [source for source in sources if source is not self._window]
         self._expensive = [source for source in sources if is_expensive(source)]

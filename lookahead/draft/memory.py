@@ -20,17 +20,9 @@ _MOST_MODES = 16
 
 @dataclass
 class Memory:
-    """One model's.
+    """One model's: estimates by what they were learnt under (sources, way of choosing), and latency curves."""
 
-    Attributes:
-        vocab_size: of the model, when it was made.
-        table: the model's best next tokens after what it has seen.
-        acceptances: estimates by what they were learnt under: sources, and how tokens are chosen.
-        expensive: what is known of sources that cost time, by the same.
-        times: latency curves, by what they depend on.
-    """
-
-    vocab_size: int
+    vocab_size: int  # of the model, when this was made
     table: SuccessorTable = field(default_factory=SuccessorTable)
     acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
     expensive: dict[tuple[Hashable, Hashable], ExpensiveSources] = field(default_factory=dict)
@@ -60,8 +52,7 @@ _memories: PerModel[Memory] = PerModel(lambda: Memory(0))
 def borrowed(model: object, vocab_size: int, remember: bool) -> Iterator[Memory]:
     """The model's memory while the block runs; an empty one if another call has it, or the vocabulary was another.
 
-    Args:
-        remember: use and keep what drafts learnt; otherwise only latency curves, which are the machine's, are shared.
+    Without ``remember`` only latency curves, which are the machine's, are shared.
     """
     kept = _memories.take(model)
     if kept is None or kept.vocab_size != vocab_size:

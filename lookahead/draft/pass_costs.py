@@ -57,7 +57,7 @@ class PassCosts:
         self._replay_passes = 1.0
 
     def open(self, context: int, resting: int) -> bool:
-        """Prepare for a pass behind ``context`` tokens; after ``resting`` plain ones; is the curve to be read again?"""
+        """Prepare for a pass behind ``context`` tokens, after ``resting`` plain passes: is the curve to be read?"""
         self._context = context
         self._served += 1
         self._since_single += 1

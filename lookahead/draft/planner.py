@@ -31,13 +31,11 @@ class Mode(Enum):
 
 
 class Rest:
-    """How long nothing has paid, and what follows from that.
+    """How long nothing has paid, and what follows from that::
 
-    ::
-
-        plain passes            0 ... 3   4 ... 15          16 ...
-        sources are asked       always    every 4th pass    every 8th pass
-        a small draft is tried  -         -                 at 32, later at 64, 128, ... 512
+    plain passes            0 ... 3   4 ... 15          16 ...
+    sources are asked       always    every 4th pass    every 8th pass
+    a small draft is tried  -         -                 at 32, later at 64, 128, ... 512
     """
 
     def __init__(self) -> None:
@@ -98,14 +96,14 @@ class Planner:
         expensive: ExpensiveSources | None = None,
         anew: Callable[[], StepTimes] | None = None,
     ) -> None:
+        self.acceptance = acceptance
         self.mode = Mode.DRAFT if nodes is None else Mode.FIXED
         self.sizes = _flat(1)  # cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on
         self.gain = 1.0  # least gain of speed for which anything is drafted
         self.expensive = expensive or ExpensiveSources()
         self.expensive_ms = 0.0  # what they took in this pass
         self.credited: Counter[str] = Counter()  # accepted tokens by source
-        self._batch = batch
-        self._nodes = nodes
+        self._batch, self._nodes = batch, nodes
         self._most = 1 + (most_nodes if nodes is None else nodes)
         self._passes = 0
         self._refused = False  # some sequence had candidates, and none was worth a node

@@ -138,13 +138,12 @@ class AutomaticStrategy(Strategy):
             for row in call.rows
         ]
         key = (tuple((source.name, len(source.priors)) for source in rows[0]), call.choice)
-        acceptance = call.memory.acceptance(key, rows[0], call.trust)
         window = [isinstance(source, WindowSource) for source in rows[0]]
         given = self.step_times()
         curve = call.curve if given is None else lambda: given
         planner = Planner(
             curve(),
-            acceptance,
+            call.memory.acceptance(key, rows[0], call.trust),
             limits=call.limits,
             batch=len(rows),
             most_nodes=self.max_nodes,
@@ -155,7 +154,6 @@ class AutomaticStrategy(Strategy):
             anew=curve,
         )
         drafters = [
-            AutomaticDrafter(row.prompt, sources, planner, acceptance, chain)
-            for row, sources in zip(call.rows, rows, strict=True)
+            AutomaticDrafter(row.prompt, sources, planner, chain) for row, sources in zip(call.rows, rows, strict=True)
         ]
         return Drafts(drafters, planner)

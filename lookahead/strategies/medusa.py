@@ -18,7 +18,7 @@ from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.heads import MedusaHeads, kept_heads, tree_beside
 from lookahead.sources.medusa.source import HeadCandidates, HeadsSource
-from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
+from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy, Maker
 from lookahead.verify.typical import nucleus, typical
 
 _DEFAULT_CHOICES = "mc_sim_7b_63"
@@ -182,8 +182,6 @@ class Medusa(AutomaticStrategy):
         if tree is not None:
             return Drafts([MedusaDrafter(candidates, row.index, tree) for row in call.rows])
         lossy = None if self.rule is None else (self.acceptance, self.posterior_threshold, self.posterior_alpha)
-        return self.automatic_drafts(
-            replace(call, choice=(call.choice, lossy, self.top_p)),
-            self.sources or (),
-            {"heads": lambda row, memory: HeadsSource(candidates, row.index)},
-        )
+        call = replace(call, choice=(call.choice, lossy, self.top_p))
+        heads_source: dict[str, Maker] = {"heads": lambda row, memory: HeadsSource(candidates, row.index)}
+        return self.automatic_drafts(call, self.sources or (), heads_source)
