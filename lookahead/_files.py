@@ -52,13 +52,10 @@ def whole_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
         yield part
         if path.exists():
             os.replace(path, old)
-        try:
-            os.replace(part, path)
-        except BaseException:
-            if old.exists():
-                os.replace(old, path)
-            raise
+        os.replace(part, path)
     except BaseException:
+        if old.exists():
+            os.replace(old, path)
         shutil.rmtree(part, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -21,8 +21,8 @@ def load_model(
         LookaheadError: there is no model there, or it has no weights.
     """
     model = load_weights(folder, dtype, device)
-    with _refusals(folder):
-        return model, AutoTokenizer.from_pretrained(_source(folder))
+    with _refusals(folder) as source:
+        return model, AutoTokenizer.from_pretrained(source)
 
 
 def load_weights(
@@ -38,8 +38,8 @@ def load_weights(
         if not has_weights(path):
             wanted = "expected *.safetensors or *.bin beside config.json. Copy them there, or save the model again with"
             raise LookaheadError(f"{folder} holds no weights: {wanted} save_pretrained.")
-    with _refusals(folder):
-        return AutoModelForCausalLM.from_pretrained(_source(folder), dtype=dtype).to(device).eval()
+    with _refusals(folder) as source:
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
 
 
 def has_weights(folder: Path) -> bool:
@@ -47,15 +47,11 @@ def has_weights(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.gguf"))
 
 
-def _source(folder: str | Path) -> str | Path:
-    path = Path(folder).expanduser()
-    return path if path.exists() else folder
-
-
 @contextmanager
-def _refusals(folder: str | Path) -> Iterator[None]:
-    """Whatever transformers raises becomes a LookaheadError that names the folder."""
+def _refusals(folder: str | Path) -> Iterator[str | Path]:
+    """What transformers reads; whatever it raises becomes a LookaheadError that names the folder."""
+    path = Path(folder).expanduser()
     try:
-        yield
+        yield path if path.exists() else folder
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise LookaheadError(f"{folder} could not be loaded as a causal model: {error}") from error

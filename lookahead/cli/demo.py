@@ -101,8 +101,7 @@ def coloured(tokenizer: Any, decoded: common.Decoded) -> Text:
 
 def _show_texts(console: Console, stories: list[_Story], tokenizer: Any) -> None:
     legend = Text("The prompt is dim. ").append("Green tokens came for free", style=FREE)
-    legend.append(": a pass writes one token anyway, and these, drafted, were accepted on top.")
-    console.print(legend)
+    console.print(legend.append(": a pass writes one token anyway, and these, drafted, were accepted on top."))
     if console.color_system is None:
         console.print("There are no colours here: run this in a terminal to see which tokens were free.")
     for number, story in enumerate(stories, start=1):

@@ -49,13 +49,14 @@ def draw(grown: CalibratedTree, file: Path) -> None:
     depth = grown.choices.depth
     figure = Figure(figsize=(min(40.0, max(6.0, leaves * 0.3)), 1.2 * (depth + 1)), layout="constrained")
     axes = figure.subplots()
-    lines = [[(places[path[:-1]], 1 - len(path)), (places[path], -len(path))] for path in grown.paths]
+    spots = {path: (places[path], -len(path)) for path in [(), *grown.paths]}
+    lines = [[spots[path[:-1]], spots[path]] for path in grown.paths]
     axes.add_collection(LineCollection(lines, colors="0.8", linewidths=0.8, zorder=1))
-    points = [(), *grown.paths]
-    sizes = [20 + 280 * values[path] for path in points]
-    axes.scatter([places[path] for path in points], [-len(path) for path in points], s=sizes, c="#9ecae1", zorder=2)
+    axes.scatter(
+        *zip(*spots.values(), strict=True), s=[20 + 280 * values[path] for path in spots], c="#9ecae1", zorder=2
+    )
     for path in grown.paths:
-        axes.annotate(str(path[-1]), (places[path], -len(path)), ha="center", va="center", fontsize=7, zorder=3)
+        axes.annotate(str(path[-1]), spots[path], ha="center", va="center", fontsize=7, zorder=3)
     axes.set_title(f"{len(grown.paths)} nodes, {grown.expected_length + 1:.2f} tokens a pass expected")
     axes.set_yticks(range(0, -depth - 1, -1), ["root", *(f"head {head}" for head in range(depth))])
     axes.set_xticks([])

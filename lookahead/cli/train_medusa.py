@@ -96,9 +96,7 @@ def train_medusa(options: Options) -> None:
     On several GPUs: `torchrun --no-python lookahead train-medusa ...`.
     """
     rank = os.environ.get("LOCAL_RANK")  # torchrun's way to tell a process which GPU is its own
-    device = options.device
-    if device == "auto" and torch.cuda.is_available():
-        device = f"cuda:{rank or 0}"
+    device = f"cuda:{rank or 0}" if options.device == "auto" and torch.cuda.is_available() else options.device
     settings = options.settings(device)
     items, held_out = _items(options, bundled=options.model is None)
     model, tokenizer = common.load(options.model, options.dtype, device)
@@ -108,13 +106,11 @@ def train_medusa(options: Options) -> None:
     with common.progress() as progress:
         report = Teller(progress).tell if rank in (None, "0") else None
         evaluation = fit(model, tokenizer, items, held_out, options.output, settings, report=report, **others)
-    if evaluation is None:
-        return
-    if options.as_json:
+    if evaluation is not None and options.as_json:
         typer.echo(json.dumps(evaluation.to_dict() | {"output": str(options.output)}, indent=2))
-        return
-    show(Console(highlight=False), evaluation)
-    typer.echo(f"Saved in {options.output}.")
+    elif evaluation is not None:
+        show(Console(highlight=False), evaluation)
+        typer.echo(f"Saved in {options.output}.")
 
 
 class Teller:
@@ -154,11 +150,9 @@ def show(console: Console, evaluation: Evaluation) -> None:
     if (measured := evaluation.measured) is None:
         console.print(expected + ".")
     else:
-        console.print(
-            f"{expected}, {measured.tokens_per_pass:.2f} measured; {measured.tokens_per_s:.0f} tokens/s against "
-            f"{measured.plain_tokens_per_s:.0f} in plain decoding, {measured.speedup:.2f}x.",
-            style="bold",
-        )
+        plain = f"{measured.plain_tokens_per_s:.0f} in plain decoding, {measured.speedup:.2f}x."
+        speed = f"{measured.tokens_per_s:.0f} tokens/s against {plain}"
+        console.print(f"{expected}, {measured.tokens_per_pass:.2f} measured; {speed}", style="bold")
     steps, planned = training["steps"], training["planned_steps"]
     short = "" if steps >= planned else f" of {planned} planned; --max-minutes allows more"
     console.print(f"{steps} steps{short}, {training['seconds'] / 60:.1f} minutes.")

@@ -167,11 +167,9 @@ def _show(
     headers = ("depth", "nodes", "reached, expected", "reached, measured")
     console.print(common.columns(headers, rows, f"The tree, nodes: {count}"))
     which = "the {} other prompts" if prompts["held_out"] else "the same {} prompts (too few to hold some out)"
-    console.print(
-        f"Length: {grown.expected_length + 1:.2f} tokens a pass expected, {1 + found['measured_length']:.2f} measured "
-        f"on {which.format(prompts['measured'])}; the model's own token included, prefill left out.",
-        style="bold",
-    )
+    length = f"{grown.expected_length + 1:.2f} tokens a pass expected, {1 + found['measured_length']:.2f} measured"
+    where = f"on {which.format(prompts['measured'])}; the model's own token included, prefill left out."
+    console.print(f"Length: {length} {where}", style="bold")
     console.print(drawing(grown))
     for file in filter(None, (options.output, options.picture)):
         console.print(f"Saved in {file}.")
@@ -191,11 +189,9 @@ def _show_accuracies(console: Console, table: HeadAccuracies, title: str) -> Non
 def _show_budget(console: Console, budget: dict[str, Any], rows: list[tuple[str, ...]]) -> None:
     headers = ("nodes", "tokens a pass", "ms", "against plain")
     console.print(common.columns(headers, rows, "Trees by the latency curve", bold=str(budget["nodes"])))
-    console.print(
-        f"Nodes: {budget['nodes']}, for which the latency curve promises the most tokens per millisecond, "
-        f"{budget['speedup']:.2f}x plain decoding. The heads take {budget['heads_ms']:.2f} ms of a pass.",
-        style="bold",
-    )
+    what = f"Nodes: {budget['nodes']}, for which the latency curve promises the most tokens per millisecond, "
+    worth = f"{budget['speedup']:.2f}x plain decoding. The heads take {budget['heads_ms']:.2f} ms of a pass."
+    console.print(what + worth, style="bold")
     if budget["speedup"] < 1.0:
         loss = "No tree pays here: this one is the least loss, and plain decoding is faster."
         console.print(loss, style="bold yellow")

@@ -99,10 +99,8 @@ def _show(console: Console, found: dict[str, Any], times: StepTimes, *, traced: 
     else:
         console.print("Budget: none; no draft pays on these prompts, so the automatic mode will not draft.")
     console.print(f"W, N, G as published: {_name(sizes)}, expected {sizes['speedup']:.2f}x.", style="bold")
-    console.print(
-        "Speedups are S over the cost of a pass, without logits processors and prefill. The automatic mode needs no "
-        f"numbers: it reads curves from {tuning.cache_folder()}."
-    )
+    what = "Speedups are S over the cost of a pass, without logits processors and prefill."
+    console.print(f"{what} The automatic mode needs no numbers: it reads curves from {tuning.cache_folder()}.")
 
 
 def _name(trial: dict[str, Any]) -> str:
