@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -16,11 +16,46 @@ from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.accuracies import HeadAccuracies
 from lookahead.sources.medusa.heads import MedusaHeads
-from lookahead.strategies.lookahead import Lookahead
-from lookahead.training.counts import HeadCounts
-from lookahead.training.distillation import sampling
+from lookahead.training.data import IGNORE, Progress
+from lookahead.training.distillation import writing
 
 _TIMED = 20  # runs of the heads
+_LOGITS = 1 << 24  # numbers that the heads may make at once: 64 MB in float32
+
+
+class HeadCounts:
+    """Right guesses of each head's ``ranks`` best candidates; ``samples`` ``[head]`` counts what it was asked for."""
+
+    def __init__(self, heads: MedusaHeads, output: Any, vocab_size: int, ranks: int) -> None:
+        self.samples = [0] * heads.num_heads
+        self._hits = torch.zeros(heads.num_heads, ranks, dtype=torch.long)
+        self._heads = heads
+        self._output = output
+        self._ranks = min(ranks, vocab_size)
+        self._at_once = max(1, _LOGITS // (heads.num_heads * vocab_size))
+
+    def add(self, hidden: Tensor, labels: Tensor) -> None:
+        """Compare what head k guesses at token t of a text with the label of token t + k + 2.
+
+        ``hidden`` ``[token, hidden]`` is what the output layer reads; the last two tokens' may be left out. ``labels``
+        ``[token]`` are token ids, or :data:`IGNORE` where nothing is to be guessed.
+        """
+        labels = labels.cpu()
+        guessed_at = len(labels) - 2  # tokens after which head 0 has one to guess
+        for start in range(0, guessed_at, self._at_once):
+            part = hidden[start : min(start + self._at_once, guessed_at)]
+            _, ids = self._heads.top(part, self._output, self._ranks)
+            for head, candidates in enumerate(ids.cpu()):
+                target = labels[start + head + 2 :][: len(part)]
+                kept = target != IGNORE
+                right = candidates[: len(target)][kept] == target[kept][:, None]
+                self._hits[head, : self._ranks] += right.sum(0)
+                self.samples[head] += int(kept.sum())
+
+    def accuracies(self) -> HeadAccuracies:
+        """The shares; every head needs a sample."""
+        shares = (self._hits.double() / torch.tensor(self.samples)[:, None]).tolist()
+        return HeadAccuracies(tuple(map(tuple, shares)), tuple(self.samples))
 
 
 @torch.no_grad()
@@ -33,7 +68,7 @@ def calibrate(
     *,
     temperature: float | None = None,
     seed: int = 0,
-    report: Callable[[float], None] | None = None,
+    report: Progress | None = None,
 ) -> HeadAccuracies:
     """Measure how often each candidate of each head is right in texts that the model writes itself.
 
@@ -41,8 +76,6 @@ def calibrate(
     From the prompt's last token on, each head's candidates are compared with the tokens that really came.
 
     Args:
-        model: a causal model that lookahead supports.
-        heads: its heads.
         prompts: token ids, each a sequence or ``[token]``.
         new_tokens: most tokens to write for each prompt.
         ranks: candidates of each head to look at.
@@ -62,16 +95,10 @@ def calibrate(
     if not ids:
         raise LookaheadError("There are no prompts to calibrate on: expected at least one.")
     counts = HeadCounts(heads, layer, vocab_size, ranks)
-    with sampling(temperature, seed) as settings:
+    with writing(temperature, seed) as settings:
         for done, prompt in enumerate(ids, start=1):
-            text = model.generate(
-                input_ids=prompt,
-                attention_mask=torch.ones_like(prompt),
-                custom_generate=Lookahead(seed=seed, stats="none"),
-                max_new_tokens=new_tokens,
-                return_dict_in_generate=False,
-                **settings,
-            )
+            mask = torch.ones_like(prompt)
+            text = model.generate(input_ids=prompt, attention_mask=mask, max_new_tokens=new_tokens, **settings)
             written = text.shape[1] - prompt.shape[1]
             if written > 1:
                 counts.add(_hidden(model, layer, text[:, :-2], written - 1), text[0, prompt.shape[1] - 1 :])

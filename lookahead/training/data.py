@@ -22,6 +22,7 @@ from jacobi import LookaheadError
 from lookahead.training.items import Item
 
 IGNORE = -100  # the label of a token without loss, as everywhere in transformers
+Progress = Callable[[float], None]  # called with the share that is done, from 0 to 1
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _AT_ONCE = 256  # texts given to the tokenizer in one call
@@ -43,21 +44,11 @@ class Example:
 
 
 def encode(
-    items: Sequence[Item],
-    tokenizer: Any,
-    *,
-    block_size: int,
-    least: int,
-    report: Callable[[float], None] | None = None,
+    items: Sequence[Item], tokenizer: Any, *, block_size: int, least: int, report: Progress | None = None
 ) -> list[Example]:
-    """Turn items into tokens.
+    """Turn items into examples of ``least`` to ``block_size`` tokens, some of them to be predicted.
 
-    Args:
-        items: plain texts are packed into blocks, each text followed by the end token.
-        tokenizer: the model's.
-        block_size: most tokens of an example; longer ones are cut, texts into further blocks.
-        least: examples with fewer tokens are left out, as are those with nothing to predict.
-        report: called with the share that is done, from 0 to 1.
+    Plain texts, each with its end token, are packed into blocks. Other items are cut; shorter ones are left out.
 
     Raises:
         LookaheadError: a completion is missing, the chat template cannot tell the assistant's tokens, or all examples
@@ -132,8 +123,7 @@ def collate(examples: Sequence[Example], pad: int) -> dict[str, Tensor]:
 
 
 def _tokens(tokenizer: Any, texts: list[str], **settings: Any) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(texts, verbose=False, **settings)["input_ids"]
-    return ids
+    return list(tokenizer(texts, verbose=False, **settings)["input_ids"])
 
 
 def _completion(tokenizer: Any, item: Item) -> tuple[list[int], list[bool]]:
@@ -158,13 +148,10 @@ def _chat(tokenizer: Any, item: Item) -> tuple[list[int], list[bool]]:
     A template with generation tags tells. For others, an answer is what rendering up to its end adds to rendering up to
     its beginning, header included.
     """
-    messages = list(item.messages)
+    messages = item.messages
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if _GENERATION.search(_template(tokenizer, item)):
-        try:
-            rendered = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-        except (TemplateError, ValueError) as error:
-            raise _refused(item, error) from error
+        rendered = _apply(tokenizer, item, len(messages), return_dict=True, return_assistant_tokens_mask=True)
         loss = [bool(flag) for flag in rendered["assistant_masks"]]
         if answers and not any(loss):
             raise LookaheadError(
@@ -188,26 +175,22 @@ def _chat(tokenizer: Any, item: Item) -> tuple[list[int], list[bool]]:
 
 def _template(tokenizer: Any, item: Item) -> str:
     try:
-        template: str = tokenizer.get_chat_template()
+        return str(tokenizer.get_chat_template())
     except ValueError as error:
         raise LookaheadError(
             f"{item.source} is a conversation, and the tokenizer has no chat template: expected one beside the model "
             "(chat_template.jinja). Add it, or give plain texts or prompts with completions."
         ) from error
-    return template
 
 
 def _render(tokenizer: Any, item: Item, count: int, *, prompt: bool = False) -> list[int]:
     """The first ``count`` messages as tokens; with ``prompt``, the header of the next answer follows."""
     _template(tokenizer, item)
+    return list(_apply(tokenizer, item, count, add_generation_prompt=prompt, return_dict=False))
+
+
+def _apply(tokenizer: Any, item: Item, count: int, **settings: Any) -> Any:
     try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            list(item.messages[:count]), add_generation_prompt=prompt, return_dict=False
-        )
+        return tokenizer.apply_chat_template(list(item.messages[:count]), **settings)
     except (TemplateError, ValueError) as error:
-        raise _refused(item, error) from error
-    return ids
-
-
-def _refused(item: Item, error: Exception) -> LookaheadError:
-    return LookaheadError(f"{item.source}: the chat template refuses the conversation: {error}.")
+        raise LookaheadError(f"{item.source}: the chat template refuses the conversation: {error}.") from error

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from lookahead.strategies.lookahead import Lookahead
-from lookahead.training.data import Example
+from lookahead.training.data import Example, Progress
+from lookahead.training.settings import TrainingSettings
 
 _BATCH = 8  # prompts answered at once
 
@@ -19,34 +20,20 @@ _BATCH = 8  # prompts answered at once
 def own_answers(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
-    folder: str | Path,
-    *,
-    answer_tokens: int,
-    temperature: float | None = None,
-    seed: int = 0,
-    report: Callable[[float], None] | None = None,
+    folder: Path,
+    settings: TrainingSettings,
+    report: Progress | None = None,
 ) -> list[Example]:
-    """Let the model answer, with lookahead decoding, and keep the answers in files so that no restart repeats them.
+    """Let the model, in evaluation mode, answer prompts of token ids; only the answers' tokens carry loss.
 
-    With several processes (``torchrun``), each answers its share.
-
-    Args:
-        model: a causal model that lookahead supports, in evaluation mode.
-        prompts: token ids, at least one each.
-        folder: for the files.
-        answer_tokens: most tokens of an answer.
-        temperature: of answers sampled from ``seed``; None is greedy.
-        report: called with the share that is done, from 0 to 1.
-
-    Returns:
-        The prompts with their answers; the answers' tokens carry the loss.
+    The answers are kept in files of ``folder``, so that no restart repeats them. With several processes
+    (``torchrun``), each answers its share.
     """
     from accelerate import PartialState  # an optional package
 
     processes = PartialState(cpu=model.device.type == "cpu")
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    task = json.dumps([list(map(list, prompts)), answer_tokens, temperature, seed])
+    task = json.dumps([list(map(list, prompts)), settings.answer_tokens, settings.temperature, settings.seed])
     name = hashlib.sha256(task.encode()).hexdigest()[:12]
     known = _read(folder, name)
     left = [number for number in range(len(prompts)) if number not in known]
@@ -56,7 +43,7 @@ def own_answers(
         file.write("\n")  # after a line that was cut off
         for start in range(0, len(left), _BATCH):
             numbers = left[start : start + _BATCH]
-            answers = _answer(model, [prompts[n] for n in numbers], answer_tokens, temperature, seed + numbers[0])
+            answers = _answer(model, [prompts[n] for n in numbers], settings, settings.seed + numbers[0])
             lines = [json.dumps({"prompt": n, "answer": a}) + "\n" for n, a in zip(numbers, answers, strict=True)]
             file.write("".join(lines))
             file.flush()
@@ -64,21 +51,20 @@ def own_answers(
                 report(min(1.0, (start + _BATCH) / len(left)))
     processes.wait_for_everyone()
     known = _read(folder, name)
-    return [
-        Example.of([*prompt, *known[number]], [False] * len(prompt) + [True] * len(known[number]))
-        for number, prompt in enumerate(prompts)
-    ]
+    pairs = [(prompt, known[number]) for number, prompt in enumerate(prompts)]
+    return [Example.of([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)) for prompt, answer in pairs]
 
 
 @contextmanager
-def sampling(temperature: float | None, seed: int) -> Iterator[dict[str, Any]]:
-    """Settings for ``generate``: greedy, or sampled from ``seed`` with torch's own generators left as they are."""
+def writing(temperature: float | None, seed: int) -> Iterator[dict[str, Any]]:
+    """Settings for ``generate`` with lookahead decoding: greedy, or sampled without touching torch's own generators."""
+    settings = {"custom_generate": Lookahead(seed=seed, stats="none"), "return_dict_in_generate": False}
     if temperature is None:
-        yield {"do_sample": False}
+        yield settings | {"do_sample": False}
         return
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
-        yield {"do_sample": True, "temperature": temperature}
+        yield settings | {"do_sample": True, "temperature": temperature}
 
 
 def _read(folder: Path, name: str) -> dict[int, list[int]]:
@@ -96,7 +82,7 @@ def _read(folder: Path, name: str) -> dict[int, list[int]]:
 
 @torch.no_grad()
 def _answer(
-    model: PreTrainedModel, prompts: list[Sequence[int]], answer_tokens: int, temperature: float | None, seed: int
+    model: PreTrainedModel, prompts: list[Sequence[int]], settings: TrainingSettings, seed: int
 ) -> list[list[int]]:
     """One batch of answers, each up to and with its end token."""
     config: Any = model.generation_config
@@ -105,15 +91,8 @@ def _answer(
     longest = max(map(len, prompts))
     ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-    with sampling(temperature, seed) as settings:
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            max_new_tokens=answer_tokens,
-            pad_token_id=pad,
-            return_dict_in_generate=False,
-            custom_generate=Lookahead(seed=seed, stats="none"),
-            **settings,
-        )
+    with writing(settings.temperature, seed) as given:
+        given |= {"max_new_tokens": settings.answer_tokens, "pad_token_id": pad}
+        output = model.generate(input_ids=ids, attention_mask=mask, **given)
     answers: list[list[int]] = output[:, longest:].tolist()
     return [answer[: next((at + 1 for at, token in enumerate(answer) if token in ends), None)] for answer in answers]

@@ -1,7 +1,7 @@
 """How good heads are: how often they are right in held-out texts, and what that is worth in decoding."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,18 +12,19 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer, output_sizes
-from lookahead.sources.medusa.accuracies import HeadAccuracies, expected_length
+from lookahead.sources.medusa.accuracies import HeadAccuracies
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.stats import DecodingStats
 from lookahead.strategies.medusa import Medusa
-from lookahead.training.counts import HeadCounts
-from lookahead.training.data import IGNORE, Example, collate
+from lookahead.training.calibration import HeadCounts
+from lookahead.training.data import IGNORE, Example, Progress, collate
 from lookahead.training.losses import shifted
 
 RANKS = 10  # candidates of a head in the table, as many as the published trees use
 
 _T = TypeVar("_T")
+_BATCH = 8  # texts scored at once
 _WARM_UP = 8  # tokens
 _PROMPT = 64  # tokens of a text that are continued
 
@@ -56,17 +57,11 @@ class Measured:
 
 @torch.no_grad()
 def score(
-    model: Any,
-    heads: MedusaHeads | None,
-    examples: Sequence[Example],
-    *,
-    pad: int = 0,
-    batch_size: int = 8,
-    report: Callable[[float], None] | None = None,
+    model: Any, heads: MedusaHeads | None, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
 ) -> tuple[OwnScores, HeadAccuracies | None]:
     """Compare the model's best next tokens, and every head's candidates, with the labelled tokens that really come.
 
-    ``heads=None`` scores the model alone; ``report`` is called with the share that is done.
+    ``heads=None`` scores the model alone.
 
     Raises:
         LookaheadError: there is no label for the model or for one of the heads.
@@ -74,8 +69,8 @@ def score(
     layer = output_layer(model)
     counts = None if heads is None else HeadCounts(heads, layer, output_sizes(model)[1], RANKS)
     loss, best, tokens = 0.0, torch.zeros(2), 0
-    for start in range(0, len(examples), batch_size):
-        batch = collate(examples[start : start + batch_size], pad)
+    for start in range(0, len(examples), _BATCH):
+        batch = collate(examples[start : start + _BATCH], pad)
         labels = batch.pop("labels").to(model.device)
         inputs = {name: value.to(model.device) for name, value in batch.items()}
         logits, hidden = passed(model, layer, inputs | {"use_cache": False})
@@ -91,7 +86,7 @@ def score(
             for states, wanted in zip(hidden, labels, strict=True):
                 counts.add(states, wanted)
         if report is not None:
-            report(min(1.0, (start + batch_size) / len(examples)))
+            report(min(1.0, (start + _BATCH) / len(examples)))
     samples = [] if counts is None else counts.samples
     if not tokens or not all(samples):
         raise LookaheadError(
@@ -133,20 +128,10 @@ def measure(
 
 def continued(examples: Sequence[Example], count: int) -> list[list[int]]:
     """Prompts cut from examples: all that comes before an answer, or the beginning of a plain text."""
-    prompts = []
-    for example in examples:
-        first = int(example.loss.int().argmax())
-        ids = example.ids[: first or min(_PROMPT, len(example.ids) // 2)].tolist()
-        if ids:
-            prompts.append(ids)
-    return spread(prompts, count)
+    ends = [int(example.loss.int().argmax()) or min(_PROMPT, len(example.ids) // 2) for example in examples]
+    return spread([example.ids[:end].tolist() for example, end in zip(examples, ends, strict=True) if end], count)
 
 
 def spread(items: Sequence[_T], count: int) -> list[_T]:
     """At most ``count`` of the items, at even distances."""
     return [items[len(items) * index // count] for index in range(count)] if len(items) > count else list(items)
-
-
-def expected_tokens(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
-    """Tokens that a pass over the tree is expected to write: the accepted ones, and the model's own."""
-    return 1.0 + expected_length(accuracies, choices)

@@ -40,12 +40,9 @@ class Item:
 
 
 def read_items(path: str | Path) -> list[Item]:
-    """Read the items of a file, or of all ``.jsonl`` and text files in a folder.
+    """Read the items of a file, or of all ``.jsonl`` and text files in a folder; a LookaheadError says what is wrong.
 
     A ``.jsonl`` file holds one item a line, a ``.json`` file a list of items, any other file one plain text.
-
-    Raises:
-        LookaheadError: it cannot be read, holds nothing, or an item has no known form.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -61,13 +58,10 @@ def read_items(path: str | Path) -> list[Item]:
 
 
 def split(items: Sequence[Item], one_in: int = 20) -> tuple[list[Item], list[Item]]:
-    """Divide items into those to train on and those held out.
+    """Divide items into those to train on and those held out; a LookaheadError if nothing is left to train on.
 
     Held out is every item whose number is divisible by ``one_in``; if there is none, the item with the lowest number;
     of a single plain text, its end.
-
-    Raises:
-        LookaheadError: nothing would be left to train on.
     """
     if one_in < 2:
         raise LookaheadError(f"One in {one_in} items cannot be held out: expected 2 or more.")
@@ -91,8 +85,7 @@ def _folder(folder: Path) -> Iterator[Item]:
     """The items of all data files below a folder, by path; texts that are not UTF-8 are left out."""
     skipped = 0
     for path in sorted(folder.rglob("*")):
-        inner = path.relative_to(folder).parts
-        hidden = any(part.startswith(".") for part in inner)
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if path.suffix not in (".jsonl", *_TEXTS) or hidden or not path.is_file():
             continue
         try:
@@ -161,8 +154,8 @@ def _string(value: Mapping[str, Any], key: str, source: str) -> str:
 
 def _message(turn: Any, source: str) -> Message:
     """A message in either dialect: role and content, or from and value."""
-    known = isinstance(turn, dict)
-    role, content = (turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))) if known else (0, 0)
+    given = turn if isinstance(turn, dict) else {}
+    role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
     if role not in _ROLES or not isinstance(content, str):
         raise LookaheadError(
             f'{source}: expected messages like {{"role": "user", "content": "..."}} or {{"from": "human", "value": '

@@ -4,7 +4,6 @@ Cai et al., arXiv 2401.10774, section 2.2. With heads counted from 0, head k at 
 the model itself predicts token t + 1.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,16 +30,9 @@ def shifted(labels: Tensor, tokens: int) -> Tensor:
 def heads_loss(heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The heads' loss L1: the sum over the heads of ``0.8 ** (k + 1)`` times head k's cross-entropy.
 
-    A head's cross-entropy is the mean over its labelled tokens, in nats; 0 where it has none.
-
-    Args:
-        heads: the heads.
-        output: the model's output layer.
-        hidden: what it reads, ``[batch, token, hidden]``.
-        labels: ``[batch, token]``, token ids or :data:`lookahead.training.data.IGNORE`.
-
-    Returns:
-        L1, and each head's cross-entropy ``[head]`` without a gradient, both float32.
+    A head's cross-entropy is the mean over its labelled tokens, in nats; 0 where it has none. The model's ``output``
+    layer reads ``hidden`` ``[batch, token, hidden]``; ``labels`` ``[batch, token]`` are token ids or ``IGNORE``.
+    Returned are L1, and each head's cross-entropy ``[head]`` without a gradient, both float32.
     """
     size = max(1, _LOGITS.get(hidden.device.type, _LOGITS["cuda"]) // (heads.vocab_size or _LARGE_VOCAB))
     losses = []
@@ -75,11 +67,6 @@ def distillation_loss(logits: Tensor, original: Tensor, labels: Tensor) -> Tenso
     return (target.exp() * (target - adapted)).sum() / max(1, int(kept.sum()))
 
 
-def sine(lambda_0: float, done: float) -> float:
-    """The weight of the heads' loss after a share ``done`` of the training: a quarter of a sine, from 0 up."""
-    return lambda_0 * math.sin(math.pi / 2 * done)
-
-
 def _logits(heads: MedusaHeads, head: int, output: Output) -> Callable[[Tensor], Tensor]:
     """One head, as a function from hidden states to logits."""
 
@@ -105,11 +92,7 @@ class _SummedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, run: Callable[[Tensor], Tensor], size: int, states: Tensor, target: Tensor, *weights: Tensor
     ) -> Tensor:
-        """The sum in nats, at least float32.
-
-        ``run`` turns ``states`` ``[token, hidden]`` into logits ``[token, vocab]``, ``size`` tokens at a time;
-        ``target`` holds the right tokens, ``weights`` the parameters of ``run`` that are trained.
-        """
+        """In nats; ``run``, with ``weights`` to train, turns ``states`` ``[token, hidden]`` into logits by ``size``."""
         ctx.deep = ctx.needs_input_grad[2]
         total = torch.zeros((), device=states.device, dtype=torch.promote_types(states.dtype, torch.float32))
         slopes = [torch.zeros_like(weight) for weight in weights]
@@ -135,9 +118,7 @@ class _SummedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that forward made, scaled."""
-        slopes = [
-            (saved.to(torch.promote_types(saved.dtype, scale.dtype)) * scale).to(saved.dtype)
-            for saved in ctx.saved_tensors
-        ]
+        kept = ctx.saved_tensors
+        slopes = [(part.to(torch.promote_types(part.dtype, scale.dtype)) * scale).to(part.dtype) for part in kept]
         states = slopes.pop() if ctx.deep else None
         return None, None, states, None, *slopes

@@ -5,7 +5,7 @@ import json
 import math
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,13 +17,13 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from jacobi import LookaheadError
 from lookahead._files import write_text
-from lookahead.sources.medusa.accuracies import HeadAccuracies
+from lookahead.sources.medusa.accuracies import HeadAccuracies, expected_length
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.strategies.medusa import Medusa
-from lookahead.training.data import Example, encode, prompts
+from lookahead.training.data import Example, Progress, encode, prompts
 from lookahead.training.distillation import own_answers
-from lookahead.training.evaluation import Measured, OwnScores, continued, expected_tokens, measure, score, spread
+from lookahead.training.evaluation import Measured, OwnScores, continued, measure, score, spread
 from lookahead.training.items import Item
 from lookahead.training.settings import TrainingSettings
 from lookahead.training.trainer import Report
@@ -87,7 +87,8 @@ def fit(
     """Train heads for a model in evaluation mode, save and evaluate them.
 
     ``output``, a new or empty folder, then holds the heads with their card (``config.json``, ``model.safetensors``,
-    ``README.md``), ``evaluation.json``, ``checkpoints/``, and with medusa-2 ``adapter/`` or ``model/``.
+    ``README.md``), ``evaluation.json``, ``checkpoints/``, and with medusa-2 ``adapter/`` or ``model/``. Of several
+    processes, all but the first return None.
 
     Args:
         name: the model's name in the heads' config and card; None is where it was loaded from.
@@ -97,10 +98,6 @@ def fit(
         evaluation_prompts: held-out texts to continue by ``new_tokens``, with plain decoding and with the heads.
         report: called with the stage (``"encoding"``, ``"answering"``, ``"heads"``, ``"both"``, ``"evaluating"``), the
             share of it that is done, and now and then losses and rates.
-        callbacks: more callbacks for transformers' trainer.
-
-    Returns:
-        The evaluation; None in all but the first of several processes.
 
     Raises:
         LookaheadError: the data, the model, the settings or the folder will not do (nothing is written then), or the
@@ -142,7 +139,7 @@ class _Run:
     def pad(self) -> int:
         return int(self.tokenizer.pad_token_id or 0)
 
-    def progress(self, stage: str) -> Callable[[float], None]:
+    def progress(self, stage: str) -> Progress:
         return lambda done: self.report(stage, done, {})
 
     def check_folder(self, resume: bool, force: bool) -> None:
@@ -154,16 +151,15 @@ class _Run:
             raise LookaheadError(f"The output {output} is a file: expected a folder, or a name for one.")
         ours = (output / _CHECKPOINTS / _SETTINGS).exists()
         if resume and not ours:
-            raise LookaheadError(
-                f"There is no training to resume in {output}: expected {_CHECKPOINTS}/{_SETTINGS} there."
-            )
+            expected = f"{_CHECKPOINTS}/{_SETTINGS}"
+            raise LookaheadError(f"There is no training to resume in {output}: expected {expected} there.")
         if not resume and not force and output.exists() and any(output.iterdir()):
             held = "a training; continue it with --resume" if ours else "something else"
             raise LookaheadError(
                 f"The output folder {output} holds {held}. Choose a new one, or overwrite with --force."
             )
 
-    def tokens(self, items: Sequence[Item], report: Callable[[float], None] | None = None) -> list[Example]:
+    def tokens(self, items: Sequence[Item], report: Progress | None = None) -> list[Example]:
         """The items as examples; with ``distil`` as prompts to be answered."""
         size = self.settings.block_size
         if self.settings.distil:
@@ -196,17 +192,9 @@ class _Run:
 
     def answers(self, starts: Sequence[Example]) -> list[Example]:
         """The model's own answers to prompts."""
-        settings = self.settings
-        found = own_answers(
-            self.model,
-            [start.ids.tolist() for start in starts],
-            self.output / _CHECKPOINTS / "answers",
-            answer_tokens=settings.answer_tokens,
-            temperature=settings.temperature,
-            seed=settings.seed,
-            report=self.progress("answering"),
-        )
-        size, least = settings.block_size, settings.least
+        texts, folder = [start.ids.tolist() for start in starts], self.output / _CHECKPOINTS / "answers"
+        found = own_answers(self.model, texts, folder, self.settings, self.progress("answering"))
+        size, least = self.settings.block_size, self.settings.least
         found = [Example(example.ids[:size], example.loss[:size]) for example in found if len(example.ids) >= least]
         if not found:
             raise LookaheadError(
@@ -257,7 +245,7 @@ class _Run:
         own, accuracies = score(self.model, heads, seen, pad=self.pad, report=self.progress("evaluating"))
         assert accuracies is not None  # heads were given
         choices = Medusa(heads).tree(heads.vocab_size or 1)
-        expected = expected_tokens(accuracies, choices)
+        expected = 1.0 + expected_length(accuracies, choices)  # the accepted tokens, and the model's own
         measured = measure(self.model, heads, starts, choices, new_tokens) if starts else None
         evaluation = Evaluation(own, before, accuracies, choices, expected, measured, facts)
         write_text(self.output / "evaluation.json", json.dumps(evaluation.to_dict(), indent=1) + "\n")

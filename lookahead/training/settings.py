@@ -1,89 +1,54 @@
 """How Medusa's heads are trained: the settings, and what they mean for each stage."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin
 
 from jacobi import LookaheadError
-from lookahead.training.losses import sine
 
 _PUBLISHED_SIZE = 4096  # hidden size of the models that the published rates were for
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How heads are trained; defaults are the paper's where it gives them.
+    """How heads are trained; defaults are the paper's where it gives them. A LookaheadError says what does not fit."""
 
-    Attributes:
-        method: ``"medusa-1"`` trains the heads alone, ``"medusa-2"`` the model with them.
-        num_heads: K.
-        num_layers: residual blocks of a head.
-        own_output: give each head an output layer of its own.
-        backbone: (medusa-2) ``"lora"`` trains an adapter on all linear layers, ``"full"`` all weights.
-        schedule: (medusa-2) ``"two-stage"`` trains the heads alone first; ``"sine"`` raises the weight of their loss
-            from 0.
-        distil: learn from the model's own answers; medusa-2 then holds the model to its outputs without the adapter,
-            by their KL divergence.
-        answer_tokens: (distil) most tokens of an answer.
-        temperature: (distil) of sampled answers; None is greedy.
-        learning_rate: peak, of the heads. None is 2e-3 together with the model; alone, the published 1e-3 at hidden
-            size 4096, times ``sqrt(4096 / hidden_size)``.
-        backbone_learning_rate: (medusa-2) peak, of the model. None is a quarter of the heads'.
-        lambda_0: (medusa-2) weight of the heads' loss. None is 0.2, or 0.01 with ``distil``.
-        epochs: passes over the data in each stage; more, if that is needed for ``min_steps``.
-        min_steps: least steps of a stage.
-        max_minutes: limit of the whole training; None is none. Learning rates then follow the clock, so that they have
-            come down when the time is over.
-        batch_size: examples of a step on each device.
-        accumulate: batches whose gradients add up to one step.
-        block_size: most tokens of an example.
-        warmup: share of the steps in which learning rates rise.
-        precision: ``"bf16"`` or ``"fp16"`` is mixed precision; ``"none"`` computes in the dtypes of the weights.
-        seed: of the order of the examples and of an adapter's first weights.
-        save_steps: steps between two checkpoints.
-        report_to: a logger that transformers knows, for example ``"tensorboard"``; ``"none"``.
-        lora_rank, lora_alpha, lora_dropout: (medusa-2) of the adapter.
-
-    Raises:
-        LookaheadError: a setting is out of range, or does not go with another.
-    """
-
-    method: Literal["medusa-1", "medusa-2"] = "medusa-1"
-    num_heads: int = 4
-    num_layers: int = 1
-    own_output: bool = False
-    backbone: Literal["lora", "full"] = "lora"
-    schedule: Literal["two-stage", "sine"] = "two-stage"
+    method: Literal["medusa-1", "medusa-2"] = "medusa-1"  # the heads alone, or the model with them
+    num_heads: int = 4  # K
+    num_layers: int = 1  # residual blocks of a head
+    own_output: bool = False  # give each head an output layer of its own
+    backbone: Literal["lora", "full"] = "lora"  # (medusa-2) train an adapter on all linear layers, or all weights
+    schedule: Literal["two-stage", "sine"] = "two-stage"  # (medusa-2) heads alone first, or their weight rises from 0
+    # Learn from the model's own answers; medusa-2 then holds the model to its outputs without the adapter, by their KL
+    # divergence.
     distil: bool = False
-    answer_tokens: int = 256
-    temperature: float | None = None
+    answer_tokens: int = 256  # (distil) most tokens of an answer
+    temperature: float | None = None  # (distil) of sampled answers; None is greedy
+    # Peak, of the heads. None is 2e-3 together with the model; alone, the published 1e-3 at hidden size 4096, times
+    # sqrt(4096 / hidden_size).
     learning_rate: float | None = None
-    backbone_learning_rate: float | None = None
-    lambda_0: float | None = None
-    epochs: float = 2.0
-    min_steps: int = 1000
-    max_minutes: float | None = None
-    batch_size: int = 2
-    accumulate: int = 1
-    block_size: int = 512
-    warmup: float = 0.03
-    precision: Literal["none", "bf16", "fp16"] = "none"
-    seed: int = 0
-    save_steps: int = 200
-    report_to: str = "none"
-    lora_rank: int = 32
+    backbone_learning_rate: float | None = None  # (medusa-2) peak, of the model; None is a quarter of the heads'
+    lambda_0: float | None = None  # (medusa-2) weight of the heads' loss; None is 0.2, or 0.01 with distil
+    epochs: float = 2.0  # passes over the data in each stage; more, if that is needed for min_steps
+    min_steps: int = 1000  # of a stage
+    max_minutes: float | None = None  # of the whole training, None is no limit; learning rates then follow the clock
+    batch_size: int = 2  # examples of a step on each device
+    accumulate: int = 1  # batches whose gradients add up to one step
+    block_size: int = 512  # most tokens of an example
+    warmup: float = 0.03  # share of the steps in which learning rates rise
+    precision: Literal["none", "bf16", "fp16"] = "none"  # mixed precision; none computes in the dtypes of the weights
+    seed: int = 0  # of the order of the examples and of an adapter's first weights
+    save_steps: int = 200  # steps between two checkpoints
+    report_to: str = "none"  # a logger that transformers knows, for example "tensorboard"
+    lora_rank: int = 32  # (medusa-2) of the adapter, as are the next two
     lora_alpha: int = 16
     lora_dropout: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("method", ("medusa-1", "medusa-2")),
-            ("backbone", ("lora", "full")),
-            ("schedule", ("two-stage", "sine")),
-            ("precision", ("none", "bf16", "fp16")),
-        ):
-            if getattr(self, name) not in known:
-                raise LookaheadError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(known)}.")
+        for field in fields(self):
+            value, known = getattr(self, field.name), get_args(field.type)
+            if get_origin(field.type) is Literal and value not in known:
+                raise LookaheadError(f"{field.name}={value!r}: expected one of {', '.join(known)}.")
         for name in ("num_heads", "batch_size", "accumulate", "save_steps", "lora_rank", "lora_alpha", "answer_tokens"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise LookaheadError(f"{name}={getattr(self, name)!r}: expected an integer from 1 on.")
@@ -93,8 +58,8 @@ class TrainingSettings:
             raise LookaheadError(f"num_layers={self.num_layers}: expected at least 1, or 0 with own_output.")
         if self.block_size < self.least:
             raise LookaheadError(
-                f"block_size={self.block_size}: expected at least {self.least}, so that the last of "
-                f"{self.num_heads} heads has a token to predict."
+                f"block_size={self.block_size}: expected at least {self.least}, so that the last of {self.num_heads} "
+                "heads has a token to predict."
             )
         for name in ("learning_rate", "backbone_learning_rate", "lambda_0", "epochs", "max_minutes", "temperature"):
             value = getattr(self, name)
@@ -132,6 +97,6 @@ class TrainingSettings:
         return self.backbone_learning_rate or (self.learning_rate or 2e-3) / 4
 
     def heads_weight(self, done: float) -> float:
-        """lambda_0, the weight of the heads' loss after a share ``done`` of the stage with both."""
+        """lambda_0 after a share ``done`` of the stage with both; with ``"sine"``, a quarter of a sine, from 0 up."""
         lambda_0 = self.lambda_0 or (0.01 if self.distil else 0.2)
-        return sine(lambda_0, done) if self.schedule == "sine" else lambda_0
+        return lambda_0 * math.sin(math.pi / 2 * done) if self.schedule == "sine" else lambda_0

@@ -4,9 +4,8 @@ import math
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,25 +28,18 @@ _FINISHED = "finished.safetensors"
 
 
 class MedusaModel(nn.Module):
-    """A model and its heads, as the trainer sees them: tokens in, loss out.
+    """A model, the ``backbone``, and its heads as the trainer sees them: tokens in, loss out.
 
-    Args:
-        backbone: the causal model, with its adapter if it has one.
-        heads: its heads.
-        both: train the backbone too; otherwise it stays in evaluation mode and makes no logits.
-        distil: with ``both``, compare the backbone with itself without its adapter.
-
-    Attributes:
-        heads_weight: lambda_0.
-        parts: the last batch's losses: the backbone's, if it is trained, then each head's.
+    With ``both`` the backbone is trained too, with ``distil`` compared with itself without its adapter; otherwise it
+    stays in evaluation mode and makes no logits.
     """
 
     def __init__(self, backbone: Any, heads: MedusaHeads, *, both: bool = False, distil: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
         self.heads = heads
-        self.heads_weight = 1.0
-        self.parts: Tensor | None = None
+        self.heads_weight = 1.0  # lambda_0
+        self.parts: Tensor | None = None  # the last batch's losses: the backbone's, if it is trained, then each head's
         self._both = both
         self._distil = distil
         self._inner: bool | None = None  # whether the model without its output layer gives the hidden states
@@ -68,11 +60,9 @@ class MedusaModel(nn.Module):
             loss, self.parts = heads_loss(self.heads, layer, hidden, labels)
             return {"loss": loss}
         logits, hidden = passed(self.backbone, layer, inputs)
-        if self._distil:
-            own = distillation_loss(logits, self._original(inputs), labels)
-        else:
-            own = next_token_loss(logits, labels)
-        del logits
+        target = self._original(inputs) if self._distil else None
+        own = next_token_loss(logits, labels) if target is None else distillation_loss(logits, target, labels)
+        del logits, target
         loss, each = heads_loss(self.heads, layer, hidden, labels)
         self.parts = torch.cat([own.detach()[None], each])
         return {"loss": own + self.heads_weight * loss}
@@ -90,8 +80,7 @@ class MedusaModel(nn.Module):
             found = getattr(self.backbone.base_model(**few), "last_hidden_state", None)
             self._inner = found is not None and found.shape == expected.shape and torch.allclose(found, expected)
         if self._inner:
-            hidden: Tensor = self.backbone.base_model(**inputs).last_hidden_state
-            return hidden
+            return cast(Tensor, self.backbone.base_model(**inputs).last_hidden_state)
         return passed(self.backbone, output_layer(self._model), inputs)[1]
 
     @torch.no_grad()
@@ -105,15 +94,11 @@ class MedusaModel(nn.Module):
 
 
 class Clock(TrainerCallback, ExportableState):
-    """Counts the time of a stage over restarts, stops it after ``limit_s`` seconds (None is no limit), and reports.
-
-    Attributes:
-        spent_s: seconds from the end of the first step on; the same in all processes.
-    """
+    """Counts the time of a stage over restarts, stops it after ``limit_s`` seconds (None is no limit), and reports."""
 
     def __init__(self, limit_s: float | None = None, stage: str = "", report: Report | None = None) -> None:
         self.limit_s = limit_s
-        self.spent_s = 0.0
+        self.spent_s = 0.0  # from the end of the first step on; the same in all processes
         self._last: float | None = None
         self._stage = stage
         self._report = report
@@ -160,10 +145,7 @@ class Clock(TrainerCallback, ExportableState):
 
 
 class MedusaTrainer(OwnCheckpoints):
-    """transformers' trainer with two learning rates, our schedules, and checkpoints of trained weights only.
-
-    ``stage`` is ``"heads"`` or ``"both"``; ``kwargs`` go to ``Trainer``.
-    """
+    """transformers' trainer with two learning rates, our schedules, and checkpoints of trained weights only."""
 
     def __init__(self, model: MedusaModel, settings: TrainingSettings, stage: str, clock: Clock, **kwargs: Any) -> None:
         self.clock = clock
@@ -196,32 +178,29 @@ class MedusaTrainer(OwnCheckpoints):
         if self.optimizer is None:
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
             heads_rate = self._settings.heads_rate(self._stage, self.model.heads.hidden_size)
-            rates = {"heads": heads_rate, "backbone": self._settings.backbone_rate}
             groups = []
-            for name, rate in rates.items():
-                weights = [p for p in getattr(self.model, name).parameters() if p.requires_grad]
-                if weights:
+            for part, rate in ((self.model.heads, heads_rate), (self.model.backbone, self._settings.backbone_rate)):
+                if weights := [weight for weight in part.parameters() if weight.requires_grad]:
                     groups.append({"params": weights, "lr": rate, "weight_decay": 0.0})
             self.optimizer = kind(groups, **settings)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """A short rise, then half a cosine down to 0, over the steps or the time there is."""
+
+        def factor(step: int) -> float:
+            done, warmup = self.clock.done(step, num_training_steps), self._settings.warmup
+            rise = min(1.0, (done + 1 / num_training_steps) / warmup) if warmup else 1.0
+            return rise * (1.0 + math.cos(math.pi * done)) / 2
+
         if self.lr_scheduler is None:
-            factor = partial(self._factor, max_steps=num_training_steps)
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
         return self.lr_scheduler
 
-    def _factor(self, step: int, max_steps: int) -> float:
-        done = self.clock.done(step, max_steps)
-        rise = min(1.0, (done + 1 / max_steps) / self._settings.warmup) if self._settings.warmup else 1.0
-        return rise * (1.0 + math.cos(math.pi * done)) / 2
-
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The loss of a batch; its parts are kept for the log."""
-        self.model.heads_weight = self._settings.heads_weight(
-            self.clock.done(self.state.global_step, self.state.max_steps)
-        )
+        done = self.clock.done(self.state.global_step, self.state.max_steps)
+        self.model.heads_weight = self._settings.heads_weight(done)
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self._parts.append(self.model.parts)
         return loss
@@ -259,7 +238,7 @@ class MedusaTrainer(OwnCheckpoints):
     def read_weights(self, file: Path) -> None:
         """Read the weights that are trained."""
         stored, ours = load_file(file), self._trainable()
-        if {name: weight.shape for name, weight in stored.items()} != {name: w.shape for name, w in ours.items()}:
+        if {name: w.shape for name, w in stored.items()} != {name: w.shape for name, w in ours.items()}:
             raise LookaheadError(f"{file} holds other weights than are trained: expected those of the same settings.")
         for name, weight in ours.items():
             weight.copy_(stored[name])

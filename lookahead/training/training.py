@@ -63,9 +63,8 @@ def check_training(model: PreTrainedModel, settings: TrainingSettings) -> None:
     if settings.precision == "fp16" and model.device.type == "cpu":
         raise LookaheadError("precision='fp16' does not train on a CPU: expected 'bf16' or 'none'.")
     if "both" in settings.stages and settings.backbone == "full":
-        coarse = sorted(
-            {str(p.dtype) for p in model.parameters()} - {"torch.float32", "torch.bfloat16", "torch.float64"}
-        )
+        fine = {"torch.float32", "torch.bfloat16", "torch.float64"}
+        coarse = sorted({str(weight.dtype) for weight in model.parameters()} - fine)
         if coarse or getattr(model, "is_quantized", False):
             raise LookaheadError(
                 f"{name} has weights that cannot be trained ({', '.join(coarse) or 'quantised'}): expected float32 or "
@@ -86,13 +85,9 @@ def train(
 ) -> Trained:
     """Train fresh heads for a model, and with ``method="medusa-2"`` the model too.
 
-    Args:
-        model: a causal model; it may be quantised, unless all its weights are trained.
-        examples: what to learn from; ``pad`` fills up shorter ones.
-        settings: how.
-        folder: for checkpoints, one folder a stage; with ``resume``, training continues from the last one in it.
-        report: called with the stage, the share of it that is done, and now and then losses and rates.
-        callbacks: more callbacks for transformers' trainer.
+    The model may be quantised, unless all its weights are trained. ``pad`` fills up shorter examples. ``folder`` gets
+    checkpoints, one folder a stage; with ``resume``, training continues from the last one in it. ``report`` is called
+    with the stage, the share of it that is done, and now and then losses and rates.
 
     Raises:
         LookaheadError: :func:`check_training` refuses, or the loss is not finite.
@@ -110,11 +105,15 @@ def train(
             if both and settings.backbone == "lora":
                 backbone = _with_adapter(model, settings)
             together = MedusaModel(backbone, heads, both=both, distil=settings.distil)
-            trainer = _trainer(together, examples, settings, stage, Path(folder) / stage, pad, report, callbacks)
+            args = _arguments(together, len(examples), settings, stage, Path(folder) / stage)
+            limit_s = None if settings.max_minutes is None else 60.0 * settings.max_minutes / len(settings.stages)
+            clock = Clock(limit_s, stage, report)
+            data: dict[str, Any] = {"train_dataset": examples, "data_collator": partial(collate, pad=pad)}
+            trainer = MedusaTrainer(together, settings, stage, clock, args=args, callbacks=list(callbacks), **data)
             state = trainer.run(resume)
             steps += state.global_step
             planned += state.max_steps
-            seconds += trainer.clock.spent_s
+            seconds += clock.spent_s
     backbone.eval()
     return Trained(heads.eval(), backbone, "both" in settings.stages, steps, planned, seconds)
 
@@ -134,16 +133,9 @@ def _check_gradient(model: PreTrainedModel, hidden_size: int) -> None:
         ) from error
 
 
-def _trainer(
-    model: MedusaModel,
-    examples: Sequence[Example],
-    settings: TrainingSettings,
-    stage: str,
-    folder: Path,
-    pad: int,
-    report: Report | None,
-    callbacks: Sequence[TrainerCallback],
-) -> MedusaTrainer:
+def _arguments(
+    model: MedusaModel, examples: int, settings: TrainingSettings, stage: str, folder: Path
+) -> TrainingArguments:
     device = model.backbone.device
     args = TrainingArguments(
         output_dir=str(folder),
@@ -156,7 +148,6 @@ def _trainer(
         seed=settings.seed,
         logging_steps=10,
         logging_nan_inf_filter=False,
-        save_strategy="steps",
         save_steps=settings.save_steps,
         save_total_limit=2,
         report_to=settings.report_to,
@@ -173,19 +164,9 @@ def _trainer(
             f"The model is on {device}, and training runs on {args.device}: move it there, or choose the GPU with "
             "CUDA_VISIBLE_DEVICES."
         )
-    each = math.ceil(len(examples) / (args.train_batch_size * args.world_size * settings.accumulate))
+    each = math.ceil(examples / (args.train_batch_size * args.world_size * settings.accumulate))
     args.num_train_epochs = max(settings.epochs, settings.min_steps / each)
-    limit_s = None if settings.max_minutes is None else 60.0 * settings.max_minutes / len(settings.stages)
-    return MedusaTrainer(
-        model,
-        settings,
-        stage,
-        Clock(limit_s, stage, report),
-        args=args,
-        train_dataset=examples,
-        data_collator=partial(collate, pad=pad),
-        callbacks=list(callbacks),
-    )
+    return args
 
 
 def _with_adapter(model: PreTrainedModel, settings: TrainingSettings) -> Any:

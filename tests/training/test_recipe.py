@@ -17,10 +17,10 @@ from helpers.training import drawn, small_model, texts
 from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead.medusa import ChoiceTree, Medusa, MedusaHeads, output_layer
-from lookahead.sources.medusa.accuracies import HeadAccuracies
+from lookahead.sources.medusa.accuracies import HeadAccuracies, expected_length
 from lookahead.training.data import IGNORE, Example, collate
 from lookahead.training.distillation import own_answers
-from lookahead.training.evaluation import continued, expected_tokens, measure, score, spread
+from lookahead.training.evaluation import continued, measure, score, spread
 from lookahead.training.items import Item
 from lookahead.training.recipe import Evaluation, fit
 from lookahead.training.settings import TrainingSettings
@@ -56,12 +56,13 @@ def fitted(loaded: tuple[Any, Any], output: Path, settings: TrainingSettings = S
 # --- the evaluation ---------------------------------------------------------------------------------------------
 
 
-def test_scores_are_counted_token_by_token() -> None:
+def test_scores_are_counted_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lookahead.training.evaluation._BATCH", 3)
     model = fresh_model("llama")
     heads = drawn(model)
     examples = [*texts(3), Example.of([3, 4, 5, 6, 7])]
     told: list[float] = []
-    own, table = score(model, heads, examples, batch_size=3, report=told.append)
+    own, table = score(model, heads, examples, report=told.append)
     losses, ranks = [], []
     head_ranks: list[list[int]] = [[], []]
     for example in examples:
@@ -103,7 +104,7 @@ def test_heads_that_know_the_text_are_always_right() -> None:
     assert table is not None
     assert (own.top1, own.top5) == (1.0, 1.0)
     assert table.top(1) == (1.0, 1.0)
-    assert expected_tokens(table, ChoiceTree(((0,), (0, 0)))) == 3.0
+    assert expected_length(table, ChoiceTree(((0,), (0, 0)))) == 2.0
     measured = measure(model, heads, [[1, 2, 3]], ChoiceTree(((0,), (0, 0))), 13)
     assert (measured.prompts, measured.tokens) == (1, 13)
     assert measured.tokens_per_pass == pytest.approx(13 / 5), "one for the prompt, and then three a pass"
@@ -119,10 +120,10 @@ def test_held_out_data_without_a_token_for_a_head_is_refused() -> None:
         score(model, None, [Example.of([1, 2, 3], [False] * 3)])
 
 
-def test_expected_tokens_are_sums_of_products() -> None:
+def test_expected_lengths_are_sums_of_products() -> None:
     table = HeadAccuracies(((0.5, 0.2), (0.4, 0.1)), (1, 1))
     tree = ChoiceTree(((0,), (1,), (0, 0), (0, 1), (1, 0)))
-    assert expected_tokens(table, tree) == pytest.approx(1 + 0.5 + 0.2 + 0.5 * 0.4 + 0.5 * 0.1 + 0.2 * 0.4)
+    assert expected_length(table, tree) == pytest.approx(0.5 + 0.2 + 0.5 * 0.4 + 0.5 * 0.1 + 0.2 * 0.4)
 
 
 def test_prompts_are_cut_from_held_out_texts() -> None:
@@ -145,7 +146,8 @@ def test_heads_card_and_evaluation_are_written(loaded: tuple[Any, Any], tmp_path
     assert [entry["top1"] for entry in document["heads"]] == list(evaluation.accuracies.top(1))
     assert document["before"] is None
     assert document["training"]["settings"]["num_heads"] == 2
-    assert document["expected_tokens_per_pass"] >= 1.0
+    expected = expected_length(evaluation.accuracies, evaluation.choices)
+    assert document["expected_tokens_per_pass"] == 1.0 + expected
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"| head 1 | +3 | {evaluation.accuracies.top(1)[1]:.3f} |" in card
     heads = MedusaHeads.from_pretrained(tmp_path / "out", model=loaded[0])
@@ -264,11 +266,15 @@ def test_refusals_leave_no_folder(loaded: tuple[Any, Any], tmp_path: Path) -> No
 # --- own answers ------------------------------------------------------------------------------------------------
 
 
+def answering(tokens: int, **changes: Any) -> TrainingSettings:
+    return dataclasses.replace(SETTINGS, answer_tokens=tokens, **changes)
+
+
 def test_own_answers_are_the_models_text(tmp_path: Path) -> None:
     model = counting_model(period=5)
     model.generation_config.eos_token_id = [5, 40]
     told: list[float] = []
-    examples = own_answers(model, [[1, 2], [9, 9, 1], [3]], tmp_path, answer_tokens=3, report=told.append)
+    examples = own_answers(model, [[1, 2], [9, 9, 1], [3]], tmp_path, answering(3), told.append)
     assert [example.ids.tolist() for example in examples] == [[1, 2, 3, 4, 5], [9, 9, 1, 2, 3, 4], [3, 4, 5]]
     assert [example.loss.tolist().index(True) for example in examples] == [2, 3, 1]
     assert told == [1.0]
@@ -279,7 +285,7 @@ def test_sampled_answers_have_a_seed(tmp_path: Path) -> None:
     starts = [[1, 2], [3, 4, 5]]
     state = torch.get_rng_state()
     found = [
-        own_answers(model, starts, tmp_path / str(place), answer_tokens=8, temperature=2.0, seed=seed)
+        own_answers(model, starts, tmp_path / str(place), answering(8, temperature=2.0, seed=seed))
         for place, seed in enumerate((1, 1, 2))
     ]
     one, same, other = ([example.ids.tolist() for example in examples] for examples in found)
@@ -290,7 +296,7 @@ def test_sampled_answers_have_a_seed(tmp_path: Path) -> None:
 def test_answers_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fresh_model("llama")
     starts = [[token, 2, 3] for token in range(1, 12)]
-    whole = own_answers(model, starts, tmp_path / "whole", answer_tokens=4)
+    whole = own_answers(model, starts, tmp_path / "whole", answering(4))
     (file,) = (tmp_path / "whole").iterdir()
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / file.name).write_bytes(file.read_bytes()[:-9])
@@ -302,7 +308,7 @@ def test_answers_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return generate(self, input_ids=input_ids, **settings)
 
     monkeypatch.setattr(type(model), "generate", counted)
-    again = own_answers(model, starts, tmp_path / "cut", answer_tokens=4)
+    again = own_answers(model, starts, tmp_path / "cut", answering(4))
     assert [example.ids.tolist() for example in again] == [example.ids.tolist() for example in whole]
     assert asked == [1], "only the one that was cut off"
 
