@@ -132,7 +132,7 @@ def test_the_output_layer_does_not_run_on_what_is_not_trained() -> None:
     hidden = HiddenStates(output_layer(model))
     with hidden:
         hidden.expect()
-        states = hidden.take(model(**batch()).logits)
+        (states,) = hidden.take(model(**batch()).logits)
     torch.testing.assert_close(loss, heads_loss(together.heads, output_layer(model), states, batch()["labels"])[0])
 
 
