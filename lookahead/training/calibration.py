@@ -101,7 +101,10 @@ def calibrate(
             text = model.generate(input_ids=prompt, attention_mask=mask, max_new_tokens=new_tokens, **settings)
             written = text.shape[1] - prompt.shape[1]
             if written > 1:
-                counts.add(_hidden(model, layer, text[:, :-2], written - 1), text[0, prompt.shape[1] - 1 :])
+                inputs = {"input_ids": text[:, :-2], "attention_mask": torch.ones_like(text[:, :-2])}
+                inputs |= {"use_cache": False} | last_logits(model, written - 1)
+                _, hidden = passed(model, layer, inputs)
+                counts.add(hidden[0, 1 - written :], text[0, prompt.shape[1] - 1 :])
             if report is not None:
                 report(done / len(ids))
     if not counts.samples[-1]:
@@ -137,12 +140,6 @@ def _ids(prompt: Sequence[int] | Tensor, number: int, vocab: int) -> Tensor:
             f"{ids.dtype} {list(ids.shape)}."
         )
     return ids.long()[None]
-
-
-def _hidden(model: PreTrainedModel, layer: Any, ids: Tensor, last: int) -> Tensor:
-    """What the output layer reads at the ``last`` tokens of ``ids`` ``[1, token]``, as ``[token, hidden]``."""
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    return passed(model, layer, inputs | last_logits(model, last))[1][0, -last:]
 
 
 @torch.no_grad()

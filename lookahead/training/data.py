@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from jacobi import LookaheadError
 from lookahead.training.items import Item
@@ -87,10 +88,7 @@ def prompts(items: Sequence[Item], tokenizer: Any, *, block_size: int) -> list[l
     """The prompts that the model is to answer itself, as token ids.
 
     Of a conversation that is all before the first answer, of a prompt with a completion the prompt, of plain text the
-    first quarter of every block.
-
-    Raises:
-        LookaheadError: the tokenizer has no chat template, or it refuses a conversation.
+    first quarter of every block. A LookaheadError says that the chat template is missing or refuses a conversation.
     """
     found: list[list[int]] = []
     for item in items:
@@ -110,15 +108,9 @@ def collate(examples: Sequence[Example], pad: int) -> dict[str, Tensor]:
 
     A label is its own token, or :data:`IGNORE` where there is no loss; the losses shift them.
     """
-    longest = max(len(example.ids) for example in examples)
-    ids = torch.full((len(examples), longest), pad)
-    labels = torch.full_like(ids, IGNORE)
-    mask = torch.zeros_like(ids)
-    for row, example in enumerate(examples):
-        length = len(example.ids)
-        ids[row, :length] = example.ids
-        mask[row, :length] = 1
-        labels[row, :length] = torch.where(example.loss, example.ids, IGNORE)
+    ids = pad_sequence([example.ids.long() for example in examples], True, pad)
+    mask = pad_sequence([torch.ones_like(example.ids).long() for example in examples], True)
+    labels = pad_sequence([torch.where(e.loss, e.ids.long(), IGNORE) for e in examples], True, IGNORE)
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 

@@ -5,6 +5,7 @@ the model itself predicts token t + 1.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def heads_loss(heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tenso
         states, target = hidden[:, : target.shape[1]][kept], target[kept]
         layers: list[Any] = [heads.blocks[head], heads.outputs[head] if heads.own_output else output]
         parameters = [weight for layer in layers for weight in layer.parameters() if weight.requires_grad]
-        total = _SummedLoss.apply(_logits(heads, head, output), size, states, target, *parameters)
+        total = _SummedLoss.apply(partial(_logits, heads, head, output), size, states, target, *parameters)
         losses.append(total / max(1, len(target)))
     each = torch.stack(losses)
     weights = each.new_tensor([HEAD_DECAY ** (head + 1) for head in range(len(losses))])
@@ -67,19 +68,15 @@ def distillation_loss(logits: Tensor, original: Tensor, labels: Tensor) -> Tenso
     return (target.exp() * (target - adapted)).sum() / max(1, int(kept.sum()))
 
 
-def _logits(heads: MedusaHeads, head: int, output: Output) -> Callable[[Tensor], Tensor]:
-    """One head, as a function from hidden states to logits."""
-
-    def run(hidden: Tensor) -> Tensor:
-        first = next(heads.parameters())
-        state = hidden.to(first.device, first.dtype)
-        for layer in heads.blocks[head].children():
-            state = layer(state)
-        if heads.own_output:
-            return heads.over_vocabulary(heads.outputs[head](state)).to(hidden.device)
-        return output(state.to(hidden.device, hidden.dtype))
-
-    return run
+def _logits(heads: MedusaHeads, head: int, output: Output, hidden: Tensor) -> Tensor:
+    """One head's logits ``[token, vocab]``, on the device of ``hidden``."""
+    first = next(heads.parameters())
+    state = hidden.to(first.device, first.dtype)
+    for layer in heads.blocks[head].children():
+        state = layer(state)
+    if heads.own_output:
+        return heads.over_vocabulary(heads.outputs[head](state)).to(hidden.device)
+    return output(state.to(hidden.device, hidden.dtype))
 
 
 class _SummedLoss(torch.autograd.Function):

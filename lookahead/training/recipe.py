@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead._files import write_text
@@ -82,7 +82,6 @@ def fit(
     evaluation_prompts: int = 8,
     new_tokens: int = 96,
     report: Report | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
 ) -> Evaluation | None:
     """Train heads for a model in evaluation mode, save and evaluate them.
 
@@ -117,7 +116,7 @@ def fit(
     seen = spread(seen, max(1, evaluation_tokens // settings.block_size))
     before = score(model, None, seen, pad=run.pad)[0] if settings.method == "medusa-2" else None
     folder = run.output / _CHECKPOINTS
-    trained = train(model, learnt, settings, folder, pad=run.pad, resume=resume, report=report, callbacks=callbacks)
+    trained = train(model, learnt, settings, folder, pad=run.pad, resume=resume, report=report)
     if not process.is_main_process:
         return None
     heads = run.save(trained, name)

@@ -45,7 +45,6 @@ class MedusaModel(nn.Module):
         self._inner: bool | None = None  # whether the model without its output layer gives the hidden states
 
     def train(self, mode: bool = True) -> "MedusaModel":
-        """Switch the mode; a backbone that is not trained stays in evaluation mode."""
         super().train(mode)
         self.backbone.train(mode and self._both)
         return self
@@ -104,7 +103,6 @@ class Clock(TrainerCallback, ExportableState):
         self._report = report
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
         return {"args": {}, "attributes": {"spent_s": self.spent_s}}
 
     def done(self, step: int, max_steps: int) -> float:
@@ -113,7 +111,6 @@ class Clock(TrainerCallback, ExportableState):
         return min(1.0, max(step / max_steps, by_time))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Go on from the checkpoint's time."""
         self.spent_s = state.stateful_callbacks[type(self).__name__]["attributes"]["spent_s"]
         self._last = None
 
@@ -135,7 +132,6 @@ class Clock(TrainerCallback, ExportableState):
             control.should_training_stop = control.should_save = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Report losses and rates."""
         if logs is not None and "loss" in logs:
             self._tell(state, logs | {"step": state.global_step})
 
@@ -229,14 +225,12 @@ class MedusaTrainer(OwnCheckpoints):
         return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def write_weights(self, file: Path) -> None:
-        """Write the weights that are trained."""
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
         save_file({name: weight.contiguous() for name, weight in self._trainable().items()}, part)
         os.replace(part, file)
 
     def read_weights(self, file: Path) -> None:
-        """Read the weights that are trained."""
         stored, ours = load_file(file), self._trainable()
         if {name: w.shape for name, w in stored.items()} != {name: w.shape for name, w in ours.items()}:
             raise LookaheadError(f"{file} holds other weights than are trained: expected those of the same settings.")

@@ -6,8 +6,7 @@ The loop, checkpoints, mixed precision, several GPUs and loggers are those of tr
 import importlib.util
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,7 +97,8 @@ def train(
         _check_gradient(model, heads.hidden_size)
     backbone: Any = model
     steps, planned, seconds = 0, 0, 0.0
-    with _flags_restored(model):
+    flags = [(weight, weight.requires_grad) for weight in model.parameters()]
+    try:
         for stage in settings.stages:
             both = stage == "both"
             model.requires_grad_(both and settings.backbone == "full")
@@ -114,6 +114,9 @@ def train(
             steps += state.global_step
             planned += state.max_steps
             seconds += clock.spent_s
+    finally:
+        for weight, flag in flags:
+            weight.requires_grad_(flag)
     backbone.eval()
     return Trained(heads.eval(), backbone, "both" in settings.stages, steps, planned, seconds)
 
@@ -184,14 +187,3 @@ def _with_adapter(model: PreTrainedModel, settings: TrainingSettings) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for what has a new name there
         return get_peft_model(model, config)
-
-
-@contextmanager
-def _flags_restored(model: PreTrainedModel) -> Iterator[None]:
-    """Restore which of the model's weights require gradients."""
-    flags = [(weight, weight.requires_grad) for weight in model.parameters()]
-    try:
-        yield
-    finally:
-        for weight, flag in flags:
-            weight.requires_grad_(flag)
