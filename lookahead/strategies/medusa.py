@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from os import PathLike
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -34,7 +34,7 @@ class Medusa(AutomaticStrategy):
     :class:`lookahead.Lookahead`, in which the heads are one source among others in a tree that is as large as pays.
 
     Attributes:
-        heads: the heads, or a folder (or hub name) that holds them, which is read once.
+        heads: the heads, or a folder or hub name that holds them, which is read once.
         choices: the tree's shape, in any form that :func:`lookahead.medusa.choices_from` reads. None is the calibrated
             tree beside the heads (``tree.json``), else the published ``mc_sim_7b_63``, cut to what the heads can fill.
         acceptance: ``"exact"`` writes the text of plain ``generate``. The other two are *lossy*: sampled text drifts
@@ -45,9 +45,8 @@ class Medusa(AutomaticStrategy):
         posterior_threshold: (typical) epsilon: no candidate has to be likelier than this. Above 0, below 1.
         posterior_alpha: (typical) delta: a candidate has to be likelier than this share of ``exp(-entropy)``.
         top_p: (nucleus) probability of the set; above 0, at most 1.
-        sources: switches the automatic mode on: where candidates come from, in the order of credit. ``"heads"`` and any
-            of ``"recycling"``, ``"suffix"``, ``"pool"``, ``"window"``, or functions that make a
-            :class:`lookahead.sources.Source` from a :class:`lookahead.strategy.RowContext`.
+        sources: switches the automatic mode on: where candidates come from, in the order of credit. ``"heads"``, and
+            any that :class:`lookahead.Lookahead` knows.
         nodes, max_nodes, tuning, remember: (automatic) see :class:`lookahead.Lookahead`.
         verification, seed, stats, static: see :class:`lookahead.strategies.base.Strategy`.
 
@@ -109,7 +108,7 @@ class Medusa(AutomaticStrategy):
 
     @property
     def automatic(self) -> bool:
-        """Whether sources are named: then sizes are chosen while decoding."""
+        """Whether sources are named; then sizes are chosen while decoding."""
         return self.sources is not None
 
     @property
@@ -137,21 +136,14 @@ class Medusa(AutomaticStrategy):
 
     @property
     def _stored(self) -> MedusaHeads:
-        """The heads, wherever they lie."""
-        if isinstance(self.heads, str):
-            return kept_heads(self.heads)
-        assert isinstance(self.heads, MedusaHeads)  # as __post_init__ saw
-        return self.heads
+        return kept_heads(self.heads) if isinstance(self.heads, str) else cast(MedusaHeads, self.heads)
 
     def heads_for(self, model: PreTrainedModel) -> MedusaHeads:
         """The heads as they run beside ``model``: those read from a folder lie where it computes, and as it does."""
         return kept_heads(self.heads, *placement(model)) if isinstance(self.heads, str) else self._stored
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data, for JSON; ``from_dict`` reads it back if the heads were given as a folder.
-
-        Otherwise, and for sources of the caller's own, it holds names that ``from_dict`` does not know.
-        """
+        """As plain data, for JSON; ``from_dict`` reads it back but for heads that are no folder, and own sources."""
         settings = super().to_dict()
         if isinstance(self.heads, MedusaHeads):
             settings["heads"] = type(self.heads).__name__
@@ -171,14 +163,13 @@ class Medusa(AutomaticStrategy):
 
     def drafts(self, call: CallContext) -> Drafts:
         """A drafter for each sequence; they share one run of the heads a pass."""
-        heads, layer = self.heads_for(call.model), output_layer(call.model)
+        heads, vocab_size = self.heads_for(call.model), output_sizes(call.model)[1]
         assert call.hidden is not None  # it is wanted
-        _, vocab_size = output_sizes(call.model)
         tree = None if self.automatic else self.tree(vocab_size)
         if tree is not None and call.rows[0].chain:
             tree = ChoiceTree(tuple((0,) * depth for depth in range(1, heads.num_heads + 1)))
         most = min(_BEST, vocab_size) if tree is None else max(tree.candidates)
-        candidates = HeadCandidates(heads, layer, call.hidden, most, len(call.rows))
+        candidates = HeadCandidates(heads, output_layer(call.model), call.hidden, most, len(call.rows))
         if tree is not None:
             return Drafts([MedusaDrafter(candidates, row.index, tree) for row in call.rows])
         lossy = None if self.rule is None else (self.acceptance, self.posterior_threshold, self.posterior_alpha)
