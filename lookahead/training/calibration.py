@@ -29,8 +29,7 @@ class HeadCounts:
     def __init__(self, heads: MedusaHeads, output: Any, vocab_size: int, ranks: int) -> None:
         self.samples = [0] * heads.num_heads
         self._hits = torch.zeros(heads.num_heads, ranks, dtype=torch.long)
-        self._heads = heads
-        self._output = output
+        self._heads, self._output = heads, output
         self._ranks = min(ranks, vocab_size)
         self._at_once = max(1, _LOGITS // (heads.num_heads * vocab_size))
 

@@ -61,10 +61,7 @@ def score(
 ) -> tuple[OwnScores, HeadAccuracies | None]:
     """Compare the model's best next tokens, and every head's candidates, with the labelled tokens that really come.
 
-    ``heads=None`` scores the model alone.
-
-    Raises:
-        LookaheadError: there is no label for the model or for one of the heads.
+    ``heads=None`` scores the model alone. A LookaheadError says that there is no label for it or for one of the heads.
     """
     layer = output_layer(model)
     counts = None if heads is None else HeadCounts(heads, layer, output_sizes(model)[1], RANKS)

@@ -58,10 +58,7 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def distillation_loss(logits: Tensor, original: Tensor, labels: Tensor) -> Tensor:
-    """KL(original || adapted), the mean over the tokens whose next one is labelled (section 2.3.2).
-
-    ``logits`` and ``original`` are ``[batch, token, vocab]``, with the adapter and without it.
-    """
+    """KL(original || adapted) of logits ``[batch, token, vocab]``: a mean over labelled next tokens (section 2.3.2)."""
     kept = shifted(labels, 1) != IGNORE
     adapted = log_softmax(logits[:, :-1][kept].float(), dim=-1)
     target = log_softmax(original[:, :-1][kept].float(), dim=-1)
@@ -80,10 +77,7 @@ def _logits(heads: MedusaHeads, head: int, output: Output, hidden: Tensor) -> Te
 
 
 class _SummedLoss(torch.autograd.Function):
-    """The summed cross-entropy of many tokens, in parts: forward makes the gradients too and keeps no logits.
-
-    It is a sum because the gradients of a mean might be too small for half precision.
-    """
+    """Summed cross-entropy in parts; forward makes the gradients too. Those of a mean may be too small for float16."""
 
     @staticmethod
     def forward(

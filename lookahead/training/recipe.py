@@ -86,17 +86,12 @@ def fit(
     """Train heads for a model in evaluation mode, save and evaluate them.
 
     ``output``, a new or empty folder, then holds the heads with their card (``config.json``, ``model.safetensors``,
-    ``README.md``), ``evaluation.json``, ``checkpoints/``, and with medusa-2 ``adapter/`` or ``model/``. Of several
-    processes, all but the first return None.
-
-    Args:
-        name: the model's name in the heads' config and card; None is where it was loaded from.
-        resume: continue the training in ``output``, with the same data and settings.
-        force: drop what an earlier training left in ``output``.
-        evaluation_tokens: held-out tokens to score, roughly.
-        evaluation_prompts: held-out texts to continue by ``new_tokens``, with plain decoding and with the heads.
-        report: called with the stage (``"encoding"``, ``"answering"``, ``"heads"``, ``"both"``, ``"evaluating"``), the
-            share of it that is done, and now and then losses and rates.
+    ``README.md``), ``evaluation.json``, ``checkpoints/``, and with medusa-2 ``adapter/`` or ``model/``. ``name`` is the
+    model's in config and card; None is where it was loaded from. ``resume`` continues the training in ``output``, with
+    the same data and settings; ``force`` drops it. About ``evaluation_tokens`` held-out tokens are scored, and
+    ``evaluation_prompts`` held-out texts continued by ``new_tokens``, with plain decoding and with the heads.
+    ``report`` gets the stage (``"encoding"``, ``"answering"``, ``"heads"``, ``"both"``, ``"evaluating"``), the share of
+    it that is done, and now and then losses and rates. Of several processes, all but the first return None.
 
     Raises:
         LookaheadError: the data, the model, the settings or the folder will not do (nothing is written then), or the

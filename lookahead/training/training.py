@@ -86,10 +86,8 @@ def train(
 
     The model may be quantised, unless all its weights are trained. ``pad`` fills up shorter examples. ``folder`` gets
     checkpoints, one folder a stage; with ``resume``, training continues from the last one in it. ``report`` is called
-    with the stage, the share of it that is done, and now and then losses and rates.
-
-    Raises:
-        LookaheadError: :func:`check_training` refuses, or the loss is not finite.
+    with the stage, the share of it that is done, and now and then losses and rates. A LookaheadError says that
+    :func:`check_training` refuses, or that the loss is not finite.
     """
     check_training(model, settings)
     heads = MedusaHeads.for_model(model, settings.num_heads, settings.num_layers, settings.own_output).float()
