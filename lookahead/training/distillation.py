@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +72,9 @@ def _read(folder: Path, name: str) -> dict[int, list[int]]:
     answers: dict[int, list[int]] = {}
     for file in sorted(folder.glob(f"{name}.*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
-            try:
+            with suppress(ValueError):
                 record = json.loads(line)
-            except ValueError:
-                continue
-            answers[record["prompt"]] = record["answer"]
+                answers[record["prompt"]] = record["answer"]
     return answers
 
 

@@ -1,7 +1,4 @@
-"""Training data in files: texts, prompts with completions, and conversations.
-
-Which items are held out is decided by a hash of their content, so the same item always lands on the same side.
-"""
+"""Training data in files: texts, prompts with completions, and conversations."""
 
 import hashlib
 import json
@@ -60,8 +57,8 @@ def read_items(path: str | Path) -> list[Item]:
 def split(items: Sequence[Item], one_in: int = 20) -> tuple[list[Item], list[Item]]:
     """Divide items into those to train on and those held out; a LookaheadError if nothing is left to train on.
 
-    Held out is every item whose number is divisible by ``one_in``; if there is none, the item with the lowest number;
-    of a single plain text, its end.
+    Held out is every item whose number, a hash of its content, is divisible by ``one_in``, so the same item is always
+    on the same side; if there is none, the item with the lowest number; of a single plain text, its end.
     """
     if one_in < 2:
         raise LookaheadError(f"One in {one_in} items cannot be held out: expected 2 or more.")

@@ -1,7 +1,4 @@
-"""Training Medusa's heads, alone or together with the model (Cai et al., arXiv 2401.10774, section 2.2).
-
-The loop, checkpoints, mixed precision, several GPUs and loggers are those of transformers' ``Trainer``.
-"""
+"""Training Medusa's heads, alone or with the model, by transformers' ``Trainer`` (arXiv 2401.10774, section 2.2)."""
 
 import importlib.util
 import math
