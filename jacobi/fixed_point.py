@@ -8,6 +8,7 @@ draft.
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from typing import Literal, get_args
 
 from jacobi.drafter import Successors
@@ -49,11 +50,9 @@ class JacobiDrafter:
             raise LookaheadError(f"A Jacobi block has at least one token: got block_size={block_size}.")
         if block_size is None and mode != "jacobi":
             raise LookaheadError(f"Jacobi mode {mode!r} needs a block_size: got None. Pass a whole number from 1 up.")
-        self.mode = mode
-        self.block_size = block_size
+        self.mode, self.block_size = mode, block_size
         self.trajectory: list[list[int]] | None = [] if keep_trajectory else None
-        self._guess = guess
-        self._end_tokens = end_tokens
+        self._guess, self._end_tokens = guess, end_tokens
         self._text = [] if text is None else text
         self._root = 0
         self._block: list[int] = []
@@ -87,21 +86,13 @@ class JacobiDrafter:
 
 
 def guesser(
-    kind: Literal["text", "tail", "pad"] | Sequence[int],
-    text: list[int],
-    vocab_size: int,
-    pad: int,
-    rng: random.Random,
+    kind: Literal["text", "tail", "pad"] | Sequence[int], text: list[int], vocab_size: int, pad: int, rng: random.Random
 ) -> Callable[[int], list[int]]:
     """Make the function that gives n tokens for new positions of a block.
 
-    Args:
-        kind: ``text`` draws from the text so far, ``tail`` copies its end, ``pad`` repeats the pad token; a sequence
-            of token ids is used in order, and then again.
-        text: the sequence's tokens, which may grow; where there are none, ``text`` draws from the whole vocabulary.
-
-    Raises:
-        LookaheadError: ``kind`` is another word, or an empty sequence.
+    ``"text"`` draws from the ``text`` so far, which may grow (where it is empty, from the whole vocabulary), ``"tail"``
+    copies its end, ``"pad"`` repeats the pad token; a sequence of token ids is used in order, and then again. Any other
+    word and an empty sequence are a LookaheadError.
     """
     if (isinstance(kind, str) and kind not in ("text", "tail", "pad")) or not kind:
         raise LookaheadError(f"An initial guess is 'text', 'tail', 'pad' or a list of token ids: got {kind!r}.")
@@ -111,13 +102,5 @@ def guesser(
         return lambda n: (text[-n:] * (n // max(1, len(text[-n:])) + 1))[:n] if text and n else [pad] * n
     if kind == "pad":
         return lambda n: [pad] * n
-    given = list(kind)
-    used = 0
-
-    def next_given(n: int) -> list[int]:
-        nonlocal used
-        taken = [given[(used + i) % len(given)] for i in range(n)]
-        used += n
-        return taken
-
-    return next_given
+    endless = cycle(list(kind))
+    return lambda n: list(islice(endless, n))

@@ -5,6 +5,7 @@ What is accepted is decided completely before anything is committed, learnt or y
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 from typing import Protocol
 
@@ -18,20 +19,14 @@ from jacobi.verify import Path, walk
 
 @dataclass(slots=True)
 class Scores:
-    """What one pass says about the trees of a batch.
+    """What one pass says about the trees of a batch."""
 
-    Attributes:
-        logits: ``[batch, node, vocab]``; smaller trees are padded at the end.
-        greedy: argmax of the raw logits, as lists ``[batch][node]``: the pass's one transfer to the host.
-        broken: (row, node) pairs whose logits hold NaN.
-        successors: the model's best next tokens at every node, if they were asked for; of the prefill those at the
-            prompt's last tokens, in order.
-    """
-
-    logits: Tensor
-    greedy: list[list[int]]
-    broken: frozenset[tuple[int, int]] = frozenset()
-    successors: list[Successors] | None = None
+    logits: Tensor  # [batch, node, vocab]; smaller trees are padded at the end
+    greedy: list[list[int]]  # argmax of the raw logits, [batch][node]: the pass's one transfer to the host
+    broken: frozenset[tuple[int, int]] = frozenset()  # (row, node) whose logits hold NaN
+    successors: list[Successors] | None = (
+        None  # if asked for, at every node; of the prefill at the prompt's last tokens
+    )
 
 
 @dataclass(slots=True)
@@ -90,15 +85,8 @@ def solve(model: Model, drafters: Sequence[Drafter], verifier: Verifier) -> Iter
         for drafter, tree, greedy, path, best in zip(drafters, trees, scores.greedy, paths, successors, strict=True):
             if path.tokens:
                 drafter.learn(tree, greedy, path, best)
-        kept = perf_counter()
-        yield Step(
-            trees,
-            paths,
-            1e3 * (drafted - start),
-            1e3 * (scored - drafted),
-            1e3 * (decided - scored),
-            1e3 * (kept - decided),
-        )
+        times = (start, drafted, scored, decided, perf_counter())
+        yield Step(trees, paths, *(1e3 * (after - before) for before, after in pairwise(times)))
         if verifier.done:
             return
         start = perf_counter()
@@ -115,8 +103,7 @@ class GreedyVerifier:
             raise LookaheadError(f"max_new_tokens must be at least 1: got {max_new_tokens}.")
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self._finished = [False] * batch
-        self._max_new_tokens = max_new_tokens
-        self._end_tokens = end_tokens
+        self._max_new_tokens, self._end_tokens = max_new_tokens, end_tokens
 
     @property
     def done(self) -> bool:

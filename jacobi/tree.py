@@ -80,11 +80,10 @@ class TokenTree:
             self.drawn_from = {node: drawn for node, drawn in self.drawn_from.items() if node < count}
 
     def grow_comb(self, levels: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Grow the lookahead window below the root and return the node of every cell, level by level.
+        """Grow the lookahead window below the root and return its nodes, W a level; level 0 has the root in front.
 
         Level 0 is a spine of W-1 tokens. A tooth hangs from each of its W nodes, of which the root is the first: column
-        i of level l >= 1 sits at depth l+i, below column i of level l-1. Every list returned has W nodes; that of level
-        0 has the root in front.
+        i of level l >= 1 sits at depth l+i, below column i of level l-1.
         """
         spine = [0]
         for token in levels[0]:

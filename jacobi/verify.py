@@ -20,10 +20,8 @@ from jacobi.tree import TokenTree
 class Path:
     """What one sequence keeps of a pass.
 
-    Attributes:
-        nodes: visited nodes, the root first; their keys and values enter the KV cache.
-        tokens: the token decided at each visited node, in order; the last one is the bonus token.
-        distributions: the probabilities ``[vocab]`` from which each token was drawn; empty where none was.
+    The keys and values of the visited ``nodes``, the root first, enter the KV cache. ``tokens`` were decided at them,
+    the last is the bonus token; each was drawn from its line ``[vocab]`` of ``distributions``, empty where none was.
     """
 
     nodes: list[int] = field(default_factory=list)
@@ -45,9 +43,6 @@ def walk(tree: TokenTree, choose: Callable[[int], int], stop: Callable[[int], bo
     Args:
         choose: gives the token decided at a node; called once for each visited node, in order.
         stop: told each decided token in order; True ends the walk with it.
-
-    Returns:
-        The path: as many tokens as nodes, never empty.
     """
     path = Path()
     node: int | None = 0
@@ -74,18 +69,13 @@ def longest(
                |                     the -0.1  dog -0.3    sum -0.4  -> nodes 0 1 4
                + - dog
 
-    All trees are searched together, depth by depth, and each node is judged once however many paths it is on, so what
-    is accepted at a node does not depend on the path.
+    All trees are searched together, depth by depth, and each node is judged once. Gives each row's nodes, the root
+    first; of equally long paths the one with the largest sum of log-probabilities.
 
     Args:
         trees: scored trees, by row.
-        judge: takes places (row, node) of one depth; gives for each its accepted children's tokens with their
-            log-probabilities.
+        judge: takes places (row, node) of one depth; gives each one's accepted children: log-probabilities by token.
         end_tokens: nothing follows these.
-
-    Returns:
-        For each row the nodes of its path, the root first; of equally long ones the path with the largest sum of
-        log-probabilities.
     """
     ends = dict.fromkeys(trees, 0)
     sums = dict.fromkeys(((row, 0) for row in trees), 0.0)
@@ -101,11 +91,8 @@ def longest(
             deeper = trees[row].depths[node] > trees[row].depths[ends[row]]
             if deeper or sums[row, node] > sums[row, ends[row]]:
                 ends[row] = node
-        places = [
-            (row, node)
-            for row, node in reached
-            if trees[row].children[node] and trees[row].tokens[node] not in end_tokens
-        ]
+        inner = [(row, node) for row, node in reached if trees[row].children[node]]
+        places = [(row, node) for row, node in inner if trees[row].tokens[node] not in end_tokens]
     return {row: tree.path(ends[row]) for row, tree in trees.items()}
 
 
@@ -137,7 +124,6 @@ def reject(
     Args:
         probabilities: ``[vocab]``, summing to 1.
         candidates: distinct token ids that the tree offers at this node.
-        generator: source of randomness; None = torch's default generator.
         drawn_from: ``[vocab]``, summing to 1, if the candidates were drawn from it by chance, in this order and
             without replacement (the siblings of a tree are distinct); None = they were not drawn by chance.
     """

@@ -21,40 +21,30 @@ MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, I
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """One thing that the library uses.
+    """One thing that the library uses."""
 
-    Attributes:
-        home: its module.
-        path: name in it, with dots; the last part may be an annotation of a class.
-        passed: parameters that are given by position, in this order, after ``self``; with spaces between them.
-        named: parameters that are given by name.
-        sets: attributes that the function sets on objects, and that are read there.
-        lost: what does not work without it; None = nothing does, and a version without it is refused.
-    """
-
-    home: str
-    path: str
-    passed: str = ""
-    named: str = ""
-    sets: tuple[str, ...] = ()
-    lost: str | None = None
+    home: str  # its module
+    path: str  # name in it, with dots; the last part may be an annotation of a class
+    passed: str = ""  # parameters that are given by position, in this order, after self, with spaces between them
+    named: str = ""  # parameters that are given by name
+    sets: tuple[str, ...] = ()  # attributes that the function sets on objects, and that are read there
+    lost: str | None = None  # what does not work without it; None = nothing does, and a version without it is refused
 
 
 _MASKS, _CACHE = "transformers.masking_utils", "transformers.cache_utils"
 _MODELS, _CONFIG = "transformers.modeling_utils", "transformers.configuration_utils"
-TRAINER = "transformers.trainer"
+_GENERATE, _MODULE, TRAINER = "transformers.generation.utils", "torch.nn.modules.module", "transformers.trainer"
 _KEYS = "key_states value_states"
 _REPLAYED = "linear drafts replay what was accepted"
 _TRACES = "passes are not traced"
 _TRAINED = "Medusa's heads cannot be trained"
 _WATCHED = "nobody notices modes that watch every operation"
+_MASKED = "config inputs_embeds attention_mask past_key_values position_ids"
 _OF_MODULES = ("parameters", "buffers", "modules", "forward_hooks", "forward_pre_hooks", "call_impl")
 
 
-def _mixin(
-    name: str, passed: str = "", named: str = "", sets: tuple[str, ...] = (), lost: str | None = None
-) -> Private:
-    return Private("transformers.generation.utils", f"GenerationMixin.{name}", passed, named, sets, lost)
+def _mixin(name: str, *uses: Any, **others: Any) -> Private:
+    return Private(_GENERATE, f"GenerationMixin.{name}", *uses, **others)
 
 
 PRIVATES = (
@@ -69,15 +59,9 @@ PRIVATES = (
     _mixin("_prepare_special_tokens", sets=("_pad_token_tensor",)),
     _mixin("_supports_logits_to_keep"),
     _mixin("_optimize_model_for_decode", lost="experts keep their kernels for prompts"),
-    Private(
-        "transformers.generation.utils",
-        "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL",
-        lost="images go along with every pass",
-    ),
+    Private(_GENERATE, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", lost="images go along with every pass"),
     # Masks, attention and models.
-    Private(
-        _MASKS, "create_masks_for_generate", named="config inputs_embeds attention_mask past_key_values position_ids"
-    ),
+    Private(_MASKS, "create_masks_for_generate", named=_MASKED),
     Private(_MASKS, "AttentionMaskInterface._global_mapping"),
     Private(_MODELS, "AttentionInterface._global_mapping"),
     Private(_CONFIG, "PreTrainedConfig._attn_implementation", sets=("_attn_implementation_internal",)),
@@ -98,10 +82,8 @@ PRIVATES = (
     Private(_CACHE, "Cache.is_croppable", lost=_REPLAYED),
     Private(_CACHE, "DynamicSlidingWindowLayer.activate_past_recording", sets=("record_past",), lost=_REPLAYED),
     # torch: what modules hold, who watches them, and how a pass is traced.
-    *(Private("torch.nn.modules.module", f"Module._{name}") for name in _OF_MODULES),
-    Private("torch.nn.modules.module", "Module._compiled_call_impl"),
-    Private("torch.nn.modules.module", "_global_forward_hooks"),
-    Private("torch.nn.modules.module", "_global_forward_pre_hooks"),
+    *(Private(_MODULE, f"Module._{name}") for name in (*_OF_MODULES, "compiled_call_impl")),
+    *(Private(_MODULE, f"_global_forward_{name}") for name in ("hooks", "pre_hooks")),
     Private("torch._C", "_len_torch_function_stack", lost=_WATCHED),
     Private("torch._C", "_len_torch_dispatch_stack", lost=_WATCHED),
     Private("torch._C", "_create_graph_by_tracing", lost=_TRACES),

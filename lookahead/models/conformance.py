@@ -31,9 +31,7 @@ def recorded_version() -> str:
 def recorded(model: PreTrainedModel) -> list[dict[str, str]]:
     """The entries of a model's class; if there are none, those of its kind of text config.
 
-    Returns:
-        Dicts with ``family``, ``kind``, ``architecture``, ``route`` and perhaps ``reason``; without the families that
-        no tiny model could be built of.
+    They hold ``family``, ``kind``, ``architecture``, ``route`` and perhaps ``reason``.
     """
     built = [entry for entry in _record()["families"] if entry["route"] != "unbuilt"]
     for parent in type(model).__mro__:

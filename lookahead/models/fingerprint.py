@@ -42,7 +42,7 @@ def fingerprint(model: PreTrainedModel) -> Hashable:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a module has hooks of its own."""
+    """Whether a module has hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

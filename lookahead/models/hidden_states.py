@@ -7,7 +7,6 @@ A tap says whose input is noted: ``"last"`` is what the output layer reads, ``"l
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
@@ -19,29 +18,18 @@ LAST = "last"
 
 
 class Outputs(NamedTuple):
-    """What a pass gives.
+    """What a pass gives."""
 
-    Attributes:
-        logits: ``[batch, node, vocab]``.
-        hidden: for each tap in its order ``[batch, node, hidden]``; empty where nobody wants any.
-    """
-
-    logits: Tensor
-    hidden: tuple[Tensor, ...] = ()
+    logits: Tensor  # [batch, node, vocab]
+    hidden: tuple[Tensor, ...] = ()  # for each tap in its order [batch, node, hidden]; empty where nobody wants any
 
 
 class HiddenStates:
     """What tapped modules read in the last pass of one call, one thread.
 
     A context manager: forward pre-hooks sit on the modules while the block runs. They note nothing in other threads,
-    and nothing outside of the passes that :meth:`expect` and :meth:`take` stand around.
-
-    Args:
-        modules: by the name of the tap, see :func:`tapped`; one alone is taken for the output layer.
-
-    Attributes:
-        taps: their names.
-        passes: how many passes there were.
+    and nothing outside of the passes that :meth:`expect` and :meth:`take` stand around. ``modules`` go by the names of
+    their ``taps``, see :func:`tapped`; one alone is taken for the output layer. ``passes`` counts.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module] | nn.Module) -> None:
@@ -58,9 +46,7 @@ class HiddenStates:
             self._handles.append(module.register_forward_pre_hook(partial(self.note, tap)))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles, self._states, self._noted, self._thread = [], {}, {}, None
@@ -81,8 +67,7 @@ class HiddenStates:
     def take(self, logits: Tensor) -> tuple[Tensor, ...]:
         """A pass is over: what the modules read to make ``logits`` ``[batch, node, vocab]``, in the order of the taps.
 
-        Raises:
-            LookaheadError: a module was not called, or with something that does not fit the logits.
+        A LookaheadError if a module was not called, or with something that does not fit the logits.
         """
         noted, self._noted, self._thread = self._noted, {}, None
         return tuple(self._aligned(tap, noted.get(tap), logits) for tap in self.taps)
@@ -107,17 +92,15 @@ class HiddenStates:
 
 
 def tapped(model: Any, taps: Sequence[str]) -> dict[str, nn.Module]:
-    """The modules of a causal model that ``taps`` name.
-
-    Raises:
-        LookaheadError: there is no such layer, or no such tap.
-    """
+    """The modules of a causal model that ``taps`` name; a LookaheadError if there is no such layer or tap."""
     found: dict[str, nn.Module] = {}
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = (part for part in model.get_decoder().modules() if isinstance(part, nn.ModuleList))
+    layers = next((layers for layers in lists if len(layers) == count), ())
     for tap in taps:
         if tap == LAST:
             found[tap] = model.get_output_embeddings()
             continue
-        layers = _decoder_layers(model)
         kind, _, number = tap.partition(".")
         if kind != "layer" or not number.isdecimal() or int(number) >= len(layers):
             raise LookaheadError(
@@ -128,20 +111,8 @@ def tapped(model: Any, taps: Sequence[str]) -> dict[str, nn.Module]:
     return found
 
 
-def _decoder_layers(model: Any) -> Sequence[nn.Module]:
-    count = model.config.get_text_config(decoder=True).num_hidden_layers
-    lists = (part for part in model.get_decoder().modules() if isinstance(part, nn.ModuleList))
-    return list(next((layers for layers in lists if len(layers) == count), ()))
-
-
 def watched(hidden: HiddenStates | None, run: Callable[[], Any], last: int) -> Any:
-    """A pass, after which what the tapped modules read for its ``last`` tokens is the last pass's.
-
-    Args:
-        hidden: who wants to know; None = nobody does.
-        run: the pass; what it returns has ``logits``.
-        last: tokens.
-    """
+    """The outputs of a pass, whose ``last`` tokens' hidden states ``hidden`` then holds; None = nobody wants them."""
     if hidden is None:
         return run()
     hidden.expect()

@@ -37,16 +37,12 @@ def mask_rules(model: PreTrainedModel, traits: ModelTraits) -> Any:
     config = copy.copy(traits.config)
     config._attn_implementation_internal = _RECORDER
     create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    empty = torch.empty((1, 1, 0), device=traits.device, dtype=traits.dtype)
+    nothing = dict.fromkeys(("attention_mask", "past_key_values", "position_ids"))
     with _recording:
         AttentionMaskInterface.register(_RECORDER, _record)
         try:
-            rules = create(
-                config=config,
-                inputs_embeds=torch.empty((1, 1, 0), device=traits.device, dtype=traits.dtype),
-                attention_mask=None,
-                past_key_values=None,
-                position_ids=None,
-            )
+            rules = create(config=config, inputs_embeds=empty, **nothing)
         finally:
             AttentionMaskInterface._global_mapping.pop(_RECORDER, None)
     return MaskRule(None) if rules is None else rules

@@ -18,30 +18,25 @@ def output_layer(model: Any) -> nn.Module:
         layer = get() if callable(get) else None
     except (NotImplementedError, AttributeError):
         layer = None
-    name = type(model).__name__
     if not isinstance(layer, nn.Module):
         raise LookaheadError(
-            f"The output layer of {name} cannot be reached: expected get_output_embeddings() to return a module, got "
-            f"{type(layer).__name__}. Medusa's heads need a causal language model."
+            f"The output layer of {type(model).__name__} cannot be reached: expected get_output_embeddings() to return "
+            f"a module, got {type(layer).__name__}. Medusa's heads need a causal language model."
         )
     return layer
 
 
 def output_sizes(model: Any) -> tuple[int, int]:
-    """What the output layer of ``model`` reads and writes: the hidden size and the vocabulary.
+    """The hidden size and the vocabulary of the output layer of ``model``; a LookaheadError if they cannot be seen.
 
     The layer's own sizes come first; the config's may differ, if embeddings were resized or are projected.
-
-    Raises:
-        LookaheadError: the layer cannot be reached, or its sizes cannot be seen.
     """
     layer = output_layer(model)
-    weight = _weight(layer)
-    config: Any = getattr(model, "config", None)
+    weight, config = _weight(layer), getattr(model, "config", None)
     candidates = [(getattr(layer, "in_features", None), getattr(layer, "out_features", None))]
     if weight is not None and weight.ndim == 2 and weight.is_floating_point():
         candidates.append((weight.shape[1], weight.shape[0]))
-    if hasattr(config, "get_text_config"):
+    if config is not None and hasattr(config, "get_text_config"):
         text = config.get_text_config()
         candidates.append((getattr(text, "hidden_size", None), getattr(text, "vocab_size", None)))
     for hidden_size, vocab_size in candidates:
@@ -54,10 +49,7 @@ def output_sizes(model: Any) -> tuple[int, int]:
 
 
 def placement(model: Any) -> tuple[torch.device, torch.dtype]:
-    """The best place for heads: the device of the output layer of ``model``, and the dtype that it computes in.
-
-    Heads elsewhere work too; hidden states then travel to them and back.
-    """
+    """The best place for heads: the device of the output layer of ``model``, and the dtype that it computes in."""
     layer = output_layer(model)
     tensors = list(chain(layer.parameters(), layer.buffers()))
     hook = getattr(layer, "_hf_hook", None)  # of a layer whose weight is fetched for each run

@@ -1,7 +1,7 @@
 """What a model's class and config say of the part that writes: all of a causal model, an encoder-decoder's decoder."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
@@ -15,52 +15,33 @@ _PREPARE_AXES = "_prepare_position_ids_for_generation"
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """What a model's class and config say, read once a call.
+    """What a model's class and config say, read once a call."""
 
-    Attributes:
-        name: of the model's class, for messages.
-        config: of the layers that write (:func:`decoder_config`).
-        is_encoder_decoder: whether an encoder reads the prompt.
-        device: where the model takes its tokens.
-        dtype: of its hidden states.
-        attention: name of the attention implementation.
-        vocab_size: how many tokens the writing part can be fed.
-        position_table: how many positions the config speaks of; None = it does not.
-        depth_limit: the first position that does not exist, where a learned table ends; None with RoPE.
-        rope_limit: the kind of RoPE that changes with the text's length, and the first position where it does.
-        index_limit: how many tokens are attended to, where a model leaves out the rest.
-        cache_argument: name of the argument that takes the cache, ``past_key_values`` or ``cache_params``.
-        takes_positions: whether ``forward`` takes ``position_ids``.
-        counts_slots: whether the model counts cache slots by itself, for positions, biases, windows or scales.
-        has_axes: whether positions may have several axes, as of images.
-        is_stateful: whether the class says that it has recurrent states.
-        own_loop: the class whose ``_sample`` does not end in transformers' own, as speech models have it.
-    """
-
-    name: str
-    config: Any
+    name: str  # of the model's class
+    config: Any  # of the layers that write
     is_encoder_decoder: bool
-    device: torch.device
+    device: torch.device  # where the model takes its tokens
     dtype: torch.dtype
-    attention: str
-    vocab_size: int
-    position_table: int | None
-    depth_limit: int | None
-    rope_limit: tuple[str, int] | None
-    index_limit: int | None
-    cache_argument: str
-    takes_positions: bool
-    counts_slots: bool
-    has_axes: bool
-    is_stateful: bool
-    own_loop: str | None
+    attention: str  # name of the implementation
+    vocab_size: int  # tokens that the writing part can be fed
+    position_table: int | None  # how many positions the config speaks of
+    depth_limit: int | None  # the first position that does not exist, where a learned table ends; None with RoPE
+    rope_limit: tuple[str, int] | None  # the kind of RoPE that changes with the text's length, and from which position
+    index_limit: int | None  # how many tokens are attended to, where a model leaves out the rest
+    cache_argument: str  # of forward: past_key_values or cache_params
+    takes_positions: bool  # forward takes position_ids
+    counts_slots: bool  # the model counts cache slots by itself, for positions, biases, windows or scales
+    has_axes: bool  # positions may have several axes, as of images
+    is_stateful: bool  # the class says that it has recurrent states
+    own_loop: str | None  # the class whose _sample does not end in transformers' own, as speech models have it
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
         """Read ``model``."""
         kind, config = type(model), decoder_config(model)
         text = model.config.get_text_config() if model.config.is_encoder_decoder else config
-        table, takes_positions = _position_table(config), "position_ids" in _parameters(kind.forward)
+        table, arguments = _position_table(config), parameters(kind.forward)
+        takes_positions, caches = "position_ids" in arguments, arguments & {"past_key_values", "cache_params"}
         return cls(
             name=kind.__name__,
             config=config,
@@ -73,13 +54,35 @@ class ModelTraits:
             depth_limit=None if any(_rope_settings(config)) else table,
             rope_limit=_rope_limit(text),
             index_limit=_index_limit(text),
-            cache_argument=_cache_argument(_parameters(kind.forward)),
+            cache_argument="cache_params" if caches == {"cache_params"} else "past_key_values",
             takes_positions=takes_positions,
             counts_slots=not takes_positions or _has_own_biases(text),
             has_axes=getattr(kind, _PREPARE_AXES, None) is not getattr(GenerationMixin, _PREPARE_AXES),
             is_stateful=bool(getattr(model, "_is_stateful", False)),
             own_loop=_own_loop(kind),
         )
+
+
+def boundary(traits: ModelTraits, past: int, last_positions: Sequence[int]) -> tuple[int, str] | None:
+    """The first slot whose token needs a step of transformers' own, and why; None = no slot does.
+
+    ``past`` slots hold the prompt, whose last token lies at ``last_positions`` in each sequence.
+    Some models change with the length of the text: ``dynamic`` RoPE makes new frequencies for every pass past its
+    limit, ``longrope`` switches its frequencies once (and transformers then recomputes the whole text), indexed sparse
+    attention begins to leave out tokens. From that very token on, each pass has to be the one that plain decoding
+    makes: one token in every sequence, prepared by the model's own ``prepare_inputs_for_generation``.
+    """
+    slots: list[tuple[int, str]] = []
+    if traits.rope_limit is not None:
+        kind, limit = traits.rope_limit
+        highest, why = max(last_positions), f"{kind} RoPE changes at position {limit}"
+        if kind == "dynamic" or highest < limit:
+            slots.append((past + max(0, limit - 1 - highest), why))
+            if kind == "longrope" and past <= limit:
+                slots.append((limit, why))  # Phi-3 recomputes where the slots, padding included, pass the limit
+    if traits.index_limit is not None:
+        slots.append((max(past, traits.index_limit), f"attention leaves out tokens past {traits.index_limit}"))
+    return min(slots, default=None)
 
 
 def decoder_config(model: PreTrainedModel) -> Any:
@@ -89,12 +92,9 @@ def decoder_config(model: PreTrainedModel) -> Any:
 
 
 @lru_cache
-def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(forward).parameters)
-
-
-def _cache_argument(parameters: frozenset[str]) -> str:
-    return "cache_params" if "past_key_values" not in parameters and "cache_params" in parameters else "past_key_values"
+def parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of what a function takes."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _own_loop(kind: type) -> str | None:

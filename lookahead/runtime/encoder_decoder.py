@@ -17,8 +17,7 @@ from transformers.modeling_outputs import MoEModelOutput
 
 from jacobi import TokenTree
 from lookahead.models.families.decoders import position_ids
-from lookahead.models.families.overrides import overriding
-from lookahead.models.families.positions import DecoderPositions
+from lookahead.models.families.overrides import DecoderPositions, overriding
 from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.hidden_states import Outputs
 from lookahead.models.traits import ModelTraits

@@ -1,4 +1,4 @@
-"""transformers' own decoding steps, for the rest of a text whose passes change (:mod:`lookahead.models.limits`)."""
+"""transformers' own decoding steps, for a text whose passes change (:func:`~lookahead.models.traits.boundary`)."""
 
 from typing import Any
 

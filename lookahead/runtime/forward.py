@@ -12,8 +12,7 @@ from transformers.cache_utils import Cache
 from transformers.generation import utils as generation_utils
 
 from jacobi import TokenTree
-from lookahead.models.families.overrides import overriding
-from lookahead.models.families.positions import DecoderPositions
+from lookahead.models.families.overrides import DecoderPositions, overriding
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.mask_rules import mask_rules, shortest_window

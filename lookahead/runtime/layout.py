@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jacobi import TokenTree
-from lookahead.models.families.positions import DecoderPositions, SlotPositions
+from lookahead.models.families.overrides import DecoderPositions, SlotPositions
 from lookahead.runtime.cache.tree import TreeCache
 
 

@@ -13,8 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from jacobi import LookaheadError, Wants
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import HiddenStates, tapped
-from lookahead.models.limits import boundary
-from lookahead.models.traits import ModelTraits
+from lookahead.models.traits import ModelTraits, boundary
 from lookahead.runtime.cache.tree import empty_cache
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor, refusal
 from lookahead.runtime.encoder_decoder import EncoderDecoderForward

@@ -40,7 +40,7 @@ def check_cache_of_trees(traits: ModelTraits, cache: Any, batch: int, slots: int
                 "An offloaded cache is not supported for encoder-decoder models with lookahead: leave "
                 "cache_implementation unset, or decode without use_lookahead."
             )
-        check_cache(cache.self_attention_cache, n_layers=None, batch=batch, heads=None, channels=None, slots=slots)
+        check_cache(cache.self_attention_cache, None, batch, None, None, slots)
         return
     config = traits.config
     heads = _field(config, "num_key_value_heads") or _field(config, "num_attention_heads")
@@ -51,7 +51,7 @@ def check_cache_of_trees(traits: ModelTraits, cache: Any, batch: int, slots: int
     if other or not isinstance(heads, int) or not isinstance(channels, int):
         heads = channels = None  # latent or multi-query attention: the cached shape follows other fields
     shared, layers = _field(config, "num_kv_shared_layers") or 0, config.num_hidden_layers
-    check_cache(cache, n_layers=layers, n_shared=shared, batch=batch, heads=heads, channels=channels, slots=slots)
+    check_cache(cache, layers, batch, heads, channels, slots, shared)
 
 
 def _field(config: Any, name: str) -> Any:
@@ -63,14 +63,7 @@ def _field(config: Any, name: str) -> Any:
 
 
 def check_cache(
-    cache: Any,
-    *,
-    n_layers: int | None,
-    n_shared: int = 0,
-    batch: int,
-    heads: int | None,
-    channels: int | None,
-    slots: int = 0,
+    cache: Any, n_layers: int | None, batch: int, heads: int | None, channels: int | None, slots: int, n_shared: int = 0
 ) -> None:
     """Refuse, by name, a cache that a tree cannot run on or that belongs to another model.
 
@@ -128,9 +121,8 @@ def check_cache_of_linear(traits: ModelTraits, cache: Any, batch: int) -> None:
             )
     shapes = [state.shape for layer in recurrent_layers(cache) for state in states_of(layer).values()]
     shapes += [layer.keys.shape for layer in cache.layers if holds_keys(layer)]
-    if not shapes:
-        return
-    _check_owner(cache, traits.config.num_hidden_layers, 0, shapes[0][0], batch)
+    if shapes:
+        _check_owner(cache, traits.config.num_hidden_layers, 0, shapes[0][0], batch)
 
 
 def _check_owner(cache: Any, n_layers: int | None, n_shared: int, got_batch: int, batch: int) -> None:

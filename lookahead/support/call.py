@@ -8,12 +8,11 @@ from transformers.cache_utils import StaticCache
 
 from jacobi import LookaheadError
 from lookahead.models.families.encoder_decoders import forgets_padding
-from lookahead.models.limits import boundary
 from lookahead.models.mask_rules import windows_of_the_cache
-from lookahead.models.traits import ModelTraits
+from lookahead.models.traits import ModelTraits, boundary
 from lookahead.runtime.cache.snapshots import holds_text
 
-_UNMASKED = ("GPTNeoSelfAttention", "LEDDecoder")
+_UNMASKED = ("GPTNeoSelfAttention", "LEDDecoder")  # their passes over one token mask nothing in a static cache
 
 
 def check_mode(generation_config: GenerationConfig, assistant_model: Any = None) -> None:
@@ -41,13 +40,7 @@ def check_prompt(
 ) -> None:
     """Refuse prompts that no text can follow.
 
-    Args:
-        input_ids: ``[batch, token]``; of an encoder-decoder model the decoder's.
-        tree: whether nodes of a tree will need positions ``[batch, token]``.
-
-    Raises:
-        LookaheadError: the prompt is empty, has ids outside the vocabulary, padding on the right or more tokens than
-            there are positions, or its position_ids have another shape.
+    ``input_ids`` ``[batch, token]`` are the decoder's; nodes of a ``tree`` need positions of this shape.
     """
     prefix = "decoder_" if traits.is_encoder_decoder else ""
     embeds = model_kwargs.get(f"{prefix}inputs_embeds")
@@ -100,26 +93,19 @@ def _check_mask(model: PreTrainedModel, traits: ModelTraits, mask: Tensor, lengt
         )
 
 
-def call_obstacle(
-    route: str,
-    model: PreTrainedModel,
-    traits: ModelTraits,
-    input_ids: Tensor,
-    model_kwargs: dict[str, Any],
-    cache: Any,
-    new_tokens: int,
+def tree_obstacle(
+    model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], cache: Any, room: int
 ) -> str | None:
-    """Why a call falls back to transformers' own loop, although the model has a better ``route``; None = it does not.
+    """Why a call falls back to transformers' own loop, although its model could follow trees; None = it does not.
 
-    ``cache`` is what ``generate`` prepared or the user gave; at most ``new_tokens`` follow ``input_ids``.
+    ``cache`` is what ``generate`` prepared or the user gave; at most ``room`` tokens follow ``input_ids``.
     """
-    if route == "chain":
-        return _change_within(traits, input_ids, model_kwargs, new_tokens)
-    if isinstance(getattr(cache, "self_attention_cache", cache), StaticCache) and _sees_spare_slots(model):
+    static = isinstance(getattr(cache, "self_attention_cache", cache), StaticCache)
+    if static and any(type(module).__name__ in _UNMASKED for module in model.modules()):
         return f"{traits.name} looks at slots of a static cache that hold no text"
     uncached = model_kwargs.get("use_cache") is False
     if uncached and traits.rope_limit is not None and not traits.is_encoder_decoder:
-        change = _change_within(traits, input_ids, model_kwargs, new_tokens)
+        change = change_within(traits, input_ids, model_kwargs, room)
         if change is not None:
             return f"{change}, and without a cache each pass recomputes all of it"
     if cache is not None and holds_text(cache) and windows_of_the_cache(model, traits):
@@ -129,19 +115,14 @@ def call_obstacle(
     return None  # where a tree's model changes, its passes change too
 
 
-def _sees_spare_slots(model: PreTrainedModel) -> bool:
-    """Whether transformers' own passes over one token mask nothing in a static cache; no other pass equals them."""
-    return any(type(module).__name__ in _UNMASKED for module in model.modules())
-
-
-def _change_within(traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], new_tokens: int) -> str | None:
-    """Why a causal model's passes change within a text; None = they do not."""
+def change_within(traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], room: int) -> str | None:
+    """Why a causal model's passes change within ``room`` more tokens; None = they do not."""
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     embeds = model_kwargs.get("inputs_embeds")
     length = max(part.shape[1] for part in (input_ids, embeds, mask) if part is not None)
     last = length - 1 if positions is None else int(positions.max())
     change = boundary(traits, length, [last])
-    return None if change is None or change[0] >= length + new_tokens else f"{change[1]}, within this text"
+    return None if change is None or change[0] >= length + room else f"{change[1]}, within this text"
 
 
 def _sees_images(traits: ModelTraits, model_kwargs: dict[str, Any], cache: Any) -> bool:

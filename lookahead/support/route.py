@@ -11,7 +11,7 @@ from lookahead.models.families.encoder_decoders import own_steps
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.traits import ModelTraits
 from lookahead.support.caches import check_cache_of_linear, check_cache_of_trees
-from lookahead.support.call import call_obstacle, check_prompt
+from lookahead.support.call import change_within, check_prompt, tree_obstacle
 from lookahead.support.self_test import is_on_record, linear_error, tree_error
 
 Route = Literal["tree", "chain", "plain"]
@@ -22,15 +22,10 @@ _RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one call is decoded.
+    """How one call is decoded."""
 
-    Attributes:
-        route: ``"tree"``; ``"chain"`` (one branch a pass); ``"plain"`` (transformers' own loop).
-        reason: why it is no tree; None = it is one.
-    """
-
-    route: Route
-    reason: str | None = None
+    route: Route  # "chain" = one branch a pass, "plain" = transformers' own loop
+    reason: str | None = None  # why it is no tree
 
 
 def check(model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
@@ -42,28 +37,22 @@ def check(model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_
 
 
 def plan(
-    model: PreTrainedModel,
-    traits: ModelTraits,
-    input_ids: Tensor,
-    model_kwargs: dict[str, Any],
-    cache: Any,
-    new_tokens: int,
+    model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], cache: Any, room: int
 ) -> Plan:
-    """How a call is decoded; arguments as of :func:`lookahead.support.call.call_obstacle`.
-
-    Raises:
-        LookaheadError: the cache cannot follow the route, or is another model's.
-    """
+    """How a call is decoded that writes up to ``room`` tokens; an error if its cache cannot follow the route."""
     way, why = route(model, traits)
     if way == "plain":
         return Plan(way, why)
-    obstacle = call_obstacle(way, model, traits, input_ids, model_kwargs, cache, new_tokens)
+    if way == "chain":
+        obstacle = change_within(traits, input_ids, model_kwargs, room)
+    else:
+        obstacle = tree_obstacle(model, traits, input_ids, model_kwargs, cache, room)
     if obstacle is not None:
         return Plan("plain", obstacle if why is None else f"{why}; {obstacle}")
     if way == "chain":
         check_cache_of_linear(traits, cache, len(input_ids))
     else:
-        check_cache_of_trees(traits, cache, len(input_ids), input_ids.shape[1] + new_tokens - 1)
+        check_cache_of_trees(traits, cache, len(input_ids), input_ids.shape[1] + room - 1)
     return Plan(way, why)
 
 
@@ -92,12 +81,7 @@ def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
 
 
 def check_model(model: PreTrainedModel, traits: ModelTraits | None = None, attention: str | None = None) -> None:
-    """Refuse a model that cannot be decoded with lookahead, as far as its class and config tell.
-
-    Raises:
-        LookaheadError: the model has a decoding loop of its own, or the call's ``attention`` (None = the model's) takes
-            no custom masks, which trees need.
-    """
+    """Refuse a model with a decoding loop of its own, or with an ``attention`` (None = the model's) without masks."""
     traits = traits or ModelTraits.of(model)
     if traits.own_loop is not None:
         raise LookaheadError(

@@ -11,9 +11,7 @@ from transformers import PreTrainedModel
 from lookahead._per_model import PerModel
 from lookahead.models.conformance import modified, recorded_version, unrecorded
 from lookahead.models.traits import ModelTraits
-from lookahead.support.linear_passes import linear_verdict
-from lookahead.support.scores import Verdict
-from lookahead.support.tree_passes import tree_verdict
+from lookahead.support.passes import Verdict, linear_verdict, tree_verdict
 
 _verdicts: PerModel[dict[tuple[Any, ...], str | None]] = PerModel(dict)
 _FEWER = "and fewer passes would leave other ones for the text. Drop use_lookahead for this model."

@@ -32,11 +32,9 @@ class Records:
     """What was noted for each written token; false if nothing is asked for."""
 
     def __init__(self, config: GenerationConfig, batch: int) -> None:
-        told = config.return_dict_in_generate
-        wanted = {"scores": told and config.output_scores, "logits": told and config.output_logits}
-        self._lines: dict[str, list[dict[int, Tensor]]] = {
-            kind: [{} for _ in range(batch)] for kind, asked in wanted.items() if asked
-        }
+        wanted = {"scores": config.output_scores, "logits": config.output_logits}
+        kinds = [kind for kind, asked in wanted.items() if asked and config.return_dict_in_generate]
+        self._lines: dict[str, list[dict[int, Tensor]]] = {kind: [{} for _ in range(batch)] for kind in kinds}
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -61,17 +59,10 @@ class Records:
 
 
 class Sampler:
-    """Chooses tokens for one or several sequences at once.
+    """Chooses tokens for one or several sequences at once: it draws (``sample``), or takes the argmax.
 
-    Args:
-        sample: draw; else take the argmax.
-        rejection: draw by the papers' rejection scheme (:func:`jacobi.reject`).
-        lockstep: all sequences are always asked about together and are equally long, so that processors and one
-            ``multinomial`` see the batch as plain decoding shows it.
-
-    Attributes:
-        noise: what sequences draw from, each at its own pace; None where nothing is drawn, or all at once.
-        is_argmax: the token is the argmax of the logits, and nothing is recorded.
+    In ``lockstep`` all sequences are always asked about together and are equally long, so that processors and one
+    ``multinomial`` see the batch as plain decoding shows it. With ``rejection`` it draws by :func:`jacobi.reject`.
     """
 
     def __init__(
@@ -79,19 +70,16 @@ class Sampler:
         sequences: Sequences,
         processors: LogitsProcessorList,
         config: GenerationConfig,
-        *,
         sample: bool,
         rejection: bool,
         lockstep: bool,
     ) -> None:
         kinds = {type(processor) for processor in processors}
         self.records = Records(config, sequences.batch)
+        # What sequences draw from, each at its own pace; None where nothing is drawn, or all at once.
         self.noise = Noise(sequences) if sample and sequences.batch > 1 and not lockstep else None
-        self.is_argmax = not (sample or processors or self.records)
-        self._rejection = rejection
-        self._lockstep = lockstep
-        self._sequences = sequences
-        self._sample = sample
+        self.is_argmax = not (sample or processors or self.records)  # of the raw logits, and nothing is recorded
+        self._sequences, self._sample, self._rejection, self._lockstep = sequences, sample, rejection, lockstep
         self._processors = direct(processors)
         self._row_processors = [for_row(processors, row, sequences.batch) for row in range(sequences.batch)]
         self._prefix_free = kinds <= PREFIX_FREE
@@ -111,10 +99,8 @@ class Sampler:
         for row, line in zip(rows, probabilities, strict=True):
             now.paths[row].distributions.append(line)
         if self._rejection:
-            return [
-                self._reject(now.trees[row], node, line)
-                for (row, node), line in zip(places, probabilities, strict=True)
-            ]
+            pairs = zip(places, probabilities, strict=True)
+            return [self._reject(now.trees[row], node, line) for (row, node), line in pairs]
         if self.noise is None:
             return list(torch.multinomial(probabilities, 1).squeeze(1).tolist())
         self.check_probabilities(probabilities, rows)

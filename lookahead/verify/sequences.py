@@ -19,14 +19,8 @@ class Sequences:
         17 41  5     [8, 8, 31]     False      3           17 41  5  8  8 31
          0  9 23     [6, 2]         True       2            0  9 23  6  2  0
 
-    Args:
-        input_ids: ``[batch, prompt]``; never written into.
-        keep_up: finished sequences write pad tokens until all have the same length, so that scores and the KV cache
-            are what plain decoding leaves.
-
-    Attributes:
-        written: new tokens of each sequence, to which the verifier appends.
-        pads: whether there is an end token, after which a sequence is padded.
+    ``input_ids`` ``[batch, prompt]`` are never written into. With ``keep_up`` finished sequences write pad tokens until
+    all have the same length, so that scores and the KV cache are what plain decoding leaves.
     """
 
     def __init__(
@@ -34,11 +28,11 @@ class Sequences:
     ) -> None:
         self.batch, self.prompt_length = input_ids.shape
         self.device = input_ids.device
-        self.written: list[list[int]] = [[] for _ in range(self.batch)]
+        self.written: list[list[int]] = [[] for _ in range(self.batch)]  # new tokens, which the verifier appends
         self.finished = [False] * self.batch
         self.keep_up = keep_up and self.batch > 1
         self.pad = pad_token(config)
-        self.pads = any(hasattr(rule, "eos_token_id") for rule in criteria)
+        self.pads = any(hasattr(rule, "eos_token_id") for rule in criteria)  # after an end token
         ends = [rule.eos_token_id.flatten().tolist() for rule in criteria if isinstance(rule, EosTokenCriteria)]
         self.end_tokens = frozenset(token for tokens in ends for token in tokens)
         lengths = [rule.max_length for rule in criteria if isinstance(rule, MaxLengthCriteria)]

@@ -19,15 +19,10 @@ Decided = tuple[int, int, Tensor, Tensor]  # node, token, its processed scores a
 
 
 def typical(scores: Tensor, posterior_threshold: float, posterior_alpha: float) -> Tensor:
-    """Tokens with ``p > min(epsilon, delta * exp(-H))``: the more certain the model is, the fewer.
+    """Tokens with ``p > min(epsilon, delta * exp(-H))``, bool ``[..., vocab]``: the more certain the model, the fewer.
 
-    Args:
-        scores: processed scores ``[..., vocab]``, from which ``p = softmax(scores)``, with entropy H in nats.
-        posterior_threshold: epsilon, the most that is ever asked for.
-        posterior_alpha: delta; the authors take the square root of epsilon.
-
-    Returns:
-        bool ``[..., vocab]``.
+    ``p = softmax(scores)`` of processed scores ``[..., vocab]`` has the entropy H in nats; epsilon is the
+    ``posterior_threshold``, delta the ``posterior_alpha``, for which the authors take the square root of epsilon.
     """
     probabilities = scores.softmax(-1)
     entropy = torch.special.entr(probabilities).sum(-1, keepdim=True)
@@ -48,12 +43,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
 def check_lossy(
     batch: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList, *, in_lockstep: bool
 ) -> None:
-    """Refuse what a lossy call cannot do, before any pass.
-
-    Raises:
-        LookaheadError: a processor keeps state from call to call; or, with several sequences, the model can only
-            advance them together, or a processor or stopping rule may look at the whole batch.
-    """
+    """Refuse processors with a state and, for several sequences, lockstep and rules that may look at all of them."""
     if in_lockstep and batch > 1:
         raise LookaheadError(
             "Lossy acceptance writes each row of a batch at its own pace, and the rows of this model can only "
@@ -74,11 +64,7 @@ def check_lossy(
 
 
 def accepted(
-    now: Pass,
-    rows: Sequence[int],
-    sampler: Sampler,
-    rule: Callable[[Tensor], Tensor],
-    end_tokens: frozenset[int],
+    now: Pass, rows: Sequence[int], sampler: Sampler, rule: Callable[[Tensor], Tensor], end_tokens: frozenset[int]
 ) -> dict[int, list[Decided]]:
     """For each row the longest path of candidates that ``rule`` accepts, and after it the most likely token.
 
@@ -105,20 +91,15 @@ def accepted(
         return [{token: value for token, value in line.items() if value > -torch.inf} for line in told]
 
     kept = longest({row: now.trees[row] for row in rows}, judge, end_tokens)
-    last = [
-        (row, nodes[-1])
-        for row, nodes in kept.items()
-        if nodes == [0] or now.trees[row].tokens[nodes[-1]] not in end_tokens
-    ]
+    last = [(row, nodes[-1]) for row, nodes in kept.items()]
+    last = [(row, node) for row, node in last if node == 0 or now.trees[row].tokens[node] not in end_tokens]
     missing = [place for place in last if place not in seen]
     if missing:
         look(missing)
     best = torch.stack([seen[place][0] for place in last]).argmax(-1).tolist() if last else []
     bonus = {row: [token] for (row, _), token in zip(last, best, strict=True)}
-    paths = {
-        row: [now.trees[row].tokens[node] for node in nodes[1:]] + bonus.get(row, []) for row, nodes in kept.items()
-    }
-    return {
-        row: [(node, token, *seen[row, node]) for node, token in zip(kept[row], tokens, strict=False)]
-        for row, tokens in paths.items()
-    }
+    decided: dict[int, list[Decided]] = {}
+    for row, nodes in kept.items():
+        tokens = [now.trees[row].tokens[node] for node in nodes[1:]] + bonus.get(row, [])
+        decided[row] = [(node, token, *seen[row, node]) for node, token in zip(nodes, tokens, strict=False)]
+    return decided

@@ -23,7 +23,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from jacobi import Path, Scores, TokenTree, walk
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
-from lookahead.verify.sampler import Pass, Sampler
+from lookahead.verify.sampler import Pass, Place, Sampler
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.typical import accepted
 
@@ -41,14 +41,11 @@ class Limits(Protocol):
 
 
 class Verifier:
-    """Writes what plain decoding would write, as far as the trees go (implements :class:`jacobi.Verifier`).
+    """Writes what plain decoding would write into ``sequences``, as far as the trees go (a :class:`jacobi.Verifier`).
 
-    Args:
-        sequences: what is written into.
-        verification: ``"exact"``: plain decoding's own draws; ``"rejection"``: see :func:`jacobi.reject`.
-        in_lockstep: the model can only advance all sequences together.
-        rule: of a lossy call, which :func:`lookahead.verify.typical.check_lossy` allows: tokens that may be accepted,
-            bool ``[place, vocab]``, by processed scores of this shape. None = the call is exact.
+    Draws are plain decoding's own, or those of :func:`jacobi.reject` (``"rejection"``). Some models can only advance
+    all sequences ``in_lockstep``. The ``rule`` of a lossy call (None = exact) gives the tokens that may be accepted,
+    bool ``[place, vocab]``, by processed scores of this shape.
     """
 
     def __init__(
@@ -67,14 +64,11 @@ class Verifier:
         # Without an end token finished sequences write real tokens until the last one is done.
         end_together = sequences.pads or kinds <= {MaxLengthCriteria}
         apart = rule is not None or not (in_lockstep or not_row_wise(processors, criteria) or not end_together)
-        self._sequences = sequences
-        self._criteria = criteria
-        self._limits = limits
-        self._rule = rule
+        self._sequences, self._criteria, self._limits, self._rule = sequences, criteria, limits, rule
         lockstep = sequences.batch > 1 and not apart
         sample = bool(config.do_sample) and rule is None
         rejection = sample and verification == "rejection"
-        self._sampler = Sampler(sequences, processors, config, sample=sample, rejection=rejection, lockstep=lockstep)
+        self._sampler = Sampler(sequences, processors, config, sample, rejection, lockstep)
         modes: dict[Mode, bool] = {
             "lossy": rule is not None,
             "lockstep": lockstep,
@@ -147,19 +141,12 @@ class Verifier:
         now.paths[row] = walk(now.trees[row], choose if now.scores.broken else greedy.__getitem__, stop)
 
     def _walk(self, now: Pass, rows: Sequence[int]) -> None:
-        """Walk several trees depth by depth: one choice for all of them, then the stopping rules.
-
-        It is :func:`jacobi.walk`, for trees that share their calls of processors and their draws.
-        """
+        """:func:`jacobi.walk` several trees, depth by depth: one choice for all of them, then the stopping rules."""
         nodes = dict.fromkeys(rows, 0)
         while nodes:
             places = list(nodes.items())
             tokens = self._sampler.choose(now, places)
-            for (row, node), token in zip(places, tokens, strict=True):
-                now.paths[row].nodes.append(node)
-                now.paths[row].tokens.append(token)
-                self._sequences.written[row].append(token)
-            self._stop(places, tokens)
+            self._write(now, places, tokens)
             nodes = {}
             for (row, node), token in zip(places, tokens, strict=True):
                 child = now.trees[row].children[node].get(token)
@@ -173,10 +160,7 @@ class Verifier:
         for row, decided in accepted(now, rows, self._sampler, rule, self._sequences.end_tokens).items():
             for node, token, scores, logits in decided:
                 self._sampler.records.note(row, len(self._sequences.written[row]), scores, logits)
-                now.paths[row].nodes.append(node)
-                now.paths[row].tokens.append(token)
-                self._sequences.written[row].append(token)
-                self._stop([(row, node)], [token])
+                self._write(now, [(row, node)], [token])
                 if self._sequences.finished[row]:
                     break
 
@@ -205,9 +189,13 @@ class Verifier:
         """Whether a sequence has to wait for the others: for the model's sake, or sampled and far in the lead."""
         return self._limits.holds(row) or len(self._sequences.written[row]) >= self._most_written
 
-    def _stop(self, places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> None:
-        """Finish the sequences that end with the tokens they have just written."""
+    def _write(self, now: Pass, places: Sequence[Place], tokens: Sequence[int]) -> None:
+        """Write one token at each place, and finish the sequences that end with it."""
         sequences = self._sequences
+        for (row, node), token in zip(places, tokens, strict=True):
+            now.paths[row].nodes.append(node)
+            now.paths[row].tokens.append(token)
+            sequences.written[row].append(token)
         if self._mode == "lockstep":
             done = self._criteria(sequences.prefixes(), self._sampler.records.of("scores"))
             flags = torch.as_tensor(done).expand(sequences.batch).tolist()

@@ -16,8 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 from jacobi import LookaheadError, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.medusa import MedusaHeads
-from lookahead.models.families.overrides import current_positions, overriding
-from lookahead.models.families.positions import DecoderPositions
+from lookahead.models.families.overrides import DecoderPositions, current_positions, overriding
 from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.encoder_decoder import stand_in_encoder, stepwise

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from lookahead import Jacobi, Lookahead
-from lookahead.models.limits import boundary
-from lookahead.models.traits import ModelTraits
+from lookahead.models.traits import ModelTraits, boundary
 from lookahead.runtime.tree import TreeModel
 
 pytestmark = pytest.mark.usefixtures("augmented")

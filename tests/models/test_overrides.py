@@ -12,8 +12,7 @@ from helpers.models import F32, F64, VOCAB, fresh_model, initialised, prompts, r
 
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
-from lookahead.models.families.overrides import overriding
-from lookahead.models.families.positions import SlotPositions
+from lookahead.models.families.overrides import SlotPositions, overriding
 from lookahead.models.families.registry import DECODERS, SLOT_COUNTERS, decoder_overrides, overrides_for
 from lookahead.runtime.session import bare_model
 from lookahead.support.route import route

@@ -245,7 +245,7 @@ def test_store_does_not_share_memory() -> None:
 
 def refusal(cache: Any, **changes: Any) -> str:
     """The message that a cache is refused with; empty if it is accepted."""
-    expected = {"n_layers": 2, "batch": 2, "heads": 2, "channels": 4} | changes
+    expected = {"n_layers": 2, "batch": 2, "heads": 2, "channels": 4, "slots": 0} | changes
     try:
         check_cache(cache, **expected)
     except LookaheadError as error:

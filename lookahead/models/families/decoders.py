@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lookahead.models.families.overrides import current_positions
-from lookahead.models.families.positions import DecoderPositions
+from lookahead.models.families.overrides import DecoderPositions, current_positions
 
 
 class _HeadLines:
@@ -61,18 +60,14 @@ def position_embeddings(module: nn.Module, original: Callable[..., Any]) -> Call
             lines: Tensor = original(**given | {first: asked, "past_key_values_length": positions.low})
             return lines.reshape(-1, lines.shape[-1])[-count:]
 
-        lines = table(positions.high - positions.low + 1, _word(padding))[positions.nodes - positions.low]
+        # A token that is no padding, over and over.
+        lines = table(positions.high - positions.low + 1, int(padding == 0))[positions.nodes - positions.low]
         if padding is None:
             return _HeadLines(lines) if type(module).__name__.startswith("RoFormer") else lines
         # These tell pad tokens, in the text itself too, by a line of their own.
         return torch.where((positions.tokens == padding)[..., None], table(1, padding), lines)
 
     return forward
-
-
-def _word(padding: int | None) -> int:
-    """A token that is no padding."""
-    return 0 if padding != 0 else 1
 
 
 def position_ids(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -84,7 +79,7 @@ def position_ids(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tenso
         positions: DecoderPositions | None = current_positions()
         if positions is None:
             return original(input_ids, padding_idx, past_key_values_length)
-        words = input_ids.new_full((1, positions.high - positions.low + 1), _word(padding_idx))
+        words = input_ids.new_full((1, positions.high - positions.low + 1), int(padding_idx == 0))
         ids = original(words, padding_idx, positions.low)[0][positions.nodes - positions.low]
         alone = original(input_ids.new_full((1, 1), padding_idx), padding_idx, positions.low)[0]
         return torch.where(positions.tokens == padding_idx, alone, ids)

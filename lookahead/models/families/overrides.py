@@ -1,6 +1,7 @@
 """Overrides: attributes of a model's modules that something else stands in for during a pass of ours.
 
-A stand-in that finds no :func:`current_positions` does what the original does: other threads notice nothing.
+A stand-in reads :func:`current_positions`, which says where the pass's nodes and slots lie. Where there are none it
+does what the original does: other threads notice nothing.
 """
 
 import threading
@@ -8,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 _thread = threading.local()
 _lock = threading.Lock()
@@ -18,19 +22,40 @@ _users: dict[tuple[int, str], tuple[int, Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One attribute to be overridden.
+    """One attribute to be overridden."""
 
-    Attributes:
-        owner: a module of a model, or a file.
-        name: of the attribute.
-        stand_in: ``stand_in(owner, original)`` makes what takes its place.
-        told: the class of the positions that it understands, see `positions`.
+    owner: Any  # a module of a model, or a file
+    name: str
+    stand_in: Callable[[Any, Any], Any]  # stand_in(owner, original) makes what takes its place
+    told: type | None = None  # the class of the positions that it understands
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPositions:
+    """Logical positions for modules that count cache slots.
+
+    ::
+
+        slot       0  1  2  3  4  5      0 is padding, 1-2 the text, 3-5 a root with two children
+        slots     -1  0  1  2  3  3      siblings lie in different slots at the same position
     """
 
-    owner: Any
-    name: str
-    stand_in: Callable[[Any, Any], Any]
-    told: type | None = None
+    nodes: Tensor  # [batch, node], counted in slots from the sequence's first token
+    slots: Tensor  # [batch, slot], the same for all slots that the pass reads, the nodes' own last
+    tokens: Tensor  # [batch, slot], counted in tokens that are not masked
+    high: int  # at least the largest position
+    mask_dtype: torch.dtype  # of the mask that the prompt was given
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderPositions:
+    """Logical positions for decoders that number tokens from the cache's length on."""
+
+    tokens: Tensor  # [batch, node] token ids
+    nodes: Tensor  # [batch, node] positions
+    slots: Tensor  # [batch, slot] positions of all slots that the pass reads, the nodes' own last
+    low: int  # the smallest position of a node
+    high: int  # the largest
 
 
 def current_positions() -> Any:

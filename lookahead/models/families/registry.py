@@ -4,7 +4,6 @@ A new family is a row here: how its module is recognised, which attribute counts
 positions in its place, in a module beside this one. ``tests/models/test_overrides.py`` shows how to test it.
 """
 
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,28 +12,20 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from lookahead.models.families import alibi, decoders, gpt_neo, llama4
-from lookahead.models.families.overrides import Override
-from lookahead.models.families.positions import DecoderPositions, SlotPositions
+from lookahead.models.families import decoders, slot_counters
+from lookahead.models.families.overrides import DecoderPositions, Override, SlotPositions
+from lookahead.models.traits import parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of module.
+    """One kind of module."""
 
-    Attributes:
-        models: that have it, and their kin; for readers.
-        attribute: what counts: a method, or a value.
-        stand_in: takes its place, see :class:`~lookahead.models.families.overrides.Override`.
-        matches: whether a module, given its name and itself, is of this kind.
-        in_file: whether ``attribute`` is a function of the file that defines the module's class.
-    """
-
-    models: str
-    attribute: str
-    stand_in: Callable[[Any, Any], Any]
-    matches: Callable[[str, Any], bool]
-    in_file: bool = False
+    models: str  # that have it, and their kin; for readers
+    attribute: str  # what counts: a method, or a value
+    stand_in: Callable[[Any, Any], Any]  # takes its place: stand_in(module or file, original)
+    matches: Callable[[str, Any], bool]  # whether a module, given its name and itself, is of this kind
+    in_file: bool = False  # the attribute is a function of the file that defines the module's class
 
 
 def _defines(attribute: str) -> Callable[[str, nn.Module], bool]:
@@ -59,17 +50,13 @@ def _is_llama4_without_rope(_: str, module: Any) -> bool:
 
 
 def _embeds_positions(name: str, module: nn.Module) -> bool:
-    return name.endswith("embed_positions") and {"past_key_values_length"} <= _parameters(type(module).forward)
+    return name.endswith("embed_positions") and {"past_key_values_length"} <= parameters(type(module).forward)
 
 
 def _biases_distances(_: str, module: Any) -> bool:
     if not vars(module).get("has_relative_attention_bias"):
         return False
-    return {"query_length", "key_length", "past_seen_tokens"} <= _parameters(type(module).compute_bias)
-
-
-def _parameters(function: Callable[..., Any]) -> set[str]:
-    return set(inspect.signature(function).parameters)
+    return {"query_length", "key_length", "past_seen_tokens"} <= parameters(type(module).compute_bias)
 
 
 def _has_capacity(_: str, module: Any) -> bool:
@@ -78,11 +65,11 @@ def _has_capacity(_: str, module: Any) -> bool:
 
 _COUNT = "create_position_ids_from_input_ids"
 SLOT_COUNTERS = (
-    Family("BLOOM", "build_alibi_tensor", alibi.by_tokens, _defines("build_alibi_tensor")),
-    Family("MPT", "build_mpt_alibi_tensor", alibi.by_slots, _defines("build_mpt_alibi_tensor")),
-    Family("Falcon", "build_alibi_tensor", alibi.by_tokens, _is_falcon_with_alibi, in_file=True),
-    Family("GPT-Neo", "bias", gpt_neo.WindowTable, _is_gpt_neo),
-    Family("Llama 4", "attn_scale", llama4.ScaleFactor, _is_llama4_without_rope),
+    Family("BLOOM", "build_alibi_tensor", slot_counters.alibi_by_tokens, _defines("build_alibi_tensor")),
+    Family("MPT", "build_mpt_alibi_tensor", slot_counters.alibi_by_slots, _defines("build_mpt_alibi_tensor")),
+    Family("Falcon", "build_alibi_tensor", slot_counters.alibi_by_tokens, _is_falcon_with_alibi, in_file=True),
+    Family("GPT-Neo", "bias", slot_counters.WindowTable, _is_gpt_neo),
+    Family("Llama 4", "attn_scale", slot_counters.ScaleFactor, _is_llama4_without_rope),
 )
 DECODERS = (
     Family("BART, Marian, M2M100, Whisper", "forward", decoders.position_embeddings, _embeds_positions),

@@ -1,0 +1,114 @@
+"""Models that count cache slots by themselves: ALiBi's biases, GPT-Neo's windows, Llama 4's scales.
+
+ALiBi puts a bias on every key that grows with the key's position (Press et al., "Train Short, Test Long", section 3),
+and transformers' builders count cache slots. For a pass of ours each is asked for the biases of a plain text, of which
+every slot reads the line of its own logical position. So slopes, offsets and roundings stay the model's::
+
+    slot         0  1  2  3  4        a root (2) with two children (3, 4)
+    position     0  1  2  3  3
+    bias of      0  1  2  3  3        and not 0 1 2 3 4
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lookahead.models.families.overrides import SlotPositions, current_positions
+
+
+class _BiasOfEachSequence:
+    """ALiBi biases with a line for each sequence, where MPT's attention expects one for all: it only adds them."""
+
+    def __init__(self, bias: Tensor) -> None:
+        self._bias = bias  # [batch, head, 1, slot]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._bias.shape[1:]
+
+    def size(self, axis: int) -> int:
+        return self.shape[axis]
+
+    def __getitem__(self, _: Any) -> "_BiasOfEachSequence":
+        return self  # already as long as the keys
+
+    def __radd__(self, scores: Tensor) -> Tensor:
+        return scores + self._bias
+
+
+def alibi_by_tokens(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """For builders that count the tokens of an attention mask (BLOOM, Falcon)."""
+
+    def build_alibi_tensor(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+        positions: SlotPositions | None = current_positions()
+        if positions is None:
+            return original(attention_mask, num_heads, dtype)
+        text = torch.ones((1, positions.high + 1), dtype=positions.mask_dtype, device=positions.tokens.device)
+        lines = original(text, num_heads, dtype).reshape(num_heads, -1)
+        return lines[:, positions.tokens].transpose(0, 1).reshape(-1, 1, positions.tokens.shape[1])
+
+    return build_alibi_tensor
+
+
+def alibi_by_slots(_: Any, original: Callable[..., Tensor]) -> Callable[..., Any]:
+    """For builders that are told a number of slots (MPT)."""
+
+    def build_mpt_alibi_tensor(num_heads: int, sequence_length: int, *args: Any, **kwargs: Any) -> Any:
+        positions: SlotPositions | None = current_positions()
+        if positions is None:
+            return original(num_heads, sequence_length, *args, **kwargs)
+        lines = original(num_heads, positions.high + 1, *args, **kwargs).reshape(num_heads, -1)
+        return _BiasOfEachSequence(lines[:, positions.slots.clamp(min=0)].transpose(0, 1)[:, :, None])
+
+    return build_mpt_alibi_tensor
+
+
+class WindowTable:
+    """GPT-Neo's table of what a query may see: sliced by slots outside of a pass, made from positions inside."""
+
+    def __init__(self, module: Any, table: Tensor) -> None:
+        self._table = table
+        self._window: int | None = module.config.window_size if module.attention_type == "local" else None
+
+    def __getitem__(self, index: Any) -> Tensor:
+        positions: SlotPositions | None = current_positions()
+        if positions is None:
+            return self._table[index]
+        if self._window is None:
+            return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=positions.slots.device)
+        return (positions.nodes[:, None, :, None] - positions.slots[:, None, None, :]) < self._window
+
+
+class ScaleFactor:
+    """``attn_scale`` of Llama 4's layers without RoPE: a number; in a pass what it multiplies comes from positions."""
+
+    def __init__(self, module: Any, factor: float) -> None:
+        self._module = module
+        self._factor = factor
+
+    def __rmul__(self, logarithms: Tensor) -> Any:
+        positions: SlotPositions | None = current_positions()
+        if positions is None:
+            return logarithms * self._factor
+        # The slots that plain decoding would use, padding included.
+        numbers = positions.nodes - positions.slots[:, :1]
+        steps = torch.floor((numbers.to(logarithms.device).float() + 1.0) / self._module.floor_scale)
+        return _QueryScales(torch.log1p(steps) * self._factor)
+
+
+class _QueryScales:
+    """A scale for each node of each sequence, where the layer expects one sequence's."""
+
+    def __init__(self, scales: Tensor) -> None:
+        self._scales = scales  # [batch, node]
+
+    def __add__(self, other: float) -> "_QueryScales":
+        return _QueryScales(self._scales + other)
+
+    def view(self, *_: Any) -> "_QueryScales":
+        return self
+
+    def expand(self, *_: Any) -> Tensor:
+        return self._scales[:, :, None, None]

@@ -1,0 +1,210 @@
+"""Passes that are tried once per model: a tree beside its branches alone, linear drafts beside single tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from jacobi import LookaheadError, Path, TokenTree
+from lookahead.models.compat import MODEL_ERRORS
+from lookahead.models.conformance import recorded_routes
+from lookahead.models.families.mamba2 import bound_error
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.encoder_decoder import stepwise
+from lookahead.runtime.fallback_steps import PlainPasses
+from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.session import bare_chain, bare_model, masked_inputs
+
+Verdict = tuple[str | None, bool]  # what is wrong, if anything; whether that is certain
+_SHARP = 1e-3  # of the scores' spread; below it lie other orders of float32 sums, above it mistakes
+_LONG = 70  # tokens of a long pass: more than the 64 that many recurrent layers take at once
+_SHORT = 10
+
+
+def _apart(ours: Tensor, alone: Tensor) -> float | None:
+    """How far scores lie apart, as a share of their spread; None if they are not numbers."""
+    finite = ours.isfinite() & alone.isfinite()  # a model may rule tokens out with -inf
+    if bool(alone.isnan().any()) or not bool(finite.any()):
+        return None
+    return ((ours - alone)[finite].abs().max() / (alone[finite].std() + 1e-9)).item()
+
+
+def _allowed(dtype: torch.dtype) -> float:
+    """How far scores in ``dtype`` may lie apart."""
+    return max(_SHARP, 32 * torch.finfo(dtype).eps)
+
+
+@torch.no_grad()
+def tree_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
+    """What is wrong with the model's handling of a tree.
+
+    One pass over four sequences of a causal model, all with the prompt ``abcd``; then two of transformers' own passes
+    over ``ei``, after the whole prompt and the padded one::
+
+        abcd  e - f - g - h       both branches
+                \\ i - j
+        abcd  e - f - g - h       the first alone
+        abcd  e - i - j           the second alone
+        .bcd  the whole tree again, after padding
+    """
+    vocab, causal = traits.vocab_size, not traits.is_encoder_decoder
+    word = [(7 + 13 * i) % vocab for i in range(8)]
+    prompt = torch.tensor([word[:4]] * (4 if causal else 3), device=traits.device)
+    left, right = word[5:8], [(token + 1) % vocab for token in word[5:7]]
+    trees = [TokenTree.from_paths(word[4], paths) for paths in ([left, right], [left], [right])]
+    try:
+        inputs = _padded_last(model, prompt) if causal else {}
+        with bare_model(model, prompt, 16, **inputs) as view:
+            both, *alone = view.forward([*trees, trees[0]][: len(prompt)]).logits.float()
+        padded = alone.pop() if causal else None
+        if padded is None:  # positions are our own doing there
+            alone = [stepwise(model, prompt[:1], tree.tokens) for tree in trees[1:]]
+    except (LookaheadError, torch.OutOfMemoryError):
+        raise
+    except (*MODEL_ERRORS, AssertionError) as error:
+        message = f"{traits.name} did not run a pass with a tree mask ({type(error).__name__}: {error})."
+        return f"{message} Drop use_lookahead for this model.", True
+    together = torch.cat([both[:4], both[:1], both[4:]])
+    difference = _apart(together, torch.cat([line[: len(tree)] for line, tree in zip(alone, trees[1:], strict=True)]))
+    if difference is None:
+        return None, False  # decoding will name the step
+    if difference > _allowed(traits.dtype):
+        reason = "model.eval() was not called, or " if model.training else ""
+        return (
+            f"{traits.name} does not keep the branches of a tree apart: scores differ by {difference:.2g} of their "
+            f"spread, allowed {_allowed(traits.dtype):.2g} ({reason}it ignores attention masks or position_ids). "
+            "Drop use_lookahead for this model."
+        ), True
+    if padded is None or model.training:
+        return None, True
+    second = [0, 1 + len(left)]  # the root, and the second branch's first node
+    scores = torch.stack([both, padded])[:, second]
+    return _fallback_error(model, traits, prompt[[0, -1]], [word[4], right[0]], scores), True
+
+
+def _padded_last(model: PreTrainedModel, prompt: Tensor) -> dict[str, Any]:
+    mask = torch.ones_like(prompt)
+    mask[-1, 0] = 0
+    return masked_inputs(ModelTraits.of(model), mask)
+
+
+def _fallback_error(
+    model: PreTrainedModel, traits: ModelTraits, prompt: Tensor, tokens: list[int], scores: Tensor
+) -> str | None:
+    """How the ``scores`` ``[batch, token, vocab]`` of a tree's path differ from those of transformers' own passes.
+
+    ``tokens`` are the path's; the last sequence of ``prompt`` ``[batch, token]`` is padded on the left.
+    """
+    inputs = _padded_last(model, prompt)
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    text = torch.cat([prompt, torch.tensor([tokens] * len(prompt), device=traits.device)], dim=1)
+    length = prompt.shape[1] + 1
+    try:
+        model(input_ids=prompt, past_key_values=cache, use_cache=True, **inputs)
+        plain = PlainPasses(model, cache, inputs, 1)
+        steps = [plain.forward(text[:, : length + step]).logits[:, -1].float() for step in range(len(tokens))]
+    except MODEL_ERRORS:
+        return None  # it needs more than a text; decoding will tell
+    for row, kind in enumerate(("", " in a row that is padded")):
+        difference = _apart(scores[row], torch.stack([step[row] for step in steps]))
+        if difference is not None and difference > _allowed(traits.dtype):
+            return (
+                f"{traits.name} says something else in a pass over a tree than in plain passes{kind}: scores differ by "
+                f"{difference:.2g} of their spread, allowed {_allowed(traits.dtype):.2g} (it prepares each of its "
+                "passes in a way of its own). Drop use_lookahead for this model."
+            )
+    return None
+
+
+@torch.no_grad()
+def linear_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
+    """What is wrong with the model's way of continuing a state with several tokens.
+
+    A text is fed token by token, and then as linear drafts, whose scores have to be the same, and the states wherever a
+    pass was kept whole (``x`` = rejected, ``()`` = replayed)::
+
+        ghi   jkxx   (jk)lxx   (jkl)mnop   q   and one long pass, where several short ones went before
+
+    There are two sequences, the second padded on the left.
+    """
+    error = bound_error(model)
+    if error is not None:
+        return error, True
+    held = _own_tensors(model)
+    try:
+        together, alone, left, states = _linear_passes(model, traits)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a model that is not made for it may fail in any way
+        return f"it does not continue a cached state with several tokens ({type(error).__name__}: {error})", True
+    finally:
+        for module, values in zip(model.modules(), held, strict=True):
+            vars(module).update(values)
+    told = [_apart(*pair) for pair in zip(together, alone, strict=True)]
+    differences = [difference for difference in told if difference is not None]
+    if not differences:
+        return None, False  # decoding will name the step
+    # In a small part of a model a lost state may hardly show in the scores of so short a text.
+    for got, expected in zip(left, states, strict=True):
+        if got.shape != expected.shape:
+            return "several tokens leave a cached state of another shape than one by one", True
+        if expected.isfinite().all():
+            differences.append(((got - expected).abs().max() / (expected.abs().max() + 1e-9)).item())
+    most = _allowed(traits.dtype)
+    if max(differences) > most:
+        return (
+            "several tokens that continue a cached state do not give what they give one by one: scores or states "
+            f"differ by {max(differences):.2g} of their spread, allowed {most:.2g}"
+        ), True
+    if most > _SHARP and recorded_routes(model) != {"chain"}:
+        return (
+            f"in {str(traits.dtype).removeprefix('torch.')} a lost state cannot be told from rounding, and its class "
+            "is not among those that were found exact in float32 (docs/models.md)"
+        ), True
+    return None, True
+
+
+def _linear_passes(model: PreTrainedModel, traits: ModelTraits) -> list[list[Tensor]]:
+    """Scores ``[token, vocab]`` of each sequence in drafted passes and one by one, and states after both."""
+    vocab = traits.vocab_size
+    limits = [traits.position_table, traits.index_limit, (traits.rope_limit or (None, None))[1]]
+    longest = max(17, min([18 + _LONG, *(limit for limit in limits if limit)]))
+    word = [(7 + 13 * i + i // vocab) % vocab for i in range(longest)]
+    wrong = [(token + 1) % vocab for token in word]
+    prompt = torch.tensor([word[:6]] * 2, device=traits.device)
+    mask = torch.ones_like(prompt)
+    mask[1, :2] = 0
+    drafts = [(6, 9, 9), (9, 11, 13), (11, 12, 14), (12, 16, 16), (16, 17, 17)]  # first token, first wrong one, end
+    ours, alone, left, states = (list[Tensor]() for _ in range(4))
+
+    def feed(view: LinearModel, tokens: list[int], kept: int) -> Tensor:
+        scores = view.forward([TokenTree.chain(tokens[0], tokens[1:])] * 2).logits[:, :kept].float()
+        view.keep([Path(list(range(kept)), [0] * kept)] * 2)
+        return scores
+
+    with bare_chain(model, prompt, mask) as view:
+        for at in range(6, 17):
+            alone.append(feed(view, [word[at]], 1))
+            if at + 1 in (9, 16, 17):
+                states += view.states()
+        for start in range(17, longest, _SHORT):
+            part = word[start : start + _SHORT]
+            alone.append(feed(view, part, len(part)))
+        states += view.states()
+    with bare_chain(model, prompt, mask) as view:
+        for first, right, end in drafts:
+            ours.append(feed(view, word[first:right] + wrong[right:end], right - first))
+            if right == end:
+                left += view.states()
+        if longest > 17:
+            ours.append(feed(view, word[17:], longest - 17))
+        left += view.states()
+    return [[*torch.cat(ours, dim=1)], [*torch.cat(alone, dim=1)], left, states]
+
+
+def _own_tensors(model: PreTrainedModel) -> list[dict[str, Any]]:
+    """What modules hold beside parameters and buffers that may be a state of their own (RecurrentGemma)."""
+    of_each = (vars(module).items() for module in model.modules())
+    return [{name: value for name, value in own if value is None or isinstance(value, Tensor)} for own in of_each]
