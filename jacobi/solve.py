@@ -19,14 +19,16 @@ from jacobi.verify import Path, walk
 
 @dataclass(slots=True)
 class Scores:
-    """What one pass says about the trees of a batch."""
+    """What one pass says: ``logits`` ``[batch, node, vocab]`` of a batch's trees, smaller ones padded at the end.
 
-    logits: Tensor  # [batch, node, vocab]; smaller trees are padded at the end
-    greedy: list[list[int]]  # argmax of the raw logits, [batch][node]: the pass's one transfer to the host
-    broken: frozenset[tuple[int, int]] = frozenset()  # (row, node) whose logits hold NaN
-    successors: list[Successors] | None = (
-        None  # if asked for, at every node; of the prefill at the prompt's last tokens
-    )
+    ``greedy`` is their argmax as lists ``[batch][node]``, the pass's one transfer to the host; ``broken`` has the (row,
+    node) whose logits hold NaN; ``successors``, if asked for, are of every node (prefill: of the prompt's last tokens).
+    """
+
+    logits: Tensor
+    greedy: list[list[int]]
+    broken: frozenset[tuple[int, int]] = frozenset()
+    successors: list[Successors] | None = None
 
 
 @dataclass(slots=True)
