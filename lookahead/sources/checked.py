@@ -36,13 +36,12 @@ class CheckedSource:
                 f"Source {source.name!r} has the priors {source.priors!r}: expected a number between 0 and 1 for each "
                 "kind of candidate."
             )
-        for prior in priors:
-            if not 0.0 < prior < 1.0:
-                raise LookaheadError(
-                    f"Source {source.name!r} has the prior {prior}: expected a share above 0 and below 1."
-                )
-        self.name = source.name
-        self.priors = priors
+        if bad := [prior for prior in priors if not 0.0 < prior < 1.0]:
+            raise LookaheadError(
+                f"Source {source.name!r} has the prior {bad[0]}: expected a share above 0 and below 1."
+            )
+        self.name, self.priors = source.name, priors
+        self._title = f"Source {source.name!r}"
         self.start, self.root, self.step, self.learn = source.start, source.root, source.step, source.learn
         self._source = source
         self._vocab_size = vocab_size
@@ -59,7 +58,7 @@ class CheckedSource:
         given = self._source.expand(states)
         if not isinstance(given, Sequence) or len(given) != len(states):
             raise LookaheadError(
-                f"Source {self.name!r} expanded {len(states)} states to {given!r}: expected candidates for each."
+                f"{self._title} expanded {len(states)} states to {given!r}: expected candidates for each."
             )
         return [self._checked(candidates) for candidates in given]
 
@@ -69,22 +68,20 @@ class CheckedSource:
             candidates: list[Any] = [(index(token), index(kind), *map(float, more)) for token, kind, *more in given]
         except (TypeError, ValueError) as error:
             raise LookaheadError(
-                f"Source {self.name!r} proposed {given!r}: expected pairs (token, kind) of integers, or none."
+                f"{self._title} proposed {given!r}: expected pairs (token, kind) of integers, or none."
             ) from error
         lengths = set(map(len, candidates))
         if lengths - {2, 3} or len(lengths) > 1 or any(not 0.0 <= more[0] <= 1.0 for _, _, *more in candidates if more):
             raise LookaheadError(
-                f"Source {self.name!r} proposed {given!r}: expected pairs (token, kind), or for all of them a third "
-                "item, the probability that the source gives the token."
+                f"{self._title} proposed {given!r}: expected pairs (token, kind), or for all of them a third item, the "
+                "probability that the source gives the token."
             )
+        kinds = len(self.priors)
         for token, kind, *_ in candidates:
             if not 0 <= token < self._vocab_size:
+                raise LookaheadError(f"{self._title} proposed token {token}: expected 0 to {self._vocab_size - 1}.")
+            if not 0 <= kind < kinds:
                 raise LookaheadError(
-                    f"Source {self.name!r} proposed token {token}: expected 0 to {self._vocab_size - 1}."
-                )
-            if not 0 <= kind < len(self.priors):
-                raise LookaheadError(
-                    f"Source {self.name!r} proposed a candidate of kind {kind}: its priors know 0 to "
-                    f"{len(self.priors) - 1}."
+                    f"{self._title} proposed a candidate of kind {kind}: its priors know 0 to {kinds - 1}."
                 )
         return candidates

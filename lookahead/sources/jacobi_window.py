@@ -29,8 +29,7 @@ class JacobiWindow:
     """
 
     def __init__(self, window_size: int, ngram_size: int, fill: Sequence[int]) -> None:
-        self.window_size = window_size
-        self.ngram_size = ngram_size
+        self.window_size, self.ngram_size = window_size, ngram_size
         self.levels: list[list[int]] = [list(fill[: window_size + ngram_size - 3])]
 
     @property
@@ -99,8 +98,7 @@ class WindowSource(PoolSource):
 
     def __init__(self, rng: random.Random, vocab_size: int) -> None:
         super().__init__()
-        self._rng = rng
-        self._vocab_size = vocab_size
+        self._rng, self._vocab_size = rng, vocab_size
         self._window: JacobiWindow | None = None
         self._newest: list[int] = []
 

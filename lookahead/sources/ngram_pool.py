@@ -34,9 +34,7 @@ class NgramPool:
                 "A pool needs ngram_size >= 2, per_key >= 0 and capacity >= per_key: "
                 f"got ngram_size={ngram_size}, per_key={per_key}, capacity={capacity}."
             )
-        self.ngram_size = ngram_size
-        self.per_key = per_key
-        self.capacity = capacity
+        self.ngram_size, self.per_key, self.capacity = ngram_size, per_key, capacity
         self._keys: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()
         self._count = 0
 
@@ -72,8 +70,7 @@ class NgramPool:
 
     def get(self, key: int) -> Iterable[tuple[int, ...]]:
         """The continuations of ``key``, newest first; asking counts as use."""
-        under = self._keys.get(key)
-        if under is None:
+        if (under := self._keys.get(key)) is None:
             return ()
         self._keys.move_to_end(key)
         return reversed(under)

@@ -1,6 +1,7 @@
 """Token recycling: what the model last said after a token is drafted again (Luo et al., arXiv 2408.08696)."""
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 from jacobi import LEVELS, LookaheadError, Path, Successors, TokenTree
@@ -50,12 +51,10 @@ class SuccessorTable:
     def get(self, context: Context) -> tuple[int, Row] | None:
         """How many tokens the longest known suffix of ``context`` has, and its row; None where none is known."""
         ones, twos, threes = self._young
-        row = threes.get(context) or self._old[2].get(context)
-        if row is not None:
+        if (row := threes.get(context) or self._old[2].get(context)) is not None:
             return 3, row
         pair = context[1:]
-        row = twos.get(pair) or self._old[1].get(pair)
-        if row is not None:
+        if (row := twos.get(pair) or self._old[1].get(pair)) is not None:
             return 2, row
         row = ones.get(context[2]) or self._old[0].get(context[2])
         return None if row is None else (1, row)
@@ -105,16 +104,11 @@ class RecyclingSource:
         return (state[1], state[2], token)
 
     def propose(self, state: Context) -> list[tuple[int, int]]:
-        found = self._table.get(state)
-        if found is None:
+        if (found := self._table.get(state)) is None:
             return []
         order, (tokens, levels) = found
-        kind = (order - 1) * BEST * LEVELS
-        candidates = []
-        for token, level in zip(tokens, levels, strict=False):
-            candidates.append((token, kind + level))
-            kind += LEVELS
-        return candidates
+        kinds = count((order - 1) * BEST * LEVELS, LEVELS)
+        return [(token, kind + level) for token, level, kind in zip(tokens, levels, kinds, strict=False)]
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         if successors is not None:

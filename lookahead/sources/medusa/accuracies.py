@@ -30,8 +30,7 @@ from lookahead.sources.medusa.choices import MAX_NODES, TREE_FORMAT, TREE_KIND, 
 class HeadAccuracies:
     """The table a: how often each candidate of each head was right.
 
-    Raises:
-        LookaheadError: the table is empty or ragged, a share is not from 0 to 1, or a head's shares sum to more than 1.
+    A LookaheadError if it is empty or ragged, a share is not from 0 to 1, or a head's shares sum to more than 1.
     """
 
     accuracies: tuple[tuple[float, ...], ...]  # shares [head][rank]; the same number of ranks for every head

@@ -243,11 +243,9 @@ def _path(path: Any) -> tuple[int, ...]:
     ranks = list(path)
     if not ranks:
         raise LookaheadError("A path is empty: expected ranks like [0, 2]; the root is there without a path.")
-    numbers = [_natural(rank) for rank in ranks]
-    for rank, number in zip(ranks, numbers, strict=True):
-        if number is None:
-            raise LookaheadError(f"Path {ranks} has rank {rank!r}: expected integers from 0 on, 0 is the best.")
-    return tuple(number for number in numbers if number is not None)
+    if bad := [rank for rank in ranks if _natural(rank) is None]:
+        raise LookaheadError(f"Path {ranks} has rank {bad[0]!r}: expected integers from 0 on, 0 is the best.")
+    return tuple(_natural(rank) or 0 for rank in ranks)
 
 
 def _is_path(value: Any) -> bool:

@@ -55,7 +55,7 @@ class MedusaHeads(
     """Medusa's heads, kept apart from the model that they run beside.
 
     Use :meth:`for_model` for fresh heads and :meth:`from_pretrained` for trained ones; the constructor takes the sizes
-    that :class:`HeadsNetwork` lists.
+    of a :class:`HeadsNetwork`.
     """
 
     @classmethod

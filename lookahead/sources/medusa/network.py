@@ -36,27 +36,16 @@ class ResBlock(nn.Module):
 
 
 class HeadsNetwork(nn.Module):
-    """The heads as a module: hidden states in, logits of every head out.
-
-    Args:
-        hidden_size: channels of what the model's output layer reads.
-        vocab_size: tokens that it scores; None where heads without an output layer fit any.
-        num_layers: residual blocks of a head.
-        own_output: give each head an output layer of its own, without a bias; otherwise the heads use the model's.
-        base_model: name or folder of the model that the heads belong to.
-
-    Raises:
-        LookaheadError: a size is out of range.
-    """
+    """The heads as a module: hidden states in, logits of every head out; a LookaheadError if a size is out of range."""
 
     def __init__(
         self,
-        hidden_size: int,
-        vocab_size: int | None,
+        hidden_size: int,  # channels of what the model's output layer reads
+        vocab_size: int | None,  # tokens that it scores; None where heads without an output layer fit any
         num_heads: int = 4,
-        num_layers: int = 1,
-        own_output: bool = False,
-        base_model: str | None = None,
+        num_layers: int = 1,  # residual blocks of a head
+        own_output: bool = False,  # each head has an output layer, without a bias; else the heads use the model's
+        base_model: str | None = None,  # name or folder of the model that the heads belong to
     ) -> None:
         super().__init__()
         for name, size, least in (
@@ -131,10 +120,8 @@ def best_of(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Given are their log-probabilities, float32, and their token ids, int64, both ``[head, ..., count]``; a
     LookaheadError if ``count`` is not between 1 and the vocabulary.
     """
-    logits = logits.float()
-    if not 1 <= count <= logits.shape[-1]:
-        raise LookaheadError(
-            f"{count} candidates are asked of each head: expected 1 to {logits.shape[-1]}, all of the vocabulary."
-        )
+    logits, most = logits.float(), logits.shape[-1]
+    if not 1 <= count <= most:
+        raise LookaheadError(f"{count} candidates are asked of each head: expected 1 to {most}, all of the vocabulary.")
     best, ids = logits.topk(count, dim=-1)
     return best - logits.logsumexp(-1, keepdim=True), ids

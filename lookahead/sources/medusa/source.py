@@ -40,9 +40,7 @@ class HeadCandidates:
         self.num_heads = heads.num_heads
         self.spent_ms = 0.0  # time that the heads have taken
         self._heads = fast_heads(heads)
-        self._output = output
-        self._hidden = hidden
-        self._count = count
+        self._output, self._hidden, self._count = output, hidden, count
         self._found: list[tuple[list[list[int]], list[list[float]]] | None] = [None] * batch
         self._nodes: dict[int, int] = {}  # by sequence, where the heads have not run yet
         self._pass = 0
@@ -56,13 +54,10 @@ class HeadCandidates:
         self._nodes[sequence] = node
 
     def of(self, sequence: int) -> tuple[list[list[int]], list[list[float]]] | None:
-        """Token ids and log-probabilities ``[head][rank]`` below a sequence's next root, best first.
-
-        None if its last pass is no longer known, because nobody asked right after it.
-        """
+        """Token ids and log-probabilities ``[head][rank]`` below a sequence's next root, best first."""
         if self._nodes and self._pass == self._hidden.passes:
             self._run()
-        return self._found[sequence]
+        return self._found[sequence]  # None if nobody asked right after its last pass
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -90,8 +85,7 @@ class HeadsSource:
 
     def __init__(self, candidates: HeadCandidates, sequence: int) -> None:
         self.priors = _PRIORS * (_RANKS * candidates.num_heads)
-        self._candidates = candidates
-        self._sequence = sequence
+        self._candidates, self._sequence = candidates, sequence
         self._offers: list[list[tuple[int, int]]] | None = None
 
     @property

@@ -85,11 +85,7 @@ class Layout:
 
 
 def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layout:
-    """Tell a checkpoint's format from the names of its tensors, and from config.json whether an output layer is a copy.
-
-    Raises:
-        LookaheadError: ``tensors`` are no heads, or heads with missing or unknown tensors.
-    """
+    """A checkpoint's format by the names of its tensors, and by config.json whether its output layer is a copy."""
     naming, prefix, full = _naming(name, tensors)
     stored = {key.removeprefix(prefix): key for key in tensors if key.startswith(prefix) or not full}
     blocks = [match for key in stored if (match := naming.block_pattern.fullmatch(key))]
@@ -136,7 +132,6 @@ def _naming(name: str, tensors: Iterable[str]) -> tuple[Naming, str, bool]:
 
 def _count(name: str, what: str, numbers: set[int]) -> int:
     if numbers != set(range(len(numbers))):
-        raise LookaheadError(
-            f"{name} has {what} {some(map(str, sorted(numbers)))}: expected numbers from 0 on without gaps."
-        )
+        found = some(map(str, sorted(numbers)))
+        raise LookaheadError(f"{name} has {what} {found}: expected numbers from 0 on without gaps.")
     return len(numbers)

@@ -40,11 +40,8 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
     """Read heads from a folder, a file of tensors, the index of a sharded model, or a repository of the hub.
 
     ``model`` is the heads': it tells the vocabulary, and a copy of its output layer is compared with it. ``hub`` says
-    how to download, as :func:`huggingface_hub.hf_hub_download` takes it.
-
-    Raises:
-        LookaheadError: there are no heads, they are incomplete or damaged, a file would have to run code, or an output
-            layer that is said to be the model's is not.
+    how to download, as :func:`huggingface_hub.hf_hub_download` takes it. A LookaheadError says that there are no heads,
+    that they are incomplete or damaged, that a file would have to run code, or that the copy differs.
     """
     location = locate(source, hub or {})
     tensors, config = location.tensors(), location.config()

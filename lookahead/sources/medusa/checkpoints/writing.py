@@ -9,7 +9,7 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.models.output_layer import copyable_weight, output_layer
-from lookahead.sources.medusa.checkpoints import HeadTensors
+from lookahead.sources.medusa.checkpoints import HeadsConfig, HeadTensors
 from lookahead.sources.medusa.checkpoints.formats import MEDUSA, TOKEN_MAP, VLLM, Naming
 from lookahead.sources.medusa.checkpoints.storage import HEADS_FILE, MODEL_FILE
 
@@ -23,14 +23,12 @@ def write_medusa(heads: HeadTensors, folder: Path) -> None:
             "which: write them as 'vllm' (--to vllm on the command line)."
         )
     config = {
-        "base_model_name_or_path": sizes.base_model,
-        "hidden_size": sizes.hidden_size,
         "medusa_num_heads": sizes.num_heads,
         "medusa_num_layers": sizes.num_layers,
         "version": "1" if sizes.own_output else "2",
         "vocab_size": sizes.vocab_size,
     }
-    _write(_named(heads, MEDUSA), folder / HEADS_FILE, config)
+    _write(_named(heads, MEDUSA), folder / HEADS_FILE, sizes, config)
 
 
 def write_vllm(heads: HeadTensors, folder: Path, shared: Tensor | None) -> None:
@@ -39,8 +37,6 @@ def write_vllm(heads: HeadTensors, folder: Path, shared: Tensor | None) -> None:
     vocab_size = sizes.vocab_size if shared is None else shared.shape[0]
     config = {
         "architectures": ["MedusaModel"],
-        "base_model_name_or_path": sizes.base_model,
-        "hidden_size": sizes.hidden_size,
         "medusa_fc_bias": True,
         "model_type": "medusa",
         "num_heads": sizes.num_heads,
@@ -55,7 +51,7 @@ def write_vllm(heads: HeadTensors, folder: Path, shared: Tensor | None) -> None:
         tensors[VLLM.output.format(head=0)] = shared
     if heads.token_map is not None:
         tensors[TOKEN_MAP] = heads.token_map
-    _write(tensors, folder / MODEL_FILE, config)
+    _write(tensors, folder / MODEL_FILE, sizes, config)
 
 
 def shared_output(model: Any) -> Tensor:
@@ -84,6 +80,7 @@ def _named(heads: HeadTensors, naming: Naming) -> dict[str, Tensor]:
     return {theirs: heads.state[ours] for ours, theirs in names.items()}
 
 
-def _write(tensors: dict[str, Tensor], file: Path, config: dict[str, Any]) -> None:
+def _write(tensors: dict[str, Tensor], file: Path, sizes: HeadsConfig, config: dict[str, Any]) -> None:
+    config |= {"base_model_name_or_path": sizes.base_model, "hidden_size": sizes.hidden_size}
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
     file.with_name("config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
