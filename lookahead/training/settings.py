@@ -19,14 +19,10 @@ class TrainingSettings:
     own_output: bool = False  # give each head an output layer of its own
     backbone: Literal["lora", "full"] = "lora"  # (medusa-2) train an adapter on all linear layers, or all weights
     schedule: Literal["two-stage", "sine"] = "two-stage"  # (medusa-2) heads alone first, or their weight rises from 0
-    # Learn from the model's own answers; medusa-2 then holds the model to its outputs without the adapter, by their KL
-    # divergence.
-    distil: bool = False
+    distil: bool = False  # learn from the model's own answers; medusa-2 then adds the KL divergence from its outputs
     answer_tokens: int = 256  # (distil) most tokens of an answer
     temperature: float | None = None  # (distil) of sampled answers; None is greedy
-    # Peak, of the heads. None is 2e-3 together with the model; alone, the published 1e-3 at hidden size 4096, times
-    # sqrt(4096 / hidden_size).
-    learning_rate: float | None = None
+    learning_rate: float | None = None  # peak, of the heads; None is what heads_rate says
     backbone_learning_rate: float | None = None  # (medusa-2) peak, of the model; None is a quarter of the heads'
     lambda_0: float | None = None  # (medusa-2) weight of the heads' loss; None is 0.2, or 0.01 with distil
     epochs: float = 2.0  # passes over the data in each stage; more, if that is needed for min_steps
@@ -87,7 +83,7 @@ class TrainingSettings:
         return ("heads", "both") if self.schedule == "two-stage" else ("both",)
 
     def heads_rate(self, stage: str, hidden_size: int) -> float:
-        """The peak learning rate of the heads."""
+        """The heads' peak: by default 2e-3 with the model; alone, 1e-3 (published) times sqrt(4096 / hidden_size)."""
         published = 1e-3 * math.sqrt(_PUBLISHED_SIZE / hidden_size) if stage == "heads" else 2e-3
         return self.learning_rate or published
 

@@ -157,7 +157,9 @@ class MedusaTrainer(OwnCheckpoints):
     def run(self, resume: bool) -> Any:
         """Train, or continue with ``resume`` until steps or time are over; returns the trainer's state."""
         folder = Path(self.args.output_dir)
-        finished, found = folder / _FINISHED, _last_checkpoint(folder) if resume else None
+        finished = folder / _FINISHED
+        whole = [path.parent for path in folder.glob(f"checkpoint-*/{_STATE}") if resume]  # the state is written last
+        found = max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
         if found is not None and finished.exists():
             state = TrainerState.load_from_json(str(found / _STATE))
             self.clock.on_train_begin(self.args, state, self.control)
@@ -236,9 +238,3 @@ class MedusaTrainer(OwnCheckpoints):
             raise LookaheadError(f"{file} holds other weights than are trained: expected those of the same settings.")
         for name, weight in ours.items():
             weight.copy_(stored[name])
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint: a trainer writes its state last."""
-    found = [path.parent for path in folder.glob(f"checkpoint-*/{_STATE}")]
-    return max(found, key=lambda path: int(path.name.partition("-")[2]), default=None)
