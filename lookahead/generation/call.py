@@ -1,13 +1,14 @@
-"""One call of ``generate`` as transformers prepared it: read once, and never changed."""
+"""One call of ``generate`` as transformers prepared it, and what it reads of a strategy."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from lookahead.draft.context import CallContext, Drafts, Wants
 from lookahead.models.compat import is_users_cache
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.snapshots import holds_text
@@ -98,3 +99,31 @@ class Call:
             return rows
         pairs = zip(rows, mask.tolist(), strict=True)
         return [[token for token, real in zip(row, flags, strict=True) if real] for row, flags in pairs]
+
+
+class Strategy(Protocol):
+    """Frozen settings that say how a draft is grown; the attributes are documented where they are set."""
+
+    @property
+    def verification(self) -> Literal["exact", "rejection"]: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def stats(self) -> Literal["none", "summary", "detailed"]: ...
+    @property
+    def static(self) -> bool | None: ...
+    @property
+    def attention(self) -> Literal["sdpa", "eager", "flex_attention"] | None: ...
+    @property
+    def rule(self) -> Callable[[Tensor], Tensor] | None: ...
+    @property
+    def remembers(self) -> bool: ...
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse a model for which nothing can be drafted, before any pass."""
+
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
+        """What the drafters want to be told by the model."""
+
+    def drafts(self, call: CallContext) -> Drafts:
+        """Make what one call needs."""

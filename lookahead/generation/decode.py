@@ -13,12 +13,11 @@ from jacobi import Drafter, LookaheadError, Step, Wants, solve
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import borrowed
 from lookahead.generation import transformers_loop
-from lookahead.generation.call import Call
+from lookahead.generation.call import Call, Strategy
 from lookahead.generation.curves import step_times
 from lookahead.generation.drafting import WhileWriting, draft_context
 from lookahead.generation.observers import Observers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, decoded
-from lookahead.generation.strategy import Strategy
 from lookahead.models.compat import kernels_for_decoding
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.linear import LinearModel
