@@ -58,16 +58,16 @@ class AutomaticStrategy(Strategy):
         self._whole("max_nodes", 1)
         if self.nodes is not None:
             self._whole("nodes", 1)
-        for field in ("nodes", "max_nodes"):
-            if (getattr(self, field) or 0) > _MOST_NODES:
-                raise LookaheadError(f"{name}({field}=) must be at most {_MOST_NODES}: got {getattr(self, field)}.")
+        for field, count in (("nodes", self.nodes or 0), ("max_nodes", self.max_nodes)):
+            if count > _MOST_NODES:
+                raise LookaheadError(f"{name}({field}=) must be at most {_MOST_NODES}: got {count}.")
         if isinstance(self.tuning, dict):  # as to_dict wrote it
             object.__setattr__(self, "tuning", StepTimes.from_dict(self.tuning, frozen=True))
-        if self.tuning is not None and not isinstance(self.tuning, StepTimes):
-            if not isinstance(self.tuning, str | Path):
-                expected = "must be a StepTimes or the file of a saved one"
-                raise LookaheadError(f"{name}(tuning=) {expected}: got {self.tuning!r}.")
+        if isinstance(self.tuning, str | Path):
             StepTimes.load(self.tuning)  # what cannot be read is told now
+        elif not isinstance(self.tuning, StepTimes | None):
+            expected = "a StepTimes or the file of a saved one"
+            raise LookaheadError(f"{name}(tuning=) must be {expected}: got {self.tuning!r}.")
         given = self.sources
         if given is None:
             return
@@ -117,10 +117,8 @@ class AutomaticStrategy(Strategy):
         """The best next tokens at every node; in long calls at many of the prompt's, whose logits cost memory."""
         if not self.automatic:
             return super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens)
-        if new_tokens < _SHORT_CALL:
-            return Wants(BEST)
-        fit = _PROMPT_LOGITS // (batch * vocab_size)
-        return Wants(BEST, max(1, min(_PROMPT_TOKENS // batch, fit)))
+        fit = min(_PROMPT_TOKENS // batch, _PROMPT_LOGITS // (batch * vocab_size))
+        return Wants(BEST, max(1, fit) if new_tokens >= _SHORT_CALL else 1)
 
     def automatic_drafts(
         self, call: CallContext, names: Sequence[str | SourceFactory], extra: Mapping[str, Maker] | None = None
