@@ -10,12 +10,10 @@ from jacobi.verify import Path
 
 @dataclass(slots=True)
 class Successors:
-    """The model's best next tokens at the nodes of one tree.
+    """The model's best next tokens at the nodes of one tree, ids ``[node][rank]``, best first.
 
-    Attributes:
-        tokens: ``[node][rank]`` token ids, best first.
-        levels: ``[node][rank]``, from 0 to ``LEVELS - 1``: how far in logits a token lies below the best one; for the
-            best one, how far the second lies below it.
+    ``levels`` ``[node][rank]``, from 0 to ``LEVELS - 1``, tell how far in logits a token lies below the best one; for
+    the best one, how far the second lies below it.
     """
 
     tokens: list[list[int]]
@@ -28,12 +26,10 @@ LEVELS = len(LEVEL_STEPS) + 1
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What drafters want to be told by the model; known before the model is opened.
+    """What drafters want to be told by the model, known before it is opened.
 
-    Attributes:
-        top_k: the best next tokens at every node; 0 = none.
-        prompt_top_k: at how many of the prompt's last tokens these are wanted.
-        taps: hidden states of every pass, by name: ``"last"`` is what the output layer reads.
+    The ``top_k`` best next tokens (0 = none) at every node and at ``prompt_top_k`` of the prompt's last tokens; by the
+    names of ``taps`` the hidden states of every pass, of which ``"last"`` is what the output layer reads.
     """
 
     top_k: int = 0

@@ -123,8 +123,7 @@ class TokenTree:
     def from_parents(cls, tokens: Sequence[int], parents: Sequence[int]) -> "TokenTree":
         """A tree from its two arrays; equal siblings are merged.
 
-        Raises:
-            LookaheadError: the arrays differ in length, are empty, or a parent does not come before its child.
+        A LookaheadError if the arrays differ in length or are empty, or a parent does not come before its child.
         """
         if len(tokens) != len(parents) or not tokens:
             raise LookaheadError(

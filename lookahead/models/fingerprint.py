@@ -86,7 +86,7 @@ def _setting(value: Any, configs: dict[int, Hashable], depth: int = _DEPTH) -> H
 
 
 def _code(model: PreTrainedModel, kinds: Iterable[type]) -> Iterator[Hashable]:
-    """The functions that a pass may call: the modules' methods, and what their files define or import."""
+    """The functions that a pass may call: methods, and what the modules' files define or import."""
     yield from (weakref.ref(nn.Module.__call__), weakref.ref(nn.Module._call_impl))
     files: dict[str, None] = {}
     for kind in dict.fromkeys(base for derived in kinds for base in derived.__mro__):

@@ -65,10 +65,7 @@ class HiddenStates:
         self._noted, self._thread = {}, threading.get_ident()
 
     def take(self, logits: Tensor) -> tuple[Tensor, ...]:
-        """A pass is over: what the modules read to make ``logits`` ``[batch, node, vocab]``, in the order of the taps.
-
-        A LookaheadError if a module was not called, or with something that does not fit the logits.
-        """
+        """A pass is over: what was read, by tap, for ``logits`` ``[batch, node, vocab]``; an error if it misfits."""
         noted, self._noted, self._thread = self._noted, {}, None
         return tuple(self._aligned(tap, noted.get(tap), logits) for tap in self.taps)
 

@@ -7,7 +7,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from jacobi import LookaheadError
-from lookahead.models.families.encoder_decoders import forgets_padding
+from lookahead.models.families.decoders import forgets_padding
 from lookahead.models.mask_rules import windows_of_the_cache
 from lookahead.models.traits import ModelTraits, boundary
 from lookahead.runtime.cache.snapshots import holds_text

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead.models.families.encoder_decoders import own_steps
+from lookahead.models.families.decoders import own_steps
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.traits import ModelTraits
 from lookahead.support.caches import check_cache_of_linear, check_cache_of_trees

@@ -99,17 +99,15 @@ class Sampler:
         for row, line in zip(rows, probabilities, strict=True):
             now.paths[row].distributions.append(line)
         if self._rejection:
-            pairs = zip(places, probabilities, strict=True)
-            return [self._reject(now.trees[row], node, line) for (row, node), line in pairs]
+            tokens = []
+            for (row, node), line in zip(places, probabilities, strict=True):
+                tree = now.trees[row]
+                tokens.append(reject(line, list(tree.children[node]), drawn_from=(tree.drawn_from or {}).get(node)))
+            return tokens
         if self.noise is None:
             return list(torch.multinomial(probabilities, 1).squeeze(1).tolist())
         self.check_probabilities(probabilities, rows)
         return list((probabilities / self.noise.lines(rows, probabilities)).argmax(-1).tolist())
-
-    @staticmethod
-    def _reject(tree: TokenTree, node: int, probabilities: Tensor) -> int:
-        drawn_from = None if tree.drawn_from is None else tree.drawn_from.get(node)
-        return reject(probabilities, list(tree.children[node]), drawn_from=drawn_from)
 
     def look(self, now: Pass, places: Sequence[Place]) -> Tensor:
         """Processed scores ``[place, vocab]`` for each row's next token, which are recorded."""

@@ -20,7 +20,6 @@ from lookahead.medusa import MedusaHeads
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.session import bare_chain
-from lookahead.support import linear_passes
 from lookahead.support import route as support
 from lookahead.tuning import sweep
 
@@ -358,7 +357,7 @@ def test_coarse_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a mistake hides behind rounding, so what was found in float32 has the say."""
     for name in ("qwen3_next", "nemotron_h"):
         assert support.route(fresh_hybrid(name, dtype=torch.bfloat16))[0] == "chain"
-    monkeypatch.setattr(linear_passes, "recorded_routes", lambda _: set())
+    monkeypatch.setattr("lookahead.support.passes.recorded_routes", lambda _: set())
     route, reason = support.route(fresh_hybrid("qwen3_next", dtype=torch.bfloat16))
     assert route == "plain"
     assert reason is not None

@@ -5,13 +5,12 @@ token (Nemotron-H and Zamba-2 have a lower bound of 0.001). A linear draft that 
 one token each, so its scans are told of no bound; a prompt's pass is left as it is.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from lookahead.models.families.overrides import Override, current_positions
+from lookahead.models.families.overrides import Override, current_positions, file_of
 
 CONTINUING = object()  # the positions of a pass that continues a text with several tokens
 _FREE = (0.0, float("inf"))
@@ -20,14 +19,14 @@ _SCAN = "mamba2_chunk_scan"
 
 def unbounded_scans(model: nn.Module) -> list[Override]:
     """Overrides of the scans in ``model`` that bound time steps, heeding ``CONTINUING``."""
-    homes = {id(home): home for home in map(_home, filter(_bounded, model.modules()))}
+    homes = {id(home): home for home in map(file_of, filter(_bounded, model.modules()))}
     return [Override(home, _SCAN, _unbounded_scan) for home in homes.values() if hasattr(home, _SCAN)]
 
 
 def bound_error(model: nn.Module) -> str | None:
     """Which bound a pass over several tokens keeps and a pass over one does not, if it cannot be lifted."""
     for module in filter(_bounded, model.modules()):
-        if not hasattr(_home(module), _SCAN):
+        if not hasattr(file_of(module), _SCAN):
             low, high = module.time_step_limit  # type: ignore[misc]
             return (
                 f"its {type(module).__name__} keeps time steps between {low:g} and {high:g} in passes over several "
@@ -39,11 +38,6 @@ def bound_error(model: nn.Module) -> str | None:
 def _bounded(module: nn.Module) -> bool:
     limit = getattr(module, "time_step_limit", None)
     return limit is not None and tuple(limit) != _FREE
-
-
-def _home(module: nn.Module) -> Any:
-    """The file that a module's class is defined in."""
-    return sys.modules[type(module).__module__]
 
 
 def _unbounded_scan(_: Any, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ A stand-in reads :func:`current_positions`, which says where the pass's nodes an
 does what the original does: other threads notice nothing.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -61,6 +62,11 @@ class DecoderPositions:
 def current_positions() -> Any:
     """What the pass that this thread is in tells overrides; None outside of a pass."""
     return getattr(_thread, "positions", None)
+
+
+def file_of(module: Any) -> Any:
+    """The file that a module's class is defined in."""
+    return sys.modules[type(module).__module__]
 
 
 @contextmanager

@@ -4,7 +4,6 @@ A new family is a row here: how its module is recognised, which attribute counts
 positions in its place, in a module beside this one. ``tests/models/test_overrides.py`` shows how to test it.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lookahead.models.families import decoders, slot_counters
-from lookahead.models.families.overrides import DecoderPositions, Override, SlotPositions
+from lookahead.models.families.overrides import DecoderPositions, Override, SlotPositions, file_of
 from lookahead.models.traits import parameters
 
 
@@ -32,12 +31,8 @@ def _defines(attribute: str) -> Callable[[str, nn.Module], bool]:
     return lambda name, module: hasattr(type(module), attribute)
 
 
-def _file_of(module: nn.Module) -> Any:
-    return sys.modules[type(module).__module__]
-
-
 def _is_falcon_with_alibi(_: str, module: Any) -> bool:
-    return vars(module).get("use_alibi") is True and hasattr(_file_of(module), "build_alibi_tensor")
+    return vars(module).get("use_alibi") is True and hasattr(file_of(module), "build_alibi_tensor")
 
 
 def _is_gpt_neo(_: str, module: nn.Module) -> bool:
@@ -85,7 +80,7 @@ def _overrides(families: Sequence[Family], model: nn.Module, told: type) -> list
     for name, module in model.named_modules():
         family = next((family for family in families if family.matches(name, module)), None)
         if family is not None:
-            owner = _file_of(module) if family.in_file else module
+            owner = file_of(module) if family.in_file else module
             found.append(Override(owner, family.attribute, family.stand_in, told))
     return found
 
