@@ -62,8 +62,7 @@ class BatchSource(Source, Protocol):
     """A source that makes the candidates of many nodes at once, as a draft model does in one forward pass of its own.
 
     Best-first growth asks it by :meth:`expand`, once for all nodes that wait on a level, and may never take some of
-    them. What it has kept for nodes of the draft goes with :meth:`rollback`. Its states are hashable, and equal states
-    have the same candidates.
+    them. Its states are hashable, and equal states have the same candidates.
     """
 
     def expand(self, states: Sequence[Any]) -> Sequence[Sequence[Candidate]]:

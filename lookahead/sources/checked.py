@@ -76,12 +76,10 @@ class CheckedSource:
                 f"{self._title} proposed {given!r}: expected pairs (token, kind), or for all of them a third item, the "
                 "probability that the source gives the token."
             )
-        kinds = len(self.priors)
+        last = len(self.priors) - 1
         for token, kind, *_ in candidates:
             if not 0 <= token < self._vocab_size:
                 raise LookaheadError(f"{self._title} proposed token {token}: expected 0 to {self._vocab_size - 1}.")
-            if not 0 <= kind < kinds:
-                raise LookaheadError(
-                    f"{self._title} proposed a candidate of kind {kind}: its priors know 0 to {kinds - 1}."
-                )
+            if not 0 <= kind <= last:
+                raise LookaheadError(f"{self._title} proposed a candidate of kind {kind}: its priors know 0 to {last}.")
         return candidates

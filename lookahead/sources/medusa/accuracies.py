@@ -67,14 +67,11 @@ class HeadAccuracies:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedTree:
-    """A tree with the table that it was grown from; :func:`lookahead.medusa.choices_from` takes it, or its file.
-
-    ``model`` and ``heads`` are names or folders, for people who read the file.
-    """
+    """A tree with the table that it was grown from; :func:`lookahead.medusa.choices_from` takes it, or its file."""
 
     choices: ChoiceTree
     accuracies: HeadAccuracies
-    model: str | None = None
+    model: str | None = None  # like the next, a name or folder, for people who read the file
     heads: str | None = None
 
     @property
@@ -144,10 +141,7 @@ def grow_tree(accuracies: HeadAccuracies, nodes: int) -> ChoiceTree:
     """The tree of at most ``nodes`` nodes, its root not counted, with the greatest expected length.
 
     What counts is how often a rank was right, not the rank. Candidates that were never right are left out, so the tree
-    may be smaller than asked for.
-
-    Raises:
-        LookaheadError: ``nodes`` is not from 1 to 4096, or no candidate of the first head was ever right.
+    may be smaller than asked for. A LookaheadError if ``nodes`` is not 1 to 4096, or the first head was never right.
     """
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
         raise LookaheadError(f"A tree cannot have {nodes!r} nodes: expected 1 to {MAX_NODES}, the root left out.")

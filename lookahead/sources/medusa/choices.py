@@ -37,11 +37,8 @@ _FORMS = (
 class ChoiceTree:
     """A tree of candidates, given by its paths in any order; missing prefixes are added, so leaves alone will do.
 
-    ``paths`` are then sorted by length and by rank: path number i is node i + 1 of :meth:`token_tree`.
-
-    Raises:
-        LookaheadError: no paths, an empty path, a path given twice, a rank that is no natural number, or more than 4096
-            nodes.
+    ``paths`` are then sorted by length and by rank: path number i is node i + 1 of :meth:`token_tree`. A LookaheadError
+    if there are none, one is empty or given twice, a rank is no natural number, or there are more than 4096 nodes.
     """
 
     paths: tuple[tuple[int, ...], ...]

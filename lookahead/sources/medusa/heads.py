@@ -64,11 +64,8 @@ class MedusaHeads(
 
         They are on the device of the output layer, in the dtype that the model computes in; the model, which may be
         quantised, stays as it is. With ``own_output`` each head trains its own copy of the output layer, without a
-        bias, as in the published heads.
-
-        Raises:
-            LookaheadError: the output layer cannot be reached, or ``own_output`` asks for copies of one that is
-                quantised, sharded or offloaded.
+        bias, as in the published heads. A LookaheadError if the output layer cannot be reached, or copies are asked for
+        of one that is quantised, sharded or offloaded.
         """
         hidden_size, vocab_size = output_sizes(model)
         layer = output_layer(model)
@@ -157,10 +154,8 @@ class MedusaHeads(
     def check(self, model: Any) -> None:
         """Raise a LookaheadError if the model's output layer is out of reach or has other sizes, or a weight is NaN."""
         hidden_size, vocab_size = output_sizes(model)
-        for what, ours, theirs in (
-            ("vocabulary", self.vocab_size or vocab_size, vocab_size),
-            ("hidden size", self.hidden_size, hidden_size),
-        ):
+        own = {"vocabulary": self.vocab_size or vocab_size, "hidden size": self.hidden_size}
+        for (what, ours), theirs in zip(own.items(), (vocab_size, hidden_size), strict=True):
             if ours != theirs:
                 belongs = f" and belong to {self.base_model}" if self.base_model else ""
                 raise LookaheadError(
@@ -194,11 +189,8 @@ def write_heads(
 
     ``"medusa"`` is what :meth:`MedusaHeads.save_pretrained` writes: version 1, or version 2 if the heads use the
     model's output layer. ``"vllm"`` is what vLLM loads as a draft model; its file holds an output layer, so heads
-    without their own need their ``model``, whose layer is copied.
-
-    Raises:
-        LookaheadError: the folder is not empty or cannot be written to, the heads hold NaN, or the format cannot hold
-            them.
+    without their own need their ``model``, whose layer is copied. A LookaheadError if the folder is not empty or cannot
+    be written to, the heads hold NaN, or the format cannot hold them.
     """
     if format not in ("medusa", "vllm"):
         raise LookaheadError(f"Heads cannot be written as {format!r}: expected 'medusa' or 'vllm'.")
@@ -220,10 +212,7 @@ def write_heads(
 
 
 def kept_heads(folder: str, device: torch.device | None = None, dtype: torch.dtype | None = None) -> MedusaHeads:
-    """The heads in a folder (or file, or repository): read once, and again when a file of it changes.
-
-    With ``device`` and ``dtype`` they lie there; heads of other models and devices stay as they are.
-    """
+    """The heads in a folder, file or repository, on a device: read once, and again when a file of it changes."""
     path = Path(folder).expanduser()
     files = [path, *path.iterdir()] if path.is_dir() else [path]
     stamp = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
