@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.models.ministral3 import modeling_ministral3
 
 from lookahead import Jacobi, Lookahead
-from lookahead.draft.planner import Planner
+from lookahead.draft.latency import PassCosts
 from lookahead.medusa import Medusa, MedusaHeads
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.runtime.tracing import schedule as tracing
@@ -155,15 +155,15 @@ def test_a_curve_of_its_own_from_the_middle_on(monkeypatch: pytest.MonkeyPatch) 
     """What traced passes take is not mixed with what other passes took before."""
     monkeypatch.setattr(tracing, "_COST", 20.0)
     model = fresh_model("llama")
-    planners: list[Planner] = []
-    renew = Planner.renew
-    monkeypatch.setattr(Planner, "renew", lambda self, ms: (planners.append(self), renew(self, ms)))
+    costs: list[PassCosts] = []
+    renew = PassCosts.renew
+    monkeypatch.setattr(PassCosts, "renew", lambda self, ms: (costs.append(self), renew(self, ms)))
     same_as_plain(model, prompts(1), Lookahead(), max_new_tokens=120, do_sample=True, temperature=9.0)
     assert {len(key[-1]) for key in memory_of(model).times} == {0, 1}
-    assert planners[-1].costs._limits.plain_ms == known(model).untraced_ms is not None
+    assert costs[-1]._limits.plain_ms == known(model).untraced_ms is not None
     traced = {key: times for key, times in memory_of(model).times.items() if key[-1]}
-    assert planners[-1].costs.times in traced.values()
-    assert planners[-1].costs.times.knows_single, "what is known of other passes is a guess about these"
+    assert costs[-1].times in traced.values()
+    assert costs[-1].times.knows_single, "what is known of other passes is a guess about these"
 
 
 def test_traces_that_another_call_makes() -> None:
