@@ -1,9 +1,8 @@
 """Jacobi decoding: a block of unknown tokens that is iterated until it no longer changes.
 
-It reads greedy decoding of m tokens as the triangular system ``y_i = argmax p(. | x, y_<i)`` and iterates all m
-unknowns at once from a guess (Santilli et al., ACL 2023, section 3; Song et al., ICML 2021). The block is one branch
-of the tree: what verification accepts of it has become fixed, and the iterate beyond, shifted by one, is the next
-draft.
+Greedy decoding of m tokens is the triangular system ``y_i = argmax p(. | x, y_<i)``, iterated from a guess (Santilli et
+al., ACL 2023, section 3; Song et al., ICML 2021). The block is one branch of the tree: what verification accepts of it
+has become fixed, and the iterate beyond, shifted by one, is the next draft.
 """
 
 import random

@@ -5,6 +5,7 @@ What is accepted is decided completely before anything is committed, learnt or y
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Protocol
@@ -118,17 +119,14 @@ class GreedyVerifier:
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         """Follow the argmax down the tree of each unfinished sequence."""
-        paths = []
+        paths = [Path() for _ in trees]
         for row, (tree, greedy) in enumerate(zip(trees, scores.greedy, strict=True)):
-            if self._finished[row]:
-                paths.append(Path())
-                continue
-            written = self.tokens[row]
-
-            def stop(token: int, row: int = row, written: list[int] = written) -> bool:
-                written.append(token)
-                self._finished[row] = token in self._end_tokens or len(written) >= self._max_new_tokens
-                return self._finished[row]
-
-            paths.append(walk(tree, greedy.__getitem__, stop))
+            if not self._finished[row]:
+                paths[row] = walk(tree, greedy.__getitem__, partial(self._write, row))
         return paths
+
+    def _write(self, row: int, token: int) -> bool:
+        written = self.tokens[row]
+        written.append(token)
+        self._finished[row] = token in self._end_tokens or len(written) >= self._max_new_tokens
+        return self._finished[row]

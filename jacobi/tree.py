@@ -4,8 +4,7 @@ A draft is a tree of tokens under a root, the last token that is already decided
 and a node sees exactly what it would see in plain decoding: the text so far, its ancestors and itself.
 
 The papers' drafts are trees: the lookahead window (Fu et al., arXiv 2402.02057, section 3) is a *comb*, its guesses a
-*trie*, a Jacobi block (Santilli et al., ACL 2023) a *chain*, Medusa's candidates (Cai et al., arXiv 2401.10774,
-section 2.1.2) a tree given by its paths.
+*trie*, a Jacobi block (Santilli et al., ACL 2023) a *chain*, Medusa's candidates (Cai et al., arXiv 2401.10774) paths.
 """
 
 from collections.abc import Iterable, Sequence

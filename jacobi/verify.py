@@ -1,10 +1,9 @@
 """Which part of a scored tree the model itself would have written.
 
-The walk asks at every node, from the root down, for the one token that plain decoding would write there: the argmax,
-or one draw from the model's distribution. If a child holds that token the walk goes on to it. Otherwise the token is
-the *bonus* token, and the walk ends. Drafts never influence what is chosen, only how far one pass gets, so the text is
-plain decoding's. (For drafts made without chance this accepts a token with exactly the probability that the model
-gives it, as the rule of Leviathan et al., arXiv 2211.17192, does.)
+The walk asks at every node, from the root down, for the token that plain decoding would write there: the argmax, or
+one draw from the model's distribution. It goes on to the child that holds this token; without one the token is the
+*bonus* token, and the walk ends. Drafts only influence how far a pass gets, so the text is plain decoding's. (Drafts
+made without chance are accepted with the model's probability, as by the rule of Leviathan et al., arXiv 2211.17192.)
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence

@@ -23,8 +23,8 @@ _DEPTH = 4  # of lists and dicts in a setting that are looked into
 def fingerprint(model: PreTrainedModel) -> Hashable:
     """A value that changes when the model would run other operations, or on other memory.
 
-    A graph replays addresses and takes no branch again. So weights, hooks, every setting (adapters are switched by
-    some) and the functions that the model's code calls count. It holds no reference to the model.
+    Weights, hooks, every setting (adapters are switched by some) and the functions that the model's code calls count.
+    It holds no reference to the model.
     """
     configs: dict[int, Hashable] = {}
     numbers: dict[int, int] = {}  # of weights in their order: which modules share one

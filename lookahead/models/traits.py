@@ -67,10 +67,9 @@ def boundary(traits: ModelTraits, past: int, last_positions: Sequence[int]) -> t
     """The first slot whose token needs a step of transformers' own, and why; None = no slot does.
 
     ``past`` slots hold the prompt, whose last token lies at ``last_positions`` in each sequence.
-    Some models change with the length of the text: ``dynamic`` RoPE makes new frequencies for every pass past its
-    limit, ``longrope`` switches its frequencies once (and transformers then recomputes the whole text), indexed sparse
-    attention begins to leave out tokens. From that very token on, each pass has to be the one that plain decoding
-    makes: one token in every sequence, prepared by the model's own ``prepare_inputs_for_generation``.
+    ``dynamic`` RoPE makes new frequencies for every pass past its limit, ``longrope`` switches them once (and
+    transformers then recomputes the whole text), indexed sparse attention begins to leave out tokens. From that token
+    on, each pass has to be plain decoding's own: one token in every sequence.
     """
     slots: list[tuple[int, str]] = []
     if traits.rope_limit is not None:

@@ -2,14 +2,7 @@
 
 from typing import Any
 
-from transformers.cache_utils import (
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    EncoderDecoderCache,
-    StaticCache,
-    StaticLayer,
-)
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache, StaticLayer
 
 from jacobi import LookaheadError
 from lookahead.models.traits import ModelTraits
@@ -17,12 +10,10 @@ from lookahead.runtime.cache.snapshots import holds_keys, recurrent_layers, stat
 from lookahead.runtime.cache.tree import EMPTY_LAYERS, layer_kinds
 
 _INDEXED = layer_kinds("DynamicIndexedLayer")  # they keep small keys of their own to choose by
-_LINEAR_LAYERS = (
-    *layer_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"),
-    *layer_kinds("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
-    *_INDEXED,
-    *EMPTY_LAYERS,
-)
+_TREE_LAYERS = (*layer_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "StaticLayer"), *_INDEXED, *EMPTY_LAYERS)
+_MIXED = layer_kinds("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
+_LINEAR = layer_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer")
+_LINEAR_LAYERS = (*_LINEAR, *_MIXED, *_INDEXED, *EMPTY_LAYERS)
 
 
 def check_cache_of_trees(traits: ModelTraits, cache: Any, batch: int, slots: int) -> None:
@@ -76,7 +67,7 @@ def check_cache(
             "past_key_values and cache_implementation unset, or decode without use_lookahead."
         )
     for index, layer in enumerate(cache.layers):
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, *_INDEXED, *EMPTY_LAYERS):
+        if type(layer) not in _TREE_LAYERS:
             kind = type(layer).__name__
             why = "a recurrent state cannot follow a tree" if "Linear" in kind else "it cannot keep chosen slots"
             raise LookaheadError(

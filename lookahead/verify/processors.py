@@ -6,12 +6,7 @@ from collections.abc import Callable
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as processors_module
-from transformers.generation.stopping_criteria import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StopStringCriteria,
-)
+from transformers.generation import stopping_criteria as rules
 
 
 def _processors(names: str) -> frozenset[type]:
@@ -31,8 +26,8 @@ ROW_PROCESSORS = PREFIX_FREE | _processors("""
     NoRepeatNGramLogitsProcessor RepetitionPenaltyLogitsProcessor SequenceBiasLogitsProcessor
     SuppressTokensAtBeginLogitsProcessor
 """)
-SIMPLE_RULES = frozenset((EosTokenCriteria, MaxLengthCriteria))
-ROW_RULES = SIMPLE_RULES | {MaxTimeCriteria, StopStringCriteria}
+SIMPLE_RULES = frozenset((rules.EosTokenCriteria, rules.MaxLengthCriteria))
+ROW_RULES = SIMPLE_RULES | {rules.MaxTimeCriteria, rules.StopStringCriteria}
 # Processors that keep something of the prefix they were given last.
 STATEFUL = _processors("SynthIDTextWatermarkLogitsProcessor UnbatchedClassifierFreeGuidanceLogitsProcessor")
 

@@ -1,8 +1,7 @@
 """Lossy acceptance: candidates are accepted by a rule of their own, not by what the model would have drawn.
 
-Both rules look at the distribution at a candidate's parent, as logits processors leave it, and say which tokens may
-follow there (Cai et al., arXiv 2401.10774, section 2.3.1). Neither keeps the model's distribution. Under both the most
-likely token may always follow, so as the temperature goes to 0 they become greedy decoding.
+Both rules say which tokens may follow by the distribution at a candidate's parent, as logits processors leave it (Cai
+et al., arXiv 2401.10774, section 2.3.1). The most likely token always may: at temperature 0 they are greedy decoding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -68,8 +67,7 @@ def accepted(
 ) -> dict[int, list[Decided]]:
     """For each row the longest path of candidates that ``rule`` accepts, and after it the most likely token.
 
-    Nothing is drawn, and no draft-free decoding writes this text. Processors are asked at every accepted candidate,
-    along its own prefix.
+    Nothing is drawn. Processors are asked at every accepted candidate, along its own prefix.
     """
     seen: dict[Place, tuple[Tensor, Tensor]] = {}  # processed scores and logits
 

@@ -1,18 +1,8 @@
-"""Decoders that number tokens themselves: they count from the cache's length on, and a tree has siblings.
+"""Decoders that number tokens themselves, from the cache's length on, where a tree has siblings.
 
-Most decoders of encoder-decoder models take no ``position_ids``. What turns their count into something is known by its
-interface:
-
-* position embeddings, ``embed_positions(x, past_key_values_length)`` (BART, Marian, M2M100, Whisper and their kin);
-* position ids, ``create_position_ids_from_input_ids(input_ids, padding_idx, past_key_values_length)`` (RoBERTa and its
-  kin as a decoder);
-* relative biases, ``compute_bias(query_length, key_length, device, past_seen_tokens)`` (T5 and its kin).
-
-For a pass each is asked for one stretch of text that covers all nodes, of which every node and slot reads the line of
-its own position. So offsets, tables and buckets stay the model's.
-
-Mixtures of experts that turn tokens away when too many choose the same expert are given room as well: plain decoding's
-passes hold one token of a sequence, and turn nothing away.
+What turns their count into something is known by its interface. For a pass each is asked for one stretch of text that
+covers all nodes, of which every node and slot reads the line of its own position. So offsets, tables and buckets stay
+the model's.
 """
 
 import copy
@@ -48,7 +38,7 @@ class _HeadLines:
 
 
 def position_embeddings(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For a ``forward`` that is told ``past_key_values_length``."""
+    """For ``embed_positions(x, past_key_values_length)`` (BART, Marian, M2M100, Whisper and their kin)."""
     signature = inspect.signature(type(module).forward)
     first = list(signature.parameters)[1]
     padding = None if isinstance(module, nn.Embedding) else getattr(module, "padding_idx", None)
@@ -82,7 +72,7 @@ def position_embeddings(module: nn.Module, original: Callable[..., Any]) -> Call
 
 
 def position_ids(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """For RoBERTa's way of counting, in which padding has a position of its own."""
+    """For RoBERTa's way of counting (and its kin's as a decoder), in which padding has a position of its own."""
 
     def create_position_ids_from_input_ids(
         input_ids: Tensor, padding_idx: int, past_key_values_length: int = 0
@@ -99,7 +89,7 @@ def position_ids(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 def relative_biases(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For T5's biases by the distance between query and key."""
+    """For biases by the distance between query and key (T5 and its kin)."""
 
     def compute_bias(query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Any:
         positions: DecoderPositions | None = current_positions()

@@ -1,8 +1,7 @@
 """Mamba-2 layers: time steps in passes over several tokens, bounded as they are in passes over one.
 
 transformers hands ``time_step_limit`` to the scan that reads a prompt, and not to the update that decodes token by
-token (Nemotron-H and Zamba-2 have a lower bound of 0.001). A linear draft that continues a text stands for passes over
-one token each, so its scans are told of no bound; a prompt's pass is left as it is.
+token (Nemotron-H and Zamba-2 have a lower bound of 0.001). So the scans of linear drafts are told of no bound.
 """
 
 from collections.abc import Callable

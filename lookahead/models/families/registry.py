@@ -49,9 +49,9 @@ def _embeds_positions(name: str, module: nn.Module) -> bool:
 
 
 def _biases_distances(_: str, module: Any) -> bool:
-    if not vars(module).get("has_relative_attention_bias"):
-        return False
-    return {"query_length", "key_length", "past_seen_tokens"} <= parameters(type(module).compute_bias)
+    counted = {"query_length", "key_length", "past_seen_tokens"}
+    biased = bool(vars(module).get("has_relative_attention_bias"))
+    return biased and counted <= parameters(type(module).compute_bias)
 
 
 def _has_capacity(_: str, module: Any) -> bool:
