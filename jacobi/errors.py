@@ -4,6 +4,6 @@
 class LookaheadError(ValueError):
     """Input that cannot be decoded as asked.
 
-    The message says what is wrong, what was expected against what was given, and what to do. It is raised before
-    any forward pass wherever the mistake can be seen that early, and nothing is left changed on the model.
+    The message says what is wrong, what was expected against what was given, and what to do. It is raised before any
+    forward pass where the mistake can be seen that early, and leaves the model unchanged.
     """

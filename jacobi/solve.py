@@ -74,7 +74,7 @@ class Verifier(Protocol):
 def solve(model: Model, drafters: Sequence[Drafter], verifier: Verifier) -> Iterator[Step]:
     """Decode a batch, one sequence a drafter; yields one :class:`Step` a forward pass, the prefill first.
 
-    The tree of the prefill is a root alone, which stands for the prompt's last token; its token id means nothing.
+    The prefill's tree is a root alone, for the prompt's last token; its token id means nothing.
     """
     trees = [TokenTree(0) for _ in drafters]
     start = drafted = perf_counter()

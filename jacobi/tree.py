@@ -142,10 +142,7 @@ class TokenTree:
 
 
 def ancestor_bits(parents: Sequence[int]) -> list[int]:
-    """What every node of a parent array sees, as the bits of one integer a node: bit b of a is set if a sees b.
-
-    A node sees its ancestors and itself: ``[-1, 0, 0, 1]`` gives ``[0b0001, 0b0011, 0b0101, 0b1011]``.
-    """
+    """What each node sees, as bits of one integer: ``[-1, 0, 0, 1]`` gives ``[0b0001, 0b0011, 0b0101, 0b1011]``."""
     seen: list[int] = []  # 70 nodes cost about 15 microseconds
     for node, parent in enumerate(parents):
         seen.append((seen[parent] if parent >= 0 else 0) | (1 << node))
@@ -155,8 +152,7 @@ def ancestor_bits(parents: Sequence[int]) -> list[int]:
 def branch_mask(parents: Sequence[int]) -> Tensor:
     """Which node sees which: bool ``[node, node]``; ``[a, b]`` is True if b is a itself or an ancestor of a.
 
-    This is the whole mask rule of the project: branches do not see each other because neither is above the other.
-    The tree drawn at :class:`TokenTree`, whose parents are -1 0 1 2 1, gives::
+    Branches do not see each other, as neither is above the other. The tree drawn at :class:`TokenTree` gives::
 
               <s> the cat sat dog
         <s>    T   F   F   F   F

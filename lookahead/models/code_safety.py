@@ -50,10 +50,8 @@ def _is_plain(module: nn.Module) -> bool:
     kind: Any = type(module)
     if not (_is_known(kind) and _is_known(kind.forward)):
         return False
-    return all(
-        weight is None or (type(weight) is nn.Parameter and not weight.is_inference())
-        for weight in module._parameters.values()
-    )
+    weights = (weight for weight in module._parameters.values() if weight is not None)
+    return all(type(weight) is nn.Parameter and not weight.is_inference() for weight in weights)
 
 
 def _is_known(code: Any) -> bool:

@@ -27,9 +27,8 @@ class Outputs(NamedTuple):
 class HiddenStates:
     """What tapped modules read in the last pass of one call, one thread.
 
-    A context manager: forward pre-hooks sit on the modules while the block runs. They note nothing in other threads,
-    and nothing outside of the passes that :meth:`expect` and :meth:`take` stand around. ``modules`` go by the names of
-    their ``taps``, see :func:`tapped`; one alone is taken for the output layer. ``passes`` counts.
+    A context manager, with forward pre-hooks on the modules. They note nothing in other threads, nor outside of the
+    passes that :meth:`expect` and :meth:`take` stand around. One module alone is taken for the output layer.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module] | nn.Module) -> None:

@@ -13,8 +13,8 @@ _MOST_BYTES = 64 << 20
 class Noise:
     """Exponential noise ``[batch, vocab]`` for each written index, as plain decoding draws it.
 
-    torch draws ``multinomial(p, 1)`` as ``argmax(p / noise)``, for a whole batch at once. Sequences at different
-    indices read their own line of the same noise, so texts and the generator's final state are plain decoding's::
+    torch draws ``multinomial(p, 1)`` as ``argmax(p / noise)``, for a whole batch at once. Each sequence reads its own
+    line of the same noise, so texts and the generator's final state are plain decoding's::
 
         index         0    1    2    3
         sequence 0    read read read next       noise 0 is forgotten, 1 and 2 wait for sequence 1

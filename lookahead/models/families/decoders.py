@@ -17,12 +17,7 @@ from transformers import PreTrainedModel
 from lookahead.models.families.overrides import DecoderPositions, current_positions
 
 # Whose inputs of a step are the last tokens and their positions, and nothing else that depends on the text.
-_PREPARES = (
-    "CanaryForConditionalGeneration",
-    "CohereAsrForConditionalGeneration",
-    "GenerationMixin",
-    "WhisperForConditionalGeneration",
-)
+_PREPARES = ("GenerationMixin", *(f"{kind}ForConditionalGeneration" for kind in ("Canary", "CohereAsr", "Whisper")))
 # Decoders whose steps do not heed padding in the decoder's prompt as the prompt's own pass does.
 _FORGETFUL = ("led", "nllb-moe")
 
