@@ -89,8 +89,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
     Args:
         query: ``[batch, head, node, channel]``.
-        key: ``[batch, key head, slot, channel]``.
-        value: ``[batch, key head, slot, value channel]``.
+        key, value: ``[batch, key head, slot, channel]``; the value's channels may be others.
         mask: additive, ``[batch, 1, node, slot]``; None = all slots are attended to.
         scale: of the scores; None is 1 over the root of the channels.
 
@@ -115,9 +114,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 def grouped_attention() -> Iterator[None]:
     """Keep the wrapper registered while the block runs; the last one out restores what was there."""
     global _users, _original
-    registry = (
-        ALL_ATTENTION_FUNCTIONS._global_mapping
-    )  # a local override of the user's goes before it, and is left alone
+    registry = ALL_ATTENTION_FUNCTIONS._global_mapping  # a user's local override goes before it, and is left alone
     with _lock:
         if registry["sdpa"] is not _grouped_sdpa:
             _original = registry["sdpa"]
@@ -137,11 +134,8 @@ def grouped_attention() -> Iterator[None]:
 def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[None]:
     """Run ``model`` with another attention implementation while the block runs, and restore its own afterwards.
 
-    The implementation is a setting of the model: nobody else may use the model in the meantime.
-
-    Args:
-        model: the model.
-        name: ``"sdpa"``, ``"eager"`` or ``"flex_attention"``; None changes nothing.
+    The implementation is a setting of the model: nobody else may use the model in the meantime. ``name`` is ``"sdpa"``,
+    ``"eager"`` or ``"flex_attention"``; None changes nothing.
 
     Raises:
         LookaheadError: the model has no such implementation, or cannot change it.
@@ -150,7 +144,9 @@ def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[Non
         yield
         return
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    configs |= {id(sub): sub for config in configs.values() for sub in _sub_configs(config)}
+    for config in list(configs.values()):
+        subs = [getattr(config, name, None) for name in getattr(config, "sub_configs", None) or ()]
+        configs |= {id(sub): sub for sub in subs if sub is not None}
     before = [(config, config._attn_implementation_internal) for config in configs.values()]
     try:
         try:
@@ -169,13 +165,6 @@ def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[Non
             config._attn_implementation_internal = own
 
 
-def _sub_configs(config: Any) -> Iterator[Any]:
-    for name in getattr(config, "sub_configs", None) or ():
-        sub = getattr(config, name, None)
-        if sub is not None:
-            yield sub
-
-
 @contextmanager
 def tree_forward() -> Iterator[None]:
     """Mark this thread as being inside a tree forward."""
@@ -189,11 +178,9 @@ def tree_forward() -> Iterator[None]:
 
 @contextmanager
 def attention_as(*, packed: bool, masked: bool = True) -> Iterator[None]:
-    """Decide for all layers of this thread's passes while the block runs.
+    """Let all layers of this thread's passes pack query heads or not while the block runs.
 
-    Args:
-        packed: query heads are packed in all of them, or in none.
-        masked: masks are heeded. A pass without one may have to be given one that hides nothing.
+    Without ``masked`` masks are not heeded: a pass without one may have to be given one that hides nothing.
     """
     before = getattr(_thread, "packed", None), getattr(_thread, "masked", True)
     _thread.packed, _thread.masked = packed, masked

@@ -1,7 +1,7 @@
 """An encoder-decoder model as the solver sees it: the tree is the decoder's, the encoder has run before the first pass.
 
-The decoder's own keys and values live in a `TreeCache`. The cross-attention's are filled by the
-prompt's pass and never change; they stay in the cache that ``generate`` prepared.
+The decoder's own keys and values live in a `TreeCache`. The cross-attention's are filled by the prompt's pass and never
+change; they stay in the cache that ``generate`` prepared.
 """
 
 import inspect
@@ -29,10 +29,8 @@ _POSITIONS = "decoder_position_ids"
 class EncoderDecoderForward(TreeForward):
     """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments.
 
-    ``input_ids`` are the decoder's; ``kwargs`` hold ``encoder_outputs``.
-
-    Args:
-        cross: the KV cache of the cross-attention; None = a new one.
+    ``input_ids`` are the decoder's; ``kwargs`` hold ``encoder_outputs``; ``cross`` is the KV cache of the
+    cross-attention, None = a new one.
     """
 
     mask_name = "decoder_attention_mask"
@@ -111,13 +109,7 @@ class _StandIn(MoEModelOutput):
 
 
 def stand_in_encoder(model: PreTrainedModel, batch: int, length: int = 5) -> MoEModelOutput:
-    """What an encoder might have said about a text of ``length`` tokens: drawn once and for all.
-
-    Args:
-        model: an encoder-decoder model.
-        batch: number of rows, which are equal.
-        length: tokens.
-    """
+    """What an encoder might have said about ``batch`` equal texts of ``length`` tokens: drawn once and for all."""
     config, traits = model.config, ModelTraits.of(model)
     encoder = getattr(config, "encoder", None) or getattr(config, "encoder_config", None) or config
     sizes = (getattr(source, name, None) for source in (encoder, config) for name in ("hidden_size", "d_model"))

@@ -49,13 +49,7 @@ class Executor(Protocol):
 
 
 class EagerExecutor:
-    """Runs the model's own Python, in inference mode where that is safe.
-
-    Args:
-        forward: one call's tree forwards.
-        reason: why there is no faster route.
-        is_safe: whether passes are known to be safe in inference mode; None = it is looked at before the first one.
-    """
+    """Runs the model's own Python, in inference mode if ``is_safe``; None = look before the first pass."""
 
     def __init__(self, forward: TreeForward, reason: str | None = None, is_safe: bool | None = None) -> None:
         self._reason = reason

@@ -13,7 +13,7 @@ class PlainPasses:
 
     Args:
         model: the model.
-        cache: the history so far, all rows equally long; the text's last token is not in it.
+        cache: the text so far but for its last token, all sequences equally long.
         model_kwargs: as ``generate`` prepared them for the prompt.
         written: new tokens so far.
     """
@@ -28,7 +28,7 @@ class PlainPasses:
 
     @property
     def cache(self) -> Cache:
-        """The history; another one than in the beginning where the model has recomputed the text."""
+        """The KV cache; another one than in the beginning where the model has recomputed the text."""
         return self._kwargs["past_key_values"]
 
     def forward(self, input_ids: Tensor) -> ModelOutput:

@@ -44,12 +44,10 @@ class TreeForward:
     """Prefill and tree forwards of one causal model in one call; nothing is held on the model itself.
 
     Args:
-        model: the model.
-        traits: its traits.
+        model, traits: the model and what is known of it.
         layout: where tokens lie; its cache may already hold an earlier call's.
         input_ids: ``[batch, prompt]``.
-        config: as ``generate`` prepared it.
-        kwargs: what the model is given beside tokens and cache, as ``generate`` prepared it.
+        config, kwargs: as ``generate`` prepared them; kwargs beside tokens and cache.
         hidden: notes hidden states of every pass; None = nobody wants any.
         prompt_logits: at how many of the prompt's last tokens logits are wanted, where the model can leave others out.
 

@@ -1,8 +1,8 @@
 """Passes in inference mode: without what autograd notes beside every operation, which ``no_grad`` alone keeps up.
 
-Where a pass is bound by its many small operations, on a CPU and with small models, that is worth several per cent of
-it. Tensors of that mode can be neither trained with nor written into later, so it is used only where all code in a pass
-is transformers' or torch's own, and what such code keeps on the model is copied when the call ends.
+That saves several per cent of a pass that is bound by many small operations (a CPU, small models). Tensors of that mode
+can be neither trained with nor written into later, so it is used only where all code in a pass is transformers' or
+torch's own, and what such code keeps on the model is copied when the call ends.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,7 @@ _T = TypeVar("_T")
 
 
 class InferenceMode:
-    """Runs one call's passes over a model in inference mode, if that is safe there.
-
-    Args:
-        model: any model.
-        safe: whether it is known to be safe; None = it is looked at before its first pass.
-    """
+    """Runs one call's passes in inference mode, if that is ``safe``; None = look before the first pass."""
 
     def __init__(self, model: PreTrainedModel, safe: bool | None = None) -> None:
         self._model = model
@@ -49,10 +44,7 @@ class InferenceMode:
             return run()
 
     def leave(self) -> None:
-        """Let nothing be found on the model that was made in a pass of this mode.
-
-        What several modules share they share afterwards, too.
-        """
+        """Copy what passes of this mode left on the model; what modules share they share afterwards, too."""
         if not self._is_used:
             return
         copies: dict[int, tuple[Tensor, Tensor]] = {}  # with the originals, so that no id is used twice

@@ -59,13 +59,10 @@ class Layout:
         self._axes: Tensor | None = None  # [axis, batch, 1], how far each axis is ahead of the positions counted here
 
     def start(self, past: int, batch: int, mask: Tensor | None, position_ids: Tensor | None) -> None:
-        """Read where the prompt ends.
+        """Read where the prompt of ``past`` slots ends.
 
-        Args:
-            past: slots of the prompt.
-            batch: sequences.
-            mask: 0 for padding on the left, ``[batch, slot]``; None = there is none.
-            position_ids: the prompt's, ``[batch, token]`` or ``[axis, batch, token]``; None = slots are positions.
+        ``mask`` ``[batch, slot]`` is 0 for padding on the left; ``position_ids`` are ``[batch, token]`` or
+        ``[axis, batch, token]``, None = slots are positions.
         """
         if position_ids is None:
             last = highest = [past - 1] * batch
@@ -143,9 +140,8 @@ class Layout:
             places = [[min(place, self._depth_limit - 1) for place in row] for row in places]
         nodes = torch.tensor(places, device=self.device)
         past = torch.arange(self.cache.base, device=self.device).expand(len(trees), -1)
-        return DecoderPositions(
-            tokens, nodes, torch.cat([past, nodes], dim=1), min(map(min, places)), max(map(max, places))
-        )
+        slots = torch.cat([past, nodes], dim=1)
+        return DecoderPositions(tokens, nodes, slots, min(map(min, places)), max(map(max, places)))
 
     def keep(self, counts: Sequence[int], starts: Sequence[int]) -> None:
         """Count each sequence's visited nodes, which the cache keeps from slot ``starts`` on."""

@@ -1,20 +1,17 @@
 """Models that can only be given one branch a pass: a linear draft, and a way back where it is cut short.
 
 A recurrent state has no slots: it cannot follow a tree, and what a rejected token did to it cannot be taken out. So the
-states are copied before a drafted pass (they are small, whatever the text's length). If the pass is kept whole, what it
-left is the state of the text. If it is cut short the copy goes back, and the accepted tokens are *replayed* at the head
-of the next pass, until a pass ends on an accepted token::
+states (small, whatever the text's length) are copied before a drafted pass. If the pass is kept whole, what it left is
+the state of the text. If it is cut short the copy goes back, and the accepted tokens are *replayed* at the head of the
+next pass, until a pass ends on an accepted token::
 
     kept so far   a b c | snapshot
     pass 1        d e f      e accepted, f rejected: back to the snapshot
     pass 2        d e g h    d and e are replayed, g and h are the draft
 
-Nothing is asked of the model but that several tokens that continue a cached state give what they give one by one, which
-the self-test tries. Where the cache itself can take tokens back (attention layers, convolutions without a recurrent
-state), nothing is replayed: it is cropped.
-
-These are transformers' own cache and its own preparation of inputs, so masks, positions and kernels are plain
-decoding's.
+The model must only give for several tokens what it gives one by one, which the self-test tries. Where the cache itself
+can take tokens back (attention layers, convolutions without a recurrent state), nothing is replayed: it is cropped.
+Masks, positions and kernels are plain decoding's: transformers prepares the inputs, and the cache is its own.
 """
 
 from collections.abc import Sequence
@@ -34,7 +31,7 @@ from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.snapshots import Snapshot, recurrent_layers, states_of
 from lookahead.runtime.scores import prompt_scores, score
 
-_MOST_AGAIN = 64  # tokens fed again in one pass at most; the next pass then drafts nothing
+_MOST_AGAIN = 64  # tokens replayed in one pass at most; the next pass then drafts nothing
 
 
 class LinearModel:
@@ -43,15 +40,12 @@ class LinearModel:
     All sequences keep equally many tokens of a pass, because a recurrent state cannot be padded inside a text.
 
     Args:
-        model: a causal model that passed the self-test of linear drafts.
-        traits: its traits.
+        model, traits: a causal model that passed the self-test of linear drafts.
         cache: transformers' own, in which the text is left; may already hold an earlier call's.
         input_ids: ``[batch, prompt]``.
-        config: as ``generate`` prepared it.
-        kwargs: what the model is given beside tokens and cache, as ``generate`` prepared it.
+        config, kwargs: as ``generate`` prepared them; kwargs beside tokens and cache.
         depth_limit: positions at or past this one are never drafted; None = no limit.
-        top_k: best next tokens to gather at the prompt's tokens; 0 gathers none.
-        prompt_tokens: at how many of its last ones.
+        top_k: top-k candidates to gather at the last ``prompt_tokens`` of the prompt; 0 gathers none.
         hidden: notes hidden states of every pass; None = nobody wants any.
         reason: why it follows no trees.
 
@@ -95,21 +89,21 @@ class LinearModel:
         self._started = False
         self._croppable = False
         self._live = True  # the cache ends with the last kept token, and not before or behind it
-        self._before = 0  # tokens of history before the prompt's pass and in it
+        self._before = 0  # tokens before the prompt's pass and in it
         self._committed = 0  # tokens after the prompt that the snapshot (or the live cache) holds
-        self._again: list[list[int]] = [[] for _ in input_ids]  # kept since, to be fed again
-        self._fed: list[list[int]] = []  # the chains of the pass that is being decided
+        self._again: list[list[int]] = [[] for _ in input_ids]  # kept since, to be replayed
+        self._fed: list[list[int]] = []  # the drafts of the pass that is being decided
         self._undecided = 0  # tokens of it
         self._last: list[int] = []  # position of each row's last prompt token
 
     @property
     def context(self) -> int:
-        """Tokens of history of the longest row."""
+        """Tokens in the cache and to be replayed, of the longest sequence."""
         return self._before + self._committed + self.again
 
     @property
     def again(self) -> int:
-        """Tokens that the next pass feeds once more, in each row."""
+        """Tokens of each sequence that the next pass replays."""
         return len(self._again[0])
 
     def prefill(self) -> Scores:
@@ -140,7 +134,7 @@ class LinearModel:
         return (self._input_ids if embeds is None else embeds).shape[1]
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
-        """Score every node of every chain in one pass, after the tokens that have to be fed again."""
+        """Score every node of every linear draft in one pass, after the replayed tokens."""
         width = max(map(len, trees))
         for row, tree in enumerate(trees):
             if tree.parents != list(range(-1, len(tree) - 1)):
@@ -162,7 +156,7 @@ class LinearModel:
         return self._run([again + fed for again, fed in zip(self._again, self._fed, strict=True)], width, top_k)
 
     def _run(self, tokens: list[list[int]], scored: int, top_k: int) -> Scores:
-        """Feed ``tokens`` after what is committed; scores of the last ``scored`` of each row."""
+        """Feed ``tokens`` after what is committed; scores of the last ``scored`` of each sequence."""
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
         with tree_forward(), overriding(self._scans, lambda: CONTINUING):
             outputs = watched(self.hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
@@ -192,7 +186,7 @@ class LinearModel:
         return inputs
 
     def keep(self, paths: Sequence[Path]) -> None:
-        """Count each row's visited nodes as history."""
+        """Count each sequence's visited nodes as kept."""
         if not self._started:  # the prompt's pass, which is kept whole
             self._started = True
             return
@@ -220,10 +214,7 @@ class LinearModel:
             self._snapshot.take()
 
     def store(self, cache: Cache) -> None:
-        """Leave the history in ``cache``, which is the one that was given, as plain decoding would have.
-
-        Costs a pass where tokens were still to be fed again.
-        """
+        """Leave the text in ``cache``, the one that was given; costs a pass if tokens wait for their replay."""
         if self._live:
             return
         self._snapshot.restore()
@@ -242,7 +233,7 @@ class LinearModel:
         return nodes
 
     def holds(self, row: int) -> bool:
-        """No row waits for the others: all advance together."""
+        """No sequence waits for the others: all advance together."""
         return False
 
     def close(self) -> None:
@@ -253,7 +244,7 @@ class LinearModel:
                     layer.record_past = False
 
     def room(self) -> list[int] | None:
-        """How long each row's chain may be; 0 where too much would be fed again."""
+        """How long each sequence's draft may be; 0 where too much would be replayed."""
         if self.again >= _MOST_AGAIN:
             return [0] * len(self._last)
         if self._depth_limit is None:

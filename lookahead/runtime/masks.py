@@ -1,9 +1,9 @@
 """Attention masks for a tree forward, in the form each model asks for.
 
-What a node may see has two parts. The tree part (history, ancestors, itself) is the same for every model and comes from
+What a node may see has two parts. The tree part (text so far, ancestors, itself) is the same for every model:
 :func:`jacobi.tree.additive_mask`. The other part belongs to the model's layers: causal, sliding, chunked. transformers
-states it as a function of two indices, made from the config; we take that function as it is and ask it about
-*logical* places (the row's length plus depth) instead of physical slots.
+states it as a function of two indices, made from the config; we take that function as it is and ask it about *logical*
+positions (the sequence's length plus depth) instead of physical slots.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,13 +34,7 @@ def map_rules(rules: Any, build: Callable[[MaskRule], Tensor]) -> Any:
 
 
 class MaskBuffer:
-    """One piece of memory for the masks of consecutive passes: a pass rewrites only the columns that have changed.
-
-    Args:
-        batch: rows.
-        dtype: of the model's hidden states.
-        device: of the model's inputs.
-    """
+    """One piece of memory for the masks of consecutive passes: a pass rewrites only the columns that have changed."""
 
     def __init__(self, batch: int, dtype: torch.dtype, device: torch.device) -> None:
         self._mask = torch.zeros((batch, 1, 0, 0), dtype=dtype, device=device)
@@ -49,11 +43,8 @@ class MaskBuffer:
     def open(self, width: int, base: int, history: Tensor | None, settled: int) -> Tensor:
         """The mask ``[batch, 1, width, base + width]``, right up to column ``base``; the rest is as it was left.
 
-        Args:
-            width: nodes of the pass.
-            base: slot of node 0.
-            history: bool ``[batch, base]``; None = all of it is visible.
-            settled: columns that will never change again, the shortest row's history.
+        Below ``base`` it shows what ``history`` (bool ``[batch, base]``; None = everything) shows. Columns before
+        ``settled``, the shortest sequence's length, will never change again.
         """
         batch, _, nodes, slots = self._mask.shape
         if width > nodes or base + width > slots:
@@ -83,16 +74,15 @@ def tree_masks(
 
     Args:
         rules: from :func:`mask_rules`.
-        trees: one a row; shorter ones are padded at the end with nodes that see only themselves.
+        trees: one for each sequence; shorter ones are padded at the end with nodes that see only themselves.
         base: slot of node 0.
-        history: bool ``[batch, base]``, the slots below ``base`` that hold a row's history; None = all of them.
-        coordinates: gives the logical places of nodes ``[batch, node]`` and of slots ``[batch, base + node]``; only
+        history: bool ``[batch, base]``, the slots below ``base`` that hold a sequence's tokens; None = all of them.
+        coordinates: gives the logical positions of nodes ``[batch, node]`` and of slots ``[batch, base + node]``; only
             called if a rule asks for more than causality.
-        dtype: of the model's hidden states.
-        device: of the model's inputs.
-        buffer: where the mask is made, to be overwritten by the next pass's; there padding nodes see the history too.
+        dtype, device: of the mask.
+        buffer: where the mask is made, to be overwritten by the next pass's; there padding nodes see the text too.
             None = in memory of its own.
-        settled: with a buffer, slots of the shortest row's history.
+        settled: with a buffer, slots of the shortest sequence.
     """
     batch, width = len(trees), max(map(len, trees))
     lowest = torch.finfo(dtype).min
@@ -125,7 +115,7 @@ def tree_masks(
 def ancestor_words(parents: Sequence[int], words: int) -> np.ndarray:
     """The ancestor closure of a parent array as bit sets, int64 ``[node, words]``: bit b of a node = it sees node b.
 
-    It says what :func:`jacobi.branch_mask` says, 64 nodes to a number, so that little has to go to the device.
+    That is :func:`jacobi.branch_mask` with 64 nodes to a number, so that little has to go to the device.
     """
     packed = b"".join(seen.to_bytes(8 * words, "little") for seen in ancestor_bits(parents))
     return np.frombuffer(packed, np.dtype("<i8")).reshape(len(parents), words)
@@ -133,17 +123,16 @@ def ancestor_words(parents: Sequence[int], words: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class StaticPlaces:
-    """What the masks of a pass with static shapes are made from: device tensors whose shapes do not follow the history.
+    """What the masks of a pass with static shapes are made from: device tensors of fixed shapes.
 
     Attributes:
         ancestors: int64 ``[batch, node, words]``, as :func:`ancestor_words` packs them.
         slots: ``[node]``, where the nodes are written.
         depths: ``[batch, node]``.
-        lengths: ``[batch]``, slots of each row's history.
-        padding: ``[batch]``, slots before each row's first token.
+        lengths: ``[batch]``, slots that each sequence has filled.
+        padding: ``[batch]``, slots before each sequence's first token.
         shown: bool ``[batch, span]``; False where the prompt has padding or holes.
-        columns: ``[span]``, counting up from 0.
-        bits: ``[64]``, counting up from 0.
+        columns: ``[span]``, and ``bits``: ``[64]``, both counting up from 0.
     """
 
     ancestors: Tensor
@@ -159,10 +148,7 @@ class StaticPlaces:
 def static_masks(rules: Any, places: StaticPlaces, mask: Tensor) -> Any:
     """The masks of :func:`tree_masks` over a fixed span of slots, computed on the device without asking it anything.
 
-    Args:
-        rules: from :func:`mask_rules`.
-        places: see :class:`StaticPlaces`.
-        mask: additive, ``[batch, 1, node, span]``; overwritten, and returned for layers that are only causal.
+    ``mask`` ``[batch, 1, node, span]`` is overwritten, and returned for layers that are only causal.
     """
     nodes = len(places.slots)
     lowest = torch.finfo(mask.dtype).min

@@ -26,14 +26,11 @@ from lookahead.runtime.tree import TreeModel, Writing
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model reads before the first tree.
+    """What a model reads before the first tree, as ``generate`` prepared it.
 
-    Attributes:
-        input_ids: ``[batch, token]``; of an encoder-decoder model the decoder's.
-        config: as ``generate`` prepared it.
-        kwargs: what the model is given beside tokens and cache, as ``generate`` prepared it.
-        cache: what comes before the prompt, and where the KV cache may be left; None = nothing.
-        new_tokens: most tokens that may follow.
+    ``input_ids`` are ``[batch, token]``, of an encoder-decoder model the decoder's; ``kwargs`` go beside tokens and
+    cache. ``cache`` is what comes before the prompt, and where the KV cache may be left; None = nothing.
+    At most ``new_tokens`` tokens follow.
     """
 
     input_ids: Tensor
@@ -56,8 +53,7 @@ def open_tree(
     """A model that follows trees; call its ``close()`` when the call is over.
 
     Args:
-        model: the model.
-        traits: its traits.
+        model, traits: the model and what is known of it.
         prompt: what it reads first.
         writing: the text; None = passes outside of ``generate``.
         wants: what drafts are told.
@@ -69,13 +65,8 @@ def open_tree(
     """
     cache = empty_cache(traits, prompt.cache)
     idle = (lambda row: False) if writing is None else writing.idle
-    layout = Layout(
-        cache,
-        traits.device,
-        None if writing is None else traits.depth_limit,
-        idle,
-        None if writing is None else partial(boundary, traits),
-    )
+    limit, find = (None, None) if writing is None else (traits.depth_limit, partial(boundary, traits))
+    layout = Layout(cache, traits.device, limit, idle, find)
     hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
     make: Any = TreeForward
     if traits.is_encoder_decoder:
@@ -104,12 +95,9 @@ def open_linear(
     depth_limit: int | None = None,
     reason: str | None = None,
 ) -> LinearModel:
-    """A recurrent or hybrid model, which is given one branch a pass.
+    """A recurrent or hybrid model, which is given one branch a pass; arguments as for :func:`open_tree`.
 
-    Args:
-        model, traits, prompt, wants: as for :func:`open_tree`.
-        depth_limit: positions at or past this one are never drafted; None = no limit.
-        reason: why it follows no trees.
+    Positions at or past ``depth_limit`` are never drafted (None = no limit); ``reason`` says why it follows no trees.
     """
     hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
     config = model.config.get_text_config(decoder=True)

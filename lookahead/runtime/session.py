@@ -59,12 +59,9 @@ def bare_model(
 
 @contextmanager
 def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None) -> Iterator[LinearModel]:
-    """A view of a model that is given one branch a pass, with all of ``prompt`` in its cache.
+    """A view of a causal model that is given one branch a pass, with all of ``prompt`` ``[batch, token]`` in its cache.
 
-    Args:
-        model: a causal model.
-        prompt: ``[batch, token]``.
-        mask: 0 for padding on the left, ``[batch, token]``; None = there is none.
+    ``mask`` ``[batch, token]`` is 0 for padding on the left; None = there is none.
     """
     traits = ModelTraits.of(model)
     inputs = masked_inputs(traits, torch.ones_like(prompt) if mask is None else mask)

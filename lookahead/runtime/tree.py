@@ -37,10 +37,10 @@ class TreeModel:
         writing: the text; None = passes outside of ``generate``, which never fall back.
         kwargs: as ``generate`` prepared them.
         new_tokens: most tokens that the call can write, for the first size of the buffers.
-        top_k: whether top-k candidates are gathered at all, and of the prompt's logits that are kept.
+        top_k: top-k candidates gathered at those of the prompt's tokens whose logits are kept.
 
     Attributes:
-        again: tokens that the next pass replays before its tree, and ``replayed``, how many there have been: none here.
+        again: tokens that the next pass replays, and ``replayed``, how many there have been: none here.
         hidden: notes hidden states of every pass; None = nobody wants any.
         fell_back: why passes are transformers' own by now; None = they are not.
     """

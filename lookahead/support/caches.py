@@ -6,8 +6,8 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCa
 
 from jacobi import LookaheadError
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.cache.layers import EMPTY_LAYERS, layer_kinds
 from lookahead.runtime.cache.snapshots import holds_keys, recurrent_layers, states_of
-from lookahead.runtime.cache.tree import EMPTY_LAYERS, layer_kinds
 
 _INDEXED = layer_kinds("DynamicIndexedLayer")  # they keep small keys of their own to choose by
 _TREE_LAYERS = (*layer_kinds("DynamicLayer", "DynamicSlidingWindowLayer", "StaticLayer"), *_INDEXED, *EMPTY_LAYERS)

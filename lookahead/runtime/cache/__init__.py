@@ -1,5 +1,1 @@
-"""KV cache: the buffer that keeps chosen slots, and snapshots of recurrent states.
-
-Everything that writes to or reads from keys and values of past tokens belongs here.
-May import: models.
-"""
+"""KV cache: buffers that keep chosen slots, and snapshots of recurrent states. May import: models."""

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from lookahead.runtime.cache.tree import layer_kinds
+from lookahead.runtime.cache.layers import layer_kinds
 
 _CUT_LAYERS = ("DynamicLayer", "LinearAttentionAndFullAttentionLayer")  # all keys are there: the last can be cut off
 _RECURRENT = layer_kinds("LinearAttentionCacheLayerMixin")
@@ -40,11 +40,7 @@ def states_of(layer: Any) -> dict[tuple[str, int], Tensor]:
 
 
 class Snapshot:
-    """A way back to one place in a text. Copies of states are kept for the next snapshot; keys are not copied.
-
-    Args:
-        cache: the cache of the call.
-    """
+    """A way back to one place in a text. States are copied, into the memory of the snapshot before; keys are not."""
 
     def __init__(self, cache: Cache) -> None:
         self._recurrent = recurrent_layers(cache)

@@ -1,5 +1,1 @@
-"""CUDA graphs: passes of fixed shape, captured once and replayed.
-
-The executor, its static buffers and its captured graphs belong here.
-May import: the rest of runtime, and models.
-"""
+"""CUDA graphs: passes of fixed shape, captured once and replayed. May import: runtime, models."""

@@ -1,7 +1,7 @@
 """What passes with static shapes run on: packed inputs, buffers and graphs, kept for a model's next call.
 
-Key/value buffers and graphs outlive a call: they wait for the model's next one, in a weak dictionary of a few entries a
-model. A call takes what it uses out of the dictionary, so two calls at once never share a buffer.
+They wait in a weak dictionary of a few entries a model. A call takes what it uses out of it, so two calls at once never
+share a buffer.
 """
 
 import threading
@@ -24,7 +24,6 @@ MOVES = 32  # accepted nodes a row that the pass itself moves; longer paths are 
 _MOST_GRAPHS = 32  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
 _KEPT = 2  # sets of buffers that wait for a model's next call
 
-
 _T = TypeVar("_T")
 
 
@@ -43,13 +42,12 @@ def span_of(slots: int) -> int:
 
 
 class Graph:
-    """A captured pass.
+    """A captured pass; it is ``checked`` once a replay at another base gave what the same pass gives without the graph.
 
     Attributes:
         replay: runs it.
         outputs: of the pass, overwritten by every replay.
         base: of the pass it was captured in.
-        checked: a replay at another base gave what the same pass gives without the graph.
         held: what the graph reads and does not own.
     """
 
@@ -69,35 +67,25 @@ class Inputs:
     Attributes:
         tokens, depths: ``[batch, node]``.
         ancestors: ``[batch, node, words]``, see :func:`lookahead.runtime.masks.ancestor_words`.
-        roots: ``[batch]``, position of each row's root.
-        lengths: ``[batch]``, slots of each row's history.
+        roots: ``[batch]``, position of each sequence's root.
+        lengths: ``[batch]``, slots that each sequence has filled.
         base: ``[1]``, slot of node 0.
         sources, targets: ``[batch, move]``, what the pass before left to be moved.
     """
 
     def __init__(self, batch: int, nodes: int, device: torch.device) -> None:
         words = -(-nodes // 64)
-        shapes: dict[str, tuple[int, ...]] = {
-            "tokens": (batch, nodes),
-            "depths": (batch, nodes),
-            "ancestors": (batch, nodes, words),
-            "roots": (batch,),
-            "lengths": (batch,),
-            "base": (1,),
-            "sources": (batch, MOVES),
-            "targets": (batch, MOVES),
-        }
+        shapes: dict[str, tuple[int, ...]] = {"tokens": (batch, nodes), "depths": (batch, nodes)}
+        shapes |= {"ancestors": (batch, nodes, words), "roots": (batch,), "lengths": (batch,), "base": (1,)}
+        shapes |= {"sources": (batch, MOVES), "targets": (batch, MOVES)}
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         self._host = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=device.type == "cuda")
         self._device = torch.zeros(sum(sizes), dtype=torch.long, device=device)
-        self.host: dict[str, np.ndarray] = {
-            name: part.view(shape).numpy()
-            for (name, shape), part in zip(shapes.items(), self._host.split(sizes), strict=True)
-        }
-        parts = {
-            name: part.view(shape)
-            for (name, shape), part in zip(shapes.items(), self._device.split(sizes), strict=True)
-        }
+        host, parts = (
+            {name: part.view(shape) for (name, shape), part in zip(shapes.items(), packed.split(sizes), strict=True)}
+            for packed in (self._host, self._device)
+        )
+        self.host: dict[str, np.ndarray] = {name: part.numpy() for name, part in host.items()}
         self.tokens, self.depths, self.ancestors = parts["tokens"], parts["depths"], parts["ancestors"]
         self.roots, self.lengths, self.base = parts["roots"], parts["lengths"], parts["base"]
         self.sources, self.targets = parts["sources"], parts["targets"]
@@ -135,10 +123,7 @@ class Inputs:
 
 
 def padded_moves(moves: list[list[tuple[int, int]]], width: int) -> np.ndarray:
-    """Each row's moves as int64 ``[2, batch, width]``: from-slots and to-slots, the last pair repeated.
-
-    A row with nothing to move moves slot 0 to itself.
-    """
+    """Moves as int64 ``[2, batch, width]``, from-slots and to-slots: each row's last pair repeated, or (0, 0)."""
     filled = [(pairs + pairs[-1:] * (width - len(pairs))) for pairs in (row or [(0, 0)] for row in moves)]
     return np.array(filled, dtype=np.int64).transpose(2, 0, 1)
 
@@ -150,7 +135,7 @@ class StaticBuffers:
         key: stands for the kind of call that they serve, see :func:`lease`.
         capacity: slots of every buffer.
         shown: bool ``[batch, capacity]``; False where the prompt has padding or holes.
-        padding: ``[batch]``, slots before each row's first token.
+        padding: ``[batch]``, slots before each sequence's first token.
         types: ``[batch, 1]``, the token type that is carried on.
         graphs: by (nodes, span); the most recently replayed last.
         warm: (nodes, span) that have run once without a graph.
@@ -248,12 +233,8 @@ capturing = threading.Lock()  # a capture must not meet another thread's, or its
 def lease(model: PreTrainedModel, key: Any, batch: int, dtype: torch.dtype, device: torch.device) -> StaticBuffers:
     """Buffers that no other call uses: some that wait for this kind of call, or new ones.
 
-    Args:
-        model: the model; buffers of what it was before something of it was changed are dropped.
-        key: the model's fingerprint, and what else the kind of call depends on; None = its buffers serve it alone.
-        batch: sequences.
-        dtype: of masks.
-        device: of the model.
+    ``key`` is the model's fingerprint, and what else the kind of call depends on; None = its buffers serve it alone.
+    Buffers of what the model was before something of it was changed are dropped.
     """
     buffers = None
     if key is not None:

@@ -1,12 +1,11 @@
 """Tree forwards whose shapes do not follow the KV cache, so that a CUDA graph can replay them.
 
 A pass rounds its nodes up to a bucket and its slots up to a span. Everything that changes from pass to pass (tokens,
-depths, branches, lengths, what the last pass kept) reaches the device in one packed transfer; masks, positions and
-slots are computed there from it, and the accepted slots of the pass before are moved by index at the start of the next
-one. So a pass is one transfer and one replay, and all that comes back is what `runtime.scores` fetches.
+depths, branches, lengths, what the last pass kept) reaches the device in one packed transfer. Masks, positions and
+slots are computed there, and the accepted slots of the pass before are moved by index at the start of the next one. So
+a pass is one transfer and one replay, and all that comes back is what `runtime.scores` fetches.
 
-The same operations run without a graph as well, on any device: that is the path when a capture fails, and the one that
-tests on a CPU follow. Buffers and graphs are those of `runtime.cuda_graphs.buffers`.
+The same operations run without a graph on any device: when a capture fails, and in tests on a CPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +49,7 @@ class _Pass:
 
 
 def _on_side_stream(run: Callable[[], Outputs], buffers: StaticBuffers) -> Outputs:
-    """Run a pass as it has to be before it is captured: on the stream that will capture it, for libraries to set up."""
+    """Run a pass on the stream that will capture it, for libraries to set up: it has to be run before the capture."""
     if buffers.stream is None:
         buffers.stream = torch.cuda.Stream(buffers.device)
     current = torch.cuda.current_stream(buffers.device)
@@ -86,12 +85,8 @@ def _capture(run: Callable[[], Outputs], buffers: StaticBuffers) -> tuple[Callab
 class GraphExecutor:
     """Runs passes of static shape (implements :class:`lookahead.runtime.executor.Executor`).
 
-    A model that rejects the first one is run eagerly from there on.
-
-    Args:
-        forward: one call's tree forwards.
-        required: raise where the model rejects a static pass, in place of running it eagerly.
-        graphs: capture passes as CUDA graphs; None = on a CUDA device.
+    A model that rejects the first one is run eagerly from there on; with ``required`` an error is raised. ``graphs``:
+    capture passes as CUDA graphs; None = on a CUDA device.
     """
 
     plain_ms: float | None = None
@@ -204,16 +199,9 @@ class GraphExecutor:
         def run() -> Outputs:
             cache.move(inputs.sources, inputs.targets, buffers.rows)
             slots = inputs.base + inputs.counting
-            places = StaticPlaces(
-                inputs.ancestors,
-                slots,
-                inputs.depths,
-                inputs.lengths,
-                buffers.padding,
-                buffers.shown[:, :span],
-                buffers.columns[:span],
-                buffers.bits,
-            )
+            shown, columns = buffers.shown[:, :span], buffers.columns[:span]
+            told = inputs.ancestors, slots, inputs.depths, inputs.lengths
+            places = StaticPlaces(*told, buffers.padding, shown, columns, buffers.bits)
             masks = static_masks(forward.rules, places, mask)
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)

@@ -1,7 +1,7 @@
 """Makes one trace of `runtime.tracing.replay`, and looks for what it might freeze.
 
-A model whose Python reads what tensors hold is left as it is, and a trace is compared, to the last bit, with the
-model's own passes over other trees after a longer text.
+A model whose Python reads what tensors hold is not traced. A trace is compared, to the last bit, with the model's own
+passes over other trees after a longer text.
 """
 
 import warnings
@@ -41,13 +41,7 @@ class _HostReads(TorchDispatchMode):
 
 
 def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str]) -> Trace:
-    """A trace, compared with the model's own passes after a made-up text.
-
-    Args:
-        model: the model.
-        batch: sequences of a pass.
-        kind: what the trace is not told by its inputs.
-        taps: hidden states that it gives.
+    """A trace of passes over ``batch`` sequences that gives the hidden states ``taps``, compared with the model's own.
 
     Raises:
         ValueError: it would freeze something, or says something else than the model.

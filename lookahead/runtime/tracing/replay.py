@@ -1,10 +1,9 @@
 """Tree forwards on a CPU as traced operations: the model's Python runs once, and not in every pass.
 
-In a small model most of a pass on a CPU goes into transformers' Python, not into arithmetic. A trace (TorchScript) runs
-the very same operations in the same order without it, so its numbers are the same to the last bit. It is told the
-weights in every pass and holds none of them. `record` makes traces, `schedule` says when.
-
-Traces are validated again each time the context or the tree has doubled.
+In a small model most of a pass on a CPU goes into transformers' Python. A trace (TorchScript) runs the very same
+operations in the same order without it, so its numbers are the same to the last bit. It is given the weights in every
+pass and holds none. `record` makes traces, `schedule` says when. Traces are compared with the model again each time the
+context or the tree has doubled.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +26,7 @@ _ENOUGH = 8  # passes without a trace that tell what they take
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a trace is not told by its inputs.
-
-    Attributes:
-        single: the pass has one node.
-        masked: it needs a mask.
-        packed: query heads are packed (see :func:`lookahead.runtime.attention.packed_attention`).
-    """
+    """What a trace is not told by its inputs: whether a pass has one node, needs a mask, and packs query heads."""
 
     single: bool
     masked: bool
@@ -47,7 +40,7 @@ class Trace:
     Attributes:
         function: from tensors as :func:`flat` orders them, and the weights, to logits ``[batch, node, vocab]``; where
             taps are wanted, to a tuple of these and each tap's ``[batch, node, hidden]``.
-        slots: of history, and ``nodes``, up to twice which it is taken to do what the model does.
+        slots: of the text, and ``nodes``, up to twice which it is taken to do what the model does.
     """
 
     function: Callable[..., Any]
@@ -65,10 +58,9 @@ class Missed:
 
 @dataclass
 class Traces:
-    """A model's traces for one batch size, dtype, attention and choice of taps.
+    """A model's traces for one batch size, dtype, attention and choice of taps, for which ``key`` stands.
 
     Attributes:
-        key: stands for those.
         taps: hidden states that a pass gives beside its logits.
         settings: stands for the model as it was when the traces were made.
         made: the traces there are.
@@ -99,10 +91,7 @@ class Traces:
 class TracedExecutor(EagerExecutor):
     """Runs passes by a model's traces, and eagerly those of a kind that has none.
 
-    Args:
-        forward: one call's tree forwards, of which :attr:`TreeForward.is_plain` is true.
-        traces: the model's; what is made of them during the call is used from the next pass on.
-        reason: why there is no faster route.
+    ``forward`` is plain (:attr:`TreeForward.is_plain`); what is made during the call is used from the next pass on.
     """
 
     def __init__(self, traces: Traces, forward: TreeForward, reason: str | None = None) -> None:

@@ -1,8 +1,7 @@
 """When traces are made: once the model's Python has taken, in passes without one, as long as making one takes.
 
-That is ski rental: nobody knows how long a text or a server's day will be, so a trace is bought when renting has cost
-as much. It is looked at as a call begins and, every 16 passes, in its middle, where the rest of the call has to
-promise twice the price.
+That is ski rental: nobody knows how long a text will be, so a trace is bought when renting has cost as much. It is
+looked at as a call begins and, every 16 passes, in its middle, where the rest has to promise twice the price.
 """
 
 import threading
@@ -51,14 +50,9 @@ def _wrong_kind(model: PreTrainedModel) -> str | None:
 
 
 def traces_for(model: PreTrainedModel, batch: int, taps: tuple[str, ...] = ()) -> Traces | None:
-    """A model's traces for a call; None where its passes are not traced.
+    """A model's traces for calls of ``batch`` sequences that want the hidden states ``taps``; None = it is not traced.
 
     Those are made here that earlier calls could have used often enough.
-
-    Args:
-        model: the model.
-        batch: rows of the call.
-        taps: hidden states that the call wants.
     """
     if _wrong_kind(model) is not None:
         return None
@@ -87,12 +81,7 @@ def traces_for(model: PreTrainedModel, batch: int, taps: tuple[str, ...] = ()) -
 class TraceSchedule:
     """One call's traces: those that there are and, in a long call, those that it will pay for by itself.
 
-    Args:
-        model: the model.
-        executor: runs the call's passes.
-        batch: sequences of the call.
-        new_tokens: most tokens that the call writes.
-        renewed: told, in milliseconds, what it took when passes begin to be run in another way.
+    The call writes at most ``new_tokens``; ``renewed`` is told the milliseconds that a change of passes took.
     """
 
     def __init__(
@@ -113,11 +102,7 @@ class TraceSchedule:
         self._made = frozenset(self._traces.made)
 
     def see(self, written: int) -> None:
-        """Make what has come to pay; to be called after each pass.
-
-        Args:
-            written: tokens of the longest sequence so far.
-        """
+        """Make what has come to pay; called after each pass, with the tokens of the longest sequence so far."""
         self._passes += 1
         start = perf_counter()
         if self._passes % _LOOKS == 0:
@@ -141,11 +126,7 @@ class TraceSchedule:
 
 
 def traces_to_measure(model: PreTrainedModel, batch: int) -> Traces:
-    """A model's traces, for passes that are to be measured.
-
-    Raises:
-        LookaheadError: passes over this model are not traced.
-    """
+    """A model's traces, for passes that are to be measured; LookaheadError where passes are not traced."""
     reason = untraceable(model)
     traces = traces_for(model, batch) if reason is None else None
     if traces is None:
@@ -156,12 +137,9 @@ def traces_to_measure(model: PreTrainedModel, batch: int) -> Traces:
 
 
 def trace_now(model: PreTrainedModel, view: TreeModel, passes: Iterable[Sequence[TokenTree]]) -> None:
-    """Let passes be run by traces at once, whatever that costs, so that they can be measured.
+    """Trace ``passes`` (their trees) at once, whatever that costs, so that they can be measured.
 
-    Args:
-        model: the model.
-        view: of the model, opened with :func:`traces_to_measure`; its KV cache stays as it is.
-        passes: their trees; each of them is run once as it is.
+    Each is run once as it is; ``view`` was opened with :func:`traces_to_measure`, and its KV cache stays as it is.
 
     Raises:
         LookaheadError: passes over this model are not traced.
