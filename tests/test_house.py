@@ -36,7 +36,6 @@ def size_of(node: ast.stmt) -> int:
     return node.end_lineno - node.lineno + 1
 
 
-@pytest.mark.xfail(strict=False, reason="some modules are still to be split")
 def test_no_module_is_longer_than_350_lines() -> None:
     assert not {name_of(file): lines_of(file) for file in MODULES if lines_of(file) > 350}
 
@@ -45,7 +44,6 @@ def test_no_test_file_is_longer_than_450_lines() -> None:
     assert not {name_of(file): lines_of(file) for file in TESTS if lines_of(file) > 450}
 
 
-@pytest.mark.xfail(strict=False, reason="the tree model and the verifier are still to be split")
 def test_no_class_is_larger_than_250_lines_or_20_methods() -> None:
     large = {}
     for file in MODULES:
@@ -57,7 +55,6 @@ def test_no_class_is_larger_than_250_lines_or_20_methods() -> None:
     assert not large
 
 
-@pytest.mark.xfail(strict=False, reason="commands are still to be split")
 def test_no_function_is_longer_than_60_lines() -> None:
     """Not counting its head: the options of a command are a table."""
     long = {}
@@ -68,7 +65,6 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert not long
 
 
-@pytest.mark.xfail(strict=False, reason="docstrings are still to be shortened")
 def test_the_library_has_at_most_15500_lines() -> None:
     assert sum(map(lines_of, MODULES)) <= 15_500
 

@@ -13,9 +13,9 @@ from lookahead.models.conformance import recorded_routes
 from lookahead.models.families.mamba2 import bound_error
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.encoder_decoder import stepwise
-from lookahead.runtime.fallback_steps import PlainPasses
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.session import bare_chain, bare_model, masked_inputs
+from lookahead.runtime.tree import PlainPasses
 
 Verdict = tuple[str | None, bool]  # what is wrong, if anything; whether that is certain
 _SHARP = 1e-3  # of the scores' spread; below it lie other orders of float32 sums, above it mistakes

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from lookahead import Lookahead
 from lookahead.models.code_safety import is_safe
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.inference_mode import InferenceMode
+from lookahead.runtime.executor import InferenceMode
 from lookahead.support.self_test import tree_error
 
 pytestmark = pytest.mark.usefixtures("augmented")
