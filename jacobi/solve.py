@@ -1,7 +1,5 @@
-"""The loop. Every strategy, plain decoding included, is this loop with another drafter.
-
-What is accepted is decided completely before anything is committed, learnt or yielded to observers.
-"""
+"""The loop. Every strategy, plain decoding included, is this loop with another drafter. What is accepted is decided
+completely before anything is committed, learnt or yielded to observers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

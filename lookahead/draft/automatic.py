@@ -51,7 +51,6 @@ class AutomaticDrafter:
         return tree
 
     def _grow(self, room: int, beside_ms: float = 0.0) -> TokenTree:
-        """The sources' tree, in a pass that takes ``beside_ms`` more than the curve says."""
         times, least = self._planner.sizes
         if beside_ms:
             times = [time + beside_ms for time in times]
@@ -59,7 +58,6 @@ class AutomaticDrafter:
         return tree
 
     def _grow_weighing(self, room: int) -> TokenTree:
-        """The same, where some sources cost time: these are asked only where they pay."""
         planner, trees = self._planner, self._trees
         times, _ = planner.sizes
         speed = expected = 0.0
@@ -80,7 +78,6 @@ class AutomaticDrafter:
         return tree
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        """Count what was right, and let every source take the pass in."""
         if not self._started:  # the prompt's pass: its tree stands for the prompt's last token
             self._started = True
             for source in self._sources:

@@ -41,17 +41,14 @@ class Frontier:
         self._source = source
 
     def root(self) -> Any:
-        """The state at the last written token, where a new tree begins."""
         self.made.clear()
         return self._source.root()
 
     def expand(self, states: Iterable[Any]) -> None:
-        """Make the candidates of these states, where they are not made yet."""
         asked = [state for state in dict.fromkeys(states) if state not in self.made]
         self.made.update(zip(asked, self._source.expand(asked), strict=True))
 
     def propose(self, state: Any) -> Sequence[Candidate]:
-        """The candidates of a state."""
         return self.made[state]
 
 
@@ -69,7 +66,6 @@ class BestFirstTree:
         self._order = count()  # tells entries of the heap apart
 
     def use(self, sources: Sequence[Source]) -> None:
-        """Take candidates from these of the sources only."""
         used = [place for place, source in enumerate(self._all) if source in sources]
         views, offsets = [self._views[place] for place in used], self._acceptance.offsets
         self._parts = [(view.propose, view.step, offsets[place]) for place, view in zip(used, views, strict=True)]
@@ -139,7 +135,6 @@ class BestFirstTree:
         return tree, values
 
     def _offer(self, heap: list[Any], states: list[Any], node: int, value: float, worth: float) -> Offered:
-        """The candidates of ``node``; those of more than ``worth`` wait in the heap, older ones first among equals."""
         candidates = _votes(self._parts, states)
         for token, share in zip(candidates, self._acceptance.chances(candidates), strict=True):
             chance = value * share
@@ -148,7 +143,6 @@ class BestFirstTree:
         return candidates
 
     def _expand(self, states: list[Any], heap: list[Any], depths: list[int], node: int, most: int) -> None:
-        """Let batch sources make the candidates of ``node`` together with those of the best that wait on its level."""
         for part, frontier in self._frontiers:
             if states[part] not in frontier.made:
                 level = (entry for entry in heap if depths[entry[2]] + 1 == depths[node])
@@ -157,11 +151,9 @@ class BestFirstTree:
                 frontier.expand([states[part], *beside])
 
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
-        """Learn from the path kept of the tree grown last, and name the source of each accepted token.
-
-        Where tokens were drawn, not which token came is learnt but how likely the candidates were: the same on average,
-        without the luck.
-        """
+        """Learn from the path kept of the tree grown last, and name the source of each accepted token. Where tokens
+        were drawn, not which token came is learnt but how likely the candidates were: the same on average, without the
+        luck."""
         acceptance, offered, accepted = self._acceptance, self._offered, len(path.tokens) - 1
         credited = []
         expected, right = sum(values), 0.0
@@ -184,7 +176,6 @@ class BestFirstTree:
 
 
 def _truth(candidates: Iterable[int], token: int, distribution: Tensor | None) -> list[float]:
-    """How likely each candidate was to be the next token, which was ``token``."""
     if distribution is None:
         return [float(candidate == token) for candidate in candidates]
     return list(map(float, distribution[list(candidates)].tolist()))

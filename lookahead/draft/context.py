@@ -15,11 +15,9 @@ from lookahead.models.hidden_states import HiddenStates
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What a drafter may know of its sequence, row ``index`` of the batch.
-
-    ``prompt`` has no padding; ``rng`` is seeded if the strategy is; ``chain`` says that the model can only be given one
-    branch a pass, see :mod:`lookahead.runtime.linear`.
-    """
+    """What a drafter may know of its sequence, row ``index`` of the batch. ``prompt`` has no padding; ``rng`` is seeded
+    if the strategy is; ``chain`` says that the model can only be given one branch a pass, see
+    :mod:`lookahead.runtime.linear`."""
 
     prompt: Sequence[int]
     vocab_size: int

@@ -16,17 +16,14 @@ _SLOWNESS = 0.1  # of a run in the estimate of the cost
 
 
 def is_expensive(source: Source) -> bool:
-    """Whether a source says what its candidates cost, as :class:`lookahead.sources.Source` tells."""
     return hasattr(source, "spent_ms")
 
 
 class ExpensiveSources:
-    """Whether sources that cost time are worth asking, from how good the tree of the others is.
-
-    Where the others expect much, more candidates add little; where they have nothing, the same candidates may be all
-    there is. So the gain (speed with the expensive sources over speed without them, as the latency curve and the trees'
-    values say) is learnt apart for four levels of what the others' tree is expected to write.
-    """
+    """Whether sources that cost time are worth asking, from how good the tree of the others is. Where the others expect
+    much, more candidates add little; where they have nothing, the same candidates may be all there is. So the gain
+    (speed with the expensive sources over speed without them, as the latency curve and the trees' values say) is learnt
+    apart for four levels of what the others' tree is expected to write."""
 
     def __init__(self) -> None:
         self.ms = 0.0  # what asking them takes in a pass
@@ -51,7 +48,6 @@ class ExpensiveSources:
         self._gains[level] += max(1.0 / trials, 1.0 - _FADE) * (gain - self._gains[level])
 
     def spent(self, ms: float) -> None:
-        """Take in what asking them took in one pass."""
         if ms <= 0.0:
             return
         self._runs += 1
@@ -62,5 +58,4 @@ class ExpensiveSources:
 
 
 def spent_ms(sources: Sequence[Source]) -> float:
-    """What expensive sources have taken so far, in milliseconds."""
     return sum(getattr(source, "spent_ms", 0.0) for source in sources)

@@ -1,8 +1,6 @@
-"""What a pass costs: the latency curve t(nodes, context), and how trees have to pay for it.
-
-The curve is not monotone and differs by model, device, dtype and attention, so it is never assumed: it starts from an
-optimistic guess and follows what passes take, or is measured, saved and read back.
-"""
+"""What a pass costs: the latency curve t(nodes, context), and how trees have to pay for it. The curve is not monotone
+and differs by model, device, dtype and attention, so it is never assumed: it starts from an optimistic guess and
+follows what passes take, or is measured, saved and read back."""
 
 import copy
 import json
@@ -94,7 +92,6 @@ class StepTimes:
         return _along(self._knots(_context_index(context)), range(1, most + 1))
 
     def _knots(self, index: int) -> list[float]:
-        """The curve at NODES for one context: measured where it was, else scaled from the nearest that was."""
         base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES]
         others = sorted({context for context, _ in self._mean} - {index}, key=lambda other: abs(other - index))
         for other in [*others[::-1], index]:  # the context itself comes last and so counts most
@@ -236,7 +233,6 @@ class PassCosts:
         return not self.curve or self._served >= serves or self._replayed != before
 
     def read(self) -> None:
-        """Read the curve for this context."""
         self._served = 0
         sizes = [self._limits.bucket(count) for count in range(1, self._most + self._replayed + 1)]
         knots = self.times.curve(self._context, max(sizes))
@@ -254,7 +250,6 @@ class PassCosts:
 
     @property
     def _replay_cost(self) -> float:
-        """What the replay adds to a pass over one node."""
         return self.curve[self._replayed] - self.curve[0]
 
     @property
@@ -264,7 +259,6 @@ class PassCosts:
 
     @property
     def single_is_due(self) -> bool:
-        """Whether it is time to measure t(1)."""
         known = int(self.times.weight(1, self._context))
         after = _SINGLE_AFTER[known] if known < len(_SINGLE_AFTER) else _SINGLE_EVERY
         return not self.times.frozen and self._since_single > after

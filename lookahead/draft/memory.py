@@ -1,8 +1,6 @@
-"""What drafts learn on a model, kept from call to call for as long as the model lives.
-
-None of it touches the text: a table of likely next tokens, counts of what was right, latency curves. A call borrows
-the memory and brings it back; of two calls at the same time the second starts afresh.
-"""
+"""What drafts learn on a model, kept from call to call for as long as the model lives. None of it touches the text: a
+table of likely next tokens, counts of what was right, latency curves. A call borrows the memory and brings it back; of
+two calls at the same time the second starts afresh."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
@@ -51,9 +49,7 @@ _memories: PerModel[Memory] = PerModel(lambda: Memory(0))
 @contextmanager
 def borrowed(model: object, vocab_size: int, remember: bool) -> Iterator[Memory]:
     """The model's memory while the block runs; an empty one if another call has it, or the vocabulary was another.
-
-    Without ``remember`` only latency curves, which are the machine's, are shared.
-    """
+    Without ``remember`` only latency curves, which are the machine's, are shared."""
     kept = _memories.take(model)
     if kept is None or kept.vocab_size != vocab_size:
         kept = Memory(vocab_size)
@@ -64,5 +60,4 @@ def borrowed(model: object, vocab_size: int, remember: bool) -> Iterator[Memory]
 
 
 def forget(model: object) -> None:
-    """Drop what was learnt on a model."""
     _memories.take(model)

@@ -20,8 +20,6 @@ _LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and dr
 
 
 class Mode(Enum):
-    """What a pass is for."""
-
     FIXED = "as many nodes as were asked for"
     DRAFT = "as many nodes as pay"
     MEASURE = "no node: the pass measures what one node costs"
@@ -119,10 +117,8 @@ class Planner:
 
     @property
     def weighs(self) -> bool:
-        """Whether this pass asks expensive sources only if they pay; if not, whenever anything is drafted.
-
-        With a frozen curve they are always asked, because what they cost is measured.
-        """
+        """Whether this pass asks expensive sources only if they pay; if not, whenever anything is drafted. With a
+        frozen curve they are always asked, because what they cost is measured."""
         return self.mode is Mode.DRAFT and self._batch == 1 and not self.costs.times.frozen
 
     def open(self, context: int) -> None:
@@ -170,9 +166,7 @@ class Planner:
         self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool, written: int
     ) -> None:
         """Take in one sequence's tree: its values, each accepted token's source, the window's columns in it.
-
-        ``refused``: there were candidates, and none was worth a node; ``written``: tokens of the sequence so far.
-        """
+        ``refused``: there were candidates, and none was worth a node; ``written``: tokens of the sequence so far."""
         self._refused |= refused and self.mode is not Mode.MEASURE
         self._accepted |= bool(credited)
         self.credited.update(credited)
@@ -195,5 +189,4 @@ class Planner:
 
 
 def _flat(count: int) -> tuple[list[float], list[float]]:
-    """Sizes up to ``count`` that all cost the same: the tree is as large as that."""
     return [1.0] * count, [0.0] * count

@@ -71,10 +71,8 @@ class LookaheadDrafter:
         return tree
 
     def _grow_guesses(self, tree: TokenTree, room: int) -> None:
-        """Hang the pool's guesses below the root; free slots continue the newest with its own newest one.
-
-        That lifts the limit of N tokens a pass where the text repeats, within the same budget of G(N-1) nodes.
-        """
+        """Hang the pool's guesses below the root; free slots continue the newest with its own newest one. That lifts
+        the limit of N tokens a pass where the text repeats, within the same budget of G(N-1) nodes."""
         guesses = list(islice(self.pool.get(tree.tokens[0]), 1 if self._row.chain else self.pool.per_key))
         for guess in guesses:
             tree.extend(0, guess[:room])
@@ -103,10 +101,8 @@ class LookaheadDrafter:
 
 
 class MedusaDrafter:
-    """Medusa decoding (Cai et al., arXiv 2401.10774, section 2.1.2): one sequence's tree of fixed shape.
-
-    It is filled with the heads' best candidates: rank i at depth k + 1 is head k's candidate i.
-    """
+    """Medusa decoding (Cai et al., arXiv 2401.10774, section 2.1.2): one sequence's tree of fixed shape. It is filled
+    with the heads' best candidates: rank i at depth k + 1 is head k's candidate i."""
 
     def __init__(self, candidates: HeadCandidates, sequence: int, choices: ChoiceTree) -> None:
         self._candidates = candidates
@@ -116,7 +112,6 @@ class MedusaDrafter:
         self._root = 0
 
     def draft(self, room: int) -> TokenTree:
-        """The tree, down to depth ``room``; the root alone while the heads have no hidden state."""
         tree = TokenTree(self._root)
         found = self._candidates.of(self._sequence) if room > 0 else None
         if found is None:
@@ -129,6 +124,5 @@ class MedusaDrafter:
         return tree
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        """Remember the last decided token, and where the heads have to run."""
         self._root = path.tokens[-1]
         self._candidates.note(self._sequence, path.nodes[-1])

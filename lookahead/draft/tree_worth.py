@@ -18,10 +18,8 @@ _LEAST_GAIN = 1.05  # of speed, that columns must promise
 
 
 class TreeWorth:
-    """The value of the first, second, ... drafted node of a sequence's tree, smoothed over passes.
-
-    A batch is done when its slowest sequence is, so of its trees only those of the sequences furthest behind count.
-    """
+    """The value of the first, second, ... drafted node of a sequence's tree, smoothed over passes. A batch is done when
+    its slowest sequence is, so of its trees only those of the sequences furthest behind count."""
 
     def __init__(self, acceptance: Acceptance) -> None:
         self.nodes = 0.0  # of a tree, smoothed
@@ -35,7 +33,6 @@ class TreeWorth:
         self._last.append((written, values))
 
     def close(self, most: int) -> None:
-        """End a pass in which a tree could have ``most`` drafted nodes."""
         trees, self._last = self._last, []
         least = min((written for written, _ in trees), default=0)
         for written, values in trees:
@@ -72,10 +69,8 @@ class TreeWorth:
 
 
 class WindowColumns:
-    """The number of the window's columns, by what a column has brought; a choice stands for a while.
-
-    ``worth`` is that of the other sources' trees; ``alone`` says that there are none.
-    """
+    """The number of the window's columns, by what a column has brought; a choice stands for a while. ``worth`` is that
+    of the other sources' trees; ``alone`` says that there are none."""
 
     def __init__(self, worth: TreeWorth, alone: bool) -> None:
         self.count = 0

@@ -11,10 +11,8 @@ _METHODS = ("start", "root", "step", "propose", "learn")
 
 
 class CheckedSource:
-    """A source that says by name what is wrong with another one's candidates, and otherwise is that one.
-
-    Its candidates have to be pairs of a token of the vocabulary, below ``vocab_size``, and a kind that has a prior.
-    """
+    """A source that says by name what is wrong with another one's candidates, and otherwise is that one. Its candidates
+    have to be pairs of a token of the vocabulary, below ``vocab_size``, and a kind that has a prior."""
 
     def __init__(self, source: Any, vocab_size: int) -> None:
         missing = [name for name in _METHODS if not callable(getattr(source, name, None))]
@@ -63,7 +61,6 @@ class CheckedSource:
         return [self._checked(candidates) for candidates in given]
 
     def _checked(self, given: Any) -> Sequence[Candidate]:
-        """Candidates as growth takes them: all pairs, or all with a probability."""
         try:
             candidates: list[Any] = [(index(token), index(kind), *map(float, more)) for token, kind, *more in given]
         except (TypeError, ValueError) as error:

@@ -34,7 +34,6 @@ class JacobiWindow:
 
     @property
     def warm(self) -> bool:
-        """Whether all N-1 levels are filled."""
         return len(self.levels) == self.ngram_size - 1
 
     def shrink(self, window_size: int) -> None:
@@ -79,7 +78,6 @@ def window_nodes(columns: int) -> int:
 
 
 def columns_for(nodes: int) -> int:
-    """How many window columns fit into so many nodes."""
     columns = max(0, (nodes + 1) // (NGRAM_SIZE - 1))
     while columns and window_nodes(columns) > nodes:
         columns -= 1
@@ -87,12 +85,10 @@ def columns_for(nodes: int) -> int:
 
 
 class WindowSource(PoolSource):
-    """The lookahead window (same paper, section 3.1) with a pool of its own, fed from its trajectories alone.
-
-    Its columns are no candidates but an investment: each costs N-1 nodes a pass and brings n-grams for later passes.
-    Who grows the tree decides how many columns that is worth. ``rng`` draws the first tokens from the text, or, where
-    that is empty, from the vocabulary.
-    """
+    """The lookahead window (same paper, section 3.1) with a pool of its own, fed from its trajectories alone. Its
+    columns are no candidates but an investment: each costs N-1 nodes a pass and brings n-grams for later passes. Who
+    grows the tree decides how many columns that is worth. ``rng`` draws the first tokens from the text, or, where that
+    is empty, from the vocabulary."""
 
     name = "window"
 

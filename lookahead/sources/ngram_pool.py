@@ -63,7 +63,6 @@ class NgramPool:
             self._count -= len(oldest)
 
     def add_text(self, tokens: Sequence[int]) -> None:
-        """Add every n-gram of a text, first to last."""
         size = self.ngram_size
         for start in range(len(tokens) - size + 1):
             self.add(tokens[start], tuple(tokens[start + 1 : start + size]))
@@ -77,11 +76,9 @@ class NgramPool:
 
 
 class PoolSource:
-    """Candidates from a pool of n-grams keyed by their first token (Fu et al., arXiv 2402.02057, section 3.2).
-
-    A candidate's kind is how far into the n-gram it stands and its rank. Where an n-gram ends, the pool is asked again
-    for the last token. This pool is fed from prompt and output.
-    """
+    """Candidates from a pool of n-grams keyed by their first token (Fu et al., arXiv 2402.02057, section 3.2). A
+    candidate's kind is how far into the n-gram it stands and its rank. Where an n-gram ends, the pool is asked again
+    for the last token. This pool is fed from prompt and output."""
 
     name = "pool"
     priors = tuple(place * rank for place in (0.35, 0.5, 0.6, 0.7) for rank in (1.0, 0.4, 0.2))  # place, rank

@@ -71,11 +71,9 @@ _LATER_PRIORS = ((0.09, 0.05, 0.04, 0.03, 0.03), (0.12, 0.08, 0.06, 0.05, 0.04),
 
 
 class RecyclingSource:
-    """Candidates from what the model said at scored nodes, in this text and before: also off the path that was kept.
-
-    A candidate's kind is the length of its context, its rank, and its distance in logits from its rivals. Sequences and
-    calls on the same model may share the table.
-    """
+    """Candidates from what the model said at scored nodes, in this text and before: also off the path that was kept. A
+    candidate's kind is the length of its context, its rank, and its distance in logits from its rivals. Sequences and
+    calls on the same model may share the table."""
 
     name = "recycling"
     priors = tuple(

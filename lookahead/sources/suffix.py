@@ -12,10 +12,8 @@ _REFRESHED = 16
 
 class SuffixAutomaton:
     """The smallest automaton that knows every substring of a growing text (Blumer et al., Theor. Comp. Sci. 40, 1985).
-
     A state stands for all substrings that end at the same places; its link leads to the longest shorter suffix that
-    ends at more of them. Appending a token takes amortised constant time, and so does stepping along a path.
-    """
+    ends at more of them. Appending a token takes amortised constant time, and so does stepping along a path."""
 
     def __init__(self) -> None:
         self._next: list[dict[int, int]] = [{}]  # transitions of each state, the newest continuation last
@@ -24,7 +22,6 @@ class SuffixAutomaton:
         self._last = 0
 
     def append(self, token: int) -> None:
-        """Lengthen the text by one token."""
         following, link, length = self._next, self._link, self._length
         state, new = self._last, len(length)
         self._last = new

@@ -35,9 +35,7 @@ _PROMPT_LOGITS = 1 << 23  # numbers that this may take: 32 MB in float32
 @dataclass(frozen=True, kw_only=True)
 class AutomaticStrategy(Strategy):
     """A strategy that can fill one tree a pass from several sources, as large as pays: the automatic mode.
-
-    :class:`lookahead.Lookahead` describes its fields; :attr:`automatic` says whether a strategy is in it.
-    """
+    :class:`lookahead.Lookahead` describes its fields; :attr:`automatic` says whether a strategy is in it."""
 
     known_sources: ClassVar[tuple[str, ...]] = tuple(FREE_SOURCES)
 
@@ -83,7 +81,6 @@ class AutomaticStrategy(Strategy):
         object.__setattr__(self, "sources", tuple(given))
 
     def _refuse_automatic(self, got: str) -> None:
-        """Refuse what belongs to the automatic mode, when ``got`` says that this is not it."""
         for field in ("sources", "nodes", "tuning"):
             if getattr(self, field) is not None:
                 raise LookaheadError(f"{type(self).__name__}({field}=) belongs to the automatic mode: got {got}")

@@ -47,7 +47,6 @@ class Jacobi(Strategy):
         object.__setattr__(self, "initial_guess", tuple(given))
 
     def drafter(self, row: RowContext) -> Drafter:
-        """A block of the sequence's own."""
         kind: Any = self.initial_guess
         if not isinstance(kind, str) and max(kind) >= row.vocab_size:
             last = f"this model's vocabulary ends at {row.vocab_size - 1}"

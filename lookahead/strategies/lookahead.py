@@ -102,7 +102,6 @@ class Lookahead(AutomaticStrategy):
         return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES)
 
     def drafter(self, row: RowContext) -> Drafter:
-        """With given W, N and G: a window and a pool of the sequence's own."""
         if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:
             raise TypeError("The automatic mode makes its drafters together: use drafts().")
         if self.ngram_size == 1:

@@ -129,7 +129,6 @@ class Medusa(AutomaticStrategy):
 
     @cached_property
     def _chosen(self) -> ChoiceTree | None:
-        """The shape that was given, or lies beside the heads."""
         if self.choices is not None:
             return choices_from(self.choices)
         return tree_beside(self.heads) if isinstance(self.heads, str) else None
@@ -158,11 +157,9 @@ class Medusa(AutomaticStrategy):
             self.tree(output_sizes(model)[1])
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
-        """What the output layer reads, and what the other sources want."""
         return replace(super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens), taps=("last",))
 
     def drafts(self, call: CallContext) -> Drafts:
-        """A drafter for each sequence; they share one run of the heads a pass."""
         heads, vocab_size = self.heads_for(call.model), output_sizes(call.model)[1]
         assert call.hidden is not None  # it is wanted
         tree = None if self.automatic else self.tree(vocab_size)

@@ -169,7 +169,6 @@ def best_size(accuracies: HeadAccuracies, curve: Sequence[float]) -> int:
 
 
 def _best_first(accuracies: HeadAccuracies) -> Iterator[tuple[tuple[int, ...], float]]:
-    """All paths of any value with it, the most valuable first, each after its parent; ties in the order of ranks."""
     table = accuracies.accuracies
     orders = [sorted((rank for rank, share in enumerate(row) if share), key=lambda rank: -row[rank]) for row in table]
     if not orders[0]:

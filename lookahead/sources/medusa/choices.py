@@ -188,7 +188,6 @@ def buffers(choices: Any, topk: int = 10, device: str | torch.device = "cpu") ->
 
 
 def _named(name: str | PathLike[str]) -> ChoiceTree:
-    """A preset, or else a file."""
     if isinstance(name, str):
         if name in presets():
             return ChoiceTree(tuple(map(tuple, presets()[name])))
@@ -216,7 +215,6 @@ def _from_document(document: Mapping[str, Any], name: str) -> ChoiceTree:
 
 
 def _dense(counts: Sequence[Any]) -> ChoiceTree:
-    """All combinations of the first ``counts[k]`` candidates of each head k."""
     nodes, width = 0, 1
     for depth, count in enumerate(counts, start=1):
         if not _natural(count):
@@ -250,7 +248,6 @@ def _is_path(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and tensors as lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

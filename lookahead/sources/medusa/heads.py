@@ -102,7 +102,6 @@ class MedusaHeads(
         return heads.eval()
 
     def tensors(self) -> HeadTensors:
-        """As a checkpoint takes them."""
         sizes = {field.name: getattr(self, field.name) for field in fields(HeadsConfig)}
         return HeadTensors(HeadsConfig(**sizes), self.state_dict(), self.token_map)
 
@@ -220,7 +219,6 @@ def kept_heads(folder: str, device: torch.device | None = None, dtype: torch.dty
 
 
 def tree_beside(folder: str) -> ChoiceTree | None:
-    """The calibrated tree that lies beside the heads, if there is one."""
     file = Path(folder).expanduser() / "tree.json"
     return choices_from(file) if file.is_file() else None
 

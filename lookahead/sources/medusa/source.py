@@ -30,11 +30,9 @@ _stacks: PerModel[dict[Hashable, States]] = PerModel(dict)  # of each heads' mod
 
 
 class HeadCandidates:
-    """The ``count`` best candidates of every head, for all sequences of a call.
-
-    The heads run on accepted nodes only: once a pass, when the first sequence drafts its next tree, for all sequences
-    that wrote something in the last pass, with one transfer to the host.
-    """
+    """The ``count`` best candidates of every head, for all sequences of a call. The heads run on accepted nodes only:
+    once a pass, when the first sequence drafts its next tree, for all sequences that wrote something in the last pass,
+    with one transfer to the host."""
 
     def __init__(self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int) -> None:
         self.num_heads = heads.num_heads
@@ -46,7 +44,6 @@ class HeadCandidates:
         self._pass = 0
 
     def note(self, sequence: int, node: int) -> None:
-        """The last pass's accepted path ended in ``node`` of ``sequence``'s tree."""
         if self._pass != self._hidden.passes:  # hidden states of earlier passes are gone
             self._nodes.clear()
             self._pass = self._hidden.passes
@@ -75,11 +72,9 @@ class HeadCandidates:
 
 
 class HeadsSource:
-    """The heads as one source among others: head k has candidates for every node at depth k, from 0.
-
-    A candidate's kind is its head, its rank and its strength: the log-odds that the head gives it against all tokens
-    that it does not propose. How often candidates of a kind are right is learnt from there.
-    """
+    """The heads as one source among others: head k has candidates for every node at depth k, from 0. A candidate's kind
+    is its head, its rank and its strength: the log-odds that the head gives it against all tokens that it does not
+    propose. How often candidates of a kind are right is learnt from there."""
 
     name = "heads"
 
@@ -148,10 +143,8 @@ def _stacked(heads: MedusaHeads) -> States:
 
 
 def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
-    """The fastest way from a few hidden states ``[token, hidden]`` to the heads' logits ``[head, token, vocab]``.
-
-    For small blocks those are stacked copies, kept until a weight changes; otherwise the heads themselves.
-    """
+    """The fastest way from a few hidden states ``[token, hidden]`` to the heads' logits ``[head, token, vocab]``. For
+    small blocks those are stacked copies, kept until a weight changes; otherwise the heads themselves."""
     blocks = [block for blocks in heads.blocks for block in blocks.children()]
     made = all(type(block) is ResBlock and type(block.linear) is nn.Linear for block in blocks)  # not adapted since
     if type(heads) is not MedusaHeads or not blocks or not made or any(map(is_hooked, heads.modules())):

@@ -7,8 +7,6 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """The sizes of heads, as :class:`lookahead.medusa.MedusaHeads` takes them."""
-
     hidden_size: int
     vocab_size: int | None
     num_heads: int

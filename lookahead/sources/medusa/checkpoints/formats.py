@@ -58,8 +58,6 @@ TOKEN_MAP, LM_HEAD = "token_map", "lm_head.weight"  # what else vLLM's files may
 
 @dataclass(frozen=True)
 class Layout:
-    """What a checkpoint holds, by the names of its tensors."""
-
     naming: Naming
     full: bool  # whether it holds a whole model
     stored: dict[str, str]  # the full name of each tensor of the heads, by its name in the format

@@ -1,8 +1,6 @@
-"""Reads heads in every published format.
-
-The tensors decide. config.json only adds what they cannot tell: the base model's name, and the vocabulary of heads that
-use the model's output layer. Where it contradicts the tensors, a warning says so.
-"""
+"""Reads heads in every published format. The tensors decide. config.json only adds what they cannot tell: the base
+model's name, and the vocabulary of heads that use the model's output layer. Where it contradicts the tensors, a warning
+says so."""
 
 import logging
 from collections.abc import Mapping
@@ -28,8 +26,6 @@ _log = logging.getLogger("lookahead")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Heads, and what they were read from."""
-
     tensors: HeadTensors  # on the CPU, in the widest dtype that they are stored in
     format: str  # in words
     files: tuple[str, ...]  # config.json left out
@@ -37,12 +33,10 @@ class Checkpoint:
 
 
 def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, Any] | None = None) -> Checkpoint:
-    """Read heads from a folder, a file of tensors, the index of a sharded model, or a repository of the hub.
-
-    ``model`` is the heads': it tells the vocabulary, and a copy of its output layer is compared with it. ``hub`` says
-    how to download, as :func:`huggingface_hub.hf_hub_download` takes it. A LookaheadError says that there are no heads,
-    that they are incomplete or damaged, that a file would have to run code, or that the copy differs.
-    """
+    """Read heads from a folder, a file of tensors, the index of a sharded model, or a repository of the hub. ``model``
+    is the heads': it tells the vocabulary, and a copy of its output layer is compared with it. ``hub`` says how to
+    download, as :func:`huggingface_hub.hf_hub_download` takes it. A LookaheadError says that there are no heads, that
+    they are incomplete or damaged, that a file would have to run code, or that the copy differs."""
     location = locate(source, hub or {})
     tensors, config = location.tensors(), location.config()
     layout = layout_of(location.name, tensors.files, config)
@@ -73,8 +67,6 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
 
 @dataclass(frozen=True)
 class _Stored:
-    """The tensors of a checkpoint, by their names in its format."""
-
     source: str
     tensors: StoredTensors
     layout: Layout
@@ -148,7 +140,6 @@ def _size(tensor: Tensor, axis: int) -> int:
 
 
 def _completed(state: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """The tensors in their widest dtype, with zeros for biases that the format leaves out."""
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in state.values()))
     state = {name: tensor.to(dtype) for name, tensor in state.items()}
     if layout.biased:
@@ -158,7 +149,6 @@ def _completed(state: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
 
 
 def _check_copy(source: str, copy: Tensor, model: Any, token_map: Tensor | None) -> None:
-    """Refuse an output layer, or lines ``token_map`` of one, that is said to be the model's and is not."""
     weight = None if model is None else copyable_weight(output_layer(model))
     if weight is not None and token_map is not None:
         weight = weight[token_map.to(weight.device)]
@@ -173,7 +163,6 @@ def _check_copy(source: str, copy: Tensor, model: Any, token_map: Tensor | None)
 
 
 def _remarks(config: dict[str, Any], layout: Layout, hidden_size: int, vocab_size: int | None) -> list[str]:
-    """Where config.json contradicts the tensors."""
     vllm = layout.naming is VLLM
     heads, layers = ("num_heads", "num_hidden_layers") if vllm else ("medusa_num_heads", "medusa_num_layers")
     found = {heads: layout.num_heads, layers: layout.num_layers, "hidden_size": hidden_size, "vocab_size": vocab_size}

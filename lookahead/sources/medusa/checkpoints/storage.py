@@ -40,7 +40,6 @@ class Location:
     hub: Mapping[str, Any]  # how to download
 
     def find(self, file: str) -> Path | None:
-        """Where ``file`` is; downloaded if need be."""
         if self.folder is not None:
             path = self.folder / file
             return path if path.is_file() else None
@@ -52,7 +51,6 @@ class Location:
             raise LookaheadError(f"{self.name} cannot be read from the hub: {error}") from error
 
     def config(self) -> dict[str, Any]:
-        """config.json; empty where there is none."""
         return {} if (path := self.find("config.json")) is None else _json(path)
 
     def tensors(self) -> StoredTensors:
@@ -79,7 +77,6 @@ class Location:
         return StoredTensors(dict.fromkeys(names, path), get)
 
     def _shards(self, index: Path) -> StoredTensors:
-        """The tensors of a sharded model; a shard is opened when the first of its tensors is read."""
         shards = _json(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
             raise LookaheadError(f"{index} is no index of a sharded model: expected a weight_map from names to files.")
@@ -122,7 +119,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _open(path: Path) -> tuple[Iterable[str], Callable[[str], Tensor]]:
-    """The names of the tensors in a file, and how to read one of them."""
     if path.suffix == ".safetensors":
         try:
             file = safe_open(path, framework="pt")
@@ -156,6 +152,5 @@ def _unpickle(path: Path) -> Any:
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few names, for a message."""
     names = list(names)
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -73,7 +73,6 @@ def shared_output(model: Any) -> Tensor:
 
 
 def _named(heads: HeadTensors, naming: Naming) -> dict[str, Tensor]:
-    """The heads' tensors by the names of a format."""
     sizes = heads.config
     outputs = range(sizes.num_heads if sizes.own_output else 0)
     names = naming.names(sizes.num_heads, sizes.num_layers, ("weight", "bias"), outputs)
