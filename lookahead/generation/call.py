@@ -24,7 +24,6 @@ class Call:
     Attributes:
         model: the model, and its ``traits``.
         input_ids: the prompt ``[batch, token]``, padded on the left; of an encoder-decoder model the decoder's.
-        processors, criteria, config, streamer: as they are.
         kwargs: what the model is given beside tokens and cache.
         cache: as it was prepared or given; None = there is none.
     """
@@ -59,7 +58,6 @@ class Call:
 
     @property
     def batch(self) -> int:
-        """Sequences."""
         return len(self.input_ids)
 
     @property

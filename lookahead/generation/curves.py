@@ -22,7 +22,6 @@ from lookahead.runtime.tracing.replay import Traces
 
 @lru_cache
 def _processor() -> str:
-    """The CPU's name, where the system tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -36,9 +35,7 @@ def describe(
     model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False
 ) -> dict[str, Any]:
     """All that a curve depends on: the model's shape and dtypes, device, threads, versions, sequences in a ``batch``.
-
-    Passes with ``static`` shapes (see the strategies' setting) have a curve of their own, and so have ``traced`` ones.
-    """
+    Passes with ``static`` shapes (see the strategies' setting) have their own curve, and so have ``traced`` ones."""
     config = model.config.get_text_config()
     shape = {
         name: value

@@ -113,11 +113,7 @@ def generate(
 def _wanted(
     strategy: Strategy, call: Call, plan: support.Plan, new_tokens: int
 ) -> tuple[Wants, Callable[[Tensor], Tensor] | None]:
-    """What the strategy's drafts are told of passes, and its rule for what is accepted; None = the text is exact.
-
-    Raises:
-        LookaheadError: the strategy cannot draft for this call.
-    """
+    """What the strategy's drafts are told of passes, and its rule for what is accepted; None = the text is exact."""
     if plan.route == "chain" and strategy.static is True:
         raise LookaheadError(f"static=True cannot be used: {plan.reason}. Leave static unset, or set it to False.")
     rule = strategy.rule if call.config.do_sample else None
@@ -142,7 +138,6 @@ def _opened(
     static: bool | None,
     traces: Traces | None,
 ) -> Iterator[TreeModel | LinearModel]:
-    """The model as the loop sees it, until the call is over."""
     prompt = Prompt(call.input_ids, call.config, call.kwargs, call.cache, sequences.most_new)
     traced = None if traces is None else partial(TracedExecutor, traces)
     model: TreeModel | LinearModel

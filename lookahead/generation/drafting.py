@@ -40,9 +40,7 @@ def _generator(seed: int | None, index: int) -> random.Random:
 
 class WhileWriting:
     """A sequence's drafter while it writes; once it has ended, pad tokens as deep as the other sequences' trees.
-
-    ``depths`` are those of all sequences' last trees; the call's drafters share it.
-    """
+    ``depths`` are those of all sequences' last trees; the call's drafters share it."""
 
     def __init__(self, drafter: Drafter, row: int, sequences: Sequences, depths: list[int]) -> None:
         self._drafter = drafter
@@ -52,7 +50,6 @@ class WhileWriting:
         self._writes = True
 
     def draft(self, room: int) -> TokenTree:
-        """The next tree."""
         sequences = self._sequences
         self._writes = not sequences.finished[self._row]
         if not self._writes:

@@ -42,7 +42,6 @@ class Observers:
         self._before = [0] * sequences.batch
 
     def see(self, step: Step) -> None:
-        """Take in one pass."""
         sequences, planner = self._sequences, self._planner
         if self.stats is not None:
             after = sequences.lengths()
@@ -60,7 +59,6 @@ class Observers:
         self._first = False
 
     def close(self) -> None:
-        """All is written."""
         if self._stream is not None:
             self._stream.close()
         if self.stats is not None:
@@ -78,7 +76,6 @@ class _Stream:
         self._put = 0
 
     def flush(self) -> None:
-        """Put what has become complete."""
         sequences = self._sequences
         lengths = [len(row) for row in sequences.written]
         going = [length for length, done in zip(lengths, sequences.finished, strict=True) if not done]
@@ -89,5 +86,4 @@ class _Stream:
             self._streamer.put(torch.tensor(tokens))
 
     def close(self) -> None:
-        """All has been put."""
         self._streamer.end()

@@ -22,7 +22,6 @@ _users = 0
 _original: Callable[..., Any] | None = None
 _thread = threading.local()
 
-
 # On a CPU, packed rows win for passes of few nodes, where a key head is otherwise read once for each query head of its.
 # Below so many elements of repeated keys they lose, as the copies cost more than that. docs/log.md has the figures.
 _PACKED_NODES = 8
@@ -59,7 +58,6 @@ def _grouped_sdpa(
 
 
 def _packs(query: Tensor, key: Tensor) -> bool:
-    """Whether to pack: as it was decided for the whole pass, or where it pays."""
     decided: bool | None = getattr(_thread, "packed", None)
     if decided is not None:
         return decided
@@ -178,10 +176,8 @@ def tree_forward() -> Iterator[None]:
 
 @contextmanager
 def attention_as(*, packed: bool, masked: bool = True) -> Iterator[None]:
-    """Let all layers of this thread's passes pack query heads or not while the block runs.
-
-    Without ``masked`` masks are not heeded: a pass without one may have to be given one that hides nothing.
-    """
+    """Let all layers of this thread's passes pack query heads or not while the block runs. Without ``masked`` masks are
+    not heeded: a pass without one may have to be given one that hides nothing."""
     before = getattr(_thread, "packed", None), getattr(_thread, "masked", True)
     _thread.packed, _thread.masked = packed, masked
     try:

@@ -27,11 +27,9 @@ _POSITIONS = "decoder_position_ids"
 
 
 class EncoderDecoderForward(TreeForward):
-    """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments.
-
-    ``input_ids`` are the decoder's; ``kwargs`` hold ``encoder_outputs``; ``cross`` is the KV cache of the
-    cross-attention, None = a new one.
-    """
+    """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments. ``input_ids``
+    are the decoder's; ``kwargs`` hold ``encoder_outputs``; ``cross`` is the KV cache of the cross-attention, None = a
+    new one."""
 
     mask_name = "decoder_attention_mask"
     positions_name = _POSITIONS
@@ -71,7 +69,6 @@ class EncoderDecoderForward(TreeForward):
         return [wider, *trees[1:]]
 
     def inputs(self, trees: Sequence[TokenTree]) -> tuple[dict[str, Tensor], Any]:
-        """What a pass over ``trees`` is given, and its masks; None where it needs none."""
         roots = self.layout.roots()
         self._reach = min(roots), max(root + max(tree.depths) for root, tree in zip(roots, trees, strict=True))
         return super().inputs(trees)
@@ -91,11 +88,9 @@ class EncoderDecoderForward(TreeForward):
             return super().call(module, **renamed)
 
     def plain_cache(self, cache: Cache) -> Cache:
-        """With the cross-attention's beside it."""
         return EncoderDecoderCache(cache, self._caches.cross_attention_cache)
 
     def store(self, cache: Cache) -> None:
-        """Leave the decoder's KV cache in ``cache`` as plain decoding would have."""
         assert isinstance(cache, EncoderDecoderCache)  # checked before the first pass
         super().store(cache.self_attention_cache)
         cache.is_updated = dict(self._caches.is_updated)
@@ -133,7 +128,6 @@ def stepwise(model: PreTrainedModel, prompt: Tensor, tokens: Sequence[int]) -> T
 
 
 def _takes_positions(model: PreTrainedModel) -> bool:
-    """Whether the decoder can be told its positions."""
     if _POSITIONS in inspect.signature(type(model).forward).parameters:
         return True
     # Two models under one roof hand arguments of this prefix on to the decoder.

@@ -26,10 +26,8 @@ class Executor(Protocol):
 
     @property
     def route(self) -> str: ...
-
     @property
     def reason(self) -> str | None: ...
-
     @property
     def plain_ms(self) -> float | None: ...
 
@@ -62,25 +60,20 @@ class EagerExecutor:
 
     @property
     def route(self) -> str:
-        """``"dynamic"``: shapes follow the text."""
         return "dynamic"
 
     @property
     def reason(self) -> str | None:
-        """As it was given."""
         return self._reason
 
     @property
     def plain_ms(self) -> float | None:
-        """Passes here are the model's own."""
         return None
 
     def open(self, slots: int) -> None:
-        """Fresh buffers."""
         self._forward.layout.cache.consolidate(slots)
 
     def run(self, trees: Sequence[TokenTree]) -> Outputs:
-        """Build inputs and masks, and call the model."""
         inputs, masks = self._forward.inputs(trees)
         return self._inference.run(lambda: self._pass(trees, inputs, masks))
 
@@ -89,14 +82,12 @@ class EagerExecutor:
             return self._forward.call(**inputs, **masks_given(masks))
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
-        """Move the slots now."""
         self._forward.layout.cache.keep(chosen)
 
     def flush(self) -> None:
         """Nothing waits."""
 
     def bucket(self, nodes: int) -> int:
-        """As many as there are."""
         return nodes
 
     def close(self) -> None:
@@ -105,11 +96,9 @@ class EagerExecutor:
 
 
 class InferenceMode:
-    """Runs one call's passes in inference mode, if that is ``safe``; None = look before the first pass.
-
-    It saves several per cent of a pass that is bound by many small operations. Its tensors can be neither trained with
-    nor written into later, so what a model's code keeps of them is copied when the call ends.
-    """
+    """Runs one call's passes in inference mode, if that is ``safe``; None = look before the first pass. It saves
+    several per cent of a pass that is bound by many small operations. Its tensors can be neither trained with nor
+    written into later, so what a model's code keeps of them is copied when the call ends."""
 
     def __init__(self, model: PreTrainedModel, safe: bool | None = None) -> None:
         self._model = model

@@ -44,7 +44,6 @@ class TreeForward:
     """Prefill and tree forwards of one causal model in one call; nothing is held on the model itself.
 
     Args:
-        model, traits: the model and what is known of it.
         layout: where tokens lie; its cache may already hold an earlier call's.
         input_ids: ``[batch, prompt]``.
         config, kwargs: as ``generate`` prepared them; kwargs beside tokens and cache.
@@ -91,7 +90,6 @@ class TreeForward:
 
     @property
     def batch(self) -> int:
-        """Sequences."""
         return len(self._input_ids)
 
     @property
@@ -136,7 +134,6 @@ class TreeForward:
         return inputs, None if self._sees_everything(width) else self.masks(trees)
 
     def _sees_everything(self, width: int) -> bool:
-        """Whether a pass needs no mask."""
         # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
         seen = self._window is None or self.layout.cache.base < self._window
         return width == 1 and self.layout.visible is None and seen

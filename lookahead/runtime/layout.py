@@ -24,7 +24,6 @@ class Layout:
     """One call's book of slots and positions.
 
     Args:
-        cache: the KV cache.
         device: of the model's inputs.
         depth_limit: the first position that does not exist; None = all do.
         idle: whether a sequence is only fed along with the others.
@@ -59,11 +58,8 @@ class Layout:
         self._axes: Tensor | None = None  # [axis, batch, 1], how far each axis is ahead of the positions counted here
 
     def start(self, past: int, batch: int, mask: Tensor | None, position_ids: Tensor | None) -> None:
-        """Read where the prompt of ``past`` slots ends.
-
-        ``mask`` ``[batch, slot]`` is 0 for padding on the left; ``position_ids`` are ``[batch, token]`` or
-        ``[axis, batch, token]``, None = slots are positions.
-        """
+        """Read where the prompt of ``past`` slots ends. ``mask`` ``[batch, slot]`` is 0 for padding on the left;
+        ``position_ids`` are ``[batch, token]`` or ``[axis, batch, token]``, None = slots are positions."""
         if position_ids is None:
             last = highest = [past - 1] * batch
         else:
@@ -105,9 +101,7 @@ class Layout:
 
     def coordinates(self, trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
         """Logical positions of nodes ``[batch, node]`` and slots ``[batch, slot]``, as transformers' mask rules count.
-
-        Windows and chunks are measured in slots from a sequence's first token, whatever the position ids say.
-        """
+        Windows and chunks are measured in slots from a sequence's first token, whatever the position ids say."""
         width, base = max(map(len, trees)), self.cache.base
         nodes = [
             [length - padding + depth for depth in tree.depths] + [0] * (width - len(tree))

@@ -50,10 +50,8 @@ class LinearModel:
         reason: why it follows no trees.
 
     Attributes:
-        route: ``"chain"``.
         replayed: tokens that were fed more than once, summed over passes (of one sequence).
-        plain_ms: None: passes are the model's own.
-        fell_back: None: passes stay as they are.
+        plain_ms, fell_back: None: passes are the model's own, and stay as they are.
     """
 
     route = "chain"
@@ -107,7 +105,6 @@ class LinearModel:
         return len(self._again[0])
 
     def prefill(self) -> Scores:
-        """Run the prompt exactly as plain decoding does; scores for its last token."""
         kwargs = dict(self._kwargs)
         if self._top_k and "logits_to_keep" in kwargs:
             kwargs["logits_to_keep"] = self._prompt_tokens
@@ -127,7 +124,6 @@ class LinearModel:
         return prompt_scores(outputs.logits, self._top_k)
 
     def _length(self) -> int:
-        """Tokens that the cache holds."""
         if any(isinstance(layer, DynamicLayer) for layer in self._cache.layers):
             return int(self._cache.get_seq_length())
         embeds = self._kwargs.get("inputs_embeds")  # nothing else knows it where all layers are recurrent
@@ -156,14 +152,12 @@ class LinearModel:
         return self._run([again + fed for again, fed in zip(self._again, self._fed, strict=True)], width, top_k)
 
     def _run(self, tokens: list[list[int]], scored: int, top_k: int) -> Scores:
-        """Feed ``tokens`` after what is committed; scores of the last ``scored`` of each sequence."""
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
         with tree_forward(), overriding(self._scans, lambda: CONTINUING):
             outputs = watched(self.hidden, lambda: self._model(**inputs, return_dict=True), last=scored)
         return score(outputs.logits[:, -scored:], top_k)
 
     def _inputs(self, tokens: Tensor, scored: int) -> dict[str, Any]:
-        """What the model is called with, as transformers prepares it for ``tokens`` ``[batch, token]``."""
         kwargs = dict(self._kwargs)
         count, after = tokens.shape[1], self._committed
         mask = kwargs.get("attention_mask")
@@ -229,7 +223,6 @@ class LinearModel:
         return [state.clone() for layer in recurrent_layers(self._cache) for state in states_of(layer).values()]
 
     def bucket(self, nodes: int) -> int:
-        """The number of nodes that a pass over ``nodes`` nodes computes."""
         return nodes
 
     def holds(self, row: int) -> bool:

@@ -41,11 +41,9 @@ class MaskBuffer:
         self._settled = 0  # columns that need not be written again
 
     def open(self, width: int, base: int, history: Tensor | None, settled: int) -> Tensor:
-        """The mask ``[batch, 1, width, base + width]``, right up to column ``base``; the rest is as it was left.
-
-        Below ``base`` it shows what ``history`` (bool ``[batch, base]``; None = everything) shows. Columns before
-        ``settled``, the shortest sequence's length, will never change again.
-        """
+        """The mask ``[batch, 1, width, base + width]``, right up to column ``base``; the rest is as it was left. Below
+        ``base`` it shows what ``history`` (bool ``[batch, base]``; None = everything) shows. Columns before
+        ``settled``, the shortest sequence's length, will never change again."""
         batch, _, nodes, slots = self._mask.shape
         if width > nodes or base + width > slots:
             shape = (batch, 1, max(width, nodes), max(base + width + 256, min(2 * slots, base + width + 4096)))
@@ -73,13 +71,11 @@ def tree_masks(
     """The additive masks ``[batch, 1, node, slot]`` of a pass, one for each kind of layer.
 
     Args:
-        rules: from :func:`mask_rules`.
         trees: one for each sequence; shorter ones are padded at the end with nodes that see only themselves.
         base: slot of node 0.
         history: bool ``[batch, base]``, the slots below ``base`` that hold a sequence's tokens; None = all of them.
         coordinates: gives the logical positions of nodes ``[batch, node]`` and of slots ``[batch, base + node]``; only
             called if a rule asks for more than causality.
-        dtype, device: of the mask.
         buffer: where the mask is made, to be overwritten by the next pass's; there padding nodes see the text too.
             None = in memory of its own.
         settled: with a buffer, slots of the shortest sequence.
@@ -114,9 +110,7 @@ def tree_masks(
 
 def ancestor_words(parents: Sequence[int], words: int) -> np.ndarray:
     """The ancestor closure of a parent array as bit sets, int64 ``[node, words]``: bit b of a node = it sees node b.
-
-    That is :func:`jacobi.branch_mask` with 64 nodes to a number, so that little has to go to the device.
-    """
+    That is :func:`jacobi.branch_mask` with 64 nodes to a number, so that little has to go to the device."""
     packed = b"".join(seen.to_bytes(8 * words, "little") for seen in ancestor_bits(parents))
     return np.frombuffer(packed, np.dtype("<i8")).reshape(len(parents), words)
 
@@ -147,9 +141,7 @@ class StaticPlaces:
 
 def static_masks(rules: Any, places: StaticPlaces, mask: Tensor) -> Any:
     """The masks of :func:`tree_masks` over a fixed span of slots, computed on the device without asking it anything.
-
-    ``mask`` ``[batch, 1, node, span]`` is overwritten, and returned for layers that are only causal.
-    """
+    ``mask`` ``[batch, 1, node, span]`` is overwritten, and returned for layers that are only causal."""
     nodes = len(places.slots)
     lowest = torch.finfo(mask.dtype).min
     branches = ((places.ancestors[..., None] >> places.bits) & 1).flatten(2)[:, :, :nodes].bool()

@@ -26,12 +26,9 @@ from lookahead.runtime.tree import TreeModel, Writing
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model reads before the first tree, as ``generate`` prepared it.
-
-    ``input_ids`` are ``[batch, token]``, of an encoder-decoder model the decoder's; ``kwargs`` go beside tokens and
-    cache. ``cache`` is what comes before the prompt, and where the KV cache may be left; None = nothing.
-    At most ``new_tokens`` tokens follow.
-    """
+    """What a model reads before the first tree, as ``generate`` prepared it. ``input_ids`` are ``[batch, token]``, of
+    an encoder-decoder model the decoder's; ``kwargs`` go beside tokens and cache. ``cache`` is what comes before the
+    prompt, and where the KV cache may be left; None = nothing. At most ``new_tokens`` tokens follow."""
 
     input_ids: Tensor
     config: GenerationConfig
@@ -53,10 +50,7 @@ def open_tree(
     """A model that follows trees; call its ``close()`` when the call is over.
 
     Args:
-        model, traits: the model and what is known of it.
-        prompt: what it reads first.
         writing: the text; None = passes outside of ``generate``.
-        wants: what drafts are told.
         static: fixed shapes, on CUDA as graphs: None = on CUDA where possible, True = or an error, False = never.
         traced: makes the executor of passes that are given nothing special; None = they are run eagerly.
 
@@ -95,10 +89,8 @@ def open_linear(
     depth_limit: int | None = None,
     reason: str | None = None,
 ) -> LinearModel:
-    """A recurrent or hybrid model, which is given one branch a pass; arguments as for :func:`open_tree`.
-
-    Positions at or past ``depth_limit`` are never drafted (None = no limit); ``reason`` says why it follows no trees.
-    """
+    """A recurrent or hybrid model, which is given one branch a pass; arguments as for :func:`open_tree`. Positions at
+    or past ``depth_limit`` are never drafted (None = no limit); ``reason`` says why it follows no trees."""
     hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
     config = model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config) if prompt.cache is None else prompt.cache
@@ -150,7 +142,6 @@ def static_reason(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 
 
 def _prompt_reason(prompt: Prompt, on_host: bool) -> str | None:
-    """The same, as far as the prompt tells."""
     positions = prompt.kwargs.get("position_ids")
     if positions is not None and positions.ndim > 2:
         return "positions have several axes"

@@ -16,11 +16,7 @@ _T = TypeVar("_T")
 
 def score(logits: Tensor, best: int = 0) -> Scores:
     """Argmax of every node, NaN marked, and optionally the ``best`` highest tokens of each, in one transfer.
-
-    Args:
-        logits: ``[batch, node, vocab]``.
-        best: how many next tokens to gather for each node; 0 gathers none.
-    """
+    ``logits`` are ``[batch, node, vocab]``; ``best`` = 0 gathers none."""
     _, nodes, vocab = logits.shape
     lines = logits.detach().reshape(-1, vocab)
     values, order = (_on_cpu if lines.device.type == "cpu" else _on_device)(lines, min(max(best, 1), vocab))
@@ -53,11 +49,9 @@ def _by_row(flat: list[_T], nodes: int) -> list[list[_T]]:
 
 
 def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``count`` highest entries of each line in float32, and their ids.
-
-    Many scores are swept once, for the maxima of chunks, and only the best chunks again: several times faster than
-    ``topk``, or ``max`` with indices, over the whole vocabulary.
-    """
+    """The ``count`` highest entries of each line in float32, and their ids. Many scores are swept once, for the maxima
+    of chunks, and only the best chunks again: several times faster than ``topk``, or ``max`` with indices, over the
+    whole vocabulary."""
     total, vocab = lines.shape
     whole = vocab // _CHUNK
     if lines.numel() < _LARGE or whole <= count:
@@ -74,9 +68,7 @@ def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _take_highest(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The ``count`` highest of each line and their places, by repeated argmax; ``values`` is used up if ``count > 1``.
-
-    NaN counts as the highest, and of equal entries the first.
-    """
+    NaN counts as the highest, and of equal entries the first."""
     flat, starts = values.reshape(-1), np.arange(0, values.size, values.shape[1])
     highest, places = np.empty((count, len(values)), values.dtype), np.empty((count, len(values)), np.int64)
     for rank in range(count):

@@ -41,7 +41,6 @@ def bare_model(
         static, traced: as for :func:`lookahead.runtime.open.open_tree`.
         past: what comes before the prompt; only read.
         taps: hidden states that every pass notes.
-        inputs: what else the model is given.
     """
     traits = ModelTraits.of(model)
     batch, count = prompt.shape
@@ -60,9 +59,7 @@ def bare_model(
 @contextmanager
 def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None) -> Iterator[LinearModel]:
     """A view of a causal model that is given one branch a pass, with all of ``prompt`` ``[batch, token]`` in its cache.
-
-    ``mask`` ``[batch, token]`` is 0 for padding on the left; None = there is none.
-    """
+    ``mask`` ``[batch, token]`` is 0 for padding on the left; None = there is none."""
     traits = ModelTraits.of(model)
     inputs = masked_inputs(traits, torch.ones_like(prompt) if mask is None else mask)
     view = open_linear(model, traits, Prompt(prompt, GenerationConfig(), inputs, None, 0), Wants())
@@ -79,7 +76,6 @@ def masked_inputs(traits: ModelTraits, mask: Tensor) -> dict[str, Any]:
 
 @contextmanager
 def _read(view: TreeModel | LinearModel, batch: int) -> Iterator[None]:
-    """While a prompt is in the cache of ``view``."""
     view.prefill()
     view.keep([Path([0], [0])] * batch)
     try:

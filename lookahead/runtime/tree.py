@@ -30,7 +30,6 @@ class PlainPasses:
     """transformers' own decoding passes, from some token of the text on.
 
     Args:
-        model: the model.
         cache: the text so far but for its last token, all sequences equally long.
         model_kwargs: as ``generate`` prepared them for the prompt.
         written: new tokens so far.
@@ -105,17 +104,14 @@ class TreeModel:
 
     @property
     def route(self) -> str:
-        """How passes are run, see :class:`lookahead.runtime.executor.Executor`."""
         return self.executor.route
 
     @property
     def route_reason(self) -> str | None:
-        """Why not by a faster route."""
         return self.executor.reason
 
     @property
     def plain_ms(self) -> float | None:
-        """What the model's own pass over one node takes where this call's are faster."""
         return self.executor.plain_ms
 
     @property
@@ -124,14 +120,12 @@ class TreeModel:
         return self._layout.cache.base if self._plain is None else int(self._plain.cache.get_seq_length())
 
     def prefill(self) -> Scores:
-        """Run the prompt exactly as plain decoding does; scores for its last token."""
         logits = self.forward_pass.prefill()
         past = self._past = self._layout.cache.get_seq_length()
         self.executor.open(past + min(self._new_tokens, max(1024, past)) + 64)
         return prompt_scores(logits, self._prompt_top_k)
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
-        """Score every node of every tree in one pass."""
         if self._plain is None and self._layout.at_boundary(len(trees)):
             self._plain = self._fall_back()
         top_k = max(tree.top_k for tree in trees)
@@ -143,7 +137,6 @@ class TreeModel:
         return score(outputs.logits, top_k)
 
     def _fall_back(self) -> PlainPasses:
-        """Go on with transformers' own passes: keys and values move to a cache of theirs."""
         assert self._layout.boundary is not None
         self.fell_back = self._layout.boundary[1]
         self.executor.close()
@@ -180,7 +173,6 @@ class TreeModel:
         self.forward_pass.store(cache)
 
     def bucket(self, nodes: int) -> int:
-        """The number of nodes that a pass over ``nodes`` nodes computes."""
         return self.executor.bucket(nodes)
 
     def holds(self, row: int) -> bool:
@@ -194,5 +186,4 @@ class TreeModel:
         return self._layout.room()
 
     def close(self) -> None:
-        """The call is over."""
         self.executor.close()

@@ -126,7 +126,6 @@ class TreeLayer(DynamicLayer):
         return self._append(self.index_entry, indexer_key_states[:, None])[:, 0]
 
     def _append(self, place: tuple[LayerBuffer, int], states: Tensor) -> Tensor:
-        """Write a pass's states ``[batch, head, node, channel]`` at ``base``; return all there are now."""
         start = self._store.base
         group, entry = place
         group.open(start, start + states.shape[-2])
@@ -147,7 +146,6 @@ class TreeLayer(DynamicLayer):
 
     @property
     def values(self) -> Tensor | None:
-        """The same of the values."""
         return self._states("values", self.value_entry)
 
     @values.setter
@@ -155,5 +153,4 @@ class TreeLayer(DynamicLayer):
         self._own["values"] = states
 
     def get_seq_length(self) -> int:
-        """Slots in use, of the longest sequence."""
         return self._store.base if self.key_entry is not None else super().get_seq_length()

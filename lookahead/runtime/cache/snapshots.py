@@ -25,7 +25,6 @@ def holds_text(cache: Cache) -> bool:
 
 
 def holds_keys(layer: Any) -> bool:
-    """Whether a layer keeps keys and has any."""
     return isinstance(layer, DynamicLayer) and layer.is_initialized and layer.keys is not None and layer.keys.ndim == 4
 
 
@@ -51,7 +50,6 @@ class Snapshot:
         self.taken = False
 
     def take(self) -> None:
-        """Note where the cache is."""
         for place, layer in enumerate(self._recurrent):
             copies = self._copies[place]
             for key, state in states_of(layer).items():
@@ -90,6 +88,5 @@ class Snapshot:
 
 
 def _fields(layer: Any) -> dict[str, Any]:
-    """What an attention layer holds, but for the states of a recurrent part."""
     own = ("conv_states", "recurrent_states", "has_previous_state")
     return {name: value for name, value in vars(layer).items() if name not in own}

@@ -49,10 +49,8 @@ class TreeCache(Cache):
         self._groups: list[LayerBuffer] = []
 
     def load(self, cache: Cache) -> None:
-        """Start from what another cache holds; the other cache is only read.
-
-        A sliding-window layer that has dropped its oldest slots gets zeros there: no later token can see them.
-        """
+        """Start from what another cache holds; the other cache is only read. A sliding-window layer that has dropped
+        its oldest slots gets zeros there: no later token can see them."""
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
         while self.layer_class_to_replicate is not None and len(self.layers) < len(cache.layers):
@@ -72,10 +70,8 @@ class TreeCache(Cache):
             layer.indexer_keys = getattr(source, "indexer_keys", None)
 
     def consolidate(self, capacity: int, allocate: Allocate | None = None) -> None:
-        """Move what the prefill left into shared buffers with about ``capacity`` slots, from ``allocate`` if given.
-
-        The prompt's last token then counts as the one node of the prompt's own pass, so that it is kept like any other.
-        """
+        """Move what the prefill left into shared buffers with about ``capacity`` slots, from ``allocate`` if given. The
+        prompt's last token then counts as the one node of the prompt's own pass, so that it is kept like any other."""
         by_kind: dict[tuple[Any, ...], list[tuple[TreeLayer, str, Tensor]]] = {}
         for layer in self.layers:
             if layer.is_initialized:
@@ -140,10 +136,8 @@ class TreeCache(Cache):
         return moves
 
     def move(self, sources: Tensor, targets: Tensor, rows: Tensor) -> None:
-        """Copy slots ``sources`` to ``targets``, both ``[batch, move]``, without reading an index on the host.
-
-        Where targets of a sequence are equal, so are the sources. ``rows`` is ``[batch, 1]``, counting up from 0.
-        """
+        """Copy slots ``sources`` to ``targets``, both ``[batch, move]``, without reading an index on the host. Where
+        targets of a sequence are equal, so are the sources. ``rows`` is ``[batch, 1]``, counting up from 0."""
         for group in self._groups:
             states = group.buffer.permute(1, 3, 0, 2, 4)
             states[rows, targets] = states[rows, sources]
@@ -190,10 +184,8 @@ class TreeCache(Cache):
             group.grow(capacity)
 
     def store(self, cache: Cache) -> None:
-        """Leave keys and values in ``cache`` as plain decoding would have: its layers, its lengths, its windows.
-
-        All sequences must be equally long.
-        """
+        """Leave keys and values in ``cache`` as plain decoding would have: its layers, its lengths, its windows. All
+        sequences must be equally long."""
         length = self.base
         while len(cache.layers) < len(self.layers) and cache.layer_class_to_replicate is not None:
             cache.layers.append(cache.layer_class_to_replicate())

@@ -45,7 +45,6 @@ class Graph:
     """A captured pass; it is ``checked`` once a replay at another base gave what the same pass gives without the graph.
 
     Attributes:
-        replay: runs it.
         outputs: of the pass, overwritten by every replay.
         base: of the pass it was captured in.
         held: what the graph reads and does not own.
@@ -164,7 +163,6 @@ class StaticBuffers:
         self._resize(0)
 
     def _resize(self, capacity: int) -> None:
-        """Start over with other buffers; graphs of the old ones are worth nothing."""
         self.capacity = capacity
         self.graphs.clear()
         self.warm.clear()
@@ -175,7 +173,6 @@ class StaticBuffers:
         self.columns = torch.arange(capacity, device=self.device)
 
     def reserve(self, slots: int) -> None:
-        """Have room for at least ``slots``."""
         if slots > self.capacity:
             self._resize(span_of(slots))
         else:
@@ -204,7 +201,6 @@ class StaticBuffers:
         return capacity
 
     def inputs_of(self, nodes: int) -> Inputs:
-        """The packed inputs of a bucket."""
         if nodes not in self.inputs:
             self.inputs[nodes] = Inputs(self.batch, nodes, self.device)
         return self.inputs[nodes]
@@ -231,11 +227,9 @@ capturing = threading.Lock()  # a capture must not meet another thread's, or its
 
 
 def lease(model: PreTrainedModel, key: Any, batch: int, dtype: torch.dtype, device: torch.device) -> StaticBuffers:
-    """Buffers that no other call uses: some that wait for this kind of call, or new ones.
-
-    ``key`` is the model's fingerprint, and what else the kind of call depends on; None = its buffers serve it alone.
-    Buffers of what the model was before something of it was changed are dropped.
-    """
+    """Buffers that no other call uses: some that wait for this kind of call, or new ones. ``key`` is the model's
+    fingerprint, and what else the kind of call depends on; None = its buffers serve it alone. Buffers of what the model
+    was before something of it was changed are dropped."""
     buffers = None
     if key is not None:
         with _lock:

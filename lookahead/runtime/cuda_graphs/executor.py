@@ -83,11 +83,9 @@ def _capture(run: Callable[[], Outputs], buffers: StaticBuffers) -> tuple[Callab
 
 
 class GraphExecutor:
-    """Runs passes of static shape (implements :class:`lookahead.runtime.executor.Executor`).
-
-    A model that rejects the first one is run eagerly from there on; with ``required`` an error is raised. ``graphs``:
-    capture passes as CUDA graphs; None = on a CUDA device.
-    """
+    """Runs passes of static shape (implements :class:`lookahead.runtime.executor.Executor`). A model that rejects the
+    first one is run eagerly from there on; with ``required`` an error is raised. ``graphs``: capture passes as CUDA
+    graphs; None = on a CUDA device."""
 
     plain_ms: float | None = None
 
@@ -112,7 +110,6 @@ class GraphExecutor:
         return "cuda graphs" if self._captures and not failed else "static"
 
     def open(self, slots: int) -> None:
-        """Static buffers: those of an earlier call of this kind, or new ones."""
         forward, layout = self._forward, self._layout
         buffers = self._buffers = lease(forward.model, self._key(), forward.batch, forward.traits.dtype, self._device)
         buffers.reserve(slots)
@@ -146,11 +143,9 @@ class GraphExecutor:
             give_back(self._forward.model, buffers, self._layout.cache.buffers)
 
     def bucket(self, nodes: int) -> int:
-        """The number of nodes that a pass over ``nodes`` nodes computes."""
         return nodes if self._eager is not None else bucket_of(nodes)
 
     def run(self, trees: Sequence[TokenTree]) -> Outputs:
-        """Send the trees to the device, and replay the pass."""
         buffers = self._buffers
         if self._eager is not None or buffers is None:
             assert self._eager is not None
@@ -178,7 +173,6 @@ class GraphExecutor:
             self._moves = self._layout.cache.advance(chosen)
 
     def _prepare(self, buffers: StaticBuffers, trees: Sequence[TokenTree], nodes: int) -> _Pass:
-        """Send the pass's inputs to the device, and say how it is run on them."""
         cache, forward = self._layout.cache, self._forward
         reach = cache.base + nodes
         if reach > buffers.capacity:
@@ -234,10 +228,8 @@ class GraphExecutor:
         return outputs
 
     def _checked(self, buffers: StaticBuffers, step: _Pass, graph: Graph) -> Outputs:
-        """Compare a graph's first replay at another base with the pass itself: no slot may be frozen in it.
-
-        Costs one pass and one answer from the device for each graph.
-        """
+        """Compare a graph's first replay at another base with the pass itself: no slot may be frozen in it. Costs one
+        pass and one answer from the device for each graph."""
         if self._layout.cache.base == graph.base:
             return graph.outputs
         step.inputs.settle()
@@ -253,7 +245,6 @@ class GraphExecutor:
         return outputs
 
     def _fail(self, buffers: StaticBuffers, reason: str) -> None:
-        """Capture nothing any more."""
         self.reason = buffers.failure = reason
         buffers.graphs.clear()
 

@@ -86,7 +86,6 @@ def _traced(
     weights: dict[int, Tensor],
     kind: Kind,
 ) -> Callable[..., Any]:
-    """The trace of one pass."""
     names = tuple(masks) if isinstance(masks, dict) else None
     count = 1 if names is None else len(names)
     tensors = flat(forward, inputs, masks)

@@ -63,7 +63,6 @@ class Traces:
     Attributes:
         taps: hidden states that a pass gives beside its logits.
         settings: stands for the model as it was when the traces were made.
-        made: the traces there are.
         missed: what had none, by kind.
         failure: why there are none, and will be none.
     """
@@ -83,16 +82,13 @@ class Traces:
         return sum(missed.ms for missed in single) / passes if passes >= _ENOUGH else None
 
     def fail(self, reason: str) -> None:
-        """Do without traces from now on."""
         self.failure = reason
         self.made.clear()
 
 
 class TracedExecutor(EagerExecutor):
-    """Runs passes by a model's traces, and eagerly those of a kind that has none.
-
-    ``forward`` is plain (:attr:`TreeForward.is_plain`); what is made during the call is used from the next pass on.
-    """
+    """Runs passes by a model's traces, and eagerly those of a kind that has none. ``forward`` is plain
+    (:attr:`TreeForward.is_plain`); what is made during the call is used from the next pass on."""
 
     def __init__(self, traces: Traces, forward: TreeForward, reason: str | None = None) -> None:
         # Traces are there for models that were found safe as this call began.
@@ -101,12 +97,10 @@ class TracedExecutor(EagerExecutor):
 
     @property
     def route(self) -> str:
-        """``"traced"`` as soon as there are any."""
         return "traced" if self.traces.made else "dynamic"
 
     @property
     def reason(self) -> str | None:
-        """Why not by traces."""
         return None if self.traces.made else self.traces.failure or self._reason
 
     @property
@@ -146,7 +140,6 @@ class TracedExecutor(EagerExecutor):
         return outputs
 
     def _missed(self, kind: Kind, inputs: dict[str, Tensor], masks: Any) -> Outputs:
-        """A pass without a trace, counted."""
         start = perf_counter()
         outputs = self._forward.call(**inputs, **masks_given(masks))
         if self.traces.failure is None:
@@ -157,10 +150,8 @@ class TracedExecutor(EagerExecutor):
 
 
 def flat(forward: TreeForward, inputs: dict[str, Tensor], masks: Any) -> list[Tensor]:
-    """What changes from pass to pass: tokens, positions, masks, and what the pass writes to and reads.
-
-    transformers makes masks of its own where a tracer looks on and none are given, so a trace is always given some.
-    """
+    """What changes from pass to pass: tokens, positions, masks, and what the pass writes to and reads. transformers
+    makes masks of its own where a tracer looks on and none are given, so a trace is always given some."""
     several = masks.values() if isinstance(masks, dict) else [masks]
     views = forward.layout.cache.open_views(inputs["input_ids"].shape[1])
     return [inputs["input_ids"], inputs["position_ids"], *several, *views]

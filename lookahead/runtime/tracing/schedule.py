@@ -40,7 +40,6 @@ def untraceable(model: PreTrainedModel) -> str | None:
 
 
 def _wrong_kind(model: PreTrainedModel) -> str | None:
-    """What class and config say against traces."""
     if model.device.type != "cpu":
         return "passes are traced on a CPU only"
     traits = ModelTraits.of(model)
@@ -51,9 +50,7 @@ def _wrong_kind(model: PreTrainedModel) -> str | None:
 
 def traces_for(model: PreTrainedModel, batch: int, taps: tuple[str, ...] = ()) -> Traces | None:
     """A model's traces for calls of ``batch`` sequences that want the hidden states ``taps``; None = it is not traced.
-
-    Those are made here that earlier calls could have used often enough.
-    """
+    Those are made here that earlier calls could have used often enough."""
     if _wrong_kind(model) is not None:
         return None
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -79,10 +76,8 @@ def traces_for(model: PreTrainedModel, batch: int, taps: tuple[str, ...] = ()) -
 
 
 class TraceSchedule:
-    """One call's traces: those that there are and, in a long call, those that it will pay for by itself.
-
-    The call writes at most ``new_tokens``; ``renewed`` is told the milliseconds that a change of passes took.
-    """
+    """One call's traces: those that there are and, in a long call, those that it will pay for by itself. The call
+    writes at most ``new_tokens``; ``renewed`` is told the milliseconds that a change of passes took."""
 
     def __init__(
         self,
@@ -157,7 +152,6 @@ def trace_now(model: PreTrainedModel, view: TreeModel, passes: Iterable[Sequence
 
 
 def refusal(reason: str) -> LookaheadError:
-    """What is raised where passes have to be traced and cannot be."""
     return LookaheadError(f"Passes over this model cannot be traced: {reason}.")
 
 
