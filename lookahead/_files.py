@@ -39,10 +39,8 @@ def check_free(path: str | Path, replace: bool = False) -> Path:
 
 @contextmanager
 def whole_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill, which becomes ``path`` when the block ends, and leaves nothing if the block fails.
-
-    ``path`` is checked by :func:`check_free`; with ``replace``, the files in it are deleted.
-    """
+    """A folder to fill, which becomes ``path`` when the block ends, and leaves nothing if the block fails. ``path`` is
+    checked by :func:`check_free`; with ``replace``, the files in it are deleted."""
     path = check_free(path, replace)
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(8)

@@ -17,7 +17,6 @@ class PerModel(Generic[_T]):
         self._make = make
 
     def of(self, model: Any) -> _T:
-        """The model's, made now if there is none."""
         with _lock:
             kept = _registry.setdefault(model, {})
             if self not in kept:
@@ -35,7 +34,6 @@ class PerModel(Generic[_T]):
             _registry.setdefault(model, {}).setdefault(self, thing)
 
     def clear(self) -> None:
-        """Keep nothing of this kind any more, for any model."""
         with _lock:
             for kept in _registry.values():
                 kept.pop(self, None)

@@ -1,9 +1,7 @@
-"""``augment_all`` and ``restore_all``: transformers' ``generate`` learns ``use_lookahead``, reversibly.
-
-Two class fields make ``use_lookahead=`` and ``lookahead_strategy=`` legal wherever a ``GenerationConfig`` goes. Two
-methods of ``GenerationMixin`` become dispatchers that call the original unless lookahead is asked for: ``_sample``
-decodes, and ``_validate_generation_mode``, run in every mode, refuses beams or an assistant beside ``use_lookahead``.
-"""
+"""``augment_all`` and ``restore_all``: transformers' ``generate`` learns ``use_lookahead``, reversibly. Two class
+fields make ``use_lookahead=`` and ``lookahead_strategy=`` legal wherever a ``GenerationConfig`` goes. Two methods of
+``GenerationMixin`` become dispatchers that call the original unless lookahead is asked for: ``_sample`` decodes, and
+``_validate_generation_mode``, run in every mode, refuses beams or an assistant beside ``use_lookahead``."""
 
 import threading
 from collections.abc import Callable
@@ -44,7 +42,6 @@ def _sample(
     streamer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Decode with lookahead if it is asked for, otherwise exactly as transformers does."""
     given = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, "streamer": streamer}
     given |= {"generation_config": generation_config, "synced_gpus": synced_gpus}
     if not _asked(generation_config):

@@ -119,7 +119,6 @@ def _tell_part(tell: Report, part: int, parts: int, share: float) -> None:
 
 
 def _linear(model: PreTrainedModel, prompt: Tensor, nodes: Sequence[int], seconds: float, report: Report) -> Samples:
-    """Time linear drafts after ``prompt`` ``[batch, token]``, on a model that cannot follow trees."""
     vocab = ModelTraits.of(model).vocab_size
     drafts = {count: [TokenTree.chain(0, [node % vocab for node in range(1, count)])] * len(prompt) for count in nodes}
     with bare_chain(model, prompt) as chain:
@@ -137,7 +136,6 @@ def _trees(
     static: bool | None,
     traced: bool,
 ) -> Samples:
-    """Time trees after ``prompt`` ``[batch, token]``."""
     batch, vocab = len(prompt), ModelTraits.of(model).vocab_size
     drafts = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
     traces = traces_to_measure(model, batch) if traced else None
@@ -158,7 +156,6 @@ def bushy_tree(count: int, vocab: int) -> TokenTree:
 
 
 def _measure(model: Model, drafts: dict[int, list[TokenTree]], seconds: float, report: Report) -> Samples:
-    """Time passes over each of ``drafts``, in turn, for about so many seconds."""
     samples: Samples = {count: [] for count in drafts}
     for trees in drafts.values():  # kernels for a new shape are made at its first passes
         model.forward(trees)

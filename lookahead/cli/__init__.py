@@ -1,8 +1,6 @@
-"""The command line: one module a command, imported when the command is run.
-
-A command is a function of one frozen dataclass, whose fields are its options. ``lookahead --help`` and ``--version``
-answer from this module alone, without torch and transformers. May import: everything.
-"""
+"""The command line: one module a command, imported when the command is run. A command is a function of one frozen
+dataclass, whose fields are its options. ``lookahead --help`` and ``--version`` answer from this module alone, without
+torch and transformers. May import: everything."""
 
 import inspect
 from collections.abc import Callable
@@ -51,7 +49,6 @@ class LazyCommand(TyperCommand):
     """A command of which only name and help are known; the command itself is imported to read its arguments."""
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
-        """Let the command itself read its arguments, and be run."""
         return load_command(str(self.name)).make_context(*args, **settings)
 
 
@@ -63,7 +60,6 @@ class Commands(TyperGroup):
         self.commands = {name: LazyCommand(name, help=text) for name, text in COMMANDS.items()}
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
         except ValueError as error:  # jacobi, which defines LookaheadError, imports torch: only a command may load it

@@ -92,7 +92,6 @@ def encode(tokenizer: Any, prompt: str, model: PreTrainedModel) -> dict[str, Ten
 
 
 def text_of(tokenizer: Any, tokens: list[int]) -> str:
-    """Tokens as text, without special tokens."""
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
@@ -110,10 +109,8 @@ def report(document: Mapping[str, Any], as_json: bool, show: Callable[[Console],
 
 
 def progress(auto_refresh: bool = True) -> Progress:
-    """Bars on stderr, which vanish at the end, and are not drawn outside a terminal.
-
-    Without ``auto_refresh``, the caller draws them when it disturbs no timing.
-    """
+    """Bars on stderr, which vanish at the end, and are not drawn outside a terminal. Without ``auto_refresh``, the
+    caller draws them when it disturbs no timing."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     off = not console.is_terminal

@@ -29,8 +29,6 @@ class Options(ModelOptions, SizeOptions):
 
 @dataclass
 class _Story:
-    """One prompt's runs, plain and with lookahead in pairs."""
-
     prompt: str
     plain: list[common.Decoded] = field(default_factory=list)
     ours: list[common.Decoded] = field(default_factory=list)

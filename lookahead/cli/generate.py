@@ -33,8 +33,6 @@ class Options(ModelOptions, SizeOptions):
 
 
 class _Echo(TextStreamer):
-    """Writes text to stdout as soon as whole words are there."""
-
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Write ``text``; the last one ends the line."""
         typer.echo(text, nl=stream_end)
@@ -78,7 +76,6 @@ def _strategy(options: Options) -> Strategy | None:
 
 
 def _sampling(options: Options) -> dict[str, Any]:
-    """The sampling arguments of ``generate``; those that are not given keep the model's own defaults."""
     names = ("temperature", "top_p", "top_k")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     for name, value in given.items():

@@ -41,7 +41,6 @@ def support(options: Options) -> None:
 
 
 def _load(options: Options) -> tuple[PreTrainedModel, bool]:
-    """The model, and whether it has weights."""
     source, dtype, path = options.model, getattr(torch, options.dtype), Path(options.model).expanduser()
     folder = path.parent if path.name == "config.json" else path
     if not path.exists() and not on_hub(source):

@@ -136,7 +136,6 @@ class Teller:
 
 
 def show(console: Console, evaluation: Evaluation) -> None:
-    """Print how often the heads are right, and what that is worth."""
     own, accuracies, training = evaluation.own, evaluation.accuracies, evaluation.training
     rows = [("the model itself", "+1", f"{own.top1:.3f}", f"{own.top5:.3f}")]
     for head, (top1, top5) in enumerate(zip(accuracies.top(1), accuracies.top(5), strict=True)):
@@ -159,7 +158,6 @@ def show(console: Console, evaluation: Evaluation) -> None:
 
 
 def _items(options: Options, *, bundled: bool) -> tuple[list[Item], list[Item]]:
-    """What to learn from, and what to evaluate on."""
     hold_out = options.hold_out
     if hold_out is not None and options.eval_data:
         raise LookaheadError("--hold-out and --eval-data both say what to evaluate on: expected one of them.")

@@ -1,8 +1,6 @@
-"""``lookahead verify``: plain decoding against lookahead, and what a difference between the two means.
-
-Greedy texts are identical in float32 and float64. In half precision a pass over several tokens rounds differently from
-a pass over one, so the other of two close tokens may win: a *tie*, if the rounding error measured there allows it.
-"""
+"""``lookahead verify``: plain decoding against lookahead, and what a difference between the two means. Greedy texts are
+identical in float32 and float64. In half precision a pass over several tokens rounds differently from a pass over one,
+so the other of two close tokens may win: a *tie*, if the rounding error measured there allows it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -106,8 +104,6 @@ def verify(options: Options) -> None:
 
 
 def tell(found: Divergence, tokenizer: Any) -> str:
-    """A divergence in a sentence."""
-
     def name(token: int | None) -> str:
         return "the end" if token is None else repr(tokenizer.decode([token]))
 

@@ -19,10 +19,8 @@ BUILT_IN = frozenset(vars(nn.Module()))  # what every module has
 
 
 def is_safe(model: PreTrainedModel) -> bool:
-    """True if no inference-mode tensor can escape a forward pass.
-
-    Gradients, hooks, modes, wrappers, autocast, tensor subclasses and any but transformers' and torch's code forbid it.
-    """
+    """True if no inference-mode tensor can escape a forward pass. Gradients, hooks, modes, wrappers, autocast, tensor
+    subclasses and any but transformers' and torch's code forbid it."""
     device = model.device.type
     if torch.is_inference_mode_enabled() or torch.is_grad_enabled() or device == "meta":
         return False

@@ -1,8 +1,6 @@
-"""What the library uses of transformers and torch beyond what is documented: one table, checked once.
-
-A change in one of these would show as an odd failure in the middle of a call, or not at all. Only ``models``,
-``runtime``, ``generation.transformers_loop`` and ``patch`` use private names; other rooms call the functions below.
-"""
+"""What the library uses of transformers and torch beyond what is documented: one table, checked once. A change in one
+of these would show as an odd failure in the middle of a call, or not at all. Only ``models``, ``runtime``,
+``generation.transformers_loop`` and ``patch`` use private names; other rooms call the functions below."""
 
 import importlib
 import inspect
@@ -21,8 +19,6 @@ MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, I
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """One thing that the library uses."""
-
     home: str  # its module
     path: str  # name in it, with dots; the last part may be an annotation of a class
     passed: str = ""  # parameters that are given by position, in this order, after self, with spaces between them

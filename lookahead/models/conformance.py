@@ -1,8 +1,6 @@
 """The conformance record: the route by which each family of transformers was decoded, and why not by a better one.
-
 ``tests/conformance`` writes it and ``docs/models.md`` shows it. Here it stands in for the self-test: of models without
-weights, of dtypes too coarse for it, and of classes that are on record for this version.
-"""
+weights, of dtypes too coarse for it, and of classes that are on record for this version."""
 
 import json
 from functools import cache
@@ -29,10 +27,8 @@ def recorded_version() -> str:
 
 
 def recorded(model: PreTrainedModel) -> list[dict[str, str]]:
-    """The entries of a model's class; if there are none, those of its kind of text config.
-
-    They hold ``family``, ``kind``, ``architecture``, ``route`` and perhaps ``reason``.
-    """
+    """The entries of a model's class; if there are none, those of its kind of text config. They hold ``family``,
+    ``kind``, ``architecture``, ``route`` and perhaps ``reason``."""
     built = [entry for entry in _record()["families"] if entry["route"] != "unbuilt"]
     for parent in type(model).__mro__:
         entries = [entry for entry in built if entry["architecture"] == parent.__name__]

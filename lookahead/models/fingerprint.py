@@ -21,11 +21,9 @@ _DEPTH = 4  # of lists and dicts in a setting that are looked into
 
 
 def fingerprint(model: PreTrainedModel) -> Hashable:
-    """A value that changes when the model would run other operations, or on other memory.
-
-    Weights, hooks, every setting (adapters are switched by some) and the functions that the model's code calls count.
-    It holds no reference to the model.
-    """
+    """A value that changes when the model would run other operations, or on other memory. Weights, hooks, every setting
+    (adapters are switched by some) and the functions that the model's code calls count. It holds no reference to the
+    model."""
     configs: dict[int, Hashable] = {}
     numbers: dict[int, int] = {}  # of weights in their order: which modules share one
     parts: list[Hashable] = [_setting(model.config, configs)]
@@ -42,7 +40,6 @@ def fingerprint(model: PreTrainedModel) -> Hashable:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a module has hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

@@ -1,8 +1,6 @@
-"""Hidden states of a pass, by named taps: noted on their way through the model, for heads that draft from them.
-
-A tap says whose input is noted: ``"last"`` is what the output layer reads, ``"layer.3"`` what decoder layer 3 reads
-(counted from 0), so that ``"layer.0"`` is the embedding.
-"""
+"""Hidden states of a pass, by named taps: noted on their way through the model, for heads that draft from them. A tap
+says whose input is noted: ``"last"`` is what the output layer reads, ``"layer.3"`` what decoder layer 3 reads (counted
+from 0), so that ``"layer.0"`` is the embedding."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,18 +16,14 @@ LAST = "last"
 
 
 class Outputs(NamedTuple):
-    """What a pass gives."""
-
     logits: Tensor  # [batch, node, vocab]
     hidden: tuple[Tensor, ...] = ()  # for each tap in its order [batch, node, hidden]; empty where nobody wants any
 
 
 class HiddenStates:
-    """What tapped modules read in the last pass of one call, one thread.
-
-    A context manager, with forward pre-hooks on the modules. They note nothing in other threads, nor outside of the
-    passes that :meth:`expect` and :meth:`take` stand around. One module alone is taken for the output layer.
-    """
+    """What tapped modules read in the last pass of one call, one thread. A context manager, with forward pre-hooks on
+    the modules. They note nothing in other threads, nor outside of the passes that :meth:`expect` and :meth:`take`
+    stand around. One module alone is taken for the output layer."""
 
     def __init__(self, modules: Mapping[str, nn.Module] | nn.Module) -> None:
         self._modules = {LAST: modules} if isinstance(modules, nn.Module) else dict(modules)
@@ -55,12 +49,10 @@ class HiddenStates:
         return self._states[tap]
 
     def note(self, tap: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """The hook."""
         if self._thread == threading.get_ident() and inputs and isinstance(inputs[0], Tensor):
             self._noted[tap] = inputs[0]
 
     def expect(self) -> None:
-        """A pass begins."""
         self._noted, self._thread = {}, threading.get_ident()
 
     def take(self, logits: Tensor) -> tuple[Tensor, ...]:

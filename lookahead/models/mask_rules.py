@@ -30,9 +30,7 @@ def _record(*args: Any, mask_function: Callable[..., Any] = causal_mask_function
 
 def mask_rules(model: PreTrainedModel, traits: ModelTraits) -> Any:
     """The visibility rules of a model's layers, in the form its ``forward`` takes masks: one, or a dict by layer type.
-
-    transformers' ``create_masks_for_generate`` makes them, with a mask function that returns the rule.
-    """
+    transformers' ``create_masks_for_generate`` makes them, with a mask function that returns the rule."""
     config = copy.copy(traits.config)
     config._attn_implementation_internal = _RECORDER
     create = getattr(model, "create_masks_for_generate", create_masks_for_generate)

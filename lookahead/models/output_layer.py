@@ -27,10 +27,8 @@ def output_layer(model: Any) -> nn.Module:
 
 
 def output_sizes(model: Any) -> tuple[int, int]:
-    """The hidden size and the vocabulary of the output layer of ``model``; a LookaheadError if they cannot be seen.
-
-    The layer's own sizes come first; the config's may differ, if embeddings were resized or are projected.
-    """
+    """The hidden size and the vocabulary of the output layer of ``model``; a LookaheadError if they cannot be seen. The
+    layer's own sizes come first; the config's may differ, if embeddings were resized or are projected."""
     layer = output_layer(model)
     weight, config = _weight(layer), getattr(model, "config", None)
     candidates = [(getattr(layer, "in_features", None), getattr(layer, "out_features", None))]

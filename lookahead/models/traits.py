@@ -37,7 +37,6 @@ class ModelTraits:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
-        """Read ``model``."""
         kind, config = type(model), decoder_config(model)
         text = model.config.get_text_config() if model.config.is_encoder_decoder else config
         table, arguments = _position_table(config), parameters(kind.forward)
@@ -92,7 +91,6 @@ def decoder_config(model: PreTrainedModel) -> Any:
 
 @lru_cache
 def parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Names of what a function takes."""
     return frozenset(inspect.signature(function).parameters)
 
 
@@ -141,7 +139,6 @@ def _has_own_biases(config: Any) -> bool:
 
 
 def _rope_settings(config: Any) -> Iterator[dict[str, Any]]:
-    """One set of RoPE settings, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     yield from rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
 

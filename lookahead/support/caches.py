@@ -56,11 +56,9 @@ def _field(config: Any, name: str) -> Any:
 def check_cache(
     cache: Any, n_layers: int | None, batch: int, heads: int | None, channels: int | None, slots: int, n_shared: int = 0
 ) -> None:
-    """Refuse, by name, a cache that a tree cannot run on or that belongs to another model.
-
-    ``n_layers``, key/value ``heads`` and ``channels`` of a head are the model's, None if its config does not tell;
-    ``n_shared`` of the layers use another's keys, and older caches leave them out. Up to ``slots`` tokens will be held.
-    """
+    """Refuse, by name, a cache that a tree cannot run on or that belongs to another model. ``n_layers``, key/value
+    ``heads`` and ``channels`` of a head are the model's, None if its config does not tell; ``n_shared`` of the layers
+    use another's keys, and older caches leave them out. Up to ``slots`` tokens will be held."""
     if type(cache) not in (DynamicCache, StaticCache):
         raise LookaheadError(
             f"A {type(cache).__name__} cannot keep chosen slots of a tree: expected a DynamicCache. Leave "

@@ -38,10 +38,8 @@ def check_mode(generation_config: GenerationConfig, assistant_model: Any = None)
 def check_prompt(
     model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], *, tree: bool = True
 ) -> None:
-    """Refuse prompts that no text can follow.
-
-    ``input_ids`` ``[batch, token]`` are the decoder's; nodes of a ``tree`` need positions of this shape.
-    """
+    """Refuse prompts that no text can follow. ``input_ids`` ``[batch, token]`` are the decoder's; nodes of a ``tree``
+    need positions of this shape."""
     prefix = "decoder_" if traits.is_encoder_decoder else ""
     embeds = model_kwargs.get(f"{prefix}inputs_embeds")
     length = input_ids.shape[1] if embeds is None else embeds.shape[1]
@@ -97,9 +95,7 @@ def tree_obstacle(
     model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], cache: Any, room: int
 ) -> str | None:
     """Why a call falls back to transformers' own loop, although its model could follow trees; None = it does not.
-
-    ``cache`` is what ``generate`` prepared or the user gave; at most ``room`` tokens follow ``input_ids``.
-    """
+    ``cache`` is what ``generate`` prepared or the user gave; at most ``room`` tokens follow ``input_ids``."""
     static = isinstance(getattr(cache, "self_attention_cache", cache), StaticCache)
     if static and any(type(module).__name__ in _UNMASKED for module in model.modules()):
         return f"{traits.name} looks at slots of a static cache that hold no text"

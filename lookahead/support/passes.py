@@ -32,7 +32,6 @@ def _apart(ours: Tensor, alone: Tensor) -> float | None:
 
 
 def _allowed(dtype: torch.dtype) -> float:
-    """How far scores in ``dtype`` may lie apart."""
     return max(_SHARP, 32 * torch.finfo(dtype).eps)
 
 
@@ -94,9 +93,7 @@ def _fallback_error(
     model: PreTrainedModel, traits: ModelTraits, prompt: Tensor, tokens: list[int], scores: Tensor
 ) -> str | None:
     """How the ``scores`` ``[batch, token, vocab]`` of a tree's path differ from those of transformers' own passes.
-
-    ``tokens`` are the path's; the last sequence of ``prompt`` ``[batch, token]`` is padded on the left.
-    """
+    ``tokens`` are the path's; the last sequence of ``prompt`` ``[batch, token]`` is padded on the left."""
     inputs = _padded_last(model, prompt)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     text = torch.cat([prompt, torch.tensor([tokens] * len(prompt), device=traits.device)], dim=1)

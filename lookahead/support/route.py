@@ -22,8 +22,6 @@ _RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one call is decoded."""
-
     route: Route  # "chain" = one branch a pass, "plain" = transformers' own loop
     reason: str | None = None  # why it is no tree
 

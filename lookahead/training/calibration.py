@@ -128,7 +128,6 @@ def _check_numbers(heads: MedusaHeads, vocab: int, new_tokens: int, ranks: int, 
 
 
 def _ids(prompt: Sequence[int] | Tensor, number: int, vocab: int) -> Tensor:
-    """A prompt as ``[1, token]``."""
     try:
         ids = torch.as_tensor(prompt)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -31,8 +31,6 @@ _AT_ONCE = 256  # texts given to the tokenizer in one call
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """Tokens to learn from."""
-
     ids: Tensor  # int32 [token]
     loss: Tensor  # bool [token], which ones are to be predicted
 
@@ -85,11 +83,9 @@ def encode(
 
 
 def prompts(items: Sequence[Item], tokenizer: Any, *, block_size: int) -> list[list[int]]:
-    """The prompts that the model is to answer itself, as token ids.
-
-    Of a conversation that is all before the first answer, of a prompt with a completion the prompt, of plain text the
-    first quarter of every block. A LookaheadError says that the chat template is missing or refuses a conversation.
-    """
+    """The prompts that the model is to answer itself, as token ids. Of a conversation that is all before the first
+    answer, of a prompt with a completion the prompt, of plain text the first quarter of every block. A LookaheadError
+    says that the chat template is missing or refuses a conversation."""
     found: list[list[int]] = []
     for item in items:
         if item.messages:
@@ -104,10 +100,8 @@ def prompts(items: Sequence[Item], tokenizer: Any, *, block_size: int) -> list[l
 
 
 def collate(examples: Sequence[Example], pad: int) -> dict[str, Tensor]:
-    """One batch: ``input_ids``, ``attention_mask`` and ``labels``, int64 ``[batch, token]``, padded on the right.
-
-    A label is its own token, or :data:`IGNORE` where there is no loss; the losses shift them.
-    """
+    """One batch: ``input_ids``, ``attention_mask`` and ``labels``, int64 ``[batch, token]``, padded on the right. A
+    label is its own token, or :data:`IGNORE` where there is no loss; the losses shift them."""
     ids = pad_sequence([example.ids.long() for example in examples], True, pad)
     mask = pad_sequence([torch.ones_like(example.ids).long() for example in examples], True)
     labels = pad_sequence([torch.where(e.loss, e.ids.long(), IGNORE) for e in examples], True, IGNORE)
@@ -135,11 +129,8 @@ def _completion(tokenizer: Any, item: Item) -> tuple[list[int], list[bool]]:
 
 
 def _chat(tokenizer: Any, item: Item) -> tuple[list[int], list[bool]]:
-    """The tokens of a conversation, and which are the assistant's.
-
-    A template with generation tags tells. For others, an answer is what rendering up to its end adds to rendering up to
-    its beginning, header included.
-    """
+    """The tokens of a conversation, and which are the assistant's. A template with generation tags tells. For others,
+    an answer is what rendering up to its end adds to rendering up to its beginning, header included."""
     messages = item.messages
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if _GENERATION.search(_template(tokenizer, item)):

@@ -24,11 +24,9 @@ def own_answers(
     settings: TrainingSettings,
     report: Progress | None = None,
 ) -> list[Example]:
-    """Let the model, in evaluation mode, answer prompts of token ids; only the answers' tokens carry loss.
-
-    The answers are kept in files of ``folder``, so that no restart repeats them. With several processes
-    (``torchrun``), each answers its share.
-    """
+    """Let the model, in evaluation mode, answer prompts of token ids; only the answers' tokens carry loss. The answers
+    are kept in files of ``folder``, so that no restart repeats them. With several processes (``torchrun``), each
+    answers its share."""
     from accelerate import PartialState  # an optional package
 
     processes = PartialState(cpu=model.device.type == "cpu")
@@ -82,7 +80,6 @@ def _read(folder: Path, name: str) -> dict[int, list[int]]:
 def _answer(
     model: PreTrainedModel, prompts: list[Sequence[int]], settings: TrainingSettings, seed: int
 ) -> list[list[int]]:
-    """One batch of answers, each up to and with its end token."""
     config: Any = model.generation_config
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     pad = next(token for token in (config.pad_token_id, ends[0], 0) if token is not None)

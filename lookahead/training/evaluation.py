@@ -51,7 +51,6 @@ class Measured:
 
     @property
     def speedup(self) -> float:
-        """Times as fast as plain decoding."""
         return self.tokens_per_s / self.plain_tokens_per_s
 
 
@@ -60,9 +59,8 @@ def score(
     model: Any, heads: MedusaHeads | None, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
 ) -> tuple[OwnScores, HeadAccuracies | None]:
     """Compare the model's best next tokens, and every head's candidates, with the labelled tokens that really come.
-
-    ``heads=None`` scores the model alone. A LookaheadError says that there is no label for it or for one of the heads.
-    """
+    ``heads=None`` scores the model alone. A LookaheadError says that there is no label for it or for one of the
+    heads."""
     layer = output_layer(model)
     counts = None if heads is None else HeadCounts(heads, layer, output_sizes(model)[1], RANKS)
     loss, best, tokens = 0.0, torch.zeros(2), 0

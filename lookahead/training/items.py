@@ -37,10 +37,8 @@ class Item:
 
 
 def read_items(path: str | Path) -> list[Item]:
-    """Read the items of a file, or of all ``.jsonl`` and text files in a folder; a LookaheadError says what is wrong.
-
-    A ``.jsonl`` file holds one item a line, a ``.json`` file a list of items, any other file one plain text.
-    """
+    """Read the items of a file, or of all ``.jsonl`` and text files in a folder; a LookaheadError says what is wrong. A
+    ``.jsonl`` file holds one item a line, a ``.json`` file a list of items, any other file one plain text."""
     path = Path(path).expanduser()
     if path.is_dir():
         items = list(_folder(path))
@@ -55,11 +53,9 @@ def read_items(path: str | Path) -> list[Item]:
 
 
 def split(items: Sequence[Item], one_in: int = 20) -> tuple[list[Item], list[Item]]:
-    """Divide items into those to train on and those held out; a LookaheadError if nothing is left to train on.
-
-    Held out is every item whose number, a hash of its content, is divisible by ``one_in``, so the same item is always
-    on the same side; if there is none, the item with the lowest number; of a single plain text, its end.
-    """
+    """Divide items into those to train on and those held out; a LookaheadError if nothing is left to train on. Held out
+    is every item whose number, a hash of its content, is divisible by ``one_in``, so the same item is always on the
+    same side; if there is none, the item with the lowest number; of a single plain text, its end."""
     if one_in < 2:
         raise LookaheadError(f"One in {one_in} items cannot be held out: expected 2 or more.")
     numbers = [item.number for item in items]
@@ -119,7 +115,6 @@ def _parsed(text: str, source: str) -> Any:
 
 
 def _item(value: Any, source: str) -> Item:
-    """One object of a data file."""
     keys = sorted(value) if isinstance(value, dict) else []
     forms = [name for name in ("text", "prompt", "messages", "conversations") if name in keys]
     if len(forms) != 1:

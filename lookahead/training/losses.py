@@ -1,8 +1,6 @@
-"""The losses of Medusa's heads, made in parts so that all logits never exist at once.
-
-Cai et al., arXiv 2401.10774, section 2.2. With heads counted from 0, head k at token t is to predict token t + k + 2;
-the model itself predicts token t + 1.
-"""
+"""The losses of Medusa's heads, made in parts so that all logits never exist at once. Cai et al., arXiv 2401.10774,
+section 2.2. With heads counted from 0, head k at token t is to predict token t + k + 2; the model itself predicts token
+t + 1."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,12 +27,10 @@ def shifted(labels: Tensor, tokens: int) -> Tensor:
 
 
 def heads_loss(heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The heads' loss L1: the sum over the heads of ``0.8 ** (k + 1)`` times head k's cross-entropy.
-
-    A head's cross-entropy is the mean over its labelled tokens, in nats; 0 where it has none. The model's ``output``
-    layer reads ``hidden`` ``[batch, token, hidden]``; ``labels`` ``[batch, token]`` are token ids or ``IGNORE``.
-    Returned are L1, and each head's cross-entropy ``[head]`` without a gradient, both float32.
-    """
+    """The heads' loss L1: the sum over the heads of ``0.8 ** (k + 1)`` times head k's cross-entropy. A head's
+    cross-entropy is the mean over its labelled tokens, in nats; 0 where it has none. The model's ``output`` layer reads
+    ``hidden`` ``[batch, token, hidden]``; ``labels`` ``[batch, token]`` are token ids or ``IGNORE``. Returned are L1,
+    and each head's cross-entropy ``[head]`` without a gradient, both float32."""
     size = max(1, _LOGITS.get(hidden.device.type, _LOGITS["cuda"]) // (heads.vocab_size or _LARGE_VOCAB))
     losses = []
     for head in range(heads.num_heads):
@@ -108,7 +104,6 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients that forward made, scaled."""
         kept = ctx.saved_tensors
         slopes = [(part.to(torch.promote_types(part.dtype, scale.dtype)) * scale).to(part.dtype) for part in kept]
         states = slopes.pop() if ctx.deep else None

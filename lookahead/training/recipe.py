@@ -121,8 +121,6 @@ def fit(
 
 @dataclass(frozen=True)
 class _Run:
-    """One training: what its steps share."""
-
     model: PreTrainedModel
     tokenizer: Any
     settings: TrainingSettings
@@ -137,7 +135,6 @@ class _Run:
         return lambda done: self.report(stage, done, {})
 
     def check_folder(self, resume: bool, force: bool) -> None:
-        """Refuse a folder that holds something else."""
         output = self.output
         if resume and force:
             raise LookaheadError("resume and force cannot be combined: one keeps what is there, the other drops it.")
@@ -185,7 +182,6 @@ class _Run:
         write_text(file, json.dumps(record, indent=1) + "\n")
 
     def answers(self, starts: Sequence[Example]) -> list[Example]:
-        """The model's own answers to prompts."""
         texts, folder = [start.ids.tolist() for start in starts], self.output / _CHECKPOINTS / "answers"
         found = own_answers(self.model, texts, folder, self.settings, self.progress("answering"))
         size, least = self.settings.block_size, self.settings.least
@@ -213,7 +209,6 @@ class _Run:
         return heads.to(model.dtype)
 
     def facts(self, trained: Trained, learnt: Sequence[Example]) -> dict[str, Any]:
-        """How the training went, as plain data."""
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         return {
             "steps": trained.steps,
@@ -249,7 +244,6 @@ class _Run:
 
 
 def _card(evaluation: Evaluation, settings: TrainingSettings) -> str:
-    """What the card says of training and accuracy."""
     own, facts, measured, before = evaluation.own, evaluation.training, evaluation.measured, evaluation.before
     tops = zip(evaluation.accuracies.top(1), evaluation.accuracies.top(5), strict=True)
     rows = [f"| head {head} | +{head + 2} | {one:.3f} | {five:.3f} |\n" for head, (one, five) in enumerate(tops)]

@@ -28,11 +28,9 @@ _FINISHED = "finished.safetensors"
 
 
 class MedusaModel(nn.Module):
-    """A model, the ``backbone``, and its heads as the trainer sees them: tokens in, loss out.
-
-    With ``both`` the backbone is trained too, with ``distil`` compared with itself without its adapter; otherwise it
-    stays in evaluation mode and makes no logits.
-    """
+    """A model, the ``backbone``, and its heads as the trainer sees them: tokens in, loss out. With ``both`` the
+    backbone is trained too, with ``distil`` compared with itself without its adapter; otherwise it stays in evaluation
+    mode and makes no logits."""
 
     def __init__(self, backbone: Any, heads: MedusaHeads, *, both: bool = False, distil: bool = False) -> None:
         super().__init__()
@@ -68,7 +66,6 @@ class MedusaModel(nn.Module):
 
     @property
     def _model(self) -> Any:
-        """The causal model without its adapter."""
         return self.backbone.get_base_model() if hasattr(self.backbone, "get_base_model") else self.backbone
 
     def _hidden(self, inputs: dict[str, Any]) -> Tensor:
@@ -84,7 +81,6 @@ class MedusaModel(nn.Module):
 
     @torch.no_grad()
     def _original(self, inputs: dict[str, Any]) -> Tensor:
-        """The logits without the adapter and without dropout."""
         self.backbone.eval()
         with self.backbone.disable_adapter():
             logits: Tensor = self.backbone(**inputs).logits
@@ -126,7 +122,6 @@ class Clock(TrainerCallback, ExportableState):
             self.spent_s = spent.item()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the step; stop when the time is over."""
         self._tell(state, {})
         if self.limit_s is not None and self.spent_s >= self.limit_s:
             control.should_training_stop = control.should_save = True
@@ -196,7 +191,6 @@ class MedusaTrainer(OwnCheckpoints):
         return self.lr_scheduler
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """The loss of a batch; its parts are kept for the log."""
         done = self.clock.done(self.state.global_step, self.state.max_steps)
         self.model.heads_weight = self._settings.heads_weight(done)
         loss = super().compute_loss(model, inputs, *args, **kwargs)

@@ -47,6 +47,5 @@ class Noise:
             del self._kept[index]
 
     def _going(self) -> list[int]:
-        """New tokens of the unfinished sequences."""
         pairs = zip(self._sequences.written, self._sequences.finished, strict=True)
         return [len(written) for written, finished in pairs if not finished]

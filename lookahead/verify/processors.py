@@ -10,7 +10,6 @@ from transformers.generation import stopping_criteria as rules
 
 
 def _processors(names: str) -> frozenset[type]:
-    """Those of the named classes that this version of transformers has."""
     return frozenset(getattr(processors_module, name) for name in names.split() if hasattr(processors_module, name))
 
 

@@ -59,11 +59,9 @@ class Records:
 
 
 class Sampler:
-    """Chooses tokens for one or several sequences at once: it draws (``sample``), or takes the argmax.
-
-    In ``lockstep`` all sequences are always asked about together and are equally long, so that processors and one
-    ``multinomial`` see the batch as plain decoding shows it. With ``rejection`` it draws by :func:`jacobi.reject`.
-    """
+    """Chooses tokens for one or several sequences at once: it draws (``sample``), or takes the argmax. In ``lockstep``
+    all sequences are always asked about together and are equally long, so that processors and one ``multinomial`` see
+    the batch as plain decoding shows it. With ``rejection`` it draws by :func:`jacobi.reject`."""
 
     def __init__(
         self,

@@ -56,7 +56,6 @@ class Sequences:
         return [self._ended_at.get(row, len(written)) for row, written in enumerate(self.written)]
 
     def finish(self, row: int) -> None:
-        """End a sequence with the token it wrote last."""
         self.finished[row] = True
         if self.pads:
             self._ended_at[row] = len(self.written[row])

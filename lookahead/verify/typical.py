@@ -1,8 +1,6 @@
-"""Lossy acceptance: candidates are accepted by a rule of their own, not by what the model would have drawn.
-
-Both rules say which tokens may follow by the distribution at a candidate's parent, as logits processors leave it (Cai
-et al., arXiv 2401.10774, section 2.3.1). The most likely token always may: at temperature 0 they are greedy decoding.
-"""
+"""Lossy acceptance: candidates are accepted by a rule of their own, not by what the model would have drawn. Both rules
+say which tokens may follow by the distribution at a candidate's parent, as logits processors leave it (Cai et al.,
+arXiv 2401.10774, section 2.3.1). The most likely token always may: at temperature 0 they are greedy decoding."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,20 +17,16 @@ Decided = tuple[int, int, Tensor, Tensor]  # node, token, its processed scores a
 
 def typical(scores: Tensor, posterior_threshold: float, posterior_alpha: float) -> Tensor:
     """Tokens with ``p > min(epsilon, delta * exp(-H))``, bool ``[..., vocab]``: the more certain the model, the fewer.
-
     ``p = softmax(scores)`` of processed scores ``[..., vocab]`` has the entropy H in nats; epsilon is the
-    ``posterior_threshold``, delta the ``posterior_alpha``, for which the authors take the square root of epsilon.
-    """
+    ``posterior_threshold``, delta the ``posterior_alpha``, for which the authors take the square root of epsilon."""
     probabilities = scores.softmax(-1)
     entropy = torch.special.entr(probabilities).sum(-1, keepdim=True)
     return probabilities > (posterior_alpha * (-entropy).exp()).clamp(max=posterior_threshold)
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """The smallest set of most likely tokens that together have at least the probability ``top_p``, above 0 up to 1.
-
-    Of equally likely tokens the lower id counts as the likelier one. Scores and result are those of :func:`typical`.
-    """
+    """The smallest set of most likely tokens that together have at least the probability ``top_p``, above 0 up to 1. Of
+    equally likely tokens the lower id counts as the likelier one. Scores and result are those of :func:`typical`."""
     ordered, ids = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered  # what the likelier tokens have together
     inside = (before < top_p) & (ordered > 0)
@@ -65,10 +59,8 @@ def check_lossy(
 def accepted(
     now: Pass, rows: Sequence[int], sampler: Sampler, rule: Callable[[Tensor], Tensor], end_tokens: frozenset[int]
 ) -> dict[int, list[Decided]]:
-    """For each row the longest path of candidates that ``rule`` accepts, and after it the most likely token.
-
-    Nothing is drawn. Processors are asked at every accepted candidate, along its own prefix.
-    """
+    """For each row the longest path of candidates that ``rule`` accepts, and after it the most likely token. Nothing is
+    drawn. Processors are asked at every accepted candidate, along its own prefix."""
     seen: dict[Place, tuple[Tensor, Tensor]] = {}  # processed scores and logits
 
     def look(places: Sequence[Place]) -> Tensor:

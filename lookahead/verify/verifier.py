@@ -42,11 +42,9 @@ class Limits(Protocol):
 
 class Verifier:
     """Writes what plain decoding would write into ``sequences``, as far as the trees go (a :class:`jacobi.Verifier`).
-
     Draws are plain decoding's own, or those of :func:`jacobi.reject` (``"rejection"``). Some models can only advance
     all sequences ``in_lockstep``. The ``rule`` of a lossy call (None = exact) gives the tokens that may be accepted,
-    bool ``[place, vocab]``, by processed scores of this shape.
-    """
+    bool ``[place, vocab]``, by processed scores of this shape."""
 
     def __init__(
         self,
@@ -156,7 +154,6 @@ class Verifier:
                 return
 
     def _write_accepted(self, now: Pass, rows: Sequence[int], rule: Callable[[Tensor], Tensor]) -> None:
-        """Write the longest accepted path of each row, as far as the stopping rules let it."""
         for row, decided in accepted(now, rows, self._sampler, rule, self._sequences.end_tokens).items():
             for node, token, scores, logits in decided:
                 self._sampler.records.note(row, len(self._sequences.written[row]), scores, logits)
@@ -165,7 +162,6 @@ class Verifier:
                     break
 
     def _pad(self, now: Pass, row: int) -> None:
-        """Let a finished sequence catch up with the longest."""
         written, longest = self._sequences.written[row], self._sequences.longest
 
         def choose(node: int) -> int:
@@ -180,7 +176,6 @@ class Verifier:
         now.paths[row] = walk(now.trees[row], choose, stop)
 
     def _rests(self, row: int) -> bool:
-        """Whether a sequence goes no further in this pass, whatever its tree says."""
         if self._mode == "lockstep":
             return all(self._sequences.finished)
         return self._sequences.finished[row] or self._waits(row)
@@ -190,7 +185,6 @@ class Verifier:
         return self._limits.holds(row) or len(self._sequences.written[row]) >= self._most_written
 
     def _write(self, now: Pass, places: Sequence[Place], tokens: Sequence[int]) -> None:
-        """Write one token at each place, and finish the sequences that end with it."""
         sequences = self._sequences
         for (row, node), token in zip(places, tokens, strict=True):
             now.paths[row].nodes.append(node)
@@ -206,7 +200,6 @@ class Verifier:
             sequences.finish(row)
 
     def _ends(self, row: int, token: int) -> bool:
-        """Whether a sequence ends with the token it has just written."""
         sequences = self._sequences
         if self._simple_rules:
             return token in sequences.end_tokens or len(sequences.written[row]) >= sequences.most_new
