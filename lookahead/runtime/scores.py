@@ -96,11 +96,11 @@ def _on_device(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(packed[:, 1 + count :]).view(np.float32), order
 
 
-def prompt_scores(logits: Tensor, harvest: int) -> Scores:
+def prompt_scores(logits: Tensor, top_k: int) -> Scores:
     """Scores for the prompt's last token, with the best next tokens at all of ``logits`` ``[batch, token, vocab]``."""
-    scores = score(logits[:, -1:], harvest)
+    scores = score(logits[:, -1:], top_k)
     if scores.successors is not None and logits.shape[1] > 1:  # what the rest of the prompt said
-        earlier = score(logits[:, :-1], harvest).successors or []
+        earlier = score(logits[:, :-1], top_k).successors or []
         for row, before in zip(scores.successors, earlier, strict=True):
             row.tokens[:0], row.levels[:0] = before.tokens, before.levels
     return scores
