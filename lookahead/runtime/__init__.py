@@ -1,4 +1,5 @@
 """Runtime: how a forward pass is run and what it leaves behind.
 
-Masks, attention, the KV cache, executors (eager, traced, CUDA graphs) and scores. May import: models; knows no drafts.
+Masks, attention, the KV cache, executors (eager, traced, CUDA graphs) and scores belong here.
+May import: models. It knows no drafts.
 """

@@ -1,2 +1,5 @@
-"""Verify: which drafted tokens are accepted, and which text is written. Here are processors, sampling, stopping rules
-and lossy acceptance. May import: runtime, models. It knows no drafts."""
+"""Verify: which drafted tokens are accepted, and which text is written.
+
+Processors, sampling, stopping rules and lossy acceptance belong here.
+May import: runtime and models. It knows no drafts.
+"""
