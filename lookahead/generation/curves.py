@@ -36,7 +36,7 @@ def describe(
 ) -> dict[str, Any]:
     """All that a curve depends on: the model's shape and dtypes, device, threads, versions, sequences in a ``batch``.
     Passes with ``static`` shapes (see the strategies' setting) have their own curve, and so have ``traced`` ones."""
-    config = model.config.get_text_config()
+    config, traits = model.config.get_text_config(), ModelTraits.of(model)
     shape = {
         name: value
         for name, value in config.to_dict().items()
@@ -51,11 +51,11 @@ def describe(
         "model": type(model).__name__,
         "shape": shape,
         "parameters": dtypes,
-        "attention": ModelTraits.of(model).attention,
+        "attention": traits.attention,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_processor()}",
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "batch": batch,
-        "static": dynamic_reason(static, model, ModelTraits.of(model)) is None,
+        "static": dynamic_reason(static, model, traits) is None,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
@@ -96,6 +96,7 @@ def step_times(
     given: StepTimes | None,
     static: bool | None = None,
     traces: Traces | None = None,
+    traits: ModelTraits | None = None,
 ) -> StepTimes:
     """The curve for a call: the caller's, else what earlier calls learnt, else a saved one, else an empty one.
 
@@ -107,9 +108,10 @@ def step_times(
     """
     if given is not None:
         return given
-    attention, fixed = ModelTraits.of(model).attention, dynamic_reason(static, model, ModelTraits.of(model)) is None
+    traits = traits or ModelTraits.of(model)
+    fixed = dynamic_reason(static, model, traits) is None
     traced = frozenset(traces.made) if traces is not None else frozenset()
-    key = (batch, model.dtype, model.device, attention, fixed, torch.get_num_threads(), traced)
+    key = (batch, model.dtype, model.device, traits.attention, fixed, torch.get_num_threads(), traced)
     if key not in memory:
         near = [curve for other, curve in memory.items() if other[:-1] == key[:-1]]
         everything = {kind.single for kind in traced} == {True, False}

@@ -46,7 +46,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
     traces = None
     if plan.route == "tree":
         support.self_test(call.model, call.traits)
-        traces = None if strategy.static else traces_for(call.model, call.batch, wants.taps)
+        traces = None if strategy.static else traces_for(call.model, call.batch, wants.taps, call.traits)
     with (
         borrowed(call.model, call.traits.vocab_size, strategy.remembers) as memory,
         _opened(call, plan, sequences, wants, strategy.static, traces) as model,
@@ -63,7 +63,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
         )
 
         def curve() -> StepTimes:
-            return step_times(call.model, call.batch, memory.times, None, strategy.static, traces)
+            return step_times(call.model, call.batch, memory.times, None, strategy.static, traces, call.traits)
 
         drafts = strategy.drafts(draft_context(call, sequences, memory, model, curve, strategy.seed))
         depths = [0] * call.batch

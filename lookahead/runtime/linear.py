@@ -51,12 +51,11 @@ class LinearModel:
 
     Attributes:
         replayed: tokens that were fed more than once, summed over passes (of one sequence).
-        plain_ms, fell_back: None: passes are the model's own, and stay as they are.
+        plain_ms: None: passes are the model's own.
     """
 
     route = "chain"
     plain_ms: float | None = None
-    fell_back: str | None = None
 
     def __init__(
         self,

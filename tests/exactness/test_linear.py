@@ -9,14 +9,14 @@ import torch
 import transformers
 from helpers.hybrids import CHAIN, CROPPED, PLAIN, counting_hybrid, fresh_hybrid, hybrid, known
 from helpers.marks import few
-from helpers.models import F64, VOCAB, prompts, run, tiny_model
+from helpers.medusa import counting_heads
+from helpers.models import F64, prompts, run, tiny_model
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from jacobi import LookaheadError, Path, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.draft.latency import StepTimes
-from lookahead.medusa import MedusaHeads
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.session import bare_chain
@@ -336,15 +336,7 @@ def test_tuning() -> None:
 def test_medusa(sources: tuple[str, ...] | None) -> None:
     """The chain of every head's best candidate, or the heads as one source among others."""
     model = counting_hybrid("qwen3_next")
-    heads = MedusaHeads(48, VOCAB, 3, num_layers=0, own_output=True)
-    with torch.no_grad():
-        for head, layer in enumerate(heads.outputs):
-            layer.weight.zero_()
-            for token in range(VOCAB):
-                later = token
-                for _ in range(head + 2):
-                    later = later % 7 + 1
-                layer.weight[later, token] = 1.0
+    heads = counting_heads(48, 3, 7, 1.0)
     for sample in (False, True):
         output = same(model, prompts(1), Medusa(heads, sources=sources, seed=1), do_sample=sample, max_new_tokens=40)
         assert output.stats.mean_acceptance_length >= 1.5

@@ -24,8 +24,13 @@ def random_heads(model: Any, num_heads: int = 3, seed: int = 0, *, own_output: b
 
 def counting(num_heads: int = 4, period: int = 7, sharpness: float = 8.0) -> tuple[Any, MedusaHeads]:
     """``counting_model`` and heads that know what it writes: their best candidates are the model's most likely text."""
-    model = counting_model(period, sharpness)
-    heads = MedusaHeads(VOCAB, VOCAB, num_heads, num_layers=0, own_output=True).to(F64)
+    heads = counting_heads(VOCAB, num_heads, period, sharpness / VOCAB**0.5).to(F64)
+    return counting_model(period, sharpness), heads
+
+
+def counting_heads(hidden_size: int, num_heads: int, period: int, weight: float) -> MedusaHeads:
+    """Heads that count on from the token that a one-hot hidden state stands for, each one further ahead."""
+    heads = MedusaHeads(hidden_size, VOCAB, num_heads, num_layers=0, own_output=True)
     with torch.no_grad():
         for head, layer in enumerate(heads.outputs):
             layer.weight.zero_()
@@ -33,8 +38,8 @@ def counting(num_heads: int = 4, period: int = 7, sharpness: float = 8.0) -> tup
                 later = token
                 for _ in range(head + 2):
                     later = later % period + 1
-                layer.weight[later, token] = sharpness / VOCAB**0.5
-    return model, heads
+                layer.weight[later, token] = weight
+    return heads
 
 
 COMBINED = ("heads", "recycling", "suffix")

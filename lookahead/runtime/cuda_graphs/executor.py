@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from jacobi import LookaheadError, TokenTree
+from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.attention import tree_forward
@@ -34,9 +35,6 @@ from lookahead.runtime.cuda_graphs.buffers import (
 from lookahead.runtime.executor import EagerExecutor
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.masks import StaticPlaces, static_masks
-
-# What a model that cannot run a static pass may raise in its first one.
-_REJECTIONS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,7 @@ class GraphExecutor:
         self._sound = False
         try:
             outputs = self._replayed(buffers, self._prepare(buffers, trees, bucket_of(width)))
-        except _REJECTIONS as error:
+        except MODEL_ERRORS as error:
             if buffers.proven or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"the model rejects a pass with static shapes ({type(error).__name__}: {error})"

@@ -36,25 +36,27 @@ _making = threading.Lock()
 
 def untraceable(model: PreTrainedModel) -> str | None:
     """Why passes over a model are not traced; None = nothing speaks against it."""
-    return _wrong_kind(model) or modified(model)
+    return _wrong_kind(model, ModelTraits.of(model)) or modified(model)
 
 
-def _wrong_kind(model: PreTrainedModel) -> str | None:
+def _wrong_kind(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     if model.device.type != "cpu":
         return "passes are traced on a CPU only"
-    traits = ModelTraits.of(model)
     if traits.attention not in ("sdpa", "eager"):
         return f"{traits.attention} compiles kernels of its own"
     return unrecorded(model, traits)
 
 
-def traces_for(model: PreTrainedModel, batch: int, taps: tuple[str, ...] = ()) -> Traces | None:
+def traces_for(
+    model: PreTrainedModel, batch: int, taps: tuple[str, ...] = (), traits: ModelTraits | None = None
+) -> Traces | None:
     """A model's traces for calls of ``batch`` sequences that want the hidden states ``taps``; None = it is not traced.
     Those are made here that earlier calls could have used often enough."""
-    if _wrong_kind(model) is not None:
+    traits = traits or ModelTraits.of(model)
+    if _wrong_kind(model, traits) is not None:
         return None
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    key = (batch, model.dtype, ModelTraits.of(model).attention, modes, taps)
+    key = (batch, traits.dtype, traits.attention, modes, taps)
     with _kept_lock:
         known = _kept.of(model)
         found = next((traces for traces in known if traces.key == key), None) or Traces(key, taps)
