@@ -22,8 +22,11 @@ class Executor(Protocol):
         route: how passes are run: ``"dynamic"``, ``"traced"``, ``"static"`` or ``"cuda graphs"``.
         reason: why not by a faster route; None = there is none.
         plain_ms: milliseconds that the model's own pass over one node takes, where passes here are faster; else None.
+        typical: the last pass took what passes of its size take; nothing was warmed up, captured, compared or moved.
     """
 
+    @property
+    def typical(self) -> bool: ...
     @property
     def route(self) -> str: ...
     @property
@@ -57,6 +60,7 @@ class EagerExecutor:
         self._reason = reason
         self._forward = forward
         self._inference = InferenceMode(forward.model, is_safe)
+        self.typical = True
 
     @property
     def route(self) -> str:
@@ -74,8 +78,12 @@ class EagerExecutor:
         self._forward.layout.cache.consolidate(slots)
 
     def run(self, trees: Sequence[TokenTree]) -> Outputs:
+        self.typical = True
         inputs, masks = self._forward.inputs(trees)
-        return self._inference.run(lambda: self._pass(trees, inputs, masks))
+        safe = self._inference.safe
+        outputs = self._inference.run(lambda: self._pass(trees, inputs, masks))
+        self.typical &= self._inference.safe == safe
+        return outputs
 
     def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
         with self._forward.running(trees, inputs):
@@ -102,14 +110,14 @@ class InferenceMode:
 
     def __init__(self, model: PreTrainedModel, safe: bool | None = None) -> None:
         self._model = model
-        self._is_safe = safe
+        self.safe = safe
         self._is_used = False
 
     def run(self, run: Callable[[], _T]) -> _T:
         """Run a pass that may be run again where it fails."""
-        if self._is_safe is None:
-            self._is_safe = is_safe(self._model)
-        if not self._is_safe:
+        if self.safe is None:
+            self.safe = is_safe(self._model)
+        if not self.safe:
             return run()
         self._is_used = True
         try:
@@ -120,7 +128,7 @@ class InferenceMode:
                 raise
             # The model does something with its tensors that they do not take in this mode.
             self.leave()
-            self._is_safe = False
+            self.safe = False
             return run()
 
     def leave(self) -> None:

@@ -51,10 +51,11 @@ class LinearModel:
 
     Attributes:
         replayed: tokens that were fed more than once, summed over passes (of one sequence).
-        plain_ms: None: passes are the model's own.
+        plain_ms: None: passes are the model's own, and all of them ``typical``.
     """
 
     route = "chain"
+    typical = True
     plain_ms: float | None = None
 
     def __init__(

@@ -115,6 +115,11 @@ class TreeModel:
         return self.executor.plain_ms
 
     @property
+    def typical(self) -> bool:
+        """Whether the last pass took what passes of its size take."""
+        return self._plain is not None or self.executor.typical
+
+    @property
     def context(self) -> int:
         """Tokens in the KV cache, of the longest sequence."""
         return self._layout.cache.base if self._plain is None else int(self._plain.cache.get_seq_length())

@@ -89,6 +89,7 @@ class GraphExecutor:
 
     def __init__(self, forward: TreeForward, *, required: bool = False, graphs: bool | None = None) -> None:
         self.reason: str | None = None
+        self.typical = True
         self._forward = forward
         self._layout = forward.layout
         self._required = required
@@ -147,7 +148,10 @@ class GraphExecutor:
         buffers = self._buffers
         if self._eager is not None or buffers is None:
             assert self._eager is not None
-            return self._eager.run(trees)
+            outputs = self._eager.run(trees)
+            self.typical = self._eager.typical
+            return outputs
+        self.typical = True
         width = max(map(len, trees))
         self._sound = False
         try:
@@ -159,6 +163,7 @@ class GraphExecutor:
             if self._required:
                 raise LookaheadError(refusal(reason)) from error
             self._eager = self._leave(buffers, reason)
+            self.typical = False
             return self._eager.run(trees)
         buffers.proven = self._sound = True
         return Outputs(outputs.logits[:, :width], tuple(states[:, :width] for states in outputs.hidden))
@@ -174,6 +179,7 @@ class GraphExecutor:
         cache, forward = self._layout.cache, self._forward
         reach = cache.base + nodes
         if reach > buffers.capacity:
+            self.typical = False
             capacity = buffers.grow(reach)
             sparing(lambda: cache.grow(capacity))
         span = min(span_of(reach), buffers.capacity)
@@ -208,6 +214,7 @@ class GraphExecutor:
             self.reason = buffers.failure
             return step.run()
         graph = buffers.graphs.pop(step.key, None)
+        self.typical &= graph is not None and graph.checked
         if graph is not None:
             buffers.graphs[step.key] = graph
             graph.replay()

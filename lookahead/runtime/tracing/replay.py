@@ -129,9 +129,11 @@ class TracedExecutor(EagerExecutor):
             outputs = played(trace.function, flat(forward, inputs, filled), self._weights)
         except Exception as error:  # if the model objects as well, it says so by itself
             traces.fail(f"{type(error).__name__}: {error}")
+            self.typical = False
             return forward.call(**inputs, **masks_given(masks))
         if slots > 2 * trace.slots or nodes > 2 * trace.nodes:
             trace.slots, trace.nodes = max(slots, trace.slots), max(nodes, trace.nodes)
+            self.typical = False
             with attention_as(packed=kind.packed):
                 expected = forward.call(**inputs, **masks_given(masks))
             if not same(outputs, expected):

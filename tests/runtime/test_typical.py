@@ -1,0 +1,89 @@
+"""Which passes took what passes of their size take: not those that were warmed up, captured, compared or run again."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers.graphs import StandIn, view
+from helpers.models import fresh_model
+from helpers.views import buffers_of, tree_view
+
+from jacobi import Path, TokenTree
+from lookahead.runtime.cuda_graphs import buffers as static_buffers
+from lookahead.runtime.executor import InferenceMode
+from lookahead.runtime.session import bare_model
+from lookahead.runtime.tracing.replay import TracedExecutor
+from lookahead.runtime.tracing.schedule import trace_now, traces_to_measure
+from lookahead.runtime.tree import TreeModel
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+TREE = TokenTree.from_paths(3, [[1, 2, 5], [4, 6, 7], [8]])
+
+
+def told(model: TreeModel, passes: int) -> list[bool]:
+    """Whether passes over one tree of eight nodes, of which the root and one child are kept, were typical."""
+    found = []
+    for _ in range(passes):
+        model.forward([TREE])
+        found.append(model.typical)
+        model.keep([Path([0, 4], [4, 6])])
+    return found
+
+
+def started(model: TreeModel) -> TreeModel:
+    model.prefill()
+    model.keep([Path([0], [1])])
+    return model
+
+
+@torch.no_grad()
+def test_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the pass that warms up, nor the one that captures, nor the one that checks the graph."""
+    static_buffers.release()
+    model = fresh_model("llama")
+    StandIn(monkeypatch)
+    assert told(started(view(model)), 6) == [False, False, False, True, True, True]
+
+
+@torch.no_grad()
+def test_passes_without_graphs() -> None:
+    """All but the pass in which buffers grow."""
+    static_buffers.release()
+    model = started(view(fresh_model("llama")))
+    while model.context + len(TREE) <= buffers_of(model).capacity:
+        assert told(model, 1) == [True]
+    assert told(model, 2) == [False, True]
+
+
+@torch.no_grad()
+def test_eager_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first one, which looks at the model's code, nor one that had to be run again."""
+    model = started(tree_view(fresh_model("llama")))
+    assert told(model, 3) == [False, True, True]
+    original = InferenceMode.run
+
+    def objecting(self: InferenceMode, run: Any) -> Any:
+        def first() -> Any:
+            if torch.is_inference_mode_enabled():
+                raise RuntimeError("Inference tensors cannot be saved for backward")
+            return run()
+
+        return original(self, first)
+
+    monkeypatch.setattr(InferenceMode, "run", objecting)
+    assert told(model, 3) == [False, True, True]
+
+
+@torch.no_grad()
+def test_compared_traces() -> None:
+    """Not the pass in which a trace is compared with the model's own."""
+    model = fresh_model("llama")
+    traces = traces_to_measure(model, 1)
+    with bare_model(model, torch.tensor([[3, 4, 5]]), 64, traced=partial(TracedExecutor, traces)) as looked:
+        trace_now(model, looked, [[TREE]])
+        assert told(looked, 2) == [True, True]
+        for trace in traces.made.values():
+            trace.slots = 1
+        assert told(looked, 3) == [False, True, True]
