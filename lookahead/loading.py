@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import is_accelerate_available
 
 from jacobi import LookaheadError
 
@@ -28,7 +29,8 @@ def load_model(
 def load_weights(
     folder: str | Path, dtype: torch.dtype | str = "auto", device: str | torch.device = "cpu"
 ) -> PreTrainedModel:
-    """Load a causal model as :func:`load_model` does, without a tokenizer."""
+    """Load a causal model as :func:`load_model` does, without a tokenizer. Weights go straight to another device than
+    the CPU where accelerate is installed, without which transformers reads them to the CPU first."""
     path = Path(folder).expanduser()
     if path.exists() or str(folder).startswith((".", "/", "~")):
         if not path.is_dir():
@@ -39,7 +41,9 @@ def load_weights(
             wanted = "expected *.safetensors or *.bin beside config.json. Copy them there, or save the model again with"
             raise LookaheadError(f"{folder} holds no weights: {wanted} save_pretrained.")
     with _refusals(folder) as source:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
+        if torch.device(device).type == "cpu" or not is_accelerate_available():
+            return AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device).eval()
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map={"": device}).eval()
 
 
 def has_weights(folder: Path) -> bool:

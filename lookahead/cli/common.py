@@ -50,18 +50,35 @@ def decode(
     return Decoded(tokens, perf_counter() - start, getattr(output, "stats", None))
 
 
-def load(folder: str | None, dtype: str, device: str) -> tuple[PreTrainedModel, Any]:
-    """Load a model and its tokenizer; None is the bundled one."""
+def usable_device(device: str) -> str:
+    """The device that an option names; ``auto`` is CUDA where there is one. One that cannot be used is refused."""
     name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().split("\n")[0]
         raise LookaheadError(f"--device {device} cannot be used here ({reason}). Try --device cpu.") from error
+    return name
+
+
+def weights_dtype(dtype: str) -> torch.dtype | str:
+    """The dtype that an option names, as transformers takes it; ``auto`` is the checkpoint's own."""
+    return dtype if dtype == "auto" else getattr(torch, dtype)
+
+
+def dtype_name(model: PreTrainedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def load(folder: str | None, dtype: str, device: str) -> tuple[PreTrainedModel, Any]:
+    """Load a model and its tokenizer; None is the bundled one, whose own dtype is float32: its file is only packed."""
+    name = usable_device(device)
+    if folder is None and dtype == "auto":
+        dtype = "float32"
     if folder is not None and not Path(folder).exists() and not on_hub(folder):  # transformers would search the hub
         raise LookaheadError(f"--model {folder} does not exist: expected a folder with config.json and weights.")
     with loading("Loading the model"):
-        model, tokenizer = load_model(bundled.BUNDLED if folder is None else folder, getattr(torch, dtype), name)
+        model, tokenizer = load_model(bundled.BUNDLED if folder is None else folder, weights_dtype(dtype), name)
     if model.generation_config.pad_token_id is None:  # transformers would choose the same, and warn at every call
         ends = model.generation_config.eos_token_id
         end = ends[0] if isinstance(ends, list) else ends

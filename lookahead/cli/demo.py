@@ -10,7 +10,7 @@ from rich.text import Text
 from typer import Exit, Option
 
 from lookahead.cli import common
-from lookahead.cli.options import DeviceOption, ModelOptions, NewTokensOption, SizeOptions
+from lookahead.cli.options import ModelOptions, NewTokensOption, SizeOptions
 from lookahead.cli.prompts import PROMPTS
 from lookahead.cli.verify import Divergence, first_divergence, tell
 from lookahead.stats import DecodingStats
@@ -21,7 +21,6 @@ _WARM_UP = 16  # tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ModelOptions, SizeOptions):
-    device: DeviceOption = "cpu"
     new_tokens: NewTokensOption = 96
     prompts: Annotated[int, Option(min=1, max=len(PROMPTS), help="How many prompts.")] = 4
     rounds: Annotated[int, Option(min=1, help="How often each text is written both ways.")] = 3

@@ -13,14 +13,15 @@ from lookahead.strategies.lookahead import Lookahead
 NewTokensOption = Annotated[int, Option("--max-new-tokens", "--new-tokens", min=1, help="Most tokens, per prompt.")]
 JsonOption = Annotated[bool, Option("--json", help="One JSON document instead of text and tables.")]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
-Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-DtypeOption = Annotated[Dtype, Option(help="Of the weights. Texts are exact in float32 and float64.")]
+Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+_DTYPE_HELP = "Of the weights; auto is the checkpoint's own. Texts are exact in float32 and float64."
+DtypeOption = Annotated[Dtype, Option(help=_DTYPE_HELP)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     model: Annotated[str | None, Option(metavar="DIR", help="A model with its tokenizer. Default: bundled.")] = None
-    dtype: DtypeOption = "float32"
+    dtype: DtypeOption = "auto"
     device: DeviceOption = "auto"
 
     @property
@@ -34,7 +35,7 @@ class ModelOptions:
     def described(self, model: PreTrainedModel, strategy: Strategy | None, others: dict[str, Any]) -> dict[str, Any]:
         """What decided about a text, for a JSON document."""
         named = {"strategy": "plain"} if strategy is None else strategy.to_dict()
-        ends = {"dtype": self.dtype, "device": str(model.device)}
+        ends = {"dtype": common.dtype_name(model), "device": str(model.device)}
         return {"model": self.model_name, "strategy": named} | others | ends
 
 

@@ -22,8 +22,8 @@ from lookahead.support import route as checks
 @dataclass(frozen=True, kw_only=True)
 class Options:
     model: Annotated[str, Option(metavar="DIR_OR_CONFIG", help="Folder of a model, or of a config.json, or that file.")]
-    dtype: DtypeOption = "float32"
-    device: DeviceOption = "cpu"
+    dtype: DtypeOption = "auto"
+    device: DeviceOption = "auto"
     as_json: JsonOption = False
 
 
@@ -41,7 +41,8 @@ def support(options: Options) -> None:
 
 
 def _load(options: Options) -> tuple[PreTrainedModel, bool]:
-    source, dtype, path = options.model, getattr(torch, options.dtype), Path(options.model).expanduser()
+    source, dtype, path = options.model, common.weights_dtype(options.dtype), Path(options.model).expanduser()
+    device = common.usable_device(options.device)
     folder = path.parent if path.name == "config.json" else path
     if not path.exists() and not on_hub(source):
         raise LookaheadError(f"--model {source} does not exist: expected a model's folder, or a config.json.")
@@ -51,10 +52,10 @@ def _load(options: Options) -> tuple[PreTrainedModel, bool]:
         if not (path.is_dir() and has_weights(path)):
             with torch.device("meta"):
                 return (kind(config) if issubclass(kind, PreTrainedModel) else kind.from_config(config)), False
-        if config.is_encoder_decoder:
-            return kind.from_pretrained(path, dtype=dtype).to(options.device).eval(), True
         with common.loading("Loading the model"):
-            return load_weights(path, dtype=dtype, device=options.device), True
+            if config.is_encoder_decoder:
+                return kind.from_pretrained(path, dtype=dtype).to(device).eval(), True
+            return load_weights(path, dtype=dtype, device=device), True
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise LookaheadError(f"--model {source} cannot be read as a model that writes text: {error}") from error
 

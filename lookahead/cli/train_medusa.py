@@ -17,7 +17,7 @@ from typer import Option
 
 from jacobi import LookaheadError
 from lookahead.cli import common
-from lookahead.cli.options import JsonOption, ModelOptions
+from lookahead.cli.options import DtypeOption, JsonOption, ModelOptions
 from lookahead.training.items import Item, read_items, split
 from lookahead.training.recipe import Evaluation, fit
 from lookahead.training.settings import TrainingSettings
@@ -74,6 +74,7 @@ Paths = list[Path] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ModelOptions, _Settings):
+    dtype: DtypeOption = "float32"
     output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder for the heads; new or empty.")]
     data: Annotated[Paths, Option(metavar="PATH", help=_DATA_HELP)] = None
     eval_data: Annotated[Paths, Option(metavar="PATH", help="What to evaluate on. Default: a part of --data.")] = None

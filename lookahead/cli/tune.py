@@ -12,7 +12,7 @@ from typer import Option
 
 from lookahead import tuning
 from lookahead.cli import common
-from lookahead.cli.options import DeviceOption, JsonOption, ModelOptions, NewTokensOption
+from lookahead.cli.options import JsonOption, ModelOptions, NewTokensOption
 from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.stats import DecodingStats
@@ -29,7 +29,6 @@ _BAR = 40  # columns of the plot
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ModelOptions):
-    device: DeviceOption = "cpu"
     prompts: PromptsOption = None
     new_tokens: NewTokensOption = 96
     batch: Annotated[int, Option(min=1, help="Sequences in a pass.")] = 1

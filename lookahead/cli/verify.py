@@ -98,7 +98,8 @@ def verify(options: Options) -> None:
             results.append(result | {"divergence": asdict(found) if found else None})
     worst = max((result["verdict"] for result in results), key=list(_STYLES).index)
     document = {"verdict": worst, "results": results, "settings": options.described(model, strategy, settings)}
-    common.report(document, options.as_json, lambda console: _show(console, results, tokenizer, worst, options.dtype))
+    dtype = common.dtype_name(model)
+    common.report(document, options.as_json, lambda console: _show(console, results, tokenizer, worst, dtype))
     if worst == "bug":
         raise Exit(1)
 
