@@ -112,8 +112,9 @@ class DecodingStats:
     def explain(self) -> str:
         """One sentence: what was gained or lost against plain decoding, and why.
 
-        Speedup = S / (t(T)/t(1)): tokens a pass, over the cost of a pass relative to one over a single node. It leaves
-        out the prompt's pass, and what costs the same per token in both: processors, sampling and stopping rules.
+        Speedup = S / (t(T)/t(1)): tokens a pass, over the cost of a pass relative to transformers' own pass over one
+        token. It leaves out the prompt's pass, and what costs the same per token in both: processors, sampling and
+        stopping rules.
         """
         if not self.steps:
             if self.plain:
@@ -136,7 +137,8 @@ class DecodingStats:
         cost = self.timed_ms / self.single_ms
         speed = self.mean_acceptance_length / cost
         verdict = f"about {speed:.2f}x plain decoding" if speed >= 1.0 else f"a loss, about {speed:.2f}x plain decoding"
-        return f"{what}; a pass cost t(T)/t(1) = {cost:.2f}, which makes {verdict}."
+        against = "against transformers' own pass over one token"
+        return f"{what}; a pass cost t(T)/t(1) = {cost:.2f}, {against}, which makes {verdict}."
 
     def to_dict(self) -> dict[str, Any]:
         """All counts and the two ratios, as plain data."""

@@ -11,20 +11,25 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jacobi import LookaheadError, Model, TokenTree
+from jacobi import LookaheadError, TokenTree
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.generation.curves import cache_file as cache_file
 from lookahead.generation.curves import cache_folder as cache_folder
 from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
+from lookahead.models.compat import kernels_for_decoding
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.session import bare_chain, bare_model
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import refusal, trace_now, traces_to_measure, untraceable
+from lookahead.runtime.tree import TreeModel
+from lookahead.sources.recycling import BEST
 from lookahead.support import route as support
 
 _log = logging.getLogger("lookahead")
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
+_MOST_WARM_UPS = 4  # passes of a size: a CUDA graph is run, captured and compared before it is only replayed
 
 Report = Callable[[float], None]
 Samples = dict[int, list[float]]  # milliseconds of passes, by the number of nodes
@@ -43,7 +48,8 @@ def sweep(
     save: bool = True,
     report: Report | None = None,
 ) -> StepTimes:
-    """Measure the latency curve of a model as it is loaded: the median of each size of pass.
+    """Measure the latency curve of a model as it is loaded: the median of each size of pass, as a decode runs it, with
+    the best next tokens at every node.
 
     The sizes take turns, so that a slow moment of the machine hits all of them.
 
@@ -96,19 +102,21 @@ def sweep_all(
 ) -> tuple[StepTimes, StepTimes]:
     """Measure and save two curves: passes as long decodes run them, and as transformers' own code does.
 
-    They are one curve where passes are not traced. ``context`` is the KV cache's length, in tokens, that matters most;
-    shorter and longer ones are measured, too. ``seconds`` is about how long to measure in all.
+    They are one curve where passes are neither traced nor captured as CUDA graphs. ``context`` is the KV cache's
+    length, in tokens, that matters most; shorter and longer ones are measured, too. ``seconds`` is about how long to
+    measure in all.
     """
     with torch.no_grad():
-        parts = 2 if untraceable(model) is None else 1
+        captured, traced = describe(model)["executor"] == "cuda graphs", untraceable(model) is None
+    parts = 2 if captured or traced else 1
     tell = report or (lambda share: None)
     contexts = sorted({min(64, context), context, 4 * context})
     settings: dict[str, Any] = {"batch": batch, "contexts": contexts, "seconds": seconds / parts}
-    own = sweep(model, **settings, report=partial(_tell_part, tell, 0, parts))
+    own = sweep(model, **settings, static=False, report=partial(_tell_part, tell, 0, parts))
     if parts == 1:
         return own, own
     try:
-        return sweep(model, **settings, traced=True, report=partial(_tell_part, tell, 1, parts)), own
+        return sweep(model, **settings, traced=traced, report=partial(_tell_part, tell, 1, parts)), own
     except LookaheadError:  # then decodes are not traced either
         tell(1.0)
         return own, own
@@ -121,7 +129,7 @@ def _tell_part(tell: Report, part: int, parts: int, share: float) -> None:
 def _linear(model: PreTrainedModel, prompt: Tensor, nodes: Sequence[int], seconds: float, report: Report) -> Samples:
     vocab = ModelTraits.of(model).vocab_size
     drafts = {count: [TokenTree.chain(0, [node % vocab for node in range(1, count)])] * len(prompt) for count in nodes}
-    with bare_chain(model, prompt) as chain:
+    with bare_chain(model, prompt) as chain, kernels_for_decoding(model):
         chain.hold()
         return _measure(chain, drafts, seconds, report)
 
@@ -140,7 +148,10 @@ def _trees(
     drafts = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
     traces = traces_to_measure(model, batch) if traced else None
     traced_by = None if traces is None else partial(TracedExecutor, traces)
-    with bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by) as view:
+    with (
+        bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by) as view,
+        kernels_for_decoding(model),
+    ):
         if traced:
             trace_now(model, view, drafts.values())
         samples = _measure(view, drafts, seconds, report)
@@ -155,10 +166,17 @@ def bushy_tree(count: int, vocab: int) -> TokenTree:
     return TokenTree.from_parents([node % vocab for node in range(count)], parents)
 
 
-def _measure(model: Model, drafts: dict[int, list[TokenTree]], seconds: float, report: Report) -> Samples:
+def _measure(
+    model: TreeModel | LinearModel, drafts: dict[int, list[TokenTree]], seconds: float, report: Report
+) -> Samples:
     samples: Samples = {count: [] for count in drafts}
     for trees in drafts.values():  # kernels for a new shape are made at its first passes
-        model.forward(trees)
+        for tree in trees:
+            tree.top_k = BEST
+        for _ in range(_MOST_WARM_UPS):
+            model.forward(trees)
+            if model.typical:
+                break
     start, rounds = perf_counter(), 0
     while rounds < _LEAST_ROUNDS or (perf_counter() - start < seconds and rounds < _MOST_ROUNDS):
         for count in drafts if rounds % 2 else reversed(drafts):

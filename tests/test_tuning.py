@@ -1,5 +1,7 @@
 """The step-time curve: what it learns, how it is kept, and that no file of anyone else's can harm."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,15 @@ from helpers.hybrids import hybrid
 from helpers.models import counting_model, fresh_model, tiny_model
 
 from jacobi import LookaheadError
-from lookahead import tuning
+from lookahead import Lookahead, tuning
 from lookahead.draft.latency import StepTimes
+from lookahead.generation import decode
 from lookahead.generation.curves import step_times
+from lookahead.runtime import linear, tree
+from lookahead.runtime.scores import score
 from lookahead.runtime.tracing.schedule import traces_for
+from lookahead.runtime.tree import TreeModel
+from lookahead.sources.recycling import BEST
 
 
 @pytest.fixture
@@ -49,7 +56,7 @@ def test_sweep_of_traced_passes(folder: Path) -> None:
     saved = tuning.cached(model, traced=True)
     assert saved is not None and saved.to_dict() == times.to_dict()
     own = tuning.cached(model)
-    assert own is not None and own.about | {"traced": True} == saved.about
+    assert own is not None and own.about | {"executor": "traced"} == saved.about
     with torch.no_grad():
         traces = traces_for(model, 1)
     assert traces is not None and {kind.single for kind in traces.made} == {True, False}
@@ -120,7 +127,9 @@ def test_sweep_refuses_what_lookahead_refuses(folder: Path) -> None:
 
 def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
     model = tiny_model("llama")
-    assert tuning.describe(model, static=True)["static"] is True
+    assert tuning.describe(model, static=True)["executor"] == "static"
+    assert tuning.describe(model, static=False)["executor"] == "eager"
+    assert tuning.describe(hybrid("lfm2"))["executor"] == "chain"
     assert tuning.describe(model, static=False) == tuning.describe(model, static=None), "as on any CPU"
     measured = tuning.sweep(model, static=True, nodes=(1, 4), contexts=(16,), seconds=0.01)
     assert measured.ms(4, 16) > 0.0
@@ -130,3 +139,49 @@ def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
     memory: dict[Any, StepTimes] = {}
     step_times(model, 1, memory, None)
     assert step_times(model, 1, memory, None, static=True) is not next(iter(memory.values()))
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_passes_are_measured_as_decodes_run_them(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many next tokens gathered, and under the same kernels; the prompt's pass is under neither."""
+    model = hybrid(name) if name == "lfm2" else fresh_model(name)
+    decoding = False
+    seen: set[tuple[bool, int]] = set()
+
+    @contextmanager
+    def kernels(_: Any) -> Iterator[None]:
+        nonlocal decoding
+        decoding = True
+        yield
+        decoding = False
+
+    def noting(logits: torch.Tensor, best: int = 0) -> Any:
+        seen.add((decoding, best))
+        return score(logits, best)
+
+    for module in (decode, tuning):
+        monkeypatch.setattr(module, "kernels_for_decoding", kernels)
+    for module in (tree, linear):
+        monkeypatch.setattr(module, "score", noting)
+    inputs = torch.arange(1, 21)[None] % 7
+    model.generate(inputs, max_new_tokens=20, do_sample=False, custom_generate=Lookahead(nodes=4))
+    in_a_decode, seen = seen, set()
+    tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01, save=False)
+    assert seen == in_a_decode == {(True, BEST)}
+
+
+def test_what_is_not_typical_is_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph's first passes warm up, capture and compare."""
+    run = TreeModel.forward
+    warm, timed = dict.fromkeys((1, 4), 0), []
+
+    def forward(self: TreeModel, trees: Any) -> Any:
+        nodes = len(trees[0])
+        warm[nodes] += 1
+        timed.append(warm[nodes] > 3)
+        return run(self, trees)
+
+    monkeypatch.setattr(TreeModel, "forward", forward)
+    monkeypatch.setattr(TreeModel, "typical", property(lambda self: timed[-1]))
+    tuning.sweep(fresh_model("llama"), nodes=(1, 4), contexts=(20,), seconds=0.01, save=False)
+    assert timed[:8] == [False, False, False, True] * 2 and all(timed[8:])

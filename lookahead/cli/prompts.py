@@ -1,6 +1,7 @@
 """Where prompts come from: the built-in ones, a file, or stdin."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,8 @@ PROMPTS = (
     'class Cache(dict):\n    """A dictionary that forgets its oldest items."""',
 )
 
-_HELP = 'Prompts, one a line. A line with "{" first, and every line of a .jsonl file, is a JSON object with a "prompt".'
+_HELP = 'Prompts, one a line. A line with {" first, and every line of a .jsonl file, is a JSON object with a "prompt".'
+_OBJECT = re.compile(r'\s*{\s*"')
 PromptsOption = Annotated[Path | None, typer.Option(metavar="FILE", help=_HELP)]
 
 
@@ -34,7 +36,7 @@ def read_prompts(file: Path) -> list[str]:
         raise LookaheadError(f"--prompts {file} is not text ({error}): expected UTF-8.") from error
     objects = file.suffix == ".jsonl"
     texts = [
-        _prompt(line, f"--prompts {file}, line {number}") if objects or line.lstrip().startswith("{") else line
+        _prompt(line, f"--prompts {file}, line {number}") if objects or _OBJECT.match(line) else line
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]

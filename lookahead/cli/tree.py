@@ -117,7 +117,7 @@ def _budget(
     model: PreTrainedModel, heads: MedusaHeads, table: HeadAccuracies, context: int, seconds: float, report: Report
 ) -> tuple[dict[str, Any], list[Any]]:
     """Choose the size by the saved latency curve, or by one measured now; and what other sizes would give, as rows."""
-    own, origin = tuning.cached(model), "saved in"
+    own, origin = tuning.cached(model, static=False), "saved in"
     if own is not None:
         times = tuning.cached(model, traced=True) or own
     else:

@@ -60,6 +60,7 @@ def tune(options: Options) -> None:
     nodes = best["nodes"] if best["speedup"] > 1 else 0
     document = {
         "curve": times.to_dict(),
+        "applies_to": _applies_to(times, own),
         "plain_ms": own.ms(1, context),
         "context": context,
         "budgets": budgets,
@@ -67,7 +68,16 @@ def tune(options: Options) -> None:
         "recommended": {"nodes": nodes} | {name: sizes[name] for name in _LADE[0]},
         "saved": [str(file) for file in files],
     }
-    common.report(document, options.as_json, lambda console: _show(console, document, times, traced=times is not own))
+    common.report(document, options.as_json, lambda console: _show(console, document, times))
+
+
+def _applies_to(times: StepTimes, own: StepTimes) -> dict[str, Any]:
+    """The decodes that find the curves; of two executors the one of longer decodes comes first."""
+    about = times.about
+    shown = {name: about[name] for name in ("model", "attention", "device", "threads", "batch")}
+    weights = [f"{count:,} in {dtype.removeprefix('torch.')}" for dtype, count in about["parameters"].items()]
+    executors = list(dict.fromkeys(curve.about["executor"] for curve in (times, own)))
+    return shown | {"weights": weights, "executors": executors, "threads": about["threads"] or None}
 
 
 def _acceptance(
@@ -85,11 +95,15 @@ def _best(trials: list[dict[str, Any]]) -> dict[str, Any]:
     return max(trials, key=lambda trial: trial["speedup"])
 
 
-def _show(console: Console, found: dict[str, Any], times: StepTimes, *, traced: bool) -> None:
+def _show(console: Console, found: dict[str, Any], times: StepTimes) -> None:
+    applies = found["applies_to"]
+    console.print(common.facts(applies, "Decodes that use this curve"))
     console.print(_curve_table(times, found["context"]))
-    if traced:
-        plain = f"{found['plain_ms']:.2f} ms, which is what speedups are measured against."
-        console.print(f"These passes are traced, as in longer decodes. A pass over one node takes transformers {plain}")
+    how = {"traced": "traced, as in longer decodes", "cuda graphs": "replayed as CUDA graphs"}
+    if executor := how.get(applies["executors"][0]):
+        console.print(f"These passes are {executor}.")
+    plain = f"transformers {found['plain_ms']:.2f} ms, which is what speedups are measured against."
+    console.print(f"A pass over one node takes {plain}")
     console.print(_trials("budget", found["budgets"], "Best-first trees on the prompts, greedy"))
     console.print(_trials("W/N/G", found["published"], "Lookahead decoding as published"))
     best, sizes = _best(found["budgets"]), _best(found["published"])

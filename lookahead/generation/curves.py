@@ -18,6 +18,7 @@ from lookahead.draft.latency import FORMAT, StepTimes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import dynamic_reason
 from lookahead.runtime.tracing.replay import Traces
+from lookahead.support.route import no_tree
 
 
 @lru_cache
@@ -34,8 +35,9 @@ def _processor() -> str:
 def describe(
     model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False
 ) -> dict[str, Any]:
-    """All that a curve depends on: the model's shape and dtypes, device, threads, versions, sequences in a ``batch``.
-    Passes with ``static`` shapes (see the strategies' setting) have their own curve, and so have ``traced`` ones."""
+    """All that a curve depends on: the model's shape and dtypes, attention, device, threads, versions, sequences in a
+    ``batch``, and what executes its passes: ``static`` shapes (see the strategies' setting) and ``traced`` passes have
+    curves of their own."""
     config, traits = model.config.get_text_config(), ModelTraits.of(model)
     shape = {
         name: value
@@ -47,19 +49,26 @@ def describe(
     for parameter in model.parameters():
         dtypes[str(parameter.dtype)] = dtypes.get(str(parameter.dtype), 0) + parameter.numel()
     device = model.device
-    about = {
+    return {
         "model": type(model).__name__,
         "shape": shape,
         "parameters": dtypes,
         "attention": traits.attention,
+        "executor": _executor(model, traits, static, traced),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_processor()}",
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "batch": batch,
-        "static": dynamic_reason(static, model, traits) is None,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    return about | ({"traced": True} if traced else {})
+
+
+def _executor(model: PreTrainedModel, traits: ModelTraits, static: bool | None, traced: bool) -> str:
+    if no_tree(model, traits) is not None:
+        return "chain"
+    if dynamic_reason(static, model, traits) is None:
+        return "cuda graphs" if model.device.type == "cuda" else "static"
+    return "traced" if traced else "eager"
 
 
 def cache_folder() -> Path:

@@ -7,19 +7,9 @@ from typing import Any
 import pytest
 import torch
 from helpers.cli import PROMPT, run
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lookahead import bundled
 from lookahead.cli import common, load_command
-
-
-@pytest.fixture(scope="module")
-def half(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model as a checkpoint in bfloat16."""
-    saved = tmp_path_factory.mktemp("half")
-    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(saved)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(saved)
-    return saved
 
 
 @pytest.mark.parametrize("name", ["demo", "generate", "support", "tree", "tune", "verify"])

@@ -12,8 +12,8 @@ from lookahead.cli.prompts import read_prompts
 
 def test_a_line_is_a_prompt_or_an_object_that_holds_one(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
-    file.write_text('x = 1\n\n  {"prompt": "y\\nz", "id": 3}\n"quoted"\n3\n')
-    assert read_prompts(file) == ["x = 1", "y\nz", '"quoted"', "3"]
+    file.write_text('x = 1\n\n  {"prompt": "y\\nz", "id": 3}\n"quoted"\n3\n{ return x; }\n{x: 1}\n')
+    assert read_prompts(file) == ["x = 1", "y\nz", '"quoted"', "3", "{ return x; }", "{x: 1}"]
 
 
 def test_every_line_of_a_jsonl_file_is_an_object(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.cli import PROMPT, run
 
-from lookahead import Lookahead, StepTimes
+from lookahead import Lookahead, StepTimes, load_model
 
 SHORT = ["--seconds", 0.2, "--new-tokens", 8]
 
@@ -38,7 +38,12 @@ def test_tune_measures_saves_and_recommends(folder: Path, curves: Path, prompt_f
     assert re.search(r"W, N, G as published: \d+/\d+/\d+, expected \d+\.\d\dx\.", ran.words)
     files = list(curves.iterdir())
     assert all(StepTimes.load(file).ms(8, 20) > 0.0 for file in files)
-    assert sorted(StepTimes.load(file).about.get("traced", False) for file in files) == [False, True]
+    assert sorted(StepTimes.load(file).about["executor"] for file in files) == ["eager", "traced"]
+    assert re.search(
+        r"Decodes that use this curve model LlamaForCausalLM attention sdpa device cpu .* threads \d+ batch 1 "
+        r"weights [\d,]+ in float32 executors traced, eager",
+        ran.words,
+    )
     assert str(curves) in "".join(ran.out.split())
     assert "These passes are traced" in ran.words
 
@@ -54,6 +59,7 @@ def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: P
     assert document["saved"][2:] == [str(output)]
     assert json.loads(output.read_text()) == json.loads(traced.read_text()) == document["curve"]
     assert document["plain_ms"] > 0.0
+    assert document["applies_to"]["executors"] == ["traced", "eager"]
     assert document["curve"]["about"]["batch"] == 2
     assert [entry["nodes"] for entry in document["budgets"]] == [4, 8, 16, 24, 32, 48, 64, 96, 128]
     for entry in [*document["budgets"], *document["published"]]:
@@ -100,3 +106,21 @@ def test_tune_refuses_a_file_of_other_things(
 def test_tune_refuses_impossible_options(folder: Path, curves: Path, options: list[Any]) -> None:
     assert run("tune", "--model", folder, *options).status == 2
     assert not curves.exists()
+
+
+def test_a_decode_of_a_checkpoint_in_half_precision_finds_its_curve(
+    half: Path, curves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands and ``generate`` itself agree on what the curve is of."""
+    ran = run("tune", "--model", half, "--json", *SHORT)
+    saved = set(map(Path, json.loads(ran.out)["saved"]))
+    assert saved == set(curves.iterdir())
+    assert "bfloat16" in json.loads(ran.out)["applies_to"]["weights"][0]
+    read: list[Path] = []
+    load = StepTimes.load
+    monkeypatch.setattr(StepTimes, "load", lambda file, **settings: read.append(file) or load(file, **settings))
+    assert run("generate", "--model", half, "--prompt", PROMPT, "--max-new-tokens", 8).status == 0
+    model, tokenizer = load_model(half)
+    inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
+    model.generate(**inputs, max_new_tokens=8, custom_generate=Lookahead(seed=0))
+    assert len(read) == 2 and set(read) < saved

@@ -52,9 +52,11 @@ def test_explain_says_what_happened() -> None:
     assert DecodingStats().explain() == "Nothing was decoded."
     assert told() == (
         "44 tokens in 11 passes (S = 4.00) with 10.0 drafted nodes a pass, of which 30% were kept "
-        "(recycling 76%, suffix 24%); a pass cost t(T)/t(1) = 2.00, which makes about 2.00x plain decoding."
+        "(recycling 76%, suffix 24%); a pass cost t(T)/t(1) = 2.00, against transformers' own pass over one token, "
+        "which makes about 2.00x plain decoding."
     )
-    assert told(timed_ms=80.0).endswith("t(T)/t(1) = 8.00, which makes a loss, about 0.50x plain decoding.")
+    loss = "which makes a loss, about 0.50x plain decoding."
+    assert told(timed_ms=80.0).endswith(loss)
     assert told(single_ms=0.0, timed_ms=0.0).endswith(
         "what a pass over one node costs here is not known, so neither is the gain."
     )
