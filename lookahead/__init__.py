@@ -10,6 +10,7 @@ from lookahead._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jacobi.errors import LookaheadError as LookaheadError
+    from lookahead._per_model import release as release
     from lookahead.bundled import load_bundled as load_bundled
     from lookahead.draft.latency import StepTimes as StepTimes
     from lookahead.generation.output import LookaheadOutput as LookaheadOutput
@@ -32,6 +33,7 @@ _HOMES = {
     "augment_all": "lookahead.patch",
     "load_bundled": "lookahead.bundled",
     "load_model": "lookahead.loading",
+    "release": "lookahead._per_model",
     "restore_all": "lookahead.patch",
 }
 _MODULES = ("bundled", "medusa", "sources", "stats", "strategy", "tuning")  # documented as lookahead.<module>

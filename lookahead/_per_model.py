@@ -10,6 +10,17 @@ _registry: "weakref.WeakKeyDictionary[Any, dict[PerModel[Any], Any]]" = weakref.
 _lock = threading.RLock()
 
 
+def release(model: Any = None) -> None:
+    """Free all that is kept for the next call of a model, or of every model (None): KV buffers and CUDA graphs, traces,
+    what drafts have learnt, verdicts of the self-test. The next call makes it anew; one under way keeps what it uses.
+    """
+    with _lock:
+        kept = list(_registry.values()) if model is None else [_registry.pop(model, {})]
+        if model is None:
+            _registry.clear()
+    kept.clear()  # outside of the lock: freeing may run code of anybody's
+
+
 class PerModel(Generic[_T]):
     """One kind of thing that is kept for each model; ``make`` makes a model's first one."""
 

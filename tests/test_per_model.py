@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 
+from lookahead import release
 from lookahead._per_model import PerModel
 
 
@@ -44,6 +45,21 @@ def test_clear() -> None:
     others.of(model).append(2)
     lists.clear()
     assert lists.of(model) == [] and others.of(model) == [2]
+
+
+def test_release() -> None:
+    """Of one model all kinds of things go, or of every model; and it may be one of which nothing is kept."""
+    lists, others = PerModel(list), PerModel(list)
+    model, second = Model(), Model()
+    for things in (lists, others):
+        things.of(model).append(1)
+        things.of(second).append(2)
+    release(model)
+    assert lists.of(model) == others.of(model) == []
+    assert lists.of(second) == others.of(second) == [2]
+    release()
+    assert lists.of(second) == others.of(second) == []
+    release(Model())
 
 
 def test_nothing_outlives_its_model() -> None:
