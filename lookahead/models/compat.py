@@ -62,7 +62,7 @@ PRIVATES = (
     Private(_MODELS, "AttentionInterface._global_mapping"),
     Private(_CONFIG, "PreTrainedConfig._attn_implementation", sets=("_attn_implementation_internal",)),
     Private(_MODELS, "PreTrainedModel._is_stateful"),
-    Private(_MODELS, "PreTrainedModel._device_mesh", lost="sharded models run static shapes"),
+    Private(_MODELS, "PreTrainedModel._device_mesh", lost="sharded models are not refused"),
     Private("accelerate.hooks", "add_hook_to_module", sets=("_hf_hook",), lost="offloaded models run on the CPU"),
     # Caches.
     Private(_CACHE, "DynamicLayer.update", _KEYS),

@@ -33,6 +33,7 @@ class ModelTraits:
     counts_slots: bool  # the model counts cache slots by itself, for positions, biases, windows or scales
     has_axes: bool  # positions may have several axes, as of images
     is_stateful: bool  # the class says that it has recurrent states
+    is_sharded: bool  # over processes, as tensor parallelism does
     own_loop: str | None  # the class whose _sample does not end in transformers' own, as speech models have it
 
     @classmethod
@@ -58,6 +59,7 @@ class ModelTraits:
             counts_slots=not takes_positions or _has_own_biases(text),
             has_axes=getattr(kind, _PREPARE_AXES, None) is not getattr(GenerationMixin, _PREPARE_AXES),
             is_stateful=bool(getattr(model, "_is_stateful", False)),
+            is_sharded=getattr(model, "_device_mesh", None) is not None or (getattr(model, "tp_size", None) or 1) > 1,
             own_loop=_own_loop(kind),
         )
 

@@ -79,12 +79,18 @@ def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
 
 
 def check_model(model: PreTrainedModel, traits: ModelTraits | None = None, attention: str | None = None) -> None:
-    """Refuse a model with a decoding loop of its own, or with an ``attention`` (None = the model's) without masks."""
+    """Refuse a sharded model, one with a decoding loop of its own, and ``attention`` (None = its own) without masks."""
     traits = traits or ModelTraits.of(model)
     if traits.own_loop is not None:
         raise LookaheadError(
             f"{traits.name} writes in a decoding loop of its own ({traits.own_loop}._sample), and lookahead cannot "
             "take its place. Drop use_lookahead for this model."
+        )
+    if traits.is_sharded:
+        raise LookaheadError(
+            f"{traits.name} is sharded over several processes (tensor parallelism), and each of them would draft other "
+            "tokens: expected a model that one process runs. Load it without tp_plan and distributed_config "
+            "(device_map='auto' spreads it over the devices of one process), or drop use_lookahead."
         )
     attention = attention or traits.attention
     if attention not in _ATTENTION and no_tree(model, traits) is None:

@@ -163,3 +163,13 @@ def test_attention_without_masks(name: str, passes: Passes) -> None:
     model = fresh_model("llama")
     model.config._attn_implementation_internal = name
     refused(passes, model, rf"{name.replace('|', '.')}' takes no custom mask: expected one of sdpa, eager")
+
+
+@pytest.mark.parametrize("attribute", ["_device_mesh", "_tp_size"])
+def test_sharded_models(attribute: str, passes: Passes) -> None:
+    """Each process of a tensor-parallel model would draft trees of its own."""
+    model = fresh_model("llama")
+    setattr(model, attribute, 2)
+    refused(passes, model, "LlamaForCausalLM is sharded over several processes .tensor parallelism.*Load it without")
+    for way in (Lookahead(window_size=3, ngram_size=3, verification_set_size=3), Jacobi()):
+        refused(passes, model, "sharded over several processes", lookahead_strategy=way)
