@@ -16,7 +16,7 @@ from lookahead.draft.context import CallContext, Drafts, Wants
 from lookahead.draft.published import MedusaDrafter
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.choices import ChoiceTree, choices_from
-from lookahead.sources.medusa.heads import MedusaHeads, kept_heads, tree_beside
+from lookahead.sources.medusa.heads import MedusaHeads, Placement, stored_heads, tree_beside
 from lookahead.sources.medusa.source import HeadCandidates, HeadsSource
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy, Maker
 from lookahead.verify.typical import nucleus, typical
@@ -34,7 +34,8 @@ class Medusa(AutomaticStrategy):
     :class:`lookahead.Lookahead`, in which the heads are one source among others in a tree that is as large as pays.
 
     Attributes:
-        heads: the heads, or a folder or hub name that holds them, which is read once.
+        heads: the heads, or a folder or hub name that holds them, which is read once
+            for each strategy, or for several that live at the same time.
         choices: the tree's shape, in any form that :func:`lookahead.medusa.choices_from` reads. None is the calibrated
             tree beside the heads (``tree.json``), else the published ``mc_sim_7b_63``, cut to what the heads can fill.
         acceptance: ``"exact"`` writes the text of plain ``generate``. The other two are *lossy*: sampled text drifts
@@ -135,11 +136,21 @@ class Medusa(AutomaticStrategy):
 
     @property
     def _stored(self) -> MedusaHeads:
-        return kept_heads(self.heads) if isinstance(self.heads, str) else cast(MedusaHeads, self.heads)
+        return self._read() if isinstance(self.heads, str) else cast(MedusaHeads, self.heads)
+
+    def _read(self, place: Placement | None = None) -> MedusaHeads:
+        assert isinstance(self.heads, str)
+        self._holds[place] = stored_heads(self.heads, place)
+        return self._holds[place]
+
+    @cached_property
+    def _holds(self) -> dict[Placement | None, MedusaHeads]:
+        """Heads read from the folder, by where they lie: they live as long as this does."""
+        return {}
 
     def heads_for(self, model: PreTrainedModel) -> MedusaHeads:
         """The heads as they run beside ``model``: those read from a folder lie where it computes, and as it does."""
-        return kept_heads(self.heads, *placement(model)) if isinstance(self.heads, str) else self._stored
+        return self._read(placement(model)) if isinstance(self.heads, str) else self._stored
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON; ``from_dict`` reads it back but for heads that are no folder, and own sources."""

@@ -1,7 +1,9 @@
 """The Medusa strategy through ``generate``: plain decoding's text whatever the heads say, and what heads are worth."""
 
 import copy
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any
@@ -79,6 +81,21 @@ def test_a_folder_is_read_once(tmp_path: FilePath, monkeypatch: pytest.MonkeyPat
     assert strategy.heads_for(half).blocks[0][0].linear.weight.dtype is F32
     assert strategy.heads_for(model).blocks[0][0].linear.weight.dtype is model.dtype
     assert reads == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("sources", [None, ("heads", "suffix")])
+def test_heads_live_as_long_as_somebody_holds_them(tmp_path: FilePath, sources: tuple[str, ...] | None) -> None:
+    """Nothing in the library outlives the strategy that read them, whatever device or dtype they were moved to."""
+    model = tiny_model("llama")
+    random_heads(model, seed=3).to(F32).save_pretrained(tmp_path)
+    strategy: Any = Medusa(tmp_path, sources=sources)
+    run(model, prompts(1), max_new_tokens=9, do_sample=False, lookahead_strategy=strategy)
+    assert Medusa(tmp_path).heads_for(model) is strategy.heads_for(model), "read once for both"
+    held = [weakref.ref(strategy.heads_for(model)), weakref.ref(strategy._stored)]
+    assert held[0]() is not held[1]()
+    del strategy
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
 
 
 def test_the_default_tree(tmp_path: FilePath) -> None:

@@ -3,9 +3,9 @@
 import re
 from copy import deepcopy
 from dataclasses import asdict, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self, cast
+from weakref import WeakValueDictionary
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
@@ -21,6 +21,7 @@ from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.network import HeadsNetwork
 
 Format = Literal["medusa", "vllm"]
+Placement = tuple[torch.device, torch.dtype]
 
 _CARD = """---
 {{ card_data }}
@@ -210,26 +211,28 @@ def write_heads(
         raise LookaheadError(f"{folder} cannot be written: {error}.") from error
 
 
-def kept_heads(folder: str, device: torch.device | None = None, dtype: torch.dtype | None = None) -> MedusaHeads:
-    """The heads in a folder, file or repository, on a device: read once, and again when a file of it changes."""
+_held: "WeakValueDictionary[tuple[str, float, Placement | None], MedusaHeads]" = WeakValueDictionary()
+
+
+def stored_heads(folder: str, placement: Placement | None = None) -> MedusaHeads:
+    """The heads in a folder, file or repository, on a device (None = as they are read): the same ones for as long as
+    somebody holds them and no file changes."""
     path = Path(folder).expanduser()
     files = [path, *path.iterdir()] if path.is_dir() else [path]
     stamp = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-    return _read(folder, stamp) if device is None or dtype is None else _placed(folder, stamp, device, dtype)
+    known = _held.get((folder, stamp, placement))
+    if known is not None:
+        return known
+    if placement is None:
+        heads = MedusaHeads.from_pretrained(folder)
+    else:
+        heads = stored_heads(folder)
+        first = next(heads.parameters())
+        if (first.device, first.dtype) != placement:
+            heads = deepcopy(heads).to(*placement)
+    return _held.setdefault((folder, stamp, placement), heads)
 
 
 def tree_beside(folder: str) -> ChoiceTree | None:
     file = Path(folder).expanduser() / "tree.json"
     return choices_from(file) if file.is_file() else None
-
-
-@lru_cache(maxsize=4)
-def _read(folder: str, stamp: float) -> MedusaHeads:
-    return MedusaHeads.from_pretrained(folder)
-
-
-@lru_cache(maxsize=4)
-def _placed(folder: str, stamp: float, device: torch.device, dtype: torch.dtype) -> MedusaHeads:
-    heads = _read(folder, stamp)
-    first = next(heads.parameters())
-    return heads if (first.device, first.dtype) == (device, dtype) else deepcopy(heads).to(device, dtype)
