@@ -57,6 +57,13 @@ class Records:
             return None
         return tuple(torch.stack([row[index] for row in rows]) for index in range(min(map(len, rows))))
 
+    def taken(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
+        """The same, which are then noted no longer: what rows hold of an index goes as its batch is put together."""
+        rows = self._lines.pop(kind, None)
+        if rows is None:
+            return None
+        return tuple(torch.stack([row.pop(index) for row in rows]) for index in range(min(map(len, rows))))
+
 
 class Sampler:
     """Chooses tokens for one or several sequences at once: it draws (``sample``), or takes the argmax. In ``lockstep``

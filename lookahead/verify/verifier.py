@@ -119,8 +119,9 @@ class Verifier:
         return now.paths
 
     def recorded(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
-        """Scores or logits as ``generate`` returns them, ``[batch, vocab]`` for each index; None if not asked for."""
-        return self._sampler.records.of(kind)
+        """Scores or logits as ``generate`` returns them, ``[batch, vocab]`` for each index; None if not asked for. They
+        are handed out once."""
+        return self._sampler.records.taken(kind)
 
     def _follow_argmax(self, now: Pass, row: int) -> None:
         """Walk one tree where the raw argmax is written and nothing else is asked for."""

@@ -1,5 +1,6 @@
 """The verifier on its own: how the sequences of a batch are walked, who waits, what is recorded and refused."""
 
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -138,6 +139,25 @@ def test_what_is_recorded_is_what_was_written() -> None:
     assert [line.argmax(-1).tolist() for line in scores] == [[token, token] for token in RIGHT]
     assert torch.equal(torch.stack(scores), 2 * torch.stack(logits))
     assert verifier_of([[1]])[0].recorded("scores") is None
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_is_recorded_is_not_held_twice(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a batch's lines are put together, those of earlier indices are gone."""
+    asked = {"return_dict_in_generate": True, "output_scores": True}
+    verifier, _, _ = verifier_of([[1]] * batch, processors=[TemperatureLogitsWarper(0.5)], **asked)
+    verifier.decide([CHAIN] * batch, writes([RIGHT] * batch))
+    lines = [[weakref.ref(line) for line in row.values()] for row in verifier._sampler.records._lines["scores"]]
+    alive: list[int] = []
+    stack = torch.stack
+
+    def counted(tensors: Any, *given: Any, **named: Any) -> Tensor:
+        alive.append(sum(line() is not None for row in lines for line in row))
+        return stack(tensors, *given, **named)
+
+    monkeypatch.setattr(torch, "stack", counted)
+    assert len(verifier.recorded("scores") or ()) == len(RIGHT)
+    assert alive == [batch * left for left in range(len(RIGHT), 0, -1)]
 
 
 TARGET = torch.tensor([0.4, 0.05, 0.25, 0.1, 0.15, 0.05])
