@@ -171,15 +171,15 @@ def branch_mask(parents: Sequence[int]) -> Tensor:
 def additive_mask(parents: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """:func:`branch_mask` as attention adds it: ``[node, node]``, 0 where visible, else the lowest finite number.
 
-    Masks of up to 128 nodes are cached by their parents; do not write into the result.
+    Masks of up to 128 nodes are kept on the host by their parents; do not write into the result.
     """
     build = _recurring_mask if len(parents) <= _LARGEST_CACHED else _additive_mask
-    return build(tuple(parents), dtype, device)
+    return build(tuple(parents), dtype).to(device)
 
 
-def _additive_mask(parents: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    visible = branch_mask(parents).to(device)
-    return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, torch.finfo(dtype).min)
+def _additive_mask(parents: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    visible = branch_mask(parents)
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 _LARGEST_CACHED = 128  # nodes: 64 masks of this size are 4 MB in float32

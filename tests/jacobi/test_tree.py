@@ -254,3 +254,12 @@ def test_additive_mask_is_zero_where_visible(dtype: torch.dtype) -> None:
     assert torch.equal(mask == 0, branch_mask(parents))
     assert torch.isfinite(mask).all(), "a row of -inf would make NaN in a softmax"
     assert set(mask.unique().tolist()) == {0.0, torch.finfo(dtype).min}
+
+
+def test_masks_wait_on_the_host() -> None:
+    """Of other devices, whose threads may work on other streams, no mask is kept."""
+    device = torch.device("meta")
+    masks = [additive_mask([-1, 0, 0, 1], torch.float32, device) for _ in range(2)]
+    assert [mask.device for mask in masks] == [device] * 2 and masks[0] is not masks[1]
+    ours = [additive_mask([-1, 0, 0, 1], torch.float32, torch.device("cpu")) for _ in range(2)]
+    assert ours[0] is ours[1]
