@@ -17,7 +17,6 @@ from lookahead.generation.curves import cache_file as cache_file
 from lookahead.generation.curves import cache_folder as cache_folder
 from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
-from lookahead.models.compat import kernels_for_decoding
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.session import bare_chain, bare_model
@@ -129,7 +128,7 @@ def _tell_part(tell: Report, part: int, parts: int, share: float) -> None:
 def _linear(model: PreTrainedModel, prompt: Tensor, nodes: Sequence[int], seconds: float, report: Report) -> Samples:
     vocab = ModelTraits.of(model).vocab_size
     drafts = {count: [TokenTree.chain(0, [node % vocab for node in range(1, count)])] * len(prompt) for count in nodes}
-    with bare_chain(model, prompt) as chain, kernels_for_decoding(model):
+    with bare_chain(model, prompt) as chain:
         chain.hold()
         return _measure(chain, drafts, seconds, report)
 
@@ -148,10 +147,7 @@ def _trees(
     drafts = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
     traces = traces_to_measure(model, batch) if traced else None
     traced_by = None if traces is None else partial(TracedExecutor, traces)
-    with (
-        bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by) as view,
-        kernels_for_decoding(model),
-    ):
+    with bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by) as view:
         if traced:
             trace_now(model, view, drafts.values())
         samples = _measure(view, drafts, seconds, report)

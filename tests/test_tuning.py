@@ -1,7 +1,5 @@
 """The step-time curve: what it learns, how it is kept, and that no file of anyone else's can harm."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +8,13 @@ import torch
 from helpers.curves import key_of
 from helpers.hybrids import hybrid
 from helpers.models import counting_model, fresh_model, tiny_model
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import LookaheadError
 from lookahead import Lookahead, tuning
 from lookahead.draft.latency import StepTimes
-from lookahead.generation import decode
 from lookahead.generation.curves import step_times
+from lookahead.models.compat import expert_registries
 from lookahead.runtime import linear, tree
 from lookahead.runtime.scores import score
 from lookahead.runtime.tracing.schedule import traces_for
@@ -143,24 +142,16 @@ def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "lfm2"])
 def test_passes_are_measured_as_decodes_run_them(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With as many next tokens gathered, and under the same kernels; the prompt's pass is under neither."""
+    """With as many next tokens gathered, and under the same kernels."""
     model = hybrid(name) if name == "lfm2" else fresh_model(name)
-    decoding = False
     seen: set[tuple[bool, int]] = set()
 
-    @contextmanager
-    def kernels(_: Any) -> Iterator[None]:
-        nonlocal decoding
-        decoding = True
-        yield
-        decoding = False
-
     def noting(logits: torch.Tensor, best: int = 0) -> Any:
-        seen.add((decoding, best))
+        wrapped = [hasattr(ALL_ATTENTION_FUNCTIONS["sdpa"], "lookahead_original")]
+        wrapped += [hasattr(registry["grouped_mm"], "lookahead_original") for registry in expert_registries()]
+        seen.add((all(wrapped), best))
         return score(logits, best)
 
-    for module in (decode, tuning):
-        monkeypatch.setattr(module, "kernels_for_decoding", kernels)
     for module in (tree, linear):
         monkeypatch.setattr(module, "score", noting)
     inputs = torch.arange(1, 21)[None] % 7

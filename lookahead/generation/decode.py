@@ -18,8 +18,8 @@ from lookahead.generation.curves import step_times
 from lookahead.generation.drafting import WhileWriting, draft_context
 from lookahead.generation.observers import Observers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, decoded
-from lookahead.models.compat import kernels_for_decoding
 from lookahead.runtime.attention import grouped_attention, switched_attention
+from lookahead.runtime.experts import expert_kernels
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Prompt, open_linear, open_tree
 from lookahead.runtime.tracing.replay import TracedExecutor, Traces
@@ -69,7 +69,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
         depths = [0] * call.batch
         drafters = [WhileWriting(drafter, row, sequences, depths) for row, drafter in enumerate(drafts.drafters)]
         observers = Observers(call, sequences, model, drafts.planner, strategy.stats)
-        with closing(_passes(call, model, drafters, verifier)) as steps:
+        with closing(_passes(model, drafters, verifier)) as steps:
             for step in steps:
                 observers.see(step)
         observers.close()
@@ -153,11 +153,8 @@ def _opened(
 
 
 def _passes(
-    call: Call, model: TreeModel | LinearModel, drafters: Sequence[Drafter], verifier: Verifier
+    model: TreeModel | LinearModel, drafters: Sequence[Drafter], verifier: Verifier
 ) -> Generator[Step, None, None]:
-    """The steps of the call, run as transformers runs its own: prefill keeps its choice of kernels."""
-    steps = solve(model, drafters, verifier)
-    with grouped_attention(), model.hidden or nullcontext():
-        yield next(steps)
-        with kernels_for_decoding(call.model):
-            yield from steps
+    """The steps of the call, with attention and expert kernels that suit trees."""
+    with grouped_attention(), expert_kernels(), model.hidden or nullcontext():
+        yield from solve(model, drafters, verifier)

@@ -4,7 +4,6 @@ of these would show as an odd failure in the middle of a call, or not at all. On
 
 import importlib
 import inspect
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ class Private:
 _MASKS, _CACHE = "transformers.masking_utils", "transformers.cache_utils"
 _MODELS, _CONFIG = "transformers.modeling_utils", "transformers.configuration_utils"
 _GENERATE, _MODULE, TRAINER = "transformers.generation.utils", "torch.nn.modules.module", "transformers.trainer"
+_EXPERTS = "transformers.integrations.moe"
 _KEYS = "key_states value_states"
 _REPLAYED = "linear drafts replay what was accepted"
 _TRACES = "passes are not traced"
@@ -54,7 +54,7 @@ PRIVATES = (
     _mixin("_prepare_cache_for_generation", sets=("_is_user_defined",)),
     _mixin("_prepare_special_tokens", sets=("_pad_token_tensor",)),
     _mixin("_supports_logits_to_keep"),
-    _mixin("_optimize_model_for_decode", lost="experts keep their kernels for prompts"),
+    Private(_EXPERTS, "ExpertsInterface._global_mapping", lost="experts keep their kernels for prompts"),
     Private(_GENERATE, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", lost="images go along with every pass"),
     # Masks, attention and models.
     Private(_MASKS, "create_masks_for_generate", named=_MASKED),
@@ -139,10 +139,15 @@ def is_users_cache(cache: Any) -> bool:
     return bool(getattr(cache, "_is_user_defined", False))
 
 
-def kernels_for_decoding(model: PreTrainedModel) -> AbstractContextManager[Any]:
-    """transformers' own switch of expert kernels for decoding, where this version has it."""
-    optimize = getattr(model, "_optimize_model_for_decode", None)
-    return nullcontext() if optimize is None else optimize()
+def expert_registries() -> list[dict[str, Any]]:
+    """Where transformers keeps the kernels of experts by name: ``grouped_mm`` for prompts, ``batched_mm`` for decoding;
+    none in a version that has no such choice."""
+    try:
+        base = importlib.import_module(_EXPERTS).ExpertsInterface
+    except (ImportError, AttributeError):
+        return []
+    registries = (vars(kind).get("_global_mapping", {}) for kind in (base, *base.__subclasses__()))
+    return [registry for registry in registries if {"grouped_mm", "batched_mm"} <= registry.keys()]
 
 
 def last_logits(model: PreTrainedModel, count: int) -> dict[str, int]:

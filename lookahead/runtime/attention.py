@@ -7,7 +7,7 @@ thread that is inside a tree forward.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,10 +16,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import LookaheadError
+from lookahead.runtime.registry import Wrapped
 
-_lock = threading.Lock()
-_users = 0
-_original: Callable[..., Any] | None = None
 _thread = threading.local()
 
 # On a CPU, packed rows win for passes of few nodes, where a key head is otherwise read once for each query head of its.
@@ -31,11 +29,15 @@ _PACKED_COST_OF_SINGLE = 0.15  # the same for one node in bfloat16, whose kernel
 
 
 def _grouped_sdpa(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    original: Callable[..., tuple[Tensor, None]],
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """``sdpa`` as registered; inside our pass, query heads that share a key head are attended to together."""
-    original = _original
-    assert original is not None  # only registered while it is set
     if not getattr(_thread, "masked", True):
         attention_mask = None
     is_on_cpu = query.device.type == "cpu"
@@ -108,24 +110,13 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     return output.reshape(batch, heads, nodes, value.shape[-1])
 
 
-@contextmanager
-def grouped_attention() -> Iterator[None]:
+# A user's local override goes before it, and is left alone.
+_WRAPPED = Wrapped(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", _grouped_sdpa)
+
+
+def grouped_attention() -> AbstractContextManager[None]:
     """Keep the wrapper registered while the block runs; the last one out restores what was there."""
-    global _users, _original
-    registry = ALL_ATTENTION_FUNCTIONS._global_mapping  # a user's local override goes before it, and is left alone
-    with _lock:
-        if registry["sdpa"] is not _grouped_sdpa:
-            _original = registry["sdpa"]
-            _grouped_sdpa.lookahead_original = _original  # type: ignore[attr-defined]
-            registry["sdpa"] = _grouped_sdpa
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0 and _original is not None and registry["sdpa"] is _grouped_sdpa:
-                registry["sdpa"] = _original
+    return _WRAPPED.on()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import packing_pays, tree_forward
+from lookahead.runtime.experts import decoding
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
 
@@ -155,7 +156,9 @@ class TreeForward:
     @contextmanager
     def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:
         """Inside, attention and the model's own counting of slots follow the trees."""
-        with tree_forward(), overriding(self._overrides, lambda: self._positions(trees, inputs["input_ids"])):
+        tokens = inputs["input_ids"]
+        overridden = overriding(self._overrides, lambda: self._positions(trees, tokens))
+        with tree_forward(), decoding(tokens.shape[1]), overridden:
             yield
 
     def _positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> Any:

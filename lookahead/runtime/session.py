@@ -14,6 +14,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import grouped_attention
 from lookahead.runtime.encoder_decoder import stand_in_encoder
 from lookahead.runtime.executor import Executor
+from lookahead.runtime.experts import expert_kernels
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Prompt, open_linear, open_tree
@@ -52,7 +53,7 @@ def bare_model(
         inputs = {"position_ids": positions} | inputs
     given = Prompt(prompt, GenerationConfig(), inputs, past, new_tokens)
     view = open_tree(model, traits, given, None, Wants(taps=tuple(taps)), static=static, traced=traced)
-    with grouped_attention(), view.forward_pass.hidden or nullcontext(), _read(view, batch):
+    with view.forward_pass.hidden or nullcontext(), _read(view, batch):
         yield view
 
 
@@ -76,9 +77,10 @@ def masked_inputs(traits: ModelTraits, mask: Tensor) -> dict[str, Any]:
 
 @contextmanager
 def _read(view: TreeModel | LinearModel, batch: int) -> Iterator[None]:
-    view.prefill()
-    view.keep([Path([0], [0])] * batch)
-    try:
-        yield
-    finally:
-        view.close()
+    with grouped_attention(), expert_kernels():
+        view.prefill()
+        view.keep([Path([0], [0])] * batch)
+        try:
+            yield
+        finally:
+            view.close()

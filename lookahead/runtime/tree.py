@@ -12,6 +12,7 @@ from jacobi import Path, Scores, TokenTree
 from lookahead.models.hidden_states import Outputs, watched
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.executor import Executor
+from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.scores import prompt_scores, score
 
@@ -51,7 +52,8 @@ class PlainPasses:
     def forward(self, input_ids: Tensor) -> ModelOutput:
         """The pass of the last token of ``[batch, token]``; its ``logits`` are ``[batch, token, vocab]``."""
         inputs = self._model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **self._kwargs)
-        outputs: ModelOutput = self._model(**inputs, return_dict=True)
+        with decoding(1):
+            outputs: ModelOutput = self._model(**inputs, return_dict=True)
         self._kwargs = self._model._update_model_kwargs_for_generation(
             outputs, self._kwargs, is_encoder_decoder=self._seq2seq
         )

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from helpers.models import fresh_model
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -139,3 +140,25 @@ def test_the_last_one_out_restores() -> None:
     leave.set()
     thread.join()
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
+
+
+def test_a_model_compiled_elsewhere_is_compiled_once_more_at_most() -> None:
+    """It meets the wrapper while a decode runs, takes what was registered, and knows it when the next one runs."""
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        compiled.append(1)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = fresh_model("llama")
+    forward = torch.compile(model.forward, backend=backend, fullgraph=True)
+    tokens = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        expected = forward(tokens, use_cache=False).logits
+        for _ in range(3):
+            with grouped_attention(), tree_forward():
+                assert torch.equal(forward(tokens, use_cache=False).logits, expected)
+            assert torch.equal(forward(tokens, use_cache=False).logits, expected)
+    assert len(compiled) <= 2
+    torch._dynamo.reset()

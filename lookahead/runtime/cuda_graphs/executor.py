@@ -33,6 +33,7 @@ from lookahead.runtime.cuda_graphs.buffers import (
     sparing,
 )
 from lookahead.runtime.executor import EagerExecutor
+from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.masks import StaticPlaces, static_masks
 
@@ -203,7 +204,7 @@ class GraphExecutor:
             masks = static_masks(forward.rules, places, mask)
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)
-            with tree_forward():
+            with tree_forward(), decoding(nodes):
                 return forward.call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
 
         return _Pass(run, inputs, (nodes, span))

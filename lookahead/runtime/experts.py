@@ -1,0 +1,65 @@
+"""Which kernel multiplies the experts of a mixture in a pass.
+
+transformers has one for prompts (``grouped_mm``), which sorts tokens by expert, and on accelerators another one for
+decoding (``batched_mm``), which gathers the weights of every token's experts. With one token a sequence that is little
+to gather; with a tree of 64 nodes it is several times all experts of the layer. So a pass takes the kernel for decoding
+if it has one node a sequence, as transformers does, or if it gathers no more than the layer has. The choice is made for
+each call of the kernel, in the calling thread, and no setting of the model is touched.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from lookahead.models.compat import expert_registries
+from lookahead.runtime.registry import Wrapped
+
+_thread = threading.local()
+
+
+def _by_width(
+    registry: dict[str, Any],
+    grouped: Callable[..., Tensor],
+    module: nn.Module,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    width = getattr(_thread, "width", None)
+    kernel = grouped
+    if width is not None and _is_accelerated(hidden_states):
+        fits = top_k_index.numel() <= getattr(module, "num_experts", 0)  # copies of an expert's weights, and experts
+        kernel = registry["batched_mm"] if fits or width == 1 else grouped
+    return kernel(module, hidden_states, top_k_index, *args, **kwargs)
+
+
+def _is_accelerated(states: Tensor) -> bool:
+    return states.device.type != "cpu"
+
+
+_WRAPPED = [Wrapped(registry, "grouped_mm", partial(_by_width, registry)) for registry in expert_registries()]
+
+
+@contextmanager
+def expert_kernels() -> Iterator[None]:
+    """Let passes choose their kernels while the block runs."""
+    with ExitStack() as stack:
+        for wrapped in _WRAPPED:
+            stack.enter_context(wrapped.on())
+        yield
+
+
+@contextmanager
+def decoding(width: int) -> Iterator[None]:
+    """Mark this thread as running a pass over ``width`` nodes a sequence behind a prompt."""
+    before = getattr(_thread, "width", None)
+    _thread.width = width
+    try:
+        yield
+    finally:
+        _thread.width = before

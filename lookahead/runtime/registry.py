@@ -1,0 +1,46 @@
+"""Functions that transformers looks up by name, wrapped while decodes of ours run."""
+
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Wrapped:
+    """One function of a registry, called as ``call(original, *args, **kwargs)`` while it is ``on``.
+
+    The wrapper is always the same object and calls the original where a model is compiled meanwhile: a model that is
+    compiled elsewhere meets it once and needs no second compilation.
+    """
+
+    def __init__(self, registry: MutableMapping[str, Any], name: str, call: Callable[..., Any]) -> None:
+        self._registry = registry
+        self._name = name
+        self._lock = threading.Lock()
+        self._users = 0
+        self._original: Any = None
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return self._original(*args, **kwargs)
+            return call(self._original, *args, **kwargs)
+
+        self._wrapper: Any = wrapper
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Keep the wrapper registered while the block runs; the last one out restores what was there."""
+        with self._lock:
+            if self._registry[self._name] is not self._wrapper:
+                self._original = self._wrapper.lookahead_original = self._registry[self._name]
+                self._registry[self._name] = self._wrapper
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0 and self._registry[self._name] is self._wrapper:
+                    self._registry[self._name] = self._original
