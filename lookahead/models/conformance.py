@@ -46,15 +46,15 @@ def recorded_routes(model: PreTrainedModel) -> set[str]:
     return {entry["route"] for entry in recorded(model)}
 
 
-def unrecorded(model: PreTrainedModel, traits: ModelTraits) -> str | None:
-    """Why the record does not say that a model of text alone decodes trees, by class and config; None = it does."""
+def unrecorded(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | None:
+    """Why the record does not say that a model of text alone takes a ``route``, by class and config; None = it does."""
     if traits.is_encoder_decoder or traits.config is not model.config:
         return "it is more than a decoder of text"
     if traits.rope_limit is not None or traits.index_limit is not None:
         return "its passes change with the text's length"
-    if traits.counts_slots:
+    if route == "tree" and traits.counts_slots:
         return "it counts positions by itself"
-    return None if recorded_routes(model) == {"tree"} else "its class is not on record as one that decodes trees"
+    return None if recorded_routes(model) == {route} else f"its class is not on record as one of route {route}"
 
 
 def modified(model: PreTrainedModel) -> str | None:

@@ -14,8 +14,9 @@ can take tokens back (attention layers, convolutions without a recurrent state),
 Masks, positions and kernels are plain decoding's: transformers prepares the inputs, and the cache is its own.
 """
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -202,6 +203,15 @@ class LinearModel:
             return
         for again, fed in zip(self._again, self._fed, strict=True):
             again += fed[:count]
+
+    def fork(self) -> Self:
+        """The same place in the same text, to go on from separately; before anything was drafted."""
+        other = copy.copy(self)
+        other._cache = copy.deepcopy(self._cache)
+        other._kwargs = {key: other._cache if value is self._cache else value for key, value in self._kwargs.items()}
+        other._snapshot = Snapshot(other._cache)
+        other._again = [[] for _ in self._again]
+        return other
 
     def hold(self) -> None:
         """Let passes that are never decided start from here again and again, for measuring."""

@@ -19,8 +19,8 @@ from lookahead.runtime.tree import PlainPasses
 
 Verdict = tuple[str | None, bool]  # what is wrong, if anything; whether that is certain
 _SHARP = 1e-3  # of the scores' spread; below it lie other orders of float32 sums, above it mistakes
+_PROMPT, _TEXT = 6, 10  # tokens of a text for linear drafts: of its prompt, and up to which it is fed one by one
 _LONG = 70  # tokens of a long pass: more than the 64 that many recurrent layers take at once
-_SHORT = 10
 
 
 def _apart(ours: Tensor, alone: Tensor) -> float | None:
@@ -119,10 +119,11 @@ def _fallback_error(
 def linear_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
     """What is wrong with the model's way of continuing a state with several tokens.
 
-    A text is fed token by token, and then as linear drafts, whose scores have to be the same, and the states wherever a
-    pass was kept whole (``x`` = rejected, ``()`` = replayed)::
+    After one prompt a text is fed token by token, and then as linear drafts, whose scores and last states have to be
+    the same (``x`` = rejected, ``()`` = replayed). Behind it stands one long pass, against the same text in two::
 
-        ghi   jkxx   (jk)lxx   (jkl)mnop   q   and one long pass, where several short ones went before
+        prompt   g   h   i   j   k...   ...k
+        prompt   ghxx   (gh)ij   k......k
 
     There are two sequences, the second padded on the left.
     """
@@ -167,37 +168,30 @@ def _linear_passes(model: PreTrainedModel, traits: ModelTraits) -> list[list[Ten
     """Scores ``[token, vocab]`` of each sequence in drafted passes and one by one, and states after both."""
     vocab = traits.vocab_size
     limits = [traits.position_table, traits.index_limit, (traits.rope_limit or (None, None))[1]]
-    longest = max(17, min([18 + _LONG, *(limit for limit in limits if limit)]))
-    word = [(7 + 13 * i + i // vocab) % vocab for i in range(longest)]
+    end = max(_TEXT, min([_TEXT + _LONG, *(limit for limit in limits if limit)]))
+    word = [(7 + 13 * i + i // vocab) % vocab for i in range(end)]
     wrong = [(token + 1) % vocab for token in word]
-    prompt = torch.tensor([word[:6]] * 2, device=traits.device)
+    prompt = torch.tensor([word[:_PROMPT]] * 2, device=traits.device)
     mask = torch.ones_like(prompt)
     mask[1, :2] = 0
-    drafts = [(6, 9, 9), (9, 11, 13), (11, 12, 14), (12, 16, 16), (16, 17, 17)]  # first token, first wrong one, end
-    ours, alone, left, states = (list[Tensor]() for _ in range(4))
+    cut, half = _PROMPT + 2, (_TEXT + end + 1) // 2
 
-    def feed(view: LinearModel, tokens: list[int], kept: int) -> Tensor:
+    def feed(view: LinearModel, first: int, last: int, rejected: int = 0) -> Tensor:
+        tokens, kept = word[first:last] + wrong[last : last + rejected], last - first
         scores = view.forward([TokenTree.chain(tokens[0], tokens[1:])] * 2).logits[:, :kept].float()
         view.keep([Path(list(range(kept)), [0] * kept)] * 2)
         return scores
 
-    with bare_chain(model, prompt, mask) as view:
-        for at in range(6, 17):
-            alone.append(feed(view, [word[at]], 1))
-            if at + 1 in (9, 16, 17):
-                states += view.states()
-        for start in range(17, longest, _SHORT):
-            part = word[start : start + _SHORT]
-            alone.append(feed(view, part, len(part)))
-        states += view.states()
-    with bare_chain(model, prompt, mask) as view:
-        for first, right, end in drafts:
-            ours.append(feed(view, word[first:right] + wrong[right:end], right - first))
-            if right == end:
-                left += view.states()
-        if longest > 17:
-            ours.append(feed(view, word[17:], longest - 17))
-        left += view.states()
+    with bare_chain(model, prompt, mask) as one_by_one:
+        drafted = one_by_one.fork()
+        alone = [feed(one_by_one, at, at + 1) for at in range(_PROMPT, _TEXT)]
+        states = one_by_one.states()
+        ours = [feed(drafted, _PROMPT, cut, rejected=2), feed(drafted, cut, _TEXT)]
+        left = drafted.states()
+        if end > _TEXT:
+            alone += [feed(one_by_one, *part) for part in ((_TEXT, half), (half, end)) if part[0] < part[1]]
+            ours.append(feed(drafted, _TEXT, end))
+            left, states = left + drafted.states(), states + one_by_one.states()
     return [[*torch.cat(ours, dim=1)], [*torch.cat(alone, dim=1)], left, states]
 
 

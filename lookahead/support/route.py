@@ -7,7 +7,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead.models.conformance import recorded
 from lookahead.models.families.decoders import own_steps
+from lookahead.models.families.mamba2 import bound_error
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.traits import ModelTraits
 from lookahead.support.caches import check_cache_of_linear, check_cache_of_trees
@@ -54,22 +56,28 @@ def plan(
     return Plan(way, why)
 
 
-def route(model: PreTrainedModel, traits: ModelTraits | None = None) -> tuple[Route, str | None]:
-    """A model's route, and why it is no tree; a model that no tree can pass is tested with linear drafts, once."""
+def route(
+    model: PreTrainedModel, traits: ModelTraits | None = None, *, tested: bool = False
+) -> tuple[Route, str | None]:
+    """A model's route, and why it is no tree. One that no tree can pass is tested with linear drafts, once, unless the
+    record answers for it; ``tested``: in any case."""
     traits = traits or ModelTraits.of(model)
     why = no_tree(model, traits)
     if why is None:
         return "tree", None
     if traits.is_encoder_decoder:
         return "plain", why
-    error = linear_error(model, traits)
+    if not tested and is_on_record(model, traits, "plain"):
+        return "plain", recorded(model)[0]["reason"]
+    known = not tested and is_on_record(model, traits, "chain")
+    error = bound_error(model) if known else linear_error(model, traits)
     return ("chain", why) if error is None else ("plain", f"{why}, and {error}")
 
 
 def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
     """How a model is decoded, and why not better: the checks of a call, and the self-test with its weights."""
     traits = ModelTraits.of(model)
-    way, why = route(model, traits)
+    way, why = route(model, traits, tested=True)
     try:
         check_model(model, traits)
     except LookaheadError as error:

@@ -1,6 +1,7 @@
 """Whether a model does with several tokens of a pass what it does with them one by one: tried, once per model."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,17 +28,19 @@ def linear_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     return _remembered("linear", model, traits, linear_verdict)
 
 
-def is_on_record(model: PreTrainedModel, traits: ModelTraits) -> bool:
-    """Whether the conformance record answers for a model: its class, on a CPU, unmodified, in the recorded versions."""
-    return _remembered("record", model, traits, _record_verdict) is None
+def is_on_record(model: PreTrainedModel, traits: ModelTraits, route: str = "tree") -> bool:
+    """Whether the conformance record answers for a model and a route: by its class, on a CPU, unmodified, in the
+    recorded versions."""
+    return _remembered(f"record of {route}", model, traits, partial(_record_verdict, route=route)) is None
 
 
-def _record_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
+@torch.no_grad()
+def _record_verdict(model: PreTrainedModel, traits: ModelTraits, route: str) -> Verdict:
     if model.device.type != "cpu" or recorded_version() != transformers.__version__:
         return "the record is of another device or version", True
     if traits.attention not in ("sdpa", "eager"):
         return "the record is of other attention implementations", True
-    return unrecorded(model, traits) or modified(model), True
+    return unrecorded(model, traits, route) or modified(model), True
 
 
 def _remembered(

@@ -66,7 +66,7 @@ def same(model: Any, inputs: dict[str, Any], strategy: Any = None, **settings: A
 @pytest.mark.parametrize("name", known(CHAIN))
 def test_families_that_take_chains(name: str) -> None:
     """Several tokens that continue a state give what they give one by one, also after the state was restored."""
-    route, reason = support.route(hybrid(name))
+    route, reason = support.verdict(hybrid(name))
     assert route == "chain", reason
     assert reason is not None
     assert "a recurrent state cannot follow a tree" in reason
@@ -75,7 +75,7 @@ def test_families_that_take_chains(name: str) -> None:
 @pytest.mark.parametrize("name", known(PLAIN))
 def test_families_that_do_not(name: str) -> None:
     """They are known by the test, not by their names."""
-    route, reason = support.route(hybrid(name))
+    route, reason = support.verdict(hybrid(name))
     assert route == "plain"
     assert reason is not None
     assert "cannot follow a tree, and" in reason
@@ -348,13 +348,13 @@ def test_medusa(sources: tuple[str, ...] | None) -> None:
 def test_coarse_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a mistake hides behind rounding, so what was found in float32 has the say."""
     for name in ("qwen3_next", "nemotron_h"):
-        assert support.route(fresh_hybrid(name, dtype=torch.bfloat16))[0] == "chain"
+        assert support.verdict(fresh_hybrid(name, dtype=torch.bfloat16))[0] == "chain"
     monkeypatch.setattr("lookahead.support.passes.recorded_routes", lambda _: set())
-    route, reason = support.route(fresh_hybrid("qwen3_next", dtype=torch.bfloat16))
+    route, reason = support.verdict(fresh_hybrid("qwen3_next", dtype=torch.bfloat16))
     assert route == "plain"
     assert reason is not None
     assert "in bfloat16 a lost state cannot be told from rounding, and its class is not among those" in reason
-    assert support.route(fresh_hybrid("qwen3_next"))[0] == "chain"
+    assert support.verdict(fresh_hybrid("qwen3_next"))[0] == "chain"
 
 
 def test_a_state_of_the_models_own() -> None:
@@ -364,7 +364,7 @@ def test_a_state_of_the_models_own() -> None:
         model = fresh_hybrid("recurrent_gemma")
         first = run(model, prompts(1), max_new_tokens=5, return_dict_in_generate=True)[0]
         if tested:
-            assert support.route(model)[0] == "plain"
+            assert support.verdict(model)[0] == "plain"
         following = {"input_ids": first.sequences, "attention_mask": torch.ones_like(first.sequences)}
         try:
             again = run(model, following, past_key_values=first.past_key_values, max_new_tokens=20)[0]

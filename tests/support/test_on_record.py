@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from helpers.hybrids import CHAIN, PLAIN, fresh_hybrid, known
 from helpers.models import fresh_model, prompts, same_as_plain
 from transformers import LlamaForCausalLM
 
@@ -13,6 +14,7 @@ from lookahead import LookaheadError
 from lookahead.models.conformance import recorded_version
 from lookahead.models.traits import ModelTraits
 from lookahead.support import self_test
+from lookahead.support.route import route, verdict
 from lookahead.support.self_test import is_on_record
 
 pytestmark = [
@@ -44,8 +46,35 @@ def test_a_recorded_model_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError("the self-test ran")
 
     monkeypatch.setattr(self_test, "tree_verdict", never)
+    monkeypatch.setattr(self_test, "linear_verdict", never)
+    same_as_plain(fresh_hybrid("falcon_h1"), prompts(2), max_new_tokens=12)
     stats = same_as_plain(fresh_model("llama"), prompts(2), max_new_tokens=12).stats
     assert stats.steps
+
+
+@pytest.mark.parametrize("name", known(CHAIN | PLAIN))
+def test_a_recorded_recurrent_model_is_not_tested(name: str, passes: Callable[[Any], list[int]]) -> None:
+    """Nor is one whose family falls back: no pass is run to know the route."""
+    model = fresh_hybrid(name)
+    way, reason = route(model)
+    assert way == ("chain" if name in CHAIN else "plain")
+    assert reason is not None and "a recurrent state cannot follow a tree" in reason
+    seen = passes(model)
+    assert route(model) == (way, reason)
+    assert seen == []
+
+
+def test_a_changed_recurrent_model_is_tested(passes: Callable[[Any], list[int]]) -> None:
+    """A hook's passes are not those on record; neither are those that the verdict for a user is of."""
+    model = fresh_hybrid("qwen3_next")
+    seen = passes(model)
+    assert route(model)[0] == "chain"
+    assert seen
+    model = fresh_hybrid("lfm2")
+    assert route(model)[0] == "chain"
+    seen = passes(model)
+    assert verdict(model)[0] == "chain"
+    assert seen
 
 
 @pytest.mark.parametrize("change", STRANGERS.values(), ids=STRANGERS)

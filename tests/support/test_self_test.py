@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.hybrids import CHAIN, fresh_hybrid, hybrid, known
 from helpers.models import fresh_model, prompts, run, same_as_plain, tiny_model
 from helpers.refusals import Passes, refused, unchanged
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, Qwen3NextForCausalLM
 
 import lookahead
 from lookahead import LookaheadError
 from lookahead.support import self_test
+from lookahead.support.route import route, verdict
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +118,55 @@ def test_a_model_in_training_mode() -> None:
     with pytest.raises(LookaheadError, match=r"model.eval\(\) was not called"):
         model.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)
     same_as_plain(model.eval(), prompts(1), max_new_tokens=4)
+
+
+def recurrent_states(cache: Any) -> list[Any]:
+    return [layer.recurrent_states for layer in cache.layers if getattr(layer, "recurrent_states", None)]
+
+
+class StartsAnew(Qwen3NextForCausalLM):
+    """Forgets the cached state where more than ``most`` tokens continue it."""
+
+    most = 1
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        if input_ids.shape[1] > self.most:
+            for states in recurrent_states(past_key_values):
+                states.update({index: 0.0 * state for index, state in states.items() if state is not None})
+        return super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+class StartsAnewInLongPasses(StartsAnew):
+    most = 64
+
+
+class KeepsItsState(Qwen3NextForCausalLM):
+    """Writes no state where several tokens continue one."""
+
+    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+        before = [dict(states) for states in recurrent_states(past_key_values)]
+        before = [{index: None if state is None else state.clone() for index, state in own.items()} for own in before]
+        outputs = super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+        if 1 < input_ids.shape[1] < 6:
+            for states, own in zip(recurrent_states(past_key_values), before, strict=True):
+                states.update(own)
+        return outputs
+
+
+@pytest.mark.parametrize("kind", [StartsAnew, StartsAnewInLongPasses, KeepsItsState])
+def test_the_self_test_of_linear_drafts(kind: type[Qwen3NextForCausalLM]) -> None:
+    """States that several tokens leave out, forget or do not write are found; the call falls back."""
+    model = kind(hybrid("qwen3_next").config).eval()
+    model.generation_config.pad_token_id = 0
+    way, reason = route(model)
+    assert way == "plain"
+    assert reason is not None and "scores or states differ" in reason
+
+
+@pytest.mark.parametrize("name", known(CHAIN))
+def test_the_self_test_of_linear_drafts_is_short(name: str, passes: Passes) -> None:
+    """As many passes as a few tokens take, also where several tokens take several times as long as one."""
+    seen = passes(model := fresh_hybrid(name))
+    assert verdict(model)[0] == "chain"
+    assert len(seen) <= 10
+    assert sum(tokens > 1 for tokens in seen) <= 6

@@ -44,7 +44,7 @@ def _wrong_kind(model: PreTrainedModel, traits: ModelTraits) -> str | None:
         return "passes are traced on a CPU only"
     if traits.attention not in ("sdpa", "eager"):
         return f"{traits.attention} compiles kernels of its own"
-    return unrecorded(model, traits)
+    return unrecorded(model, traits, "tree")
 
 
 def traces_for(
