@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from math import exp, log
+from math import exp, log, prod
 from typing import Self
 
 from lookahead.sources.base import Source
@@ -13,6 +13,7 @@ _INFORMATION = 2.0  # that a prior is worth; a trial of a candidate with chance 
 _MOST_INFORMATION = 40.0  # so that old trials fade
 _LONGEST_STEP = 1.0  # of a weight in one trial
 _STRONGEST = 30.0
+MOST_ODDS = exp(_STRONGEST)
 _GAIN_TRIALS = 8.0  # accepted tokens that the calibration's prior is worth
 _GAIN_HORIZON = 60.0
 
@@ -31,22 +32,33 @@ class Acceptance:
         dog  suffix, pool w(suffix) + w'(pool)  =  1.1   3.0   0.55
         none                                             1.0   0.18
 
-    ``weights`` hold w and w' of each kind, source by source from its place in ``offsets``. A lone candidate's chance is
-    its prior; ``trust`` says how far priors are believed at first: accepted tokens for each expected one.
+    ``weights`` hold w and w' of each kind, source by source from its place in ``offsets``, and ``odds`` what they are
+    worth: exp(w). A lone candidate's chance is its prior; ``trust`` says how far priors are believed at first: accepted
+    tokens for each expected one.
     """
 
     def __init__(self, sources: Sequence[Source], trust: float = 1.0) -> None:
         self.names = [source.name for source in sources]
         self.offsets: list[int] = []
-        self.weights: list[float] = []
+        weights: list[float] = []
         for source in sources:
-            self.offsets.append(len(self.weights))
+            self.offsets.append(len(weights))
             for prior in source.priors:
                 weight = log(prior / (1.0 - prior))
-                self.weights += [weight, max(0.0, _AGREEMENT[0] + _AGREEMENT[1] * weight)]
-        self._information = [_INFORMATION] * len(self.weights)
+                weights += [weight, max(0.0, _AGREEMENT[0] + _AGREEMENT[1] * weight)]
+        self.weights = weights
+        self._information = [_INFORMATION] * len(weights)
         self._expected = _GAIN_TRIALS
         self._accepted = _GAIN_TRIALS * trust
+
+    @property
+    def weights(self) -> list[float]:
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: list[float]) -> None:
+        self._weights = weights
+        self.odds = [exp(min(_STRONGEST, weight)) for weight in weights]
 
     @property
     def calibration(self) -> float:
@@ -59,20 +71,21 @@ class Acceptance:
 
     def chances(self, offered: Offered) -> list[float]:
         """The chance of each candidate of a node to be right, in their order; they sum to less than 1."""
-        weights = self.weights
-        odds = [exp(min(_STRONGEST, sum([weights[slot] for slot in slots]))) for slots in offered.values()]
+        known = self.odds
+        odds = [min(MOST_ODDS, prod([known[slot] for slot in slots])) for slots in offered.values()]
         every = 1.0 + sum(odds)
         return [each / every for each in odds]
 
     def count(self, offered: Offered, truth: Sequence[float]) -> None:
         """Learn from the model's probability of each candidate (of an argmax 1 or 0), by a diagonal Newton step."""
-        weights, information = self.weights, self._information
+        weights, odds, information = self._weights, self.odds, self._information
         for slots, chance, share in zip(offered.values(), self.chances(offered), truth, strict=True):
             error = (share - chance) / len(slots)
             gained = chance * (1.0 - chance)
             for slot in slots:
                 known = information[slot] = min(_MOST_INFORMATION, information[slot] + gained)
-                weights[slot] += max(-_LONGEST_STEP, min(_LONGEST_STEP, error / known))
+                weight = weights[slot] = weights[slot] + max(-_LONGEST_STEP, min(_LONGEST_STEP, error / known))
+                odds[slot] = exp(min(_STRONGEST, weight))
 
     def count_tree(self, expected: float, accepted: float) -> None:
         """Take in how many drafted tokens a pass was expected to keep, and how many it kept, or was going to."""

@@ -19,9 +19,12 @@ from typing import Any
 from torch import Tensor
 
 from jacobi import Path, TokenTree
-from lookahead.draft.acceptance import SLOTS, Acceptance, Offered
+from lookahead.draft.acceptance import MOST_ODDS, SLOTS, Acceptance
 from lookahead.sources.base import BatchSource, Candidate, Source, is_batch
 
+Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for a node; empty if none was asked
+
+_SPARE = 16  # entries of the heap beyond twice as many as can be taken, at which it is cut
 _KNOWN_CHANCES = 3.0  # times what a pass tells whose tokens were drawn from known chances: luck has no part in it
 
 
@@ -62,8 +65,7 @@ class BestFirstTree:
         self._views = [Frontier(source) if is_batch(source) else source for source in sources]
         self.use(self._all)
         self._owners = [index for index, source in enumerate(sources) for _ in range(len(source.priors) * SLOTS)]
-        self._offered: list[Offered] = []
-        self._order = count()  # tells entries of the heap apart
+        self._offered: list[Proposed] = []
 
     def use(self, sources: Sequence[Source]) -> None:
         used = [place for place, source in enumerate(self._all) if source in sources]
@@ -75,7 +77,7 @@ class BestFirstTree:
     @property
     def asked(self) -> bool:
         """Whether there was any candidate for the root of the tree grown last."""
-        return bool(self._offered and self._offered[0])
+        return bool(self._offered and any(self._offered[0]))
 
     def grow(
         self,
@@ -95,30 +97,41 @@ class BestFirstTree:
             floor: candidates of less value are left out.
             gain: of speed over drafting nothing, that a tree has to promise.
         """
-        calibration, parts = self._acceptance.calibration, self._parts
+        calibration = self._acceptance.calibration
+        odds, parts = self._acceptance.odds, self._parts
+        steps = [step for _, step, _ in parts]
+        kinds = [(odds[offset::SLOTS], odds[offset + 1 :: SLOTS]) for _, _, offset in parts]
         tree = TokenTree(root)
         depths, most = tree.depths, len(times)
         heap: list[Any] = []
-        offered: list[Offered] = []
+        order = count()  # tells entries of the heap apart
+        offered: list[Proposed] = []
         values: list[float] = []
         states: list[Any] = [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value, node, expected = 1.0, 0, 1.0
         best, best_count = gain * expected / times[0], 1
+        rest = 0.0  # what is worth no more has no place among the nodes that are still to be taken
         while True:
-            candidates: Offered = {}
+            proposed: Proposed = ()
             worth = max(floor, best * cheapest / calibration)
             if depths[node] < room and (value > worth or not node):
                 if self._frontiers:
                     self._expand(states, heap, depths, node, most)
-                candidates = self._offer(heap, states, node, value, worth)
-            offered.append(candidates)
-            if not heap or len(depths) >= most:
+                proposed = _proposed(parts, states)
+                for token, chance in _chances(proposed, kinds, value, max(worth, rest)):
+                    heappush(heap, (-chance, next(order), node, token, states))
+            offered.append(proposed)
+            left = most - len(depths)
+            if not heap or left <= 0:
                 break
-            chance, _, parent, token, states = heappop(heap)
+            if len(heap) > 2 * left + _SPARE and not self._chain:
+                heap = nsmallest(left, heap)
+                rest = -heap[-1][0]
+            loss, _, parent, token, states = heappop(heap)
             if self._chain:
                 heap.clear()
-            value = -chance
+            value = -loss
             if value * calibration <= best * least[node]:
                 break
             node = tree.add(parent, token)
@@ -127,20 +140,12 @@ class BestFirstTree:
             rate = expected / times[node]
             if rate >= best:
                 best, best_count = rate, node + 1
-            states = [step(state, token) for (_, step, _), state in zip(parts, states, strict=True)]
+            states = [step(state, token) for step, state in zip(steps, states, strict=True)]
         if best_count < len(tree):
             tree.truncate(best_count)
             del values[best_count - 1 :]
         self._offered = offered[:best_count]
         return tree, values
-
-    def _offer(self, heap: list[Any], states: list[Any], node: int, value: float, worth: float) -> Offered:
-        candidates = _votes(self._parts, states)
-        for token, share in zip(candidates, self._acceptance.chances(candidates), strict=True):
-            chance = value * share
-            if chance > worth:
-                heappush(heap, (-chance, next(self._order), node, token, states))
-        return candidates
 
     def _expand(self, states: list[Any], heap: list[Any], depths: list[int], node: int, most: int) -> None:
         for part, frontier in self._frontiers:
@@ -160,7 +165,7 @@ class BestFirstTree:
         for place, (node, token) in enumerate(zip(path.nodes, path.tokens, strict=True)):
             if node >= len(offered):
                 break
-            candidates = offered[node]
+            candidates = _votes(self._parts, offered[node])
             truth = _truth(candidates, token, path.distributions[place] if path.distributions else None)
             if not values:  # nothing was drafted: what could have been says how far the estimates can be believed
                 expected, right = sum(acceptance.chances(candidates)), sum(truth)
@@ -181,13 +186,20 @@ def _truth(candidates: Iterable[int], token: int, distribution: Tensor | None) -
     return list(map(float, distribution[list(candidates)].tolist()))
 
 
-def _votes(parts: Sequence[tuple[Any, Any, int]], states: Sequence[Any]) -> dict[int, list[int]]:
-    """Who proposes which token: from each source's ``propose`` and first slot, and its state, token to slots."""
-    votes: dict[int, list[int]] = {}
-    for (propose, _, offset), state in zip(parts, states, strict=True):
+def _proposed(parts: Sequence[tuple[Any, Any, int]], states: Sequence[Any]) -> Proposed:
+    proposed = []
+    for (propose, _, _), state in zip(parts, states, strict=True):
         candidates = propose(state)
         if candidates and len(candidates[0]) == 3:
             candidates = [candidate[:2] for candidate in candidates]
+        proposed.append(candidates)
+    return proposed
+
+
+def _votes(parts: Sequence[tuple[Any, Any, int]], proposed: Proposed) -> dict[int, list[int]]:
+    """Who proposes which token, from each source's candidates and first slot: token to slots."""
+    votes: dict[int, list[int]] = {}
+    for (_, _, offset), candidates in zip(parts, proposed, strict=False):
         for token, kind in candidates:
             slots = votes.get(token)
             if slots is None:
@@ -195,3 +207,21 @@ def _votes(parts: Sequence[tuple[Any, Any, int]], states: Sequence[Any]) -> dict
             else:
                 slots.append(offset + kind * SLOTS + 1)
     return votes
+
+
+def _chances(
+    proposed: Proposed, kinds: Sequence[tuple[Sequence[float], Sequence[float]]], value: float, least: float
+) -> list[tuple[int, float]]:
+    """The candidates of a node that is worth ``value``, and what each is worth, if that is more than ``least``. That is
+    :meth:`.Acceptance.chances` by odds of each kind: for the first source to propose a token, and for others."""
+    odds: dict[int, float] = {}
+    for candidates, (first, agreeing) in zip(proposed, kinds, strict=True):
+        if not odds:
+            odds = {token: first[kind] for token, kind in candidates}
+            continue
+        for token, kind in candidates:
+            known = odds.get(token)
+            odds[token] = first[kind] if known is None else min(MOST_ODDS, known * agreeing[kind])
+    share = value / (1.0 + sum(odds.values()))
+    least /= share
+    return [(token, each * share) for token, each in odds.items() if each > least]

@@ -1,7 +1,6 @@
 """Token recycling: what the model last said after a token is drafted again (Luo et al., arXiv 2408.08696)."""
 
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 from jacobi import LEVELS, LookaheadError, Path, Successors, TokenTree
@@ -38,15 +37,20 @@ class SuccessorTable:
     def __len__(self) -> int:
         return sum(map(len, self._young)) + sum(map(len, self._old))
 
-    def put(self, context: Context, tokens: list[int], levels: list[int]) -> None:
-        """Write down what the model said after ``context``, its last token last. The lists are kept, not copied."""
-        if len(self._young[2]) >= self.capacity:  # the longest contexts are the most
-            self._old, self._young = self._young, ({}, {}, {})
-        ones, twos, threes = self._young
-        row = (tokens, levels)
-        threes[context] = row
-        twos[context[1:]] = row
-        ones[context[2]] = row
+    def put(self, contexts: Sequence[Context], tokens: Sequence[list[int]], levels: Sequence[list[int]]) -> None:
+        """Write down what the model said after each of ``contexts``, of which the last token stands last. The lists
+        are kept, not copied."""
+        start = 0
+        while start < len(contexts):
+            if len(self._young[2]) >= self.capacity:  # the longest contexts are the most
+                self._old, self._young = self._young, ({}, {}, {})
+            ones, twos, threes = self._young
+            part = slice(start, start + self.capacity - len(threes))
+            start = part.stop
+            rows, places = list(zip(tokens[part], levels[part], strict=True)), contexts[part]
+            threes.update(zip(places, rows, strict=True))
+            twos.update(zip([context[1:] for context in places], rows, strict=True))
+            ones.update(zip([context[2] for context in places], rows, strict=True))
 
     def get(self, context: Context) -> tuple[int, Row] | None:
         """How many tokens the longest known suffix of ``context`` has, and its row; None where none is known."""
@@ -67,6 +71,7 @@ _BEST_PRIORS = (
     (0.18, 0.20, 0.20, 0.30, 0.40, 0.50, 0.60, 0.85),
     (0.27, 0.33, 0.43, 0.47, 0.72, 0.85, 0.87, 0.94),
 )
+_KINDS = [range(order * BEST * LEVELS, (order + 1) * BEST * LEVELS, LEVELS) for order in range(_ORDERS)]  # of ranks
 _LATER_PRIORS = ((0.09, 0.05, 0.04, 0.03, 0.03), (0.12, 0.08, 0.06, 0.05, 0.04), (0.22, 0.13, 0.08, 0.06, 0.05))
 
 
@@ -89,10 +94,11 @@ class RecyclingSource:
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         text = [_BEFORE, _BEFORE, _BEFORE, *prompt]
         if successors is not None:
-            places = range(len(text) - len(successors.tokens), len(text))
-            for place, tokens, levels in zip(places, successors.tokens, successors.levels, strict=True):
-                if place >= _ORDERS:
-                    self._table.put((text[place - 2], text[place - 1], text[place]), tokens, levels)
+            known = min(len(prompt), len(successors.tokens))
+            places = range(len(text) - known, len(text))
+            contexts = [(text[place - 2], text[place - 1], text[place]) for place in places]
+            first = len(successors.tokens) - known  # earlier ones stand for padding
+            self._table.put(contexts, successors.tokens[first:], successors.levels[first:])
         self._root = (text[-3], text[-2], text[-1])
 
     def root(self) -> Context:
@@ -105,19 +111,14 @@ class RecyclingSource:
         if (found := self._table.get(state)) is None:
             return []
         order, (tokens, levels) = found
-        kinds = count((order - 1) * BEST * LEVELS, LEVELS)
-        return [(token, kind + level) for token, level, kind in zip(tokens, levels, kinds, strict=False)]
+        return [(token, kind + level) for token, level, kind in zip(tokens, levels, _KINDS[order - 1], strict=False)]
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         if successors is not None:
-            put, contexts = self._table.put, [self._root]
-            put(self._root, successors.tokens[0], successors.levels[0])
-            for parent, token, tokens, levels in zip(
-                tree.parents[1:], tree.tokens[1:], successors.tokens[1:], successors.levels[1:], strict=False
-            ):
-                above = contexts[parent]
-                context = (above[1], above[2], token)
-                contexts.append(context)
-                put(context, tokens, levels)
+            contexts = [self._root]
+            for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
+                _, before, last = contexts[parent]
+                contexts.append((before, last, token))
+            self._table.put(contexts, successors.tokens[: len(tree)], successors.levels[: len(tree)])
         for token in path.tokens:
             self._root = (self._root[1], self._root[2], token)

@@ -28,10 +28,25 @@ def test_table_is_bounded(capacity: int, tokens: int, count: int, seed: int) -> 
     """Two generations of ``capacity`` rows for each of three lengths of context, at any time."""
     table, rng = SuccessorTable(capacity), seeded(seed)
     for _ in range(count):
-        table.put((rng.randrange(tokens), rng.randrange(tokens), rng.randrange(tokens)), [1], [0])
+        table.put([(rng.randrange(tokens), rng.randrange(tokens), rng.randrange(tokens))], [[1]], [[0]])
         assert len(table) <= 6 * capacity
         for generation in (*table._young, *table._old):
             assert len(generation) <= capacity
+
+
+@examples(60)
+@given(st.integers(1, 12), st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=30))
+def test_rows_that_come_together_are_rows_one_after_the_other(
+    capacity: int, contexts: list[tuple[int, int, int]]
+) -> None:
+    together, single = SuccessorTable(capacity), SuccessorTable(capacity)
+    together.put(contexts, [[row] for row in range(len(contexts))], [[0] for _ in contexts])
+    for row, context in enumerate(contexts):
+        single.put([context], [[row]], [[0]])
+    assert all(together.get(context)[0] == 3 for context in contexts[-capacity:])  # type: ignore[index]
+    assert all(len(generation) <= capacity for generation in (*together._young, *together._old))
+    if len(contexts) <= capacity:
+        assert together._young == single._young
 
 
 @examples(60)
@@ -41,11 +56,11 @@ def test_rows_outlive_newer_ones(capacity: int, seed: int) -> None:
     table, fresh = SuccessorTable(capacity), iter(range(1000, 5000))
 
     def other() -> None:
-        table.put((next(fresh), next(fresh), next(fresh)), [1], [0])
+        table.put([(next(fresh), next(fresh), next(fresh))], [[1]], [[0]])
 
     for _ in range(seed % (2 * capacity)):
         other()
-    table.put((1, 2, 3), [7], [0])
+    table.put([(1, 2, 3)], [[7]], [[0]])
     for _ in range(capacity - 1):
         other()
         assert table.get((1, 2, 3)) == (3, ([7], [0]))
@@ -56,18 +71,18 @@ def test_a_row_outlives_as_many_newer_ones_as_documented(before: int) -> None:
     """Rows outlive at least ``capacity`` newer ones, wherever in their generation they were written."""
     table = SuccessorTable(4)
     for token in range(before):
-        table.put((token, token, token), [1], [0])
-    table.put((1, 2, 3), [7], [0])
+        table.put([(token, token, token)], [[1]], [[0]])
+    table.put([(1, 2, 3)], [[7]], [[0]])
     for token in range(10, 14):
-        table.put((token, token, token), [1], [0])
+        table.put([(token, token, token)], [[1]], [[0]])
     assert table.get((1, 2, 3)) is not None
 
 
 def test_rows_of_the_longest_known_context_win() -> None:
     table = SuccessorTable()
-    table.put((1, 2, 3), [10], [0])
-    table.put((9, 2, 3), [11], [0])
-    table.put((8, 8, 3), [12], [0])
+    table.put([(1, 2, 3)], [[10]], [[0]])
+    table.put([(9, 2, 3)], [[11]], [[0]])
+    table.put([(8, 8, 3)], [[12]], [[0]])
     assert table.get((1, 2, 3)) == (3, ([10], [0]))
     assert table.get((9, 2, 3)) == (3, ([11], [0]))
     assert table.get((7, 2, 3)) == (2, ([11], [0])), "the newest row of two tokens"
@@ -77,9 +92,9 @@ def test_rows_of_the_longest_known_context_win() -> None:
 
 def test_an_old_row_of_a_longer_context_wins_over_a_young_shorter_one() -> None:
     table = SuccessorTable(2)
-    table.put((1, 2, 3), [10], [0])
-    table.put((4, 4, 4), [11], [0])  # the young generation is full and becomes the old one
-    table.put((9, 2, 3), [12], [0])
+    table.put([(1, 2, 3)], [[10]], [[0]])
+    table.put([(4, 4, 4)], [[11]], [[0]])  # the young generation is full and becomes the old one
+    table.put([(9, 2, 3)], [[12]], [[0]])
     assert table.get((1, 2, 3)) == (3, ([10], [0]))
     assert table.get((7, 2, 3)) == (2, ([12], [0]))
 
