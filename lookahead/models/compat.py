@@ -33,6 +33,7 @@ _EXPERTS = "transformers.integrations.moe"
 _KEYS = "key_states value_states"
 _REPLAYED = "linear drafts replay what was accepted"
 _TRACES = "passes are not traced"
+_UNDONE = "a capture that fails leaves the allocator of CUDA memory as if it went on"
 _TRAINED = "Medusa's heads cannot be trained"
 _WATCHED = "nobody notices modes that watch every operation"
 _MASKED = "config inputs_embeds attention_mask past_key_values position_ids"
@@ -85,6 +86,8 @@ PRIVATES = (
     Private("torch._C", "_create_graph_by_tracing", lost=_TRACES),
     Private("torch._C", "CompilationUnit.create_function", lost=_TRACES),
     Private("torch.utils._python_dispatch", "TorchDispatchMode", lost=_TRACES),
+    Private("torch._C", "_cuda_endAllocateToPool", lost=_UNDONE),
+    Private("torch._C", "_cuda_releasePool", lost=_UNDONE),
     Private("torch", "Tensor._version"),
     # The trainer: what a checkpoint holds, and on how many GPUs one process trains.
     Private(TRAINER, "Trainer._save", "output_dir state_dict", lost=_TRAINED),

@@ -15,7 +15,7 @@ from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import HiddenStates, tapped
 from lookahead.models.traits import ModelTraits, boundary
 from lookahead.runtime.cache.tree import empty_cache
-from lookahead.runtime.cuda_graphs.executor import GraphExecutor, refusal
+from lookahead.runtime.cuda_graphs.executor import GraphExecutor, refusal, rejection
 from lookahead.runtime.encoder_decoder import EncoderDecoderForward
 from lookahead.runtime.executor import EagerExecutor, Executor
 from lookahead.runtime.forward import TreeForward
@@ -67,7 +67,7 @@ def open_tree(
         make = partial(EncoderDecoderForward, cross=getattr(prompt.cache, "cross_attention_cache", None))
     logits = wants.prompt_top_k if wants.top_k else 1
     forward: TreeForward = make(model, traits, layout, prompt.input_ids, prompt.config, prompt.kwargs, hidden, logits)
-    reason = dynamic_reason(static, model, traits) or _prompt_reason(prompt, cache.on_host)
+    reason = dynamic_reason(static, model, traits) or _prompt_reason(prompt, cache.on_host) or rejection(forward)
     if static is True and reason is not None:
         raise LookaheadError(refusal(reason))
     executor: Executor

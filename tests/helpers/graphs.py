@@ -1,5 +1,6 @@
 """CUDA graphs without a GPU, and views of models with static shapes."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,19 +25,24 @@ class StandIn:
     Args:
         monkeypatch: puts it in the place of CUDA graphs.
         frozen: what is captured ignores everything that changes later.
-        broken: capturing raises.
+        broken: capturing raises, every time or so many times.
+        stale: replays leave out what makes the logits.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, frozen: bool = False, broken: bool = False) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, frozen: bool = False, broken: bool | int = False, stale: bool = False
+    ) -> None:
         self.captured = self.replayed = 0
-        self._frozen, self._broken = frozen, broken
-        monkeypatch.setattr(static, "_capture", self.capture)
-        monkeypatch.setattr(static, "_on_side_stream", lambda run, arena: run())
+        self._frozen, self._stale = frozen, stale
+        self._broken: float = math.inf if broken is True else broken
+        monkeypatch.setattr(static, "capture", self.capture)
+        monkeypatch.setattr(static, "on_side_stream", lambda run, arena: run())
         original = GraphExecutor.__init__
         monkeypatch.setattr(GraphExecutor, "__init__", lambda *a, **k: original(*a, **k | {"graphs": True}))
 
     def capture(self, run: Callable[[], Outputs], arena: Any) -> tuple[Callable[[], None], Outputs]:
-        if self._broken:
+        if self._broken > 0:
+            self._broken -= 1
             raise RuntimeError("operation not permitted when stream is capturing")
         self.captured += 1
         logits = torch.full(self.shape, torch.nan, dtype=arena.dtype)
@@ -46,7 +52,7 @@ class StandIn:
         def replay() -> None:
             self.replayed += 1
             fresh = run()
-            if not self._frozen or self.replayed == 1:
+            if not self._stale and (not self._frozen or self.replayed == 1):
                 logits.copy_(fresh.logits)
                 for kept, states in zip(hidden, fresh.hidden, strict=True):
                     kept.copy_(states)

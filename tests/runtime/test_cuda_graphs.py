@@ -1,5 +1,7 @@
 """CUDA graphs, played by a stand-in: when they are recorded, replayed, found out and given up."""
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from helpers.views import buffers_of
 
 from jacobi import Path, TokenTree
 from lookahead.runtime.cuda_graphs import buffers as static_buffers
+from lookahead.runtime.cuda_graphs import executor as static
+from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.tree import TreeModel
 
 pytestmark = pytest.mark.usefixtures("augmented")
@@ -29,7 +33,7 @@ def grown(fused: TreeModel, passes: int) -> list[Any]:
 
 @torch.no_grad()
 def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass is run once, captured the second time, checked at the third and replayed ever after."""
+    """A pass is run once, captured the second time, compared then and at the third, and replayed ever after."""
     model = fresh_model("llama")
     static_buffers.release()
     expected = grown(view(model), 8)
@@ -53,6 +57,123 @@ def test_a_frozen_graph_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.route == "static"
     assert fused.route_reason == "a captured pass does not follow the history"
     assert stand_in.replayed == 2
+
+
+@torch.no_grad()
+def test_a_frozen_graph_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has written over the text's keys and values is put back."""
+    model = fresh_model("llama")
+    static_buffers.release()
+    expected = grown(view(model), 8)
+    StandIn(monkeypatch, frozen=True)
+    fused = view(model)
+    replaying = static.Graph.__init__
+
+    def writing(self: static.Graph, replay: Callable[[], None], outputs: Any, base: int, held: Any) -> None:
+        def write() -> None:
+            replay()
+            if fused.context != base:
+                for buffer in fused.forward_pass.layout.cache.buffers:
+                    buffer[..., base : base + 8, :] = 7.0
+
+        replaying(self, write, outputs, base, held)
+
+    monkeypatch.setattr(static.Graph, "__init__", writing)
+    assert grown(fused, 8) == expected
+    assert fused.route == "static"
+
+
+@torch.no_grad()
+def test_a_graph_that_leaves_something_out_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its first replay, whose outputs are not used."""
+    model = fresh_model("llama")
+    static_buffers.release()
+    expected = grown(view(model), 8)
+    stand_in = StandIn(monkeypatch, stale=True)
+    fused = view(model)
+    assert grown(fused, 8) == expected
+    assert (fused.route, fused.route_reason) == ("static", "a captured pass leaves something out")
+    assert stand_in.replayed == 1
+
+
+class Reading(torch.nn.Module):
+    """Stands before a layer, and lets Python look at what it is given."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(hidden if hidden.abs().max().item() > 0.0 else -hidden, *args, **kwargs)
+
+
+@torch.no_grad()
+def test_a_model_that_reads_tensors_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not even tried: the pass that warms up says so."""
+    model = fresh_model("llama")
+    model.model.layers[1] = Reading(model.model.layers[1])
+    static_buffers.release()
+    expected = grown(view(model), 5)
+    stand_in = StandIn(monkeypatch)
+    fused = view(model)
+    assert grown(fused, 5) == expected
+    assert (fused.route, stand_in.captured) == ("static", 0)
+    assert fused.route_reason == "its Python reads tensors (_local_scalar_dense)"
+
+
+def test_what_a_host_reads() -> None:
+    """Numbers and sizes that depend on numbers, and what is sent from device to device; shapes are no tensors."""
+    given = torch.arange(6.0)
+    reads: dict[str, Callable[[], object]] = {
+        "_local_scalar_dense": given.max().item,
+        "nonzero": given.nonzero,
+        "_to_copy": lambda: given.to("meta"),
+    }
+    for name, read in reads.items():
+        with HostReads() as found:
+            read()
+        assert found.found == {name}
+    with HostReads() as found:
+        given.double().copy_(given).view(2, -1).shape[0]
+    assert not found.told
+
+
+@torch.no_grad()
+def test_buckets_are_warmed_up_once_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another span is captured at once; another thread has libraries of its own to set up."""
+    monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
+    static_buffers.release()
+    stand_in = StandIn(monkeypatch)
+    fused = view(fresh_model("llama"))
+    grown(fused, 3)
+    assert (stand_in.captured, fused.context) == (1, 18)
+    tree = TokenTree.chain(3, range(7))
+    fused.forward([tree])  # behind 16 tokens the next span begins
+    assert stand_in.captured == 2
+    static_buffers.release()
+    fused = view(fresh_model("llama"))
+    grown(fused, 1)
+    thread = threading.Thread(target=torch.no_grad()(fused.forward), args=([tree],))
+    thread.start()
+    thread.join()
+    assert stand_in.captured == 2
+    fused.forward([tree])
+    assert stand_in.captured == 3
+
+
+@torch.no_grad()
+def test_a_size_that_was_never_run_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer span may take kernels that cannot be set up during a capture."""
+    monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
+    static_buffers.release()
+    stand_in = StandIn(monkeypatch)
+    fused = view(fresh_model("llama"))
+    grown(fused, 3)
+    stand_in._broken = 1
+    tree = TokenTree.chain(3, range(7))
+    for _ in range(2):
+        fused.forward([tree])
+    assert (fused.route, stand_in.captured) == ("cuda graphs", 2)
 
 
 @torch.no_grad()

@@ -26,7 +26,9 @@ from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, Stat
 
 from jacobi import Path, TokenTree
 from lookahead import Jacobi, Lookahead, LookaheadError
+from lookahead._per_model import release
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime import open as opening
 from lookahead.runtime.cuda_graphs import buffers as static_buffers
 from lookahead.runtime.cuda_graphs.buffers import bucket_of, waiting
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor
@@ -312,12 +314,41 @@ def test_a_model_that_rejects_it(batch: int, made: list[TreeModel], monkeypatch:
     model.model.layers[1] = Picky(model.model.layers[1])
     with pytest.raises(LookaheadError, match=r"static=True cannot be used: the model rejects .* this many slots"):
         run(model, prompts(batch), max_new_tokens=8, do_sample=False, lookahead_strategy=SMALL)
+    release(model)  # or it would be remembered
     original = GraphExecutor.__init__
     monkeypatch.setattr(GraphExecutor, "__init__", lambda *a, **k: original(*a, **k | {"required": False}))
     same_as_plain(model, prompts(batch), SMALL, max_new_tokens=20)
     assert made[-1].route == "dynamic"
     assert "this many slots" in str(made[-1].route_reason)
     assert made[-1].bucket(5) == 5
+
+
+def test_a_rejection_is_remembered(made: list[TreeModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the model as it is: the next call of this kind does not try, another kind and a changed model do."""
+    model = fresh_model("llama")
+    model.model.layers[1] = Picky(model.model.layers[1])
+    original = GraphExecutor.__init__
+    monkeypatch.setattr(GraphExecutor, "__init__", lambda *a, **k: original(*a, **k | {"required": False}))
+    tried: list[int] = []
+    prepare = GraphExecutor._prepare
+    monkeypatch.setattr(GraphExecutor, "_prepare", lambda self, *a: tried.append(1) or prepare(self, *a))
+    settings = {"max_new_tokens": 8, "do_sample": False}
+
+    def tries(batch: int, static: bool | None = None) -> int:
+        tried.clear()
+        strategy = Lookahead(window_size=3, ngram_size=3, verification_set_size=3, seed=1, static=static)
+        run(model, prompts(batch), lookahead_strategy=strategy, **settings)
+        return len(tried)
+
+    assert tries(1, static=True) == 1
+    monkeypatch.setattr(opening, "dynamic_reason", lambda *_: None)
+    assert (tries(1), made[-1].route) == (0, "dynamic")
+    assert "this many slots" in str(made[-1].route_reason)
+    with pytest.raises(LookaheadError, match="static=True cannot be used: the model rejects"):
+        tries(1, static=True)
+    assert (tries(2), tries(2)) == (1, 0)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    assert (tries(1), tries(1)) == (1, 0)
 
 
 def test_choosing(made: list[TreeModel]) -> None:

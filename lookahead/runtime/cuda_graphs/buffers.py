@@ -42,7 +42,7 @@ def span_of(slots: int) -> int:
 
 
 class Graph:
-    """A captured pass; it is ``checked`` once a replay at another base gave what the same pass gives without the graph.
+    """A captured pass; it is ``checked`` once replays, one of them at another base, gave what the pass itself gives.
 
     Attributes:
         outputs: of the pass, overwritten by every replay.
@@ -137,7 +137,7 @@ class StaticBuffers:
         padding: ``[batch]``, slots before each sequence's first token.
         types: ``[batch, 1]``, the token type that is carried on.
         graphs: by (nodes, span); the most recently replayed last.
-        warm: (nodes, span) that have run once without a graph.
+        warm: buckets, and (nodes, span), with the threads in which passes of theirs have been run for captures.
         failure: why passes are not captured any more.
         proven: a pass has run to its end.
         pool: memory that all graphs share, since only one of them runs at a time.
@@ -153,7 +153,7 @@ class StaticBuffers:
         self.bits = torch.arange(64, device=device)
         self.inputs: dict[int, Inputs] = {}
         self.graphs: dict[tuple[int, int], Graph] = {}
-        self.warm: set[tuple[int, int]] = set()
+        self.warm: set[tuple[int, ...]] = set()
         self.failure: str | None = None
         self.proven = False
         self.pool: Any = None
@@ -165,7 +165,6 @@ class StaticBuffers:
     def _resize(self, capacity: int) -> None:
         self.capacity = capacity
         self.graphs.clear()
-        self.warm.clear()
         self._masks.clear()
         self._stock.clear()
         self.pool = None

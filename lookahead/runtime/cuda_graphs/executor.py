@@ -8,13 +8,16 @@ a pass is one transfer and one replay, and all that comes back is what `runtime.
 The same operations run without a graph on any device: when a capture fails, and in tests on a CPU.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from jacobi import LookaheadError, TokenTree
+from lookahead._per_model import PerModel
 from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import Outputs
@@ -25,16 +28,17 @@ from lookahead.runtime.cuda_graphs.buffers import (
     Inputs,
     StaticBuffers,
     bucket_of,
-    capturing,
     give_back,
     lease,
     padded_moves,
     span_of,
     sparing,
 )
+from lookahead.runtime.cuda_graphs.capture import capture, on_side_stream
 from lookahead.runtime.executor import EagerExecutor
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.masks import StaticPlaces, static_masks
 
 
@@ -47,38 +51,28 @@ class _Pass:
     key: tuple[int, int]
 
 
-def _on_side_stream(run: Callable[[], Outputs], buffers: StaticBuffers) -> Outputs:
-    """Run a pass on the stream that will capture it, for libraries to set up: it has to be run before the capture."""
-    if buffers.stream is None:
-        buffers.stream = torch.cuda.Stream(buffers.device)
-    current = torch.cuda.current_stream(buffers.device)
-    buffers.stream.wait_stream(current)
-    with torch.cuda.stream(buffers.stream):
-        outputs = run()
-    current.wait_stream(buffers.stream)
-    for output in (outputs.logits, *outputs.hidden):
-        output.record_stream(current)
-    return outputs
+# Models that rejected a pass with static shapes: in which kinds of calls, and why; the last one last.
+_rejections: PerModel[list[tuple[Any, str]]] = PerModel(list)
+_MOST_REJECTIONS = 8  # kinds of calls of one model that are remembered
 
 
-def _capture(run: Callable[[], Outputs], buffers: StaticBuffers) -> tuple[Callable[[], None], Outputs]:
-    """Capture a pass without executing it; returns what replays it and the outputs it will write."""
-    if buffers.pool is None:
-        buffers.pool = torch.cuda.graph_pool_handle()
-    device, graph = buffers.device, torch.cuda.CUDAGraph()
-    # Other threads may use the device while this one captures.
-    with (
-        capturing,
-        torch.cuda.device(device),
-        torch.cuda.graph(graph, pool=buffers.pool, stream=buffers.stream, capture_error_mode="thread_local"),
-    ):
-        outputs = run()
+def kind_of_call(forward: TreeForward) -> tuple[Any, ...] | None:
+    """Stands for the model as it is and for the kind of call; None = it is of a kind of its own."""
+    kept = {k: v for k, v in forward.kwargs.items() if k != "past_key_values"}
+    if any(not isinstance(value, bool | int | float | str) for value in kept.values()):
+        return None  # a tensor of the caller's is read where it lies
+    # Tensors made in inference mode cannot be written outside of it.
+    modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+    taps = () if forward.hidden is None else forward.hidden.taps
+    call = (forward.batch, forward.traits.dtype, forward.layout.device, forward.token_types is None, modes, taps)
+    return fingerprint(forward.model), call, tuple(sorted(kept.items()))
 
-    def replay() -> None:
-        with torch.cuda.device(device):
-            graph.replay()
 
-    return replay, outputs
+def rejection(forward: TreeForward) -> str | None:
+    """Why the model rejected static shapes in an earlier call of this kind; None = it has not."""
+    known = _rejections.of(forward.model)
+    kind = kind_of_call(forward) if known else None
+    return next((reason for other, reason in list(known) if other == kind), None)
 
 
 class GraphExecutor:
@@ -124,15 +118,8 @@ class GraphExecutor:
 
     def _key(self) -> object:
         """Stands for the kinds of calls that can use each other's buffers; None = for this one alone."""
-        forward = self._forward
-        kept = {k: v for k, v in forward.kwargs.items() if k != "past_key_values"}
-        if any(not isinstance(value, bool | int | float | str) for value in kept.values()):
-            return None  # a tensor of the caller's is read where it lies
-        # Tensors made in inference mode cannot be written outside of it.
-        modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self._captures)
-        taps = () if forward.hidden is None else forward.hidden.taps
-        call = (forward.batch, forward.traits.dtype, self._device, forward.token_types is None, modes, taps)
-        return fingerprint(forward.model), call, tuple(sorted(kept.items()))
+        kind = kind_of_call(self._forward)
+        return None if kind is None else (*kind, self._captures)
 
     def close(self) -> None:
         """Give buffers and graphs back for the model's next call. The KV cache is gone after it."""
@@ -161,6 +148,7 @@ class GraphExecutor:
             if buffers.proven or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"the model rejects a pass with static shapes ({type(error).__name__}: {error})"
+            self._remember(reason)
             if self._required:
                 raise LookaheadError(refusal(reason)) from error
             self._eager = self._leave(buffers, reason)
@@ -209,46 +197,78 @@ class GraphExecutor:
 
         return _Pass(run, inputs, (nodes, span))
 
+    def _remember(self, reason: str) -> None:
+        """Spare the model's next calls of this kind the attempt."""
+        kind, known = kind_of_call(self._forward), _rejections.of(self._forward.model)
+        if kind is not None:
+            known[:] = [entry for entry in known if entry[0][0] == kind[0]][1 - _MOST_REJECTIONS :] + [(kind, reason)]
+
     def _replayed(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
-        """Replay the pass; or run it, and capture it if it has been run before."""
+        """Replay the pass; or run it, and capture it if passes like it have been run before."""
         if not self._captures or buffers.failure is not None:
             self.reason = buffers.failure
             return step.run()
         graph = buffers.graphs.pop(step.key, None)
         self.typical &= graph is not None and graph.checked
-        if graph is not None:
-            buffers.graphs[step.key] = graph
-            graph.replay()
-            return graph.outputs if graph.checked else self._checked(buffers, step, graph)
-        if step.key not in buffers.warm:
-            buffers.warm.add(step.key)
-            return _on_side_stream(step.run, buffers)
+        if graph is None:
+            return self._captured(buffers, step)
+        buffers.graphs[step.key] = graph
+        if not graph.checked and self._layout.cache.base != graph.base:
+            return self._compared(buffers, step, graph)
+        graph.replay()
+        return graph.outputs
+
+    def _captured(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
+        """Capture a pass whose bucket is warm in this thread, where libraries have been set up by it."""
+        thread = threading.get_ident()
+        bucket, size = (step.key[0], thread), (*step.key, thread)
+        if bucket not in buffers.warm:
+            buffers.warm |= {bucket, size}
+            return self._warmed(buffers, step)
         try:
-            replay, outputs = _capture(step.run, buffers)
+            replay, outputs = capture(step.run, buffers)
         except Exception as error:  # whatever a driver, a kernel or a model's code objects to
+            if size not in buffers.warm:  # another span may take kernels that have to be set up first
+                buffers.warm.add(size)
+                return self._warmed(buffers, step)
             self._fail(buffers, f"a pass could not be captured ({type(error).__name__}: {error})")
             return step.run()
         graph = Graph(replay, outputs, self._layout.cache.base, self._forward.rules)
         buffers.add(step.key, graph)
-        graph.replay()
+        return self._compared(buffers, step, graph)
+
+    def _warmed(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
+        """Run a pass as it will be captured, and see whether it can be."""
+        with HostReads() as reads:
+            outputs = on_side_stream(step.run, buffers)
+        if reads.found:
+            self._fail(buffers, reads.told)
         return outputs
 
-    def _checked(self, buffers: StaticBuffers, step: _Pass, graph: Graph) -> Outputs:
-        """Compare a graph's first replay at another base with the pass itself: no slot may be frozen in it. Costs one
-        pass and one answer from the device for each graph."""
-        if self._layout.cache.base == graph.base:
-            return graph.outputs
-        step.inputs.settle()
+    def _compared(self, buffers: StaticBuffers, step: _Pass, graph: Graph) -> Outputs:
+        """Run the pass itself, and compare a replay with it: no kernel may have escaped the capture and, once the base
+        is another one, no slot may be frozen in it. Costs one pass and one answer from the device, twice a graph."""
+        old, new = graph.base, self._layout.cache.base
         outputs = step.run()
-        replayed, expected = graph.outputs.logits.float(), outputs.logits.float()
+        step.inputs.settle()
+        places = [buffer[..., old : old + step.key[0], :] for buffer in self._layout.cache.buffers if old != new]
+        before = [place.clone() for place in places]
+        graph.replay()
+        if not self._agree(graph.outputs.logits.float(), outputs.logits.float()):
+            reason = "leaves something out" if old == new else "does not follow the history"
+            self._fail(buffers, f"a captured pass {reason}")
+            for place, states in zip(places, before, strict=True):
+                place.copy_(states)
+            return step.run()
+        graph.checked = old != new
+        return outputs
+
+    def _agree(self, replayed: Tensor, expected: Tensor) -> bool:
         finite = expected.isfinite()
         difference = torch.where(finite, (replayed - expected).abs(), 0.0).max()
         spread = expected[finite].std() if finite.any() else difference.new_ones(())
         allowed = max(1e-3, 32 * torch.finfo(self._forward.traits.dtype).eps)
-        graph.checked = bool(difference <= allowed * (spread + 1e-9))
-        if not graph.checked:
-            self._fail(buffers, "a captured pass does not follow the history")
-        return outputs
+        return bool(difference <= allowed * (spread + 1e-9))
 
     def _fail(self, buffers: StaticBuffers, reason: str) -> None:
         self.reason = buffers.failure = reason

@@ -11,33 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from jacobi import Path, TokenTree
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import attention_as, tree_forward
 from lookahead.runtime.forward import TreeForward, masks_given
+from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.replay import Kind, Trace, flat, played, same, weights_of
 
 _PROMPT = 6  # tokens that a trace is made after
-_HOST_READS = {"_local_scalar_dense", "nonzero", "nonzero_numpy", "equal", "is_nonzero", "item", "masked_select"}
-_HOST_READS |= {"unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
 _WARNING: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
 _FROZEN = ("Python list", "NumPy", "Iterating", "len of")  # in the tracer's warnings: more than a shape was read
-
-
-class _HostReads(TorchDispatchMode):
-    """Notes the operations by which Python learns what a tensor holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= {func.overloadpacket.__name__} & _HOST_READS
-        return func(*args, **(kwargs or {}))
 
 
 def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str]) -> Trace:
@@ -62,10 +48,10 @@ def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str]) 
         inputs, masks = forward.inputs(trees[0])
         if masks is not None and not kind.masked:
             raise ValueError("a pass after a short text needs a mask")
-        with _HostReads() as reads:
+        with HostReads() as reads:
             forward.call(**inputs, **masks_given(masks))
         if reads.found:
-            raise ValueError(f"its Python reads tensors ({', '.join(sorted(reads.found))})")
+            raise ValueError(reads.told)
         function = _traced(model, forward, inputs, forward.masks(trees[0]), weights, kind)
         for tree in trees:
             inputs, _ = forward.inputs(tree)

@@ -1,0 +1,65 @@
+"""Captures a pass as a CUDA graph; where that fails, stream, allocator and process are left as they were."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from lookahead.models.hidden_states import Outputs
+from lookahead.runtime.cuda_graphs.buffers import StaticBuffers, capturing
+
+# Graphs whose capture failed: torch's allocator of pinned memory may go on asking them whether they are capturing.
+_failed: list[Any] = []
+
+
+def on_side_stream(run: Callable[[], Outputs], buffers: StaticBuffers) -> Outputs:
+    """Run a pass on the stream that will capture it, for libraries to set up: it has to be run before the capture."""
+    if buffers.stream is None:
+        buffers.stream = torch.cuda.Stream(buffers.device)
+    current = torch.cuda.current_stream(buffers.device)
+    buffers.stream.wait_stream(current)
+    with torch.cuda.stream(buffers.stream):
+        outputs = run()
+    current.wait_stream(buffers.stream)
+    for output in (outputs.logits, *outputs.hidden):
+        output.record_stream(current)
+    return outputs
+
+
+def capture(run: Callable[[], Outputs], buffers: StaticBuffers) -> tuple[Callable[[], None], Outputs]:
+    """Capture a pass without executing it, on the stream on which it has been run before; returns what replays it and
+    the outputs it will write. Other threads may use the device meanwhile."""
+    device, graph = buffers.device, torch.cuda.CUDAGraph()
+    # Not torch.cuda.graph, which leaves its stream on when the capture cannot be ended.
+    with capturing, torch.cuda.device(device), torch.cuda.stream(buffers.stream):
+        if buffers.pool is None:  # graphs have memory of their own, which is not found in what others have cached
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+            buffers.pool = torch.cuda.graph_pool_handle()
+        try:
+            graph.capture_begin(pool=buffers.pool, capture_error_mode="thread_local")
+            outputs = run()
+            graph.capture_end()
+        except BaseException:
+            _undo(graph, buffers)
+            raise
+
+    def replay() -> None:
+        with torch.cuda.device(device):
+            graph.replay()
+
+    return replay, outputs
+
+
+def _undo(graph: Any, buffers: StaticBuffers) -> None:
+    """End a capture that failed, wherever it did."""
+    with suppress(RuntimeError):
+        graph.capture_end()  # a stream captures until it is told, even if nothing comes of it
+    place = (torch.cuda.current_device(), buffers.pool)
+    with suppress(RuntimeError):  # which says that the allocator has left the pool by itself
+        torch._C._cuda_endAllocateToPool(*place)
+        torch._C._cuda_releasePool(*place)
+    graph.reset()
+    buffers.pool = None
+    _failed.append(graph)

@@ -1,0 +1,33 @@
+"""Finds the operations by which a model's Python learns what a tensor holds: nothing can be replayed without them."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_READS = {"_local_scalar_dense", "nonzero", "nonzero_numpy", "equal", "is_nonzero", "item", "masked_select", "bincount"}
+_READS |= {"unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
+
+
+class HostReads(TorchDispatchMode):
+    """Notes them, and copies from device to device, of this thread while it is on; ``found`` has their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    @property
+    def told(self) -> str:
+        """What was found, in words; empty if nothing was."""
+        return f"its Python reads tensors ({', '.join(sorted(self.found))})" if self.found else ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _READS or (name in ("copy_", "_to_copy") and _crosses(args, kwargs or {})):
+            self.found.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _crosses(args: Any, kwargs: dict[str, Any]) -> bool:
+    other = args[1].device if len(args) > 1 else kwargs.get("device")
+    return other is not None and torch.device(other).type != args[0].device.type
