@@ -38,7 +38,7 @@ SOURCES: dict[str, Callable[[int], Any]] = {
 
 def measure(model: Any, strategy: Any, texts: Texts, mode: Settings, new_tokens: int) -> dict[str, Settings]:
     """S, nodes and draft milliseconds a pass, over all texts, and of greedy ones over those that do not loop."""
-    memory.forget(model)
+    memory.exchange(model)
     per_text: list[DecodingStats] = []
     free: list[DecodingStats] = []
     given, warm = texts

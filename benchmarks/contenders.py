@@ -24,7 +24,7 @@ class Method:
     label: str
     kind: Literal["plain", "assisted", "ours"]  # passes: one token each, counted by a hook, counted by our statistics
     settings: Settings = field(default_factory=dict)
-    remembers: bool = False  # learns from call to call, so it may see every prompt only once; at most one of a contest
+    remembers: bool = False  # learns from call to call, so it may see every prompt only once
     one_row: bool = False  # decodes single prompts only
     same_draws: bool = True  # sampled texts equal plain ones for the same seed
 
@@ -51,6 +51,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "lookup3": lambda: _lookup(3),
     "assistant": lambda: Method("assistant model", "assisted", one_row=True, same_draws=False),
     "auto": lambda: ours("lookahead", Lookahead(remember=True), remembers=True),  # a seed would switch memory off
+    "untraced": lambda: ours("lookahead, no traces", Lookahead(traces=False), remembers=True),
     "cold": lambda: ours("lookahead, every call cold", Lookahead(remember=False)),
     "w7": lambda: _fixed("lookahead 7/5/7", 7, 5, 7),
     "w15": lambda: _fixed("lookahead 15/5/15", 15, 5, 15),

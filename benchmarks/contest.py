@@ -108,14 +108,18 @@ def contest(
     heard = FirstToken(model.device)
     streamed = {"streamer": heard} if apart else {}
 
+    memories: dict[str, memory.Memory | None] = {}  # by method: one must not learn from what another has written
+
     def call(method: Method, unit: Unit, **more: Any) -> Any:
         torch.manual_seed(unit.index)
-        return model.generate(**unit.inputs, max_new_tokens=new_tokens, **mode, **method.settings, **more)
+        memory.exchange(model, memories.get(method.label))
+        output = model.generate(**unit.inputs, max_new_tokens=new_tokens, **mode, **method.settings, **more)
+        memories[method.label] = memory.exchange(model)
+        return output
 
     for turn in range(rounds + 1):
         for method in table.values():
-            if method.remembers:
-                memory.forget(model)
+            memories.pop(method.label, None)
             if method.remembers or turn == 0:
                 for unit in warm if method.remembers else [longest, *warm]:
                     call(method, unit)

@@ -10,10 +10,13 @@ run is listed with its reason. ``--sets`` also takes files of your own, JSON lin
 questions; a chat model gets them by its chat template.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 import lookahead
 from benchmarks import contest, options, theory
@@ -27,6 +30,44 @@ def modes_of(kind: PromptSet, wanted: list[str]) -> list[str]:
     if kind.modes is None:
         return wanted
     return [mode for mode in kind.modes if mode in wanted] or list(kind.modes)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is decoded: sets of prompts (the first ``prompts`` of each) in modes and batch sizes, and how often."""
+
+    sets: dict[str, PromptSet]
+    modes: list[str]
+    batches: list[int]
+    prompts: int
+    new_tokens: int
+    rounds: int
+
+
+def race_model(
+    console: Console,
+    run: Run,
+    loaded: tuple[Any, Any],
+    names: Sequence[str],
+    asked: Asked,
+    place: dict[str, Any],
+    context: int = 256,
+    assistant: Any = None,
+) -> None:
+    """Race on one model (``loaded`` with its tokenizer); ``place`` says which and in which dtype, in every row."""
+    model, tokenizer = loaded
+    table, skipped = methods(names, model.device.type, assistant)
+    run.add("skipped", [{"method": name, **place, "reason": why} for name, why in skipped.items()])
+    card = run.document["theory"][" ".join(place.values())] = theory.card(model, asked.batches, context)
+    for (name, kind), batch in [(each, batch) for each in asked.sets.items() for batch in asked.batches]:
+        length = min(asked.new_tokens, kind.new_tokens or asked.new_tokens)
+        able = {key: method for key, method in table.items() if batch == 1 or not method.one_row}
+        why = {**place, "set": name, "batch": batch, "reason": "single prompts only"}
+        run.add("skipped", [{"method": key, **why} for key in table if key not in able])
+        texts = units(model, tokenizer, kind.source, asked.prompts, batch, length)
+        for mode in modes_of(kind, asked.modes):
+            held = {"set": name, "mode": mode, **place, "batch": batch, "new_tokens": length}
+            run.add("rows", contest.race(console, model, able, texts, held, kind.rounds * asked.rounds, card))
 
 
 def main(
@@ -47,28 +88,17 @@ def main(
 ) -> None:
     """Run the race; sets of short outputs have their own number of tokens, and some sets their own modes."""
     console = quiet_console(threads)
-    wanted_modes, wanted_dtypes = chosen(modes, MODES, "mode"), chosen(dtypes, DTYPES, "dtype")
-    wanted_sets, wanted, sizes = prompt_sets(sets), chosen(names, METHODS, "method"), whole_numbers(batches)
+    asked = Asked(prompt_sets(sets), chosen(modes, MODES, "mode"), whole_numbers(batches), prompts, new_tokens, rounds)
+    wanted_dtypes, wanted = chosen(dtypes, DTYPES, "dtype"), chosen(names, METHODS, "method")
     methods(wanted, device, assistant)  # a strategy that cannot be made raises before a model is loaded
     lookahead.augment_all()
     settings = {"model": model_dir, "assistant": assistant, "device": device, "new_tokens": new_tokens}
     run = Run("race", out, **settings, prompts=prompts, rounds=rounds, theory={}, rows=[], skipped=[])
     for dtype in wanted_dtypes:
-        model, tokenizer = load(model_dir, dtype, device)
+        loaded = load(model_dir, dtype, device)
         helper = load(assistant, dtype, device)[0] if assistant else None
-        table, skipped = methods(wanted, device, helper)
-        run.add("skipped", [{"method": name, "dtype": dtype, "reason": why} for name, why in skipped.items()])
-        card = run.document["theory"][dtype] = theory.card(model, sizes, context)
-        for (name, kind), batch in [(each, batch) for each in wanted_sets.items() for batch in sizes]:
-            length = min(new_tokens, kind.new_tokens or new_tokens)
-            able = {key: method for key, method in table.items() if batch == 1 or not method.one_row}
-            why = {"dtype": dtype, "set": name, "batch": batch, "reason": "single prompts only"}
-            run.add("skipped", [{"method": key, **why} for key in table if key not in able])
-            texts = units(model, tokenizer, kind.source, prompts, batch, length)
-            for mode in modes_of(kind, wanted_modes):
-                held = {"set": name, "mode": mode, "dtype": dtype, "batch": batch, "new_tokens": length}
-                run.add("rows", contest.race(console, model, able, texts, held, kind.rounds * rounds, card))
-        del model, helper, table
+        race_model(console, run, loaded, wanted, asked, {"dtype": dtype}, context, helper)
+        del loaded, helper
     run.finish()
 
 

@@ -59,5 +59,9 @@ def borrowed(model: object, vocab_size: int, remember: bool) -> Iterator[Memory]
         _memories.put(model, kept)
 
 
-def forget(model: object) -> None:
-    _memories.take(model)
+def exchange(model: object, other: Memory | None = None) -> Memory | None:
+    """Give the model another memory, or None for a blank one; returns the one it had."""
+    before = _memories.take(model)
+    if other is not None:
+        _memories.put(model, other)
+    return before

@@ -46,7 +46,8 @@ def decode(strategy: Strategy, call: Call) -> Output:
     traces = None
     if plan.route == "tree":
         support.self_test(call.model, call.traits)
-        traces = None if strategy.static else traces_for(call.model, call.batch, wants.taps, call.traits)
+        if strategy.traces and not strategy.static:
+            traces = traces_for(call.model, call.batch, wants.taps, call.traits)
     with (
         borrowed(call.model, call.traits.vocab_size, strategy.remembers) as memory,
         _opened(call, plan, sequences, wants, strategy.static, traces) as model,

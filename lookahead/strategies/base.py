@@ -25,6 +25,7 @@ class Strategy:
         stats: how much is counted; see :class:`lookahead.stats.DecodingStats`.
         static: run passes with static shapes, on CUDA as captured graphs: None where it is possible and on CUDA, True
             always (an error where it is not possible), False never.
+        traces: on a CPU, run passes as traces of the model's operations once that pays (`runtime.tracing`).
         attention: the attention implementation that the call uses, for a model whose own takes no masks (flash
             attention): ``"sdpa"``, ``"eager"`` or ``"flex_attention"``; restored afterwards. None = the model's own.
     """
@@ -35,6 +36,7 @@ class Strategy:
     seed: int | None = None
     stats: Stats = "summary"
     static: bool | None = None
+    traces: bool = True
     attention: Literal["sdpa", "eager", "flex_attention"] | None = None
 
     def __post_init__(self) -> None:
@@ -44,6 +46,7 @@ class Strategy:
             self._whole("seed")
         if self.static is not None:
             self._flag("static")
+        self._flag("traces")
         if self.attention is not None:
             self._one_of("attention", ("sdpa", "eager", "flex_attention"))
 

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import contenders, contest, harness, options, race, report, theory
+from lookahead import Lookahead
 
 
 @pytest.mark.parametrize(
@@ -64,9 +65,16 @@ def test_methods_are_made_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
         contenders.methods(["auto"], "cpu")
 
 
-def test_at_most_one_method_remembers() -> None:
-    table, _ = contenders.methods(list(contenders.METHODS), "cpu")
-    assert [name for name, method in table.items() if method.remembers] == ["auto"]
+@pytest.mark.usefixtures("augmented")
+def test_methods_that_remember_learn_apart(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two alike the second drafts no better than the first: it has not seen what the first wrote."""
+    for name in ("auto", "untraced"):
+        monkeypatch.setitem(contenders.METHODS, name, lambda n=name: contenders.ours(n, Lookahead(nodes=8), True))
+    table, _ = contenders.methods(["auto", "untraced"], "cpu")
+    texts = contenders.units(*loaded, "code", 2, 1, 24)
+    results = contest.contest(loaded[0], table, texts, {"do_sample": False}, 24, rounds=0)
+    first, second = ([calls.passes for calls in results[name]] for name in ("auto", "untraced"))
+    assert first == second
 
 
 def test_unknown_names_are_refused() -> None:

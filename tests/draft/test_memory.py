@@ -41,10 +41,10 @@ def test_calls_remember() -> None:
     first, second = drafted(model, strategy), drafted(model, strategy)
     assert second.steps < first.steps
     assert len(memory_of(model).table) > 0
-    memory.forget(model)
+    memory.exchange(model)
     assert drafted(model, strategy).steps == first.steps
-    memory.forget(model)
-    memory.forget(model)
+    memory.exchange(model)
+    memory.exchange(model)
 
 
 @pytest.mark.parametrize("strategy", [Lookahead(remember=False), Lookahead(seed=3), Lookahead(window_size=5)])

@@ -12,7 +12,7 @@ from helpers.hybrids import counting_hybrid
 from helpers.models import counting_model, fresh_model, prompts, run
 
 from lookahead import Jacobi, Lookahead
-from lookahead.draft.memory import forget
+from lookahead.draft.memory import exchange
 
 TOKENS = 100_000
 STRATEGIES = [
@@ -34,7 +34,7 @@ def _measured(models: list[Any]) -> tuple[int, int, int]:
     Without what drafts have learnt: that has a bound, which this many tokens do not reach.
     """
     for model in models:
-        forget(model)
+        exchange(model)
     gc.collect()
     known = gc.get_objects()
     tensors = [found for found in known if type(found) in (torch.Tensor, torch.nn.Parameter)]
