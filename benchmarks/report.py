@@ -22,6 +22,7 @@ from benchmarks.tables import Rows, cells, grid, pivot, table
 Document = dict[str, Any]
 THEIRS = ("plain", "static", "lookup2", "lookup3", "assistant")  # the methods of a race that are not ours
 RACE = "prompts, mode, dtype, batch, tokens"
+REAL_COST = f"shape, {RACE}"
 INTRODUCTION = """
 Speedups are medians of per-call ratios against plain `generate` in the same process on the same prompts; **bold is a
 loss**. S is tokens a pass and sequence. The pages below have 95% bootstrap intervals, commands, commits and versions.
@@ -43,17 +44,22 @@ def latency(shape: str, rows: Rows) -> str:
     return pivot(f"{shape}, t(1) ms", "T={size}", "ratio", sizes)
 
 
-def speedups(rows: Rows) -> str:
+def speedups(rows: Rows, index: str = RACE) -> str:
     """One line for every contest, one column for every method."""
-    return pivot(RACE, "{label}", "speedup", [row for row in rows if row["method"] != "plain"])
+    return pivot(index, "{label}", "speedup", [row for row in rows if row["method"] != "plain"])
 
 
-def race(document: Document) -> str:
+def race(document: Document, index: str = RACE) -> str:
     """Speedups at a glance and in full, and what was not run."""
     skipped = dict.fromkeys(f"- Not run: {row['method']}, {row['reason']}" for row in document["skipped"])
-    columns = f"method, {RACE}, speedup, 95%, S, tokens/s, nodes, of ceiling, texts that differ"
-    parts = [speedups(document["rows"]), table(columns, document["rows"]), "\n".join(skipped)]
+    columns = f"method, {index}, speedup, 95%, S, tokens/s, nodes, of ceiling, texts that differ"
+    parts = [speedups(document["rows"], index), table(columns, document["rows"]), "\n".join(skipped)]
     return "\n\n".join(parts).rstrip("\n")
+
+
+def real_cost(document: Document) -> str:
+    """The same by shape."""
+    return race(document, REAL_COST)
 
 
 def measured(document: Document) -> list[dict[str, Any]]:
@@ -105,6 +111,11 @@ def step_time(document: Document) -> str:
 
 
 PAGES = {  # by the kind of the documents: title, what a reader has to know, and a document's columns or its writer
+    "real cost": (
+        "At a large model's cost",
+        "A small model embedded exactly in a larger one: its text, by passes that cost what that shape costs.",
+        real_cost,
+    ),
     "race": ("Every way to decode, raced", "The ceiling is S t(1)/t(T), if nothing but passes took time.", race),
     "first call": (
         "First call of a process",
@@ -191,7 +202,7 @@ def losses(kind: str, documents: list[Document]) -> list[str]:
     for mark, rows in groups.items():
         lost = []
         for row in sorted(rows, key=lambda row: row["speedup_median"]):
-            words = [row.get(key) for key in ("case", "family", "label", "set", "group", "mode", "dtype")]
+            words = [row.get(key) for key in ("shape", "case", "family", "label", "set", "group", "mode", "dtype")]
             words += [f"batch {row['batch']}" if row.get("batch", 1) > 1 else None, *cells("speedup", row)]
             lost += [" ".join(word for word in words if word not in (None, "all"))] if words[-1][0] == "*" else []
         lines.append(f"- {PAGES[kind][0]}{mark}: {'; '.join([f'{len(lost)} of {len(rows)} medians', *lost])}.")
@@ -202,6 +213,10 @@ def summary(found: dict[str, list[Document]], links: dict[str, str], flag: str) 
     """BENCHMARKS.md: the theory card, speedups, losses, the latency curve, and how to repeat them."""
     parts = ["# Benchmarks", f"Written by `python -m benchmarks.report{flag}` from `benchmarks/results/*.json`."]
     parts += [INTRODUCTION.strip("\n"), "\n".join(f"- [{PAGES[kind][0]}]({link})" for kind, link in links.items())]
+    if found["real cost"]:
+        parts += [f"## {PAGES['real cost'][0]}", PAGES["real cost"][1]]
+    for document in found["real cost"]:
+        parts += [f"{home(document)}:", speedups([row for row in document["rows"] if row["group"] == "all"], REAL_COST)]
     if found["race"]:
         parts += ["## Theory card", "Passes with 256 tokens in the KV cache; T columns are t(T)/t(1)."]
         parts += [theory_card(found["race"]), "## Speedups"]
@@ -210,7 +225,7 @@ def summary(found: dict[str, list[Document]], links: dict[str, str], flag: str) 
         places.setdefault(home(document), []).extend(row for row in document["rows"] if row["group"] == "all")
     for where, rows in places.items():
         parts += [f"{where}:", speedups(rows)]
-    timed = ("race", "first call", "long context", "architectures", "medusa")
+    timed = ("real cost", "race", "first call", "long context", "architectures", "medusa")
     parts += ["## Where it loses", "\n".join(line for kind in timed for line in losses(kind, found[kind]))]
     if found["step time"]:
         rows = [{**row, "machine": home(document)} for document in found["step time"] for row in document["rows"]]
