@@ -207,3 +207,25 @@ def test_only_so_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert buffers_of(fused) is not None
     assert [nodes for nodes, _ in buffers_of(fused).graphs] == [16, 8]
     assert {nodes for nodes, _ in buffers_of(fused)._masks} == {16, 8}
+
+
+@torch.no_grad()
+def test_what_a_pass_over_one_node_takes_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes that graphs are compared with tell; the model's next call knows it from the beginning."""
+    model = fresh_model("llama")
+    static_buffers.release()
+    stand_in = StandIn(monkeypatch)
+    fused = view(model)
+    grown(fused, 4)
+    assert fused.plain_ms is None, "these had eight nodes"
+    stand_in.shape = (1, 1, 48)
+    for _ in range(3):
+        fused.forward([TokenTree(3)])
+        fused.keep([Path([0], [4])])
+    assert stand_in.captured == 2
+    known = fused.plain_ms
+    assert known is not None and known > 0.0
+    fused.close()
+    fused = view(model)
+    fused.prefill()
+    assert fused.plain_ms == known

@@ -140,6 +140,7 @@ class StaticBuffers:
         warm: buckets, and (nodes, span), with the threads in which passes of theirs have been run for captures.
         failure: why passes are not captured any more.
         proven: a pass has run to its end.
+        plain_ms: milliseconds that a pass over one node takes without a graph; None = that is not known.
         pool: memory that all graphs share, since only one of them runs at a time.
         stream: where passes are captured.
     """
@@ -156,6 +157,7 @@ class StaticBuffers:
         self.warm: set[tuple[int, ...]] = set()
         self.failure: str | None = None
         self.proven = False
+        self.plain_ms: float | None = None
         self.pool: Any = None
         self.stream: Any = None
         self._masks: dict[tuple[int, int], Tensor] = {}

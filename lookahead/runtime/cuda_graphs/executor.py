@@ -34,7 +34,7 @@ from lookahead.runtime.cuda_graphs.buffers import (
     span_of,
     sparing,
 )
-from lookahead.runtime.cuda_graphs.capture import capture, on_side_stream
+from lookahead.runtime.cuda_graphs.capture import capture, on_side_stream, timed
 from lookahead.runtime.executor import EagerExecutor
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
@@ -80,10 +80,9 @@ class GraphExecutor:
     first one is run eagerly from there on; with ``required`` an error is raised. ``graphs``: capture passes as CUDA
     graphs; None = on a CUDA device."""
 
-    plain_ms: float | None = None
-
     def __init__(self, forward: TreeForward, *, required: bool = False, graphs: bool | None = None) -> None:
         self.reason: str | None = None
+        self.plain_ms: float | None = None
         self.typical = True
         self._forward = forward
         self._layout = forward.layout
@@ -106,6 +105,7 @@ class GraphExecutor:
     def open(self, slots: int) -> None:
         forward, layout = self._forward, self._layout
         buffers = self._buffers = lease(forward.model, self._key(), forward.batch, forward.traits.dtype, self._device)
+        self.plain_ms = buffers.plain_ms
         buffers.reserve(slots)
         layout.cache.consolidate(buffers.capacity, buffers.allocate)
         buffers.padding.copy_(torch.tensor(layout.padding))
@@ -249,7 +249,9 @@ class GraphExecutor:
         """Run the pass itself, and compare a replay with it: no kernel may have escaped the capture and, once the base
         is another one, no slot may be frozen in it. Costs one pass and one answer from the device, twice a graph."""
         old, new = graph.base, self._layout.cache.base
-        outputs = step.run()
+        outputs, taken_ms = timed(step.run, buffers.device)
+        if step.key[0] == 1:
+            self.plain_ms = buffers.plain_ms = taken_ms
         step.inputs.settle()
         places = [buffer[..., old : old + step.key[0], :] for buffer in self._layout.cache.buffers if old != new]
         before = [place.clone() for place in places]
