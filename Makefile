@@ -3,8 +3,9 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+OUT ?= build
 
-.PHONY: demo test slow conformance check format bench clean
+.PHONY: demo test slow conformance check format bench gpu clean
 
 demo: .venv/installed
 	$(BIN)/lookahead demo
@@ -32,6 +33,10 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.race --prompts 4 --modes greedy,t0.8 --new-tokens 64 --dtypes float32 \
 		--methods lookup2,auto,w7 --out build/bench/race.json
 	$(BIN)/python -m benchmarks.report --results build/bench --out build/bench/BENCHMARKS.md --allow-dirty
+
+# All that only a CUDA device can show, in less than nine minutes: make gpu OUT=FOLDER
+gpu: .venv/installed
+	$(BIN)/python -m benchmarks.gpu --out "$(OUT)"
 
 .venv/installed: setup.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed. Try: make PYTHON=/path/to/python3.11"; exit 1; }

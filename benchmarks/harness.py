@@ -68,7 +68,7 @@ def machine() -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     about = {"cpu": cpu, "cpu_capability": torch.backends.cpu.get_cpu_capability(), "cores": torch.get_num_threads()}
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    versions |= {"transformers": version("transformers"), "lookahead": version("lookahead-decoding")}
+    versions |= {"transformers": version("transformers"), "lookahead": lookahead.__version__}
     return {
         "machine": {**about, "gpu": gpu, "system": platform.platform()},
         "versions": versions,
