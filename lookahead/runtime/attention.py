@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import LookaheadError
 from lookahead.runtime.registry import Wrapped
+from lookahead.runtime.split_attention import RowsMask, fused_attention, serves
 
 _thread = threading.local()
 
@@ -25,6 +26,7 @@ _thread = threading.local()
 _PACKED_NODES = 8
 _PACKED_ELEMENTS = 200_000
 _PACKED_COST = 0.6  # of one thread's time without packing, at most
+_MOST_MASKS = 4  # of packed rows, that a pass holds
 _PACKED_COST_OF_SINGLE = 0.15  # the same for one node in bfloat16, whose kernel for single rows is slow
 
 
@@ -47,7 +49,9 @@ def _grouped_sdpa(
     if not getattr(_thread, "in_pass", False) or biased or not is_ours:
         return original(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
-    if is_on_cpu and _packs(query, key):
+    if attention_mask is not None and serves(query, key, value, attention_mask):
+        output = _by_fused_kernel(query, key, value, attention_mask, scale)
+    elif is_on_cpu and _packs(query, key):
         output = packed_attention(query, key, value, attention_mask, scale)
     elif query.shape[1] == key.shape[1]:
         return original(module, query, key, value, attention_mask, **kwargs)
@@ -57,6 +61,27 @@ def _grouped_sdpa(
     else:  # on CUDA a masked grouped call falls back to the slowest kernel, a packed one does not
         output = packed_attention(query, key, value, attention_mask, scale)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _by_fused_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    batch, heads, nodes, channels = query.shape
+    grouped = heads // key.shape[1]
+    packed = query.reshape(batch, key.shape[1], grouped * nodes, channels)
+    output = fused_attention(packed, key, value, _rows_mask(mask, nodes, grouped), scale)
+    return output.reshape(batch, heads, nodes, value.shape[-1])
+
+
+def _rows_mask(mask: Tensor, nodes: int, heads: int) -> RowsMask:
+    """The mask of packed rows, made once a pass."""
+    made: dict[tuple[int, int, int], RowsMask] | None = getattr(_thread, "masks", None)
+    if made is None:
+        return RowsMask(mask, nodes, heads)
+    key = (id(mask), nodes, heads)
+    if key not in made:
+        if len(made) >= _MOST_MASKS:  # a model that makes one in every layer
+            del made[next(iter(made))]
+        made[key] = RowsMask(mask, nodes, heads)
+    return made[key]
 
 
 def _packs(query: Tensor, key: Tensor) -> bool:
@@ -102,11 +127,9 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     packed = query.reshape(batch, key_heads, rows, channels)
     if rows == 1:
         packed = packed.expand(-1, -1, 2, -1)
-    if mask is not None:
-        count = packed.shape[2] // nodes
-        mask = mask.expand(-1, -1, count, -1) if nodes == 1 else mask.expand(-1, -1, nodes, -1).repeat(1, 1, count, 1)
+    bias = None if mask is None else _rows_mask(mask, nodes, packed.shape[2] // nodes).rows
     attend = torch.nn.functional.scaled_dot_product_attention
-    output = attend(packed, key, value, attn_mask=mask, scale=scale)[:, :, :rows]
+    output = attend(packed, key, value, attn_mask=bias, scale=scale)[:, :, :rows]
     return output.reshape(batch, heads, nodes, value.shape[-1])
 
 
@@ -157,12 +180,12 @@ def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[Non
 @contextmanager
 def tree_forward() -> Iterator[None]:
     """Mark this thread as being inside a tree forward."""
-    before = getattr(_thread, "in_pass", False)
-    _thread.in_pass = True
+    before = getattr(_thread, "in_pass", False), getattr(_thread, "masks", None)
+    _thread.in_pass, _thread.masks = True, {}
     try:
         yield
     finally:
-        _thread.in_pass = before
+        _thread.in_pass, _thread.masks = before
 
 
 @contextmanager
