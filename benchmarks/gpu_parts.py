@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +22,8 @@ from benchmarks.options import MODES
 from benchmarks.real_cost import SHAPES, Shape, embedded
 from benchmarks.step_time import WIDTHS, after, curve, random_model
 from lookahead.cli.verify import first_divergence
-from lookahead.runtime import attention as kernels
+from lookahead.runtime.attention import packed_attention
+from lookahead.runtime.split_attention import RowsMask, chunked, fused_attention
 from lookahead.tuning import bushy_tree
 
 Row = dict[str, Any]
@@ -142,10 +144,9 @@ def attention(bench: Bench) -> Iterator[Row]:
             mask[..., history:] = torch.finfo(torch.bfloat16).min
             mask[..., history : history + nodes].triu_(1)
             exact = _sdpa(query.float(), key.float(), value.float(), mask.float())
-            for name, way in _ways(mask).items():
-                run = partial(way, query, key, value)
-                off = (run().float() - exact).abs().max().item()
-                ms = _launched_ms(bench, run)
+            for name, way in _ways(query, key, value, mask).items():
+                with chunked(32) if bench.quick else nullcontext():
+                    off, ms = (way().float() - exact).abs().max().item(), _launched_ms(bench, way)
                 yield {"history": history, "nodes": nodes, "way": name, "ms": ms, "off_by": off}
 
 
@@ -154,19 +155,36 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Ten
     return attend(query, key, value, attn_mask=mask, enable_gqa=True)
 
 
-def _ways(mask: Tensor) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    ways: dict[str, Any] = {
-        "sdpa": lambda query, key, value: _sdpa(query, key, value, mask),
-        "packed": lambda query, key, value: kernels.packed_attention(query, key, value, mask, None),
+def _ways(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """torch's own, heads packed for one kernel, and the keys split; of one node plain decoding's, without a mask."""
+    _, heads, nodes, channels = query.shape
+    grouped = heads // key.shape[1]
+    rows, packed = RowsMask(mask, nodes, grouped), query.reshape(1, key.shape[1], grouped * nodes, channels)
+    ways = {
+        "sdpa": lambda: _sdpa(query, key, value, mask),
+        "packed": lambda: packed_attention(query, key, value, mask, None),
+        "split": lambda: fused_attention(packed, key, value, rows, None).reshape(query.shape),
     }
-    split = getattr(kernels, "split_attention", None)
-    return ways if split is None else ways | {"split": lambda *given: split(*given, mask, None)}
+    written = int((mask[0, 0, -1] == 0).sum())
+    unmasked = {"unmasked": lambda: _sdpa(query, key[:, :, :written], value[:, :, :written], None)}
+    return ways | (unmasked if nodes == 1 else {})
 
 
-def _launched_ms(bench: Bench, run: Callable[[], Tensor], calls: int = 32) -> float:
-    """Milliseconds of one call among many, the fastest of three times: launches overlap what they wait for."""
-    calls = bench.pick(calls, 2)
-    return min(1e3 * timed(bench.device, lambda: [run() for _ in range(calls)])[1] / calls for _ in range(3))
+def _launched_ms(bench: Bench, run: Callable[[], Tensor], calls: int = 16) -> float:
+    """Milliseconds of one call among many, the fastest of five times; on CUDA replayed, as passes are."""
+
+    def several() -> None:
+        for _ in range(calls):
+            run()
+
+    repeat = several
+    if bench.device.startswith("cuda"):
+        graph = torch.cuda.CUDAGraph()
+        several()  # libraries set themselves up
+        with torch.cuda.graph(graph):
+            several()
+        repeat = graph.replay
+    return min(1e3 * timed(bench.device, repeat)[1] / calls for _ in range(5))
 
 
 def races(shape: str, bench: Bench) -> Iterator[Row]:
