@@ -176,3 +176,22 @@ def test_what_is_not_typical_is_not_measured(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(TreeModel, "typical", property(lambda self: timed[-1]))
     tuning.sweep(fresh_model("llama"), nodes=(1, 4), contexts=(20,), seconds=0.01, save=False)
     assert timed[:8] == [False, False, False, True] * 2 and all(timed[8:])
+
+
+@pytest.mark.parametrize(
+    ("executor", "second"), [("cuda graphs", {"traced": False}), ("traced", {"traced": True}), ("chain", None)]
+)
+def test_speeds_are_against_eager_passes(executor: str, second: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever runs the passes of longer decodes."""
+    made: list[dict[str, Any]] = []
+
+    def noting(model: Any, **settings: Any) -> StepTimes:
+        made.append({name: settings[name] for name in ("static", "traced") if name in settings})
+        return StepTimes()
+
+    monkeypatch.setattr(tuning, "sweep", noting)
+    monkeypatch.setattr(tuning, "describe", lambda _: {"executor": executor})
+    monkeypatch.setattr(tuning, "untraceable", lambda _: None if executor == "traced" else "it is not")
+    times, own = tuning.sweep_all(fresh_model("llama"), 64)
+    assert made == [{"static": False}, *([second] if second else [])]
+    assert (times is own) == (second is None)
