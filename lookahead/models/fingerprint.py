@@ -7,6 +7,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -17,16 +18,26 @@ from lookahead.models.hidden_states import own_hook
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _NO_SETTINGS = BUILT_IN - {"training"}
 _COMMON = frozenset(PreTrainedModel.__mro__)  # has hundreds of methods, and none of them in a pass
+_PRECISION = ("allow_tf32", "fp32_precision")
+_SWITCHES: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (torch, ("get_float32_matmul_precision", "get_deterministic_debug_mode")),
+    (torch.backends.cuda, ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")),
+    (torch.backends.cuda, ("fp16_bf16_reduction_math_sdp_allowed", "preferred_blas_library")),
+    (torch.backends.cuda.matmul, ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")),
+    (torch.backends.cuda.matmul, ("allow_fp16_accumulation", *_PRECISION)),
+    (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", *_PRECISION)),
+    (torch.backends.mkldnn, ("enabled", "deterministic", *_PRECISION)),
+)
 _DEPTH = 4  # of lists and dicts in a setting that are looked into
 
 
 def fingerprint(model: PreTrainedModel) -> Hashable:
     """A value that changes when the model would run other operations, or on other memory. Weights, hooks, every setting
-    (adapters are switched by some) and the functions that the model's code calls count. It holds no reference to the
-    model."""
+    (adapters are switched by some), the functions that the model's code calls and torch's switches of kernels count. It
+    holds no reference to the model."""
     configs: dict[int, Hashable] = {}
     numbers: dict[int, int] = {}  # of weights in their order: which modules share one
-    parts: list[Hashable] = [_setting(model.config, configs)]
+    parts: list[Hashable] = [_setting(model.config, configs), *_switches()]
     modules = list(model.modules())
     for module in modules:
         settings = vars(module)
@@ -34,7 +45,7 @@ def fingerprint(model: PreTrainedModel) -> Hashable:
         before = [hook for hook in module._forward_pre_hooks.values() if not own_hook(hook)]
         parts.append((weakref.ref(type(module)), len(module._forward_hooks), len(before)))
         for held in (module._parameters, module._buffers):
-            parts += [(numbers.setdefault(id(tensor), len(numbers)), _address(tensor)) for tensor in held.values()]
+            parts += [(numbers.setdefault(id(tensor), len(numbers)), *_place(tensor)) for tensor in held.values()]
     parts += _code(model, dict.fromkeys(map(type, modules)))
     return tuple(parts)
 
@@ -48,13 +59,25 @@ def weights_stamp(weights: Iterable[Tensor]) -> Hashable:
     return tuple((weight.data_ptr(), weight._version) for weight in weights)
 
 
-def _address(tensor: Tensor | None) -> int:
+def _place(tensor: Tensor | None) -> tuple[Hashable, ...]:
+    """Where a tensor's numbers lie, and how."""
     if tensor is None:
-        return 0
+        return (0,)
     try:
-        return tensor.data_ptr()
+        return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
     except RuntimeError:  # some quantized weights have no memory of their own
-        return id(tensor)
+        return (id(tensor),)
+
+
+def _switches() -> Iterator[Hashable]:
+    """What chooses kernels for all models; asked by old and new names, of which torch may refuse to tell one."""
+    for home, names in _SWITCHES:
+        for name in names:
+            try:
+                value = getattr(home, name, None)
+                yield value() if callable(value) else value
+            except RuntimeError as error:
+                yield type(error)
 
 
 def _setting(value: Any, configs: dict[int, Hashable], depth: int = _DEPTH) -> Hashable:

@@ -18,6 +18,9 @@ from jacobi import TokenTree, additive_mask, ancestor_bits
 from lookahead.models.mask_rules import MaskRule
 
 
+_ALIGNED = 64  # columns; some kernels copy masks whose rows are not aligned, once a layer
+
+
 def map_rules(rules: Any, build: Callable[[MaskRule], Tensor]) -> Any:
     """Build one mask for each rule, keeping the form; equal layer types share a mask."""
     if not isinstance(rules, dict):
@@ -46,7 +49,8 @@ class MaskBuffer:
         ``settled``, the shortest sequence's length, will never change again."""
         batch, _, nodes, slots = self._mask.shape
         if width > nodes or base + width > slots:
-            shape = (batch, 1, max(width, nodes), max(base + width + 256, min(2 * slots, base + width + 4096)))
+            wanted = max(base + width + 256, min(2 * slots, base + width + 4096))
+            shape = (batch, 1, max(width, nodes), -(-wanted // _ALIGNED) * _ALIGNED)
             self._mask = self._mask.new_zeros(shape)
             self._settled = 0
         start = min(self._settled, base)

@@ -79,6 +79,59 @@ def test_changes_are_seen(change: str) -> None:
     assert fingerprint(model) != before
 
 
+def restrided(model: Any) -> None:
+    """The same memory, read in another order."""
+    weight = model.model.layers[0].self_attn.o_proj.weight
+    weight.data = weight.data.t()
+
+
+MORE_CHANGES: dict[str, Callable[[Any], Any]] = {
+    "strides": restrided,
+    "shape": lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data[:40]),
+    "dtype": lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data.view(torch.int64)),
+}
+
+
+@pytest.mark.parametrize("change", MORE_CHANGES)
+def test_how_weights_lie_is_seen(change: str) -> None:
+    """Where they lie is the same."""
+    model = fresh_model("llama").requires_grad_(False)
+    before, place = fingerprint(model), model.lm_head.weight.data_ptr()
+    MORE_CHANGES[change](model)
+    assert fingerprint(model) != before
+    assert model.lm_head.weight.data_ptr() == place
+
+
+SWITCHES: dict[str, Callable[[bool], Any]] = {
+    "TF32": lambda on: setattr(torch.backends.cuda.matmul, "allow_tf32", on),
+    "TF32 of cuDNN": lambda on: setattr(torch.backends.cudnn, "allow_tf32", not on),
+    "precision": lambda on: torch.set_float32_matmul_precision("high" if on else "highest"),
+    "new precision": lambda on: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32" if on else "none"),
+    "deterministic": torch.use_deterministic_algorithms,
+    "flash": lambda on: torch.backends.cuda.enable_flash_sdp(not on),
+    "memory-efficient": lambda on: torch.backends.cuda.enable_mem_efficient_sdp(not on),
+    "cuDNN": lambda on: torch.backends.cuda.enable_cudnn_sdp(not on),
+    "math": lambda on: torch.backends.cuda.enable_math_sdp(not on),
+    "sums": lambda on: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", not on),
+    "sums of half": lambda on: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", not on),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_switches_of_kernels_are_seen(switch: str) -> None:
+    """Also those of which torch tells nothing by their old names, once they were set by the new ones."""
+    model = fresh_model("llama")
+    before = fingerprint(model)
+    SWITCHES[switch](True)
+    try:
+        assert fingerprint(model) != before
+    finally:
+        SWITCHES[switch](False)
+        torch.backends.cuda.matmul.fp32_precision = "none"  # the old names leave another word for it
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert fingerprint(model) == before or switch in ("TF32", "precision")
+
+
 def test_shared_weights_over_one_memory() -> None:
     """Two parameters over the memory of one are two inputs."""
     model = fresh_model("llama", tie_word_embeddings=True)

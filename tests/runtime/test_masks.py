@@ -10,7 +10,7 @@ from helpers.views import rules_of
 from torch import Tensor
 
 from jacobi import TokenTree
-from lookahead.runtime.masks import tree_masks
+from lookahead.runtime.masks import MaskBuffer, tree_masks
 
 
 def random_tree(rng: random.Random, nodes: int) -> TokenTree:
@@ -175,3 +175,13 @@ def test_masks_are_not_shared_between_passes() -> None:
         )
         assert torch.equal(seen(masks, rows), rows.expected("sliding_attention", 6))
         masks.fill_(1.0)
+
+
+@pytest.mark.parametrize("base", [0, 1, 77, 1000, 4097])
+def test_rows_of_buffered_masks_are_aligned(base: int) -> None:
+    """Kernels read several numbers at once, and would copy masks in which they cannot."""
+    buffer = MaskBuffer(2, torch.bfloat16, torch.device("cpu"))
+    for width in (1, 7, 40):
+        mask = buffer.open(width, base, None, base)
+        assert mask.shape == (2, 1, width, base + width)
+        assert not any(stride % 64 for stride in mask.stride()[:3])
