@@ -17,7 +17,6 @@ from torch import Tensor
 from jacobi import TokenTree, additive_mask, ancestor_bits
 from lookahead.models.mask_rules import MaskRule
 
-
 _ALIGNED = 64  # columns; some kernels copy masks whose rows are not aligned, once a layer
 
 
