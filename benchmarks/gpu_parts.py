@@ -102,26 +102,26 @@ def curves(bench: Bench) -> Iterator[Row]:
     """Passes by their nodes: eagerly, while graphs are made, and replayed; beside what memory allows."""
     rate = theory.bandwidth(bench.device, bench.pick(_COPIED, 1 << 16))
     yield {"what": "bandwidth", "gb_per_s": rate}
-    widths = bench.pick(WIDTHS, (1, 4))
+    widths, static = bench.pick((WIDTHS, None), ((1, 4), True))
     for name, sizes in bench.pick(_CURVES, {"tiny": _TINY}).items():
         model = random_model(sizes, torch.bfloat16, bench.device)
         _, read = theory.weights(model)
         for context in bench.pick((256, 8192), (40,)):
             place = {"shape": name, "context": context}
             eager = curve(model, context, (1,), rounds=5, static=False)[1]
-            for taken in _captures(model, context, widths):
+            for taken in _captures(model, context, widths, static):
                 yield {"what": "capture", **place, **taken}
             floor = 1e3 * (read + context * theory.cache_bytes(model)) / (rate["copy"] * 1e9)
-            taken = {str(nodes): ms for nodes, ms in curve(model, context, widths).items()}
+            taken = {str(nodes): ms for nodes, ms in curve(model, context, widths, static=static).items()}
             yield {"what": "curve", **place, "pass_ms": taken, "eager_ms": eager, "floor_ms": floor}
         del model
 
 
 @torch.no_grad()
-def _captures(model: Any, context: int, widths: Sequence[int]) -> list[Row]:
+def _captures(model: Any, context: int, widths: Sequence[int], static: bool | None) -> list[Row]:
     """The first passes of every size, of which one is captured."""
     rows = []
-    with after(context, model, 1, max(widths)) as passes:
+    with after(context, model, 1, max(widths), static) as passes:
         for width in widths:
             trees = [bushy_tree(width, model.config.vocab_size)]
             taken = [1e3 * timed(model.device, partial(passes.forward, trees))[1] for _ in range(4)]

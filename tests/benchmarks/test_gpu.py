@@ -50,6 +50,7 @@ def test_every_part_runs_and_a_broken_one_is_recorded(document: dict[str, Any]) 
     assert {row["way"] for row in parts["attention"]["rows"]} == {"sdpa", "packed", "split", "unmasked"}
     assert {row["method"] for row in parts["races 1.3B"]["rows"]} == {"plain", "lookup2", "auto", "w7", "static"}
     assert {row["dtype"] for row in parts["exactness"]["rows"]} == {"float32", "bfloat16"}
+    assert {row["route"] for row in parts["curves"]["rows"] if row["what"] == "capture"} == {"static"}
 
 
 def test_claims(document: dict[str, Any]) -> None:
