@@ -21,6 +21,7 @@ class Device:
         self.captures: str | None = None  # the stream that does
         self.pools: dict[int, int] = {}  # how many graphs, or captures, hold one
         self.underway: list[int] = []  # pools that take what is allocated
+        self.draws = True  # as the generator of random numbers sees it
         self.emptied = 0
         for name, stand_in in {
             "CUDAGraph": lambda: Graph(self),
@@ -66,12 +67,14 @@ class Graph:
         self.pool: int | None = None
         self.was_reset = False
 
-    def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+    def capture_begin(self, pool: int = 99, capture_error_mode: str = "global") -> None:
         assert capture_error_mode == "thread_local"
         device = self.device
+        if pool == 99:
+            device.fails = ""
         if device.fails == "before it begins":
             raise RuntimeError("no")
-        self.pool = pool
+        self.pool, device.draws = pool, False
         device.pools[pool] = device.pools.get(pool, 0) + 1
         device.underway.append(pool)
         if device.fails == "as it begins":
@@ -89,7 +92,7 @@ class Graph:
         device.end(0, self.pool)
         if device.fails == "without a graph":
             raise RuntimeError("Invalid capture")
-        self.ended = True
+        self.ended = device.draws = True
         if device.fails == "when instantiated":
             raise RuntimeError("no")
 
@@ -126,12 +129,12 @@ def test_a_failed_capture_leaves_nothing(fails: str, monkeypatch: pytest.MonkeyP
 
     with pytest.raises(KeyError if fails == "in the middle" else RuntimeError):
         capture(run, buffers)
-    assert (device.stream, device.captures, device.underway) == ("default", None, [])
+    assert (device.stream, device.captures, device.underway, device.draws) == ("default", None, [], True)
     if fails != "without a graph":  # there torch alone knows that it holds the pool
         assert not any(device.pools.values())
     assert buffers.pool is None
     assert capturing._failed[-1].was_reset
-    device.fails = ""
+    assert not device.fails
     replay, told = capture(run, buffers)
     replay()
     assert told is outputs

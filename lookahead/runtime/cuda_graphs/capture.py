@@ -64,6 +64,18 @@ def _undo(graph: Any, buffers: StaticBuffers) -> None:
     graph.reset()
     buffers.pool = None
     _failed.append(graph)
+    with suppress(RuntimeError):
+        _end_of_drawing(buffers.device)
+
+
+def _end_of_drawing(device: torch.device) -> None:
+    """Let the default generator know that nothing is captured any more, by a capture that succeeds: before 2.13 torch
+    refuses all draws after one that failed."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    torch.zeros((), device=device)  # torch warns of an empty graph
+    graph.capture_end()
+    graph.reset()
 
 
 def timed(run: Callable[[], Outputs], device: torch.device) -> tuple[Outputs, float]:
