@@ -54,7 +54,8 @@ class AutomaticDrafter:
         times, least = self._planner.sizes
         if beside_ms:
             times = [time + beside_ms for time in times]
-        tree, self._values = self._trees.grow(self._root, room, times, least, self._planner.floor, self._planner.gain)
+        planner = self._planner
+        tree, self._values = self._trees.grow(self._root, room, times, least, planner.floor, planner.gain, planner.cut)
         return tree
 
     def _grow_weighing(self, room: int) -> TokenTree:

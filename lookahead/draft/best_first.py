@@ -20,6 +20,7 @@ from torch import Tensor
 
 from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import MOST_ODDS, SLOTS, Acceptance
+from lookahead.draft.replays import Cut
 from lookahead.sources.base import BatchSource, Candidate, Source, is_batch
 
 Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for a node; empty if none was asked
@@ -87,6 +88,7 @@ class BestFirstTree:
         least: Sequence[float],
         floor: float = 0.0,
         gain: float = 1.0,
+        cut: Cut | None = None,
     ) -> tuple[TokenTree, list[float]]:
         """Grow the tree that writes the most tokens per unit of time; with it come its nodes' values, falling.
 
@@ -96,6 +98,7 @@ class BestFirstTree:
             least: for each size, the least slope of ``times`` to a larger one (:func:`.latency.least_slopes`).
             floor: candidates of less value are left out.
             gain: of speed over drafting nothing, that a tree has to promise.
+            cut: what it costs that a chain is not kept whole; None = nothing.
         """
         calibration = self._acceptance.calibration
         odds, parts = self._acceptance.odds, self._parts
@@ -137,7 +140,8 @@ class BestFirstTree:
             node = tree.add(parent, token)
             values.append(value)
             expected += value * calibration
-            rate = expected / times[node]
+            whole = min(1.0, value * calibration)
+            rate = expected / (times[node] + (cut.cost(expected, whole, node + 1) if cut else 0.0))
             if rate >= best:
                 best, best_count = rate, node + 1
             states = [step(state, token) for step, state in zip(steps, states, strict=True)]

@@ -14,6 +14,7 @@ import numpy as np
 
 from jacobi import LookaheadError
 from lookahead._files import write_text
+from lookahead.draft.replays import Cut, Replays
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes a sequence at which the curve is kept; linear in between
 _CONTEXT_BASE = 256  # tokens in the KV cache at which the second context begins; each next one is twice as long
@@ -23,13 +24,12 @@ _OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as a
 _TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers by; twice as many, drift
 _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
 _BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
+_GUESS_STEP = 1.3  # times t(1) for several nodes, where they take other kernels than one
 _GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
 _REFRESH = 8  # passes that a computed curve serves
 _LONGEST_REFRESH = 64  # the same, while nothing is drafted
 _SINGLE_AFTER = (2, 8, 16)  # passes after which t(1) is measured, while it rests on none, one or two passes
 _SINGLE_EVERY = 256  # and once it is known
-_REPLAY_COST = 1.5  # times a pass over two nodes: where replaying costs more, nothing is drafted on top
-_REPLAY_FADE = 0.95  # of what drafted passes caused to be replayed, from pass to pass
 
 
 def _context_index(context: int) -> int:
@@ -39,11 +39,14 @@ def _context_index(context: int) -> int:
 class StepTimes:
     """The latency curve of one model, device, dtype, attention and batch size.
 
-    A ``frozen`` one never learns, so that choices made by it repeat. ``about`` says what it was measured on.
+    A ``frozen`` one never learns, so that choices made by it repeat. ``about`` says what it was measured on. It
+    ``steps`` where a pass over several nodes takes other kernels than one over a single node, as recurrent layers do:
+    then t(1) says nothing of how steep the rest is.
     """
 
     def __init__(self, *, frozen: bool = False, about: dict[str, Any] | None = None) -> None:
         self.frozen = frozen
+        self.steps = False
         self.about = about or {}
         self._mean: dict[tuple[int, int], float] = {}  # by context index and index into NODES, milliseconds
         self._weight: dict[tuple[int, int], float] = {}
@@ -93,11 +96,18 @@ class StepTimes:
 
     def _knots(self, index: int) -> list[float]:
         base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES]
+        single = 0.0
         others = sorted({context for context, _ in self._mean} - {index}, key=lambda other: abs(other - index))
         for other in [*others[::-1], index]:  # the context itself comes last and so counts most
             measured = {at: mean for (context, at), mean in self._mean.items() if context == other}
+            if self.steps:
+                single = measured.pop(0, single)
             if measured:
                 base = _through(base, measured)
+        if self.steps:
+            scale = 1.0 if any(at for _, at in self._mean) else (single or 1.0) * _GUESS_STEP
+            base = [value * scale for value in base]
+            base[0] = single or base[0] / _GUESS_STEP
         return [value * self._drift for value in base] if self._mean else base
 
     def as_frozen(self) -> Self:
@@ -191,6 +201,10 @@ class ModelLimits(Protocol):
         """Tokens that the next pass replays before its tree, as `runtime.linear` does."""
 
     @property
+    def replays(self) -> bool:
+        """Whether the accepted tokens of a draft that is cut short are replayed."""
+
+    @property
     def plain_ms(self) -> float | None:
         """Milliseconds of the model's own pass over one node, where this call's are faster; None = they are not."""
 
@@ -202,8 +216,8 @@ class PassCosts:
 
         | replayed ... | root | tree ... | window ... |
 
-    The replay is charged to the drafts that cause it, and not to the tree behind it. ``anew`` finds the curve again
-    once passes are run in another way; a tree has at most ``most`` nodes with its root.
+    The replay is charged to the drafts that cause it (``cut``), and not to the tree behind it. ``anew`` finds the curve
+    again once passes are run in another way; a tree has at most ``most`` nodes with its root.
     """
 
     def __init__(self, times: StepTimes, limits: ModelLimits, anew: Callable[[], StepTimes] | None, most: int) -> None:
@@ -211,6 +225,7 @@ class PassCosts:
         self.curve: list[float] = []  # cost of a pass over 1, 2, ... nodes; empty until it is read
         self.trees: list[float] = []  # the same of a tree, beside the window
         self.least: list[float] = []  # the least slopes of ``trees``
+        self.cut: Cut | None = None  # what it costs that this pass's draft is cut short; None = nothing
         self.single_ms = 0.0  # what the passes so far would have taken as plain decoding, as far as is known
         self.timed_ms = 0.0  # what they took
         self._limits = limits
@@ -220,8 +235,8 @@ class PassCosts:
         self._served = 0  # passes since the curve was read
         self._since_single = 0  # passes since one had a single node
         self._replayed = 0  # tokens that this pass replays
-        self._replay_ms = 0.0  # what replays cost of late, and how many drafted passes caused them
-        self._replay_passes = 1.0
+        self._width = 1  # of the last pass
+        self._replays = Replays()
 
     def open(self, context: int, resting: int) -> bool:
         """Prepare for a pass behind ``context`` tokens, after ``resting`` plain passes: is the curve to be read?"""
@@ -229,6 +244,7 @@ class PassCosts:
         self._served += 1
         self._since_single += 1
         before, self._replayed = self._replayed, self._limits.again
+        self._replays.observe(self._width, before, self._replayed)
         serves = max(_REFRESH, min(resting, _LONGEST_REFRESH))
         return not self.curve or self._served >= serves or self._replayed != before
 
@@ -241,21 +257,15 @@ class PassCosts:
     def read_trees(self, window: int) -> None:
         """Work out what trees cost beside a window of so many nodes."""
         # The draft that was cut short has paid for the replay: without it, one node would take t(1).
-        paid = self._replay_cost
+        paid = self.curve[self._replayed] - self.curve[0]
         self.trees = [cost - paid for cost in self.curve[window + self._replayed :]]
-        if self._replay_ms:  # a draft that is cut short will have to be paid for once more
-            later = self._replay_ms / self._replay_passes
-            self.trees[1:] = [cost + later for cost in self.trees[1:]]
+        self.cut = self._replays.cut(self.curve, self._replayed) if self._limits.replays else None
         self.least = least_slopes(self.trees)
 
     @property
-    def _replay_cost(self) -> float:
-        return self.curve[self._replayed] - self.curve[0]
-
-    @property
-    def replay_is_expensive(self) -> bool:
-        """Whether this pass replays so much that nothing is to be drafted behind it."""
-        return bool(self._replayed) and self.curve[self._replayed] > _REPLAY_COST * self.curve[1]
+    def cut_ms(self) -> float:
+        """What drafts that are cut short cost a draft, on the average of late."""
+        return 0.0 if self.cut is None else self._replays.mean_ms(self.cut)
 
     @property
     def single_is_due(self) -> bool:
@@ -276,14 +286,8 @@ class PassCosts:
             self.timed_ms += taken_ms
             single_ms = self.curve[0] if self.curve else self.times.ms(1, self._context)
             self.single_ms += max(single_ms, self._limits.plain_ms or 0.0)
-        if self._replayed or self._replay_ms:
-            self._replay_ms *= _REPLAY_FADE
-            self._replay_passes *= _REPLAY_FADE
-            if self.curve:
-                self._replay_ms += self._replay_cost
-        if width > 1:
-            self._replay_passes += 1
-        elif not self._replayed:
+        self._width = width
+        if width == 1 and not self._replayed:
             self._since_single = 0
 
 

@@ -8,6 +8,7 @@ from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.latency import ModelLimits, PassCosts, StepTimes
+from lookahead.draft.replays import Cut
 from lookahead.draft.tree_worth import TreeWorth, WindowColumns
 from lookahead.sources.jacobi_window import WindowSource, window_nodes
 
@@ -97,6 +98,7 @@ class Planner:
         self.mode = Mode.DRAFT if nodes is None else Mode.FIXED
         self.sizes = _flat(1)  # cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on
         self.gain = 1.0  # least gain of speed for which anything is drafted
+        self.cut: Cut | None = None  # what it costs that a draft is cut short, where the tree is to pay for that
         self.expensive = expensive or ExpensiveSources()
         self.expensive_ms = 0.0  # what they took in this pass
         self.credited: Counter[str] = Counter()  # accepted tokens by source
@@ -149,18 +151,18 @@ class Planner:
         return Mode.MEASURE if costs.single_is_due else Mode.DRAFT
 
     def _choose_sizes(self) -> None:
-        costs, self.gain = self.costs, 1.0
-        if costs.replay_is_expensive or self.mode in (Mode.MEASURE, Mode.REST):
+        costs, self.gain, self.cut = self.costs, 1.0, None
+        if self.mode in (Mode.MEASURE, Mode.REST):
             self.sizes = _flat(1)
         elif self.mode is Mode.PROBE:
             self.sizes = _flat(min(len(costs.trees), 1 + _PROBE_NODES))
         elif self._batch > 1:
-            beside_ms = 0.0 if costs.times.frozen else self.expensive.ms
+            beside_ms = costs.cut_ms + (0.0 if costs.times.frozen else self.expensive.ms)
             drafted = [cost + beside_ms for cost in costs.trees[1:]]
             size = self._worth.batch_size([costs.trees[0], *drafted], self._batch)
             self.sizes = _flat(min(len(costs.trees), size))
         else:
-            self.sizes, self.gain = (costs.trees, costs.least), _LEAST_GAIN
+            self.sizes, self.gain, self.cut = (costs.trees, costs.least), _LEAST_GAIN, costs.cut
 
     def learn(
         self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool, written: int

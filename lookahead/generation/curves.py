@@ -106,6 +106,7 @@ def step_times(
     static: bool | None = None,
     traces: Traces | None = None,
     traits: ModelTraits | None = None,
+    steps: bool = False,
 ) -> StepTimes:
     """The curve for a call: the caller's, else what earlier calls learnt, else a saved one, else an empty one.
 
@@ -114,6 +115,7 @@ def step_times(
         given: the caller's curve.
         traces: the model's traced passes. Curves are saved for passes that are all traced, and for passes of which
             none is; a mixture's is learnt.
+        steps: see :class:`StepTimes`.
     """
     if given is not None:
         return given
@@ -126,4 +128,5 @@ def step_times(
         everything = {kind.single for kind in traced} == {True, False}
         saved = cached(model, batch, static, everything) if everything or not traced else None
         memory[key] = saved or (near[-1].as_guess() if near else StepTimes())
+        memory[key].steps = steps
     return memory[key]

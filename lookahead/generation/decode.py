@@ -64,7 +64,8 @@ def decode(strategy: Strategy, call: Call) -> Output:
         )
 
         def curve() -> StepTimes:
-            return step_times(call.model, call.batch, memory.times, None, strategy.static, traces, call.traits)
+            how = (strategy.static, traces, call.traits, plan.route == "chain")
+            return step_times(call.model, call.batch, memory.times, None, *how)
 
         drafts = strategy.drafts(draft_context(call, sequences, memory, model, curve, strategy.seed))
         depths = [0] * call.batch

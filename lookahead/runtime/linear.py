@@ -106,6 +106,11 @@ class LinearModel:
         """Tokens of each sequence that the next pass replays."""
         return len(self._again[0])
 
+    @property
+    def replays(self) -> bool:
+        """Whether the accepted tokens of a draft that is cut short are replayed; else the cache gives tokens back."""
+        return not self._croppable
+
     def prefill(self) -> Scores:
         kwargs = dict(self._kwargs)
         if self._top_k and "logits_to_keep" in kwargs:

@@ -75,13 +75,15 @@ class TreeModel:
         top_k: top-k candidates gathered at those of the prompt's tokens whose logits are kept.
 
     Attributes:
-        again: tokens that the next pass replays, and ``replayed``, how many there have been: none here.
+        again: tokens that the next pass replays, and ``replayed``, how many there have been: none here. It never
+            ``replays`` any.
         hidden: notes hidden states of every pass; None = nobody wants any.
         fell_back: why passes are transformers' own by now; None = they are not.
     """
 
     again = 0
     replayed = 0
+    replays = False
 
     def __init__(
         self,

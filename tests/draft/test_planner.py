@@ -146,60 +146,6 @@ def test_prompts_share_what_is_gathered_of_them(batch: int, expected: int, made:
     assert expected in seen
 
 
-def test_what_is_fed_again_counts_as_nodes() -> None:
-    """Sizes cost what they add behind the tokens that are fed again; where those are dear, nothing is drafted."""
-    for slope, room in ((0.01, 17), (0.3, 1)):
-        times, limits = curve(slope), Limits()
-        planner = Planner(times, Acceptance([SuffixSource()]), limits=limits, batch=1, most_nodes=16)
-        planner.open(64)
-        assert len(planner.sizes[0]) == 17
-        limits.again = 5
-        planner.open(64)
-        assert len(planner.sizes[0]) == room
-        if room > 1:
-            assert planner.sizes[0][0] == pytest.approx(times.ms(1, 64))  # the draft before has paid for the others
-            assert planner.sizes[0][3] == pytest.approx(times.ms(1, 64) + times.ms(9, 64) - times.ms(6, 64))
-        limits.again = 0
-        planner.open(64)
-        assert len(planner.sizes[0]) == 17
-
-
-def test_a_draft_pays_for_what_is_fed_again() -> None:
-    """What passes fed again of late is added to every size but the first."""
-    times, limits = curve(0.05), Limits()
-    planner = Planner(times, Acceptance([SuffixSource()]), limits=limits, batch=1, most_nodes=16)
-    for fed in (0, 3) * 20:
-        limits.again = fed
-        planner.open(64)
-        step: Any = SimpleNamespace(trees=[range(4)], draft_ms=0.0, forward_ms=times.ms(4 + fed, 64), keep_ms=0.0)
-        planner.observe(step)
-    limits.again = 0
-    planner.open(64)
-    costs = planner.sizes[0]
-    assert costs[0] == pytest.approx(times.ms(1, 64))
-    three = times.ms(7, 64) - times.ms(4, 64)  # fed again after every second draft
-    assert 0.3 * three < costs[3] - times.ms(4, 64) < 0.7 * three
-
-
-def test_the_step_to_several_tokens_is_paid_by_the_draft_that_was_cut_short() -> None:
-    """Where more than one token costs a step, feeding again costs it, whatever is drafted on top in the same pass."""
-    times, limits = curve(0.0, step=2.0), Limits()
-    planner = Planner(times, Acceptance([SuffixSource()]), limits=limits, batch=1, most_nodes=16)
-    for fed in (0, 3) * 40:
-        limits.again = fed
-        planner.open(64)
-        step: Any = SimpleNamespace(trees=[range(4)], draft_ms=0.0, forward_ms=3.0, keep_ms=0.0)
-        planner.observe(step)
-    limits.again = 0
-    planner.open(64)
-    assert planner.sizes[0][0] == pytest.approx(1.0)
-    assert 3.7 < planner.sizes[0][3] < 4.3  # the step, and another one after every second draft
-    limits.again = 3
-    planner.open(64)
-    assert planner.sizes[0][0] == pytest.approx(1.0)
-    assert 1.7 < planner.sizes[0][3] < 2.3  # now the step is taken anyway
-
-
 @pytest.mark.parametrize(("step", "first"), [(0.0, 32), (0.5, 32), (2.0, 100)])
 def test_dear_trials_are_rare(step: float, first: int) -> None:
     """While nothing seems to pay, a small draft is tried after 32 passes, or after as many as make it a fiftieth."""

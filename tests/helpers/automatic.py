@@ -76,8 +76,9 @@ class Limits:
 
     plain_ms: float | None = None
 
-    def __init__(self, again: int = 0) -> None:
+    def __init__(self, again: int = 0, replays: bool = False) -> None:
         self.again = again
+        self.replays = replays
 
     def bucket(self, nodes: int) -> int:
         return nodes
