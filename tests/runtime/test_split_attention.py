@@ -170,3 +170,15 @@ def test_rows_of_masks_are_aligned_on_an_accelerator(slots: int, nodes: int) -> 
     rows = split_attention.RowsMask(torch.zeros(2, 1, nodes, slots, device="meta"), nodes, 4).rows
     assert rows.shape == (2, 1, 4 * nodes, slots)
     assert not any(stride % 64 for stride in (rows.stride(0), rows.stride(2)))
+
+
+@pytest.mark.parametrize(("batch", "nodes", "slots"), [(1, 1, 8320), (1, 64, 8331), (2, 5, 777)])
+def test_how_the_kernel_of_an_accelerator_is_called(batch: int, nodes: int, slots: int) -> None:
+    """With shapes that it takes; its log-sum-exp has more rows than the query."""
+    query = torch.zeros(batch, 32, nodes, 128, dtype=torch.bfloat16, device="meta")
+    key, value = torch.zeros(2, batch, 8, slots + 64, 128, dtype=torch.bfloat16, device="meta")[:, :, :, :slots]
+    mask = torch.zeros(batch, 1, nodes, slots, dtype=torch.bfloat16, device="meta")
+    for chunk in (512, slots):
+        output = attended(query, key, value, mask, chunk)
+        assert output.shape == (batch, nodes, 32, 128)
+        assert output.dtype == torch.bfloat16

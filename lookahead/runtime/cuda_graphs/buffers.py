@@ -21,7 +21,7 @@ from lookahead.runtime.masks import ancestor_words
 _BUCKETS = (1, 8, 16, 32, 64, 128)
 _LEAST_SPAN = 256  # slots
 MOVES = 32  # accepted nodes a row that the pass itself moves; longer paths are moved before it
-_MOST_GRAPHS = 32  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
+_MOST_GRAPHS = 64  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
 _KEPT = 2  # sets of buffers that wait for a model's next call
 
 _T = TypeVar("_T")
