@@ -144,9 +144,9 @@ def attention(bench: Bench) -> Iterator[Row]:
             mask[..., history:] = torch.finfo(torch.bfloat16).min
             mask[..., history : history + nodes].triu_(1)
             exact = _sdpa(query.float(), key.float(), value.float(), mask.float())
-            for name, way in _ways(query, key, value, mask).items():
-                with chunked(32) if bench.quick else nullcontext():
-                    off, ms = (way().float() - exact).abs().max().item(), _launched_ms(bench, way)
+            chunks = bench.pick((slots, 512, 1024, 2048), (slots, 32))
+            for name, way in _ways(query, key, value, mask, chunks).items():
+                off, ms = (way().float() - exact).abs().max().item(), _launched_ms(bench, way)
                 yield {"history": history, "nodes": nodes, "way": name, "ms": ms, "off_by": off}
 
 
@@ -155,19 +155,28 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Ten
     return attend(query, key, value, attn_mask=mask, enable_gqa=True)
 
 
-def _ways(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """torch's own, heads packed for one kernel, and the keys split; of one node plain decoding's, without a mask."""
+def _ways(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, chunks: Sequence[int]
+) -> dict[str, Callable[[], Tensor]]:
+    """torch's own, heads packed for one kernel, and the keys split as the library would and in ``chunks``; of one node
+    plain decoding's, without a mask."""
     _, heads, nodes, channels = query.shape
     grouped = heads // key.shape[1]
     rows, packed = RowsMask(mask, nodes, grouped), query.reshape(1, key.shape[1], grouped * nodes, channels)
+
+    def split(length: int | None = None) -> Tensor:
+        with nullcontext() if length is None else chunked(length):
+            return fused_attention(packed, key, value, rows, None).reshape(query.shape)
+
+    written = int((mask[0, 0, -1] == 0).sum())
     ways = {
         "sdpa": lambda: _sdpa(query, key, value, mask),
         "packed": lambda: packed_attention(query, key, value, mask, None),
-        "split": lambda: fused_attention(packed, key, value, rows, None).reshape(query.shape),
+        "split": split,
+        **{f"split, chunks of {length}": partial(split, length) for length in chunks},
+        "unmasked": lambda: _sdpa(query, key[:, :, :written], value[:, :, :written], None),
     }
-    written = int((mask[0, 0, -1] == 0).sum())
-    unmasked = {"unmasked": lambda: _sdpa(query, key[:, :, :written], value[:, :, :written], None)}
-    return ways | (unmasked if nodes == 1 else {})
+    return {name: way for name, way in ways.items() if nodes == 1 or name != "unmasked"}
 
 
 def _launched_ms(bench: Bench, run: Callable[[], Tensor], calls: int = 16) -> float:

@@ -47,7 +47,13 @@ def test_every_part_runs_and_a_broken_one_is_recorded(document: dict[str, Any]) 
     assert broken["rows"] == [{"what": "bandwidth"}]
     assert broken["error"] == "RuntimeError: an illegal memory access was encountered"
     assert all(part["rows"] and part["error"] is None for part in parts.values())
-    assert {row["way"] for row in parts["attention"]["rows"]} == {"sdpa", "packed", "split", "unmasked"}
+    assert {row["way"] for row in parts["attention"]["rows"]} >= {
+        "sdpa",
+        "packed",
+        "split",
+        "split, chunks of 32",
+        "unmasked",
+    }
     assert {row["method"] for row in parts["races 1.3B"]["rows"]} == {"plain", "lookup2", "auto", "w7", "static"}
     assert {row["dtype"] for row in parts["exactness"]["rows"]} == {"float32", "bfloat16"}
     assert {row["route"] for row in parts["curves"]["rows"] if row["what"] == "capture"} == {"static"}
