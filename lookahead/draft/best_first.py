@@ -95,7 +95,7 @@ class BestFirstTree:
         Args:
             room: greatest depth.
             times: cost of a pass over 1, 2, ... nodes: as many as the tree may have. Equal costs make it as large.
-            least: for each size, the least slope of ``times`` to a larger one (:func:`.latency.least_slopes`).
+            least: for each size, the least slope of ``times`` to a larger one (:func:`.pass_costs.least_slopes`).
             floor: candidates of less value are left out.
             gain: of speed over drafting nothing, that a tree has to promise.
             cut: what it costs that a chain is not kept whole; None = nothing.

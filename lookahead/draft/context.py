@@ -7,8 +7,9 @@ from typing import Any
 
 from jacobi import Drafter
 from jacobi import Wants as Wants
-from lookahead.draft.latency import ModelLimits, StepTimes
+from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
+from lookahead.draft.pass_costs import ModelLimits
 from lookahead.draft.planner import Planner
 from lookahead.models.hidden_states import HiddenStates
 

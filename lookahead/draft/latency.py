@@ -1,20 +1,19 @@
-"""What a pass costs: the latency curve t(nodes, context), and how trees have to pay for it. The curve is not monotone
-and differs by model, device, dtype and attention, so it is never assumed: it starts from an optimistic guess and
-follows what passes take, or is measured, saved and read back."""
+"""What a pass costs: the latency curve t(nodes, context). It is not monotone and differs by model,
+device, dtype and attention, so it is never assumed: it starts from an optimistic guess and follows what passes take, or
+is measured, saved and read back."""
 
 import copy
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from jacobi import LookaheadError
 from lookahead._files import write_text
-from lookahead.draft.replays import Cut, Replays
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # nodes a sequence at which the curve is kept; linear in between
 _CONTEXT_BASE = 256  # tokens in the KV cache at which the second context begins; each next one is twice as long
@@ -26,10 +25,6 @@ _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole mac
 _BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
 _GUESS_STEP = 1.3  # times t(1) for several nodes, where they take other kernels than one
 _GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
-_REFRESH = 8  # passes that a computed curve serves
-_LONGEST_REFRESH = 64  # the same, while nothing is drafted
-_SINGLE_AFTER = (2, 8, 16)  # passes after which t(1) is measured, while it rests on none, one or two passes
-_SINGLE_EVERY = 256  # and once it is known
 
 
 def _context_index(context: int) -> int:
@@ -188,119 +183,3 @@ def _through(base: Sequence[float], measured: dict[int, float]) -> list[float]:
         for place in range(last + 1, len(bent)):
             bent[place] = max(bent[place], bent[place - 1] + slope * (NODES[place] - NODES[place - 1]))
     return bent
-
-
-class ModelLimits(Protocol):
-    """What drafts need to know of the model as this call runs it."""
-
-    def bucket(self, nodes: int) -> int:
-        """The number of nodes that a pass over ``nodes`` nodes really computes."""
-
-    @property
-    def again(self) -> int:
-        """Tokens that the next pass replays before its tree, as `runtime.linear` does."""
-
-    @property
-    def replays(self) -> bool:
-        """Whether the accepted tokens of a draft that is cut short are replayed."""
-
-    @property
-    def plain_ms(self) -> float | None:
-        """Milliseconds of the model's own pass over one node, where this call's are faster; None = they are not."""
-
-
-class PassCosts:
-    """What the passes of a call cost, in milliseconds.
-
-    A linear draft that is cut short has its accepted tokens replayed by the next pass, which may hold::
-
-        | replayed ... | root | tree ... | window ... |
-
-    The replay is charged to the drafts that cause it (``cut``), and not to the tree behind it. ``anew`` finds the curve
-    again once passes are run in another way; a tree has at most ``most`` nodes with its root.
-    """
-
-    def __init__(self, times: StepTimes, limits: ModelLimits, anew: Callable[[], StepTimes] | None, most: int) -> None:
-        self.times = times
-        self.curve: list[float] = []  # cost of a pass over 1, 2, ... nodes; empty until it is read
-        self.trees: list[float] = []  # the same of a tree, beside the window
-        self.least: list[float] = []  # the least slopes of ``trees``
-        self.cut: Cut | None = None  # what it costs that this pass's draft is cut short; None = nothing
-        self.single_ms = 0.0  # what the passes so far would have taken as plain decoding, as far as is known
-        self.timed_ms = 0.0  # what they took
-        self._limits = limits
-        self._anew = anew
-        self._most = most
-        self._context = 0
-        self._served = 0  # passes since the curve was read
-        self._since_single = 0  # passes since one had a single node
-        self._replayed = 0  # tokens that this pass replays
-        self._width = 1  # of the last pass
-        self._replays = Replays()
-
-    def open(self, context: int, resting: int) -> bool:
-        """Prepare for a pass behind ``context`` tokens, after ``resting`` plain passes: is the curve to be read?"""
-        self._context = context
-        self._served += 1
-        self._since_single += 1
-        before, self._replayed = self._replayed, self._limits.again
-        self._replays.observe(self._width, before, self._replayed)
-        serves = max(_REFRESH, min(resting, _LONGEST_REFRESH))
-        return not self.curve or self._served >= serves or self._replayed != before
-
-    def read(self) -> None:
-        self._served = 0
-        sizes = [self._limits.bucket(count) for count in range(1, self._most + self._replayed + 1)]
-        knots = self.times.curve(self._context, max(sizes))
-        self.curve = [knots[size - 1] for size in sizes]
-
-    def read_trees(self, window: int) -> None:
-        """Work out what trees cost beside a window of so many nodes."""
-        # The draft that was cut short has paid for the replay: without it, one node would take t(1).
-        paid = self.curve[self._replayed] - self.curve[0]
-        self.trees = [cost - paid for cost in self.curve[window + self._replayed :]]
-        self.cut = self._replays.cut(self.curve, self._replayed) if self._limits.replays else None
-        self.least = least_slopes(self.trees)
-
-    @property
-    def cut_ms(self) -> float:
-        """What drafts that are cut short cost a draft, on the average of late."""
-        return 0.0 if self.cut is None else self._replays.mean_ms(self.cut)
-
-    @property
-    def single_is_due(self) -> bool:
-        known = int(self.times.weight(1, self._context))
-        after = _SINGLE_AFTER[known] if known < len(_SINGLE_AFTER) else _SINGLE_EVERY
-        return not self.times.frozen and self._since_single > after
-
-    def renew(self, spent_ms: float) -> None:
-        """Passes are run in another way from now on; the change itself took ``spent_ms``."""
-        self.timed_ms += spent_ms
-        if self._anew is not None:
-            self.times, self.curve = self._anew(), []
-
-    def observe(self, width: int, taken_ms: float, beside_ms: float) -> None:
-        """Take in a pass over ``width`` nodes, of whose time the curve knows nothing of ``beside_ms``."""
-        self.times.add(self._limits.bucket(width + self._replayed), self._context, taken_ms - beside_ms)
-        if self.times.knows_single:
-            self.timed_ms += taken_ms
-            single_ms = self.curve[0] if self.curve else self.times.ms(1, self._context)
-            self.single_ms += max(single_ms, self._limits.plain_ms or 0.0)
-        self._width = width
-        if width == 1 and not self._replayed:
-            self._since_single = 0
-
-
-def least_slopes(curve: Sequence[float]) -> list[float]:
-    """For each size, the least cost per further node to any larger size: the lower convex hull's slope; inf at last."""
-    slopes = [float("inf")] * len(curve)
-    hull = [len(curve) - 1]  # of the sizes to the right, nearest last
-    for size in range(len(curve) - 2, -1, -1):
-        while len(hull) > 1:
-            near, next_one = hull[-1], hull[-2]
-            if (curve[near] - curve[size]) * (next_one - size) < (curve[next_one] - curve[size]) * (near - size):
-                break
-            hull.pop()
-        slopes[size] = (curve[hull[-1]] - curve[size]) / (hull[-1] - size)
-        hull.append(size)
-    return slopes

@@ -7,7 +7,8 @@ from enum import Enum
 from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import ExpensiveSources
-from lookahead.draft.latency import ModelLimits, PassCosts, StepTimes
+from lookahead.draft.latency import StepTimes
+from lookahead.draft.pass_costs import ModelLimits, PassCosts
 from lookahead.draft.replays import Cut
 from lookahead.draft.tree_worth import TreeWorth, WindowColumns
 from lookahead.sources.jacobi_window import WindowSource, window_nodes

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
-from lookahead.draft.latency import least_slopes
+from lookahead.draft.pass_costs import least_slopes
 
 
 def with_rates(sources: Sequence[Any], rates: Sequence[float]) -> Acceptance:

@@ -12,7 +12,8 @@ from helpers.hybrids import counting_hybrid
 from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
-from lookahead.draft.latency import StepTimes, least_slopes
+from lookahead.draft.latency import StepTimes
+from lookahead.draft.pass_costs import least_slopes
 from lookahead.draft.planner import Planner
 from lookahead.draft.replays import Cut
 from lookahead.sources import SuffixSource

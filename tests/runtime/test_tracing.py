@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.models.ministral3 import modeling_ministral3
 
 from lookahead import Jacobi, Lookahead
-from lookahead.draft.latency import PassCosts
+from lookahead.draft.pass_costs import PassCosts
 from lookahead.medusa import Medusa, MedusaHeads
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.runtime.tracing import schedule as tracing
