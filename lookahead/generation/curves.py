@@ -107,6 +107,7 @@ def step_times(
     traces: Traces | None = None,
     traits: ModelTraits | None = None,
     steps: bool = False,
+    packed: bool = False,
 ) -> StepTimes:
     """The curve for a call: the caller's, else what earlier calls learnt, else a saved one, else an empty one.
 
@@ -116,17 +117,19 @@ def step_times(
         traces: the model's traced passes. Curves are saved for passes that are all traced, and for passes of which
             none is; a mixture's is learnt.
         steps: see :class:`StepTimes`.
+        packed: passes run on packed weights, for which curves are learnt: a saved one is a guess.
     """
     if given is not None:
         return given
     traits = traits or ModelTraits.of(model)
     fixed = dynamic_reason(static, model, traits) is None
     traced = frozenset(traces.made) if traces is not None else frozenset()
-    key = (batch, model.dtype, model.device, traits.attention, fixed, torch.get_num_threads(), traced)
+    key = (batch, model.dtype, model.device, traits.attention, fixed, torch.get_num_threads(), packed, traced)
     if key not in memory:
-        near = [curve for other, curve in memory.items() if other[:-1] == key[:-1]]
+        near = [curve for other, curve in memory.items() if other[:-2] == key[:-2]]
         everything = {kind.single for kind in traced} == {True, False}
         saved = cached(model, batch, static, everything) if everything or not traced else None
-        memory[key] = saved or (near[-1].as_guess() if near else StepTimes())
+        guess = near[-1] if near else saved
+        memory[key] = saved if saved and not packed else guess.as_guess() if guess else StepTimes()
         memory[key].steps = steps
     return memory[key]

@@ -9,6 +9,7 @@ from jacobi import Step
 from lookahead.draft.planner import Planner
 from lookahead.generation.call import Call
 from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.packing import packing_of
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import TraceSchedule
 from lookahead.runtime.tree import TreeModel
@@ -37,6 +38,8 @@ class Observers:
         if isinstance(executor, TracedExecutor):
             renewed = (lambda ms: None) if planner is None else planner.costs.renew
             self._traces = TraceSchedule(call.model, executor, call.batch, sequences.most_new, renewed)
+        unpacked = isinstance(model, TreeModel) and model.forward_pass.packed is None
+        self._packing = packing_of(call.model) if unpacked else None
         self._stream = None if call.streamer is None else _Stream(call.streamer, sequences)
         self._first = True
         self._before = [0] * sequences.batch
@@ -50,6 +53,8 @@ class Observers:
             self._before = after
         if planner is not None and not self._first:
             planner.observe(step)
+        if self._packing is not None and not self._first:
+            self._packing.spend(sum(map(len, step.trees)), step.forward_ms)
         if self._stream is not None:
             self._stream.flush()
         if self._traces is not None and not all(sequences.finished):

@@ -33,6 +33,7 @@ _EXPERTS = "transformers.integrations.moe"
 _KEYS = "key_states value_states"
 _REPLAYED = "linear drafts replay what was accepted"
 _TRACES = "passes are not traced"
+_PACKED = "weights are not packed"
 _UNDONE = "a capture that fails leaves the allocator of CUDA memory as if it went on"
 _TRAINED = "Medusa's heads cannot be trained"
 _WATCHED = "nobody notices modes that watch every operation"
@@ -89,6 +90,8 @@ PRIVATES = (
     Private("torch._C", "_cuda_endAllocateToPool", lost=_UNDONE),
     Private("torch._C", "_cuda_releasePool", lost=_UNDONE),
     Private("torch", "Tensor._version"),
+    Private("torch", "ops.mkldnn._linear_pointwise", lost=_PACKED),
+    Private("torch", "ops.mkldnn._reorder_linear_weight", lost=_PACKED),
     # The trainer: what a checkpoint holds, and on how many GPUs one process trains.
     Private(TRAINER, "Trainer._save", "output_dir state_dict", lost=_TRAINED),
     Private(TRAINER, "Trainer._load_from_checkpoint", "resume_from_checkpoint model", lost=_TRAINED),

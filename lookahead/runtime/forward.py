@@ -21,6 +21,7 @@ from lookahead.runtime.attention import packing_pays, tree_forward
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
+from lookahead.runtime.packing import Packed, packed_twin
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
 _PROMPT_ONLY = (
@@ -52,6 +53,7 @@ class TreeForward:
         prompt_logits: at how many of the prompt's last tokens logits are wanted, where the model can leave others out.
 
     Attributes:
+        module: what tree forwards run on: the model, or a twin of it over ``packed`` weights.
         kwargs: what goes along with every tree forward.
         rules: the mask rules of the model's layers.
         token_types: of the prompt, ``[batch, token]``; the last one is carried on.
@@ -72,6 +74,8 @@ class TreeForward:
         prompt_logits: int = 1,
     ) -> None:
         self.model = model
+        self.module: Any = model
+        self.packed: Packed | None = None
         self.traits = traits
         self.layout = layout
         self.hidden = hidden
@@ -88,6 +92,10 @@ class TreeForward:
         self._overrides = overrides_for(model) if traits.counts_slots else []
         self._window = shortest_window(traits, self.rules)
         self._masks: MaskBuffer | None = None
+
+    def use(self, packed: Packed) -> None:
+        """Run tree forwards over packed weights; the prompt's pass stays plain decoding's."""
+        self.packed, self.module = packed, packed_twin(self.model, packed)
 
     @property
     def batch(self) -> int:
@@ -170,7 +178,7 @@ class TreeForward:
         """Run the model, or another module with its cache, over a pass's inputs and masks."""
         if self.hidden is not None:
             self.hidden.expect()
-        logits: Tensor = (module or self.model)(**inputs, **self.kwargs).logits
+        logits: Tensor = (module or self.module)(**inputs, **self.kwargs).logits
         return Outputs(logits, () if self.hidden is None else self.hidden.take(logits))
 
     def packs(self, nodes: int) -> bool:

@@ -21,6 +21,7 @@ from lookahead.runtime.executor import EagerExecutor, Executor
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.packing import Packed
 from lookahead.runtime.tree import TreeModel, Writing
 
 
@@ -46,6 +47,7 @@ def open_tree(
     *,
     static: bool | None = None,
     traced: Callable[[TreeForward, str], Executor] | None = None,
+    packed: Packed | None = None,
 ) -> TreeModel:
     """A model that follows trees; call its ``close()`` when the call is over.
 
@@ -53,6 +55,7 @@ def open_tree(
         writing: the text; None = passes outside of ``generate``.
         static: fixed shapes, on CUDA as graphs: None = on CUDA where possible, True = or an error, False = never.
         traced: makes the executor of passes that are given nothing special; None = they are run eagerly.
+        packed: the model's packed weights, for passes with shapes that follow the text; None = there are none.
 
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
@@ -73,10 +76,13 @@ def open_tree(
     executor: Executor
     if reason is None:
         executor = GraphExecutor(forward, required=static is True)
+        packed = None
     elif traced is not None and forward.is_plain and not traits.is_encoder_decoder:
         executor = traced(forward, reason)
     else:
         executor = EagerExecutor(forward, reason)
+    if packed is not None:
+        forward.use(packed)
     return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wants.top_k)
 
 

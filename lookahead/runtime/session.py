@@ -18,6 +18,7 @@ from lookahead.runtime.experts import expert_kernels
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Prompt, open_linear, open_tree
+from lookahead.runtime.packing import Packed
 from lookahead.runtime.tree import TreeModel
 
 
@@ -31,6 +32,7 @@ def bare_model(
     past: Cache | None = None,
     taps: Sequence[str] = (),
     traced: Callable[[TreeForward, str], Executor] | None = None,
+    packed: Packed | None = None,
     **inputs: Any,
 ) -> Iterator[TreeModel]:
     """A view of ``model`` with all of ``prompt`` in its KV cache: the trees of a pass start with the token after it.
@@ -39,7 +41,7 @@ def bare_model(
         model: a model that lookahead supports; what an encoder says is made up.
         prompt: ``[batch, token]``, at least one token.
         new_tokens: slots to make room for, beside the prompt's.
-        static, traced: as for :func:`lookahead.runtime.open.open_tree`.
+        static, traced, packed: as for :func:`lookahead.runtime.open.open_tree`.
         past: what comes before the prompt; only read.
         taps: hidden states that every pass notes.
     """
@@ -52,7 +54,7 @@ def bare_model(
         positions = torch.arange(before, before + count, device=traits.device)[None].expand(batch, -1)
         inputs = {"position_ids": positions} | inputs
     given = Prompt(prompt, GenerationConfig(), inputs, past, new_tokens)
-    view = open_tree(model, traits, given, None, Wants(taps=tuple(taps)), static=static, traced=traced)
+    view = open_tree(model, traits, given, None, Wants(taps=tuple(taps)), static=static, traced=traced, packed=packed)
     with view.forward_pass.hidden or nullcontext(), _read(view, batch):
         yield view
 

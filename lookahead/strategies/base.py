@@ -26,6 +26,8 @@ class Strategy:
         static: run passes with static shapes, on CUDA as captured graphs: None where it is possible and on CUDA, True
             always (an error where it is not possible), False never.
         traces: on a CPU, run passes as traces of the model's operations once that pays (`runtime.tracing`).
+        pack: on a CPU, run passes of large models on packed copies of their weights once that pays, where there is
+            memory for them (`runtime.packing`).
         attention: the attention implementation that the call uses, for a model whose own takes no masks (flash
             attention): ``"sdpa"``, ``"eager"`` or ``"flex_attention"``; restored afterwards. None = the model's own.
     """
@@ -37,6 +39,7 @@ class Strategy:
     stats: Stats = "summary"
     static: bool | None = None
     traces: bool = True
+    pack: bool = True
     attention: Literal["sdpa", "eager", "flex_attention"] | None = None
 
     def __post_init__(self) -> None:
@@ -47,6 +50,7 @@ class Strategy:
         if self.static is not None:
             self._flag("static")
         self._flag("traces")
+        self._flag("pack")
         if self.attention is not None:
             self._one_of("attention", ("sdpa", "eager", "flex_attention"))
 

@@ -62,6 +62,8 @@ def test_lookahead_defaults() -> None:
         "tuning": None,
         "remember": True,
         "static": None,
+        "traces": True,
+        "pack": True,
         "pool_from_prompt": True,
         "pool_from_output": True,
         "always_forward_one": True,
@@ -82,6 +84,8 @@ def test_jacobi_defaults() -> None:
         "seed": None,
         "stats": "summary",
         "static": None,
+        "traces": True,
+        "pack": True,
     }
 
 

@@ -15,9 +15,11 @@ from transformers import PreTrainedModel
 
 from jacobi import Path, TokenTree
 from lookahead.models.traits import ModelTraits
+from lookahead.models.twins import twin_of
 from lookahead.runtime.attention import attention_as, tree_forward
 from lookahead.runtime.forward import TreeForward, masks_given
 from lookahead.runtime.host_reads import HostReads
+from lookahead.runtime.packing import Packed
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.replay import Kind, Trace, flat, played, same, weights_of
 
@@ -26,8 +28,9 @@ _WARNING: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
 _FROZEN = ("Python list", "NumPy", "Iterating", "len of")  # in the tracer's warnings: more than a shape was read
 
 
-def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str]) -> Trace:
-    """A trace of passes over ``batch`` sequences that gives the hidden states ``taps``, compared with the model's own.
+def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str], packed: Packed | None = None) -> Trace:
+    """A trace of passes over ``batch`` sequences that gives the hidden states ``taps``, compared with the model's own,
+    over ``packed`` weights if there are some.
 
     Raises:
         ValueError: it would freeze something, or says something else than the model.
@@ -38,11 +41,11 @@ def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str]) 
     if not kind.single:
         paths = [[word[7:11], word[11:13], word[13:15]], [word[9:12], word[13:14]], [word[8:14], word[14:15]]]
     trees = [[TokenTree.from_paths(token, branches)] * batch for token, branches in zip(word[6:], paths, strict=False)]
-    weights = weights_of(model)
     prompt = torch.tensor([word[:_PROMPT]] * batch)
     with ExitStack() as stack:
-        view = stack.enter_context(bare_model(model, prompt, 64, taps=taps))
+        view = stack.enter_context(bare_model(model, prompt, 64, taps=taps, packed=packed))
         forward = view.forward_pass
+        weights = weights_of(forward.module)
         for context in (torch.inference_mode(), tree_forward(), attention_as(packed=kind.packed)):
             stack.enter_context(context)
         inputs, masks = forward.inputs(trees[0])
@@ -52,7 +55,7 @@ def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str]) 
             forward.call(**inputs, **masks_given(masks))
         if reads.found:
             raise ValueError(reads.told)
-        function = _traced(model, forward, inputs, forward.masks(trees[0]), weights, kind)
+        function = _traced(forward, inputs, forward.masks(trees[0]), weights, kind)
         for tree in trees:
             inputs, _ = forward.inputs(tree)
             filled = forward.masks(tree)
@@ -65,7 +68,6 @@ def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str]) 
 
 
 def _traced(
-    model: PreTrainedModel,
     forward: TreeForward,
     inputs: dict[str, Tensor],
     masks: Any,
@@ -79,7 +81,7 @@ def _traced(
     def run(*given: Tensor) -> Tensor | tuple[Tensor, ...]:
         tokens, positions, *views = given[: len(tensors)]
         several, views = views[:count], views[count:]
-        twin = _twin(model, dict(zip(weights, given[len(tensors) :], strict=True)))
+        twin = _twin(forward.module, dict(zip(weights, given[len(tensors) :], strict=True)))
         mask = several[0] if names is None else dict(zip(names, several, strict=True))
         with forward.layout.cache.given_views(views), attention_as(packed=kind.packed, masked=kind.masked):
             told = forward.call(twin, input_ids=tokens, position_ids=positions, attention_mask=mask)
@@ -100,13 +102,11 @@ def _traced(
 
 
 def _twin(module: nn.Module, tensors: dict[int, Tensor]) -> Any:
-    """A module with other tensors in the places of its own, which stays as it is."""
-    twin = module.__class__.__new__(module.__class__)
-    twin.__dict__.update(vars(module))
-    for name in ("_parameters", "_buffers"):
-        held: dict[str, Tensor | None] = vars(module)[name]
-        twin.__dict__[name] = {key: None if own is None else tensors[id(own)] for key, own in held.items()}
-    twin.__dict__["_modules"] = {
-        key: None if child is None else _twin(child, tensors) for key, child in module._modules.items()
-    }
-    return twin
+    """A module with other tensors in the places of its own."""
+
+    def change(twin: Any) -> None:
+        for name in ("_parameters", "_buffers"):
+            held: dict[str, Tensor | None] = vars(twin)[name]
+            twin.__dict__[name] = {key: None if own is None else tensors[id(own)] for key, own in held.items()}
+
+    return twin_of(module, change)

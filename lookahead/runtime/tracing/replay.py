@@ -20,6 +20,7 @@ from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.attention import attention_as
 from lookahead.runtime.executor import EagerExecutor
 from lookahead.runtime.forward import TreeForward, masks_given
+from lookahead.runtime.packing import Packed
 
 _ENOUGH = 8  # passes without a trace that tell what they take
 
@@ -108,9 +109,14 @@ class TracedExecutor(EagerExecutor):
         """What the model's own Python takes for a pass over one node."""
         return self.traces.untraced_ms if self.traces.made else None
 
+    @property
+    def packed(self) -> Packed | None:
+        """The packed weights that passes run on."""
+        return self._forward.packed
+
     @cached_property
     def _weights(self) -> list[Tensor]:
-        return list(weights_of(self._forward.model).values())
+        return list(weights_of(self._forward.module).values())
 
     def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
         with self._forward.running(trees, inputs):

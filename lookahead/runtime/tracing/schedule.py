@@ -17,6 +17,7 @@ from lookahead._per_model import PerModel
 from lookahead.models.conformance import modified, unrecorded
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.packing import Packed
 from lookahead.runtime.tracing.record import record
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
 from lookahead.runtime.tree import TreeModel
@@ -48,15 +49,19 @@ def _wrong_kind(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 
 
 def traces_for(
-    model: PreTrainedModel, batch: int, taps: tuple[str, ...] = (), traits: ModelTraits | None = None
+    model: PreTrainedModel,
+    batch: int,
+    taps: tuple[str, ...] = (),
+    traits: ModelTraits | None = None,
+    packed: Packed | None = None,
 ) -> Traces | None:
-    """A model's traces for calls of ``batch`` sequences that want the hidden states ``taps``; None = it is not traced.
-    Those are made here that earlier calls could have used often enough."""
+    """A model's traces for calls of ``batch`` sequences that want the hidden states ``taps``, over ``packed`` weights;
+    None = it is not traced. Those are made here that earlier calls could have used often enough."""
     traits = traits or ModelTraits.of(model)
     if _wrong_kind(model, traits) is not None:
         return None
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    key = (batch, traits.dtype, traits.attention, modes, taps)
+    key = (batch, traits.dtype, traits.attention, modes, taps, packed is not None)
     with _kept_lock:
         known = _kept.of(model)
         found = next((traces for traces in known if traces.key == key), None) or Traces(key, taps)
@@ -73,7 +78,7 @@ def traces_for(
             known[:] = [fresh if traces is found else traces for traces in known]
         return fresh
     if due:
-        _make(model, batch, found, settings, list(due))
+        _make(model, batch, found, settings, list(due), packed)
     return found
 
 
@@ -91,6 +96,7 @@ class TraceSchedule:
     ) -> None:
         self._model = model
         self._traces = executor.traces
+        self._packed = executor.packed
         self._batch = batch
         self._new_tokens = new_tokens
         self._renewed = renewed
@@ -114,7 +120,7 @@ class TraceSchedule:
         due = _due(model, traces)
         paid = [kind for kind, passes in due.items() if self._passes_left(kind, written) >= _SURELY * passes]
         if paid and modified(model) is None:
-            _make(model, self._batch, traces, fingerprint(model), paid)
+            _make(model, self._batch, traces, fingerprint(model), paid, self._packed)
 
     def _passes_left(self, kind: Kind, written: int) -> float:
         """How many passes of a kind there will be, if the call goes on as it has begun."""
@@ -122,10 +128,10 @@ class TraceSchedule:
         return here * (self._new_tokens - written) / max(1, written)
 
 
-def traces_to_measure(model: PreTrainedModel, batch: int) -> Traces:
+def traces_to_measure(model: PreTrainedModel, batch: int, packed: Packed | None = None) -> Traces:
     """A model's traces, for passes that are to be measured; LookaheadError where passes are not traced."""
     reason = untraceable(model)
-    traces = traces_for(model, batch) if reason is None else None
+    traces = traces_for(model, batch, packed=packed) if reason is None else None
     if traces is None:
         raise refusal(reason or "something is special about them")
     if traces.failure is not None:
@@ -148,7 +154,7 @@ def trace_now(model: PreTrainedModel, view: TreeModel, passes: Iterable[Sequence
     for trees in passes:
         view.forward(trees)
     due = [kind for kind in list(traces.missed) if kind not in traces.made]
-    _make(model, view.forward_pass.batch, traces, fingerprint(model), due)
+    _make(model, view.forward_pass.batch, traces, fingerprint(model), due, executor.packed)
     if not traces.made.keys() >= set(due):
         raise refusal(traces.failure or "another call is at it")
 
@@ -174,7 +180,9 @@ def _enough(missed: Missed, python_ms: float) -> float:
     return _COST + _COMPARED * missed.ms / max(1, missed.passes) / python_ms
 
 
-def _make(model: PreTrainedModel, batch: int, traces: Traces, settings: Any, due: list[Kind]) -> None:
+def _make(
+    model: PreTrainedModel, batch: int, traces: Traces, settings: Any, due: list[Kind], packed: Packed | None
+) -> None:
     """Make the traces that are due, unless another call is at it, or the model is not what it was for the others."""
     if not _making.acquire(blocking=False):
         return
@@ -183,7 +191,7 @@ def _make(model: PreTrainedModel, batch: int, traces: Traces, settings: Any, due
             return
         traces.settings = settings
         for kind in due:
-            made = traces.made.get(kind) or record(model, batch, kind, traces.taps)
+            made = traces.made.get(kind) or record(model, batch, kind, traces.taps, packed)
             if traces.failure is None:  # which another call may have found meanwhile
                 traces.made[kind] = made
     except Exception as error:  # whatever the tracer or the model's code objects to

@@ -1,0 +1,164 @@
+"""Packed weights: made when they pay, the same text, a model that is left alone, and nothing of it that stays."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from helpers.medusa import random_heads
+from helpers.models import fresh_model, prompts, same_as_plain
+from torch import nn
+
+import lookahead
+from lookahead import Jacobi, Lookahead
+from lookahead.medusa import Medusa
+from lookahead.runtime import packing
+from lookahead.runtime.packing import PackedLinear, packed_twin, packed_weights, packing_of
+from lookahead.runtime.session import bare_model
+from lookahead.runtime.tracing import schedule as tracing
+from lookahead.tuning import bushy_tree
+
+pytestmark = [
+    pytest.mark.usefixtures("augmented"),
+    pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN"),
+]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are large enough, and one pass has paid for packing."""
+    monkeypatch.setattr(packing, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(packing, "_TRIAL_AFTER_MS", 1e-6)
+    monkeypatch.setattr(packing, "_LEAST_GAIN", -1e9)
+
+    def tried(found: packing.Packing, layers: Any) -> None:
+        found.gain, found.single_gain, found.cost_ms = 1.0, 1.0, 0.5
+
+    monkeypatch.setattr(packing, "_try", tried)
+
+
+def model_of(dtype: torch.dtype = torch.float32, name: str = "llama") -> Any:
+    model = fresh_model(name).to(dtype)
+    packing_of(model).spend(1, 1.0)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "gemma3"])
+def test_a_twin_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
+    model = model_of(dtype, name)
+    before = {key: type(module) for key, module in model.named_modules()}
+    weights = packed_weights(model)
+    assert weights is not None
+    twin = packed_twin(model, weights)
+    assert sum(isinstance(module, PackedLinear) for module in twin.modules()) == len(weights)
+    ids = prompts(1, 12)["input_ids"]
+    ours, plain = twin(ids).logits.float(), model(ids).logits.float()
+    assert (ours - plain).abs().max() <= 8 * torch.finfo(dtype).eps * plain.abs().max()
+    assert {key: type(module) for key, module in model.named_modules()} == before
+    assert not any("packed" in module._buffers for module in model.modules())
+
+
+@pytest.mark.parametrize("strategy", [Lookahead(), Lookahead(window_size=3, ngram_size=4), Jacobi()])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_texts_are_plain_ones(strategy: Any, sampled: bool) -> None:
+    model = model_of()
+    settings = {"do_sample": True, "temperature": 0.8, "top_k": 0} if sampled else {"do_sample": False}
+    assert same_as_plain(model, prompts(2, 9), strategy, max_new_tokens=24, **settings)
+    assert packing_of(model).weights
+
+
+def test_traces_run_on_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_COST", 0.0)
+    monkeypatch.setattr(tracing, "_COMPARED", 0.0)
+    model = model_of()
+    for _ in range(3):
+        assert same_as_plain(model, prompts(1, 9), Lookahead(nodes=6), max_new_tokens=24, do_sample=False)
+    packed = [traces for traces in tracing._kept.of(model) if traces.key[-1]]
+    assert packed
+    assert packed[0].made
+    assert packed[0].failure is None
+
+
+def test_heads_are_told_what_the_output_layer_reads() -> None:
+    model = model_of()
+    heads = random_heads(model)
+    assert same_as_plain(model, prompts(1, 9), Medusa(heads), max_new_tokens=24, do_sample=False)
+    assert packing_of(model).weights
+
+
+@torch.no_grad()
+def test_a_weight_that_has_changed_is_packed_anew() -> None:
+    model = model_of()
+    before = packed_weights(model)
+    assert before
+    model.lm_head.weight.mul_(-1.0)
+    assert packed_weights(model) is None, "it has to come to pay again"
+    packing_of(model).spend(1, 1.0)
+    assert packed_weights(model) is not before
+    assert same_as_plain(model, prompts(1, 9), Lookahead(), max_new_tokens=16, do_sample=False)
+
+
+def test_nothing_is_packed_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    assert same_as_plain(model, prompts(1, 9), Lookahead(pack=False), max_new_tokens=8, do_sample=False)
+    assert not packing_of(model).weights
+    with torch.no_grad(), monkeypatch.context() as patch:
+        for name, value in (("_LEAST_BYTES", 1 << 30), ("_free_bytes", lambda: 10_000), ("_free_bytes", lambda: None)):
+            patch.setattr(packing, name, value)
+            assert packed_weights(model) is None
+            patch.undo()
+            patch.setattr(packing, "_LEAST_BYTES", 0)
+    handle = model.lm_head.register_forward_hook(lambda module, given, output: output)
+    with torch.no_grad():
+        assert packed_weights(model) is None, "somebody's hook would be passed over"
+    handle.remove()
+
+
+def test_layers_that_are_wrapped_are_left_alone() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2.0 * super().forward(input)
+
+    model = model_of()
+    model.lm_head.__class__ = Scaled
+    with torch.no_grad():
+        assert packed_weights(model) is None
+
+
+def test_packed_weights_go_with_the_model_and_when_they_are_released() -> None:
+    model = model_of()
+    with torch.no_grad():
+        packed = packed_weights(model)
+    assert packed is not None
+    kept = weakref.ref(next(iter(packed.values())))
+    del packed
+    assert kept() is not None
+    lookahead.release(model)
+    gc.collect()
+    assert kept() is None
+
+
+@torch.no_grad()
+def test_passes_over_one_node_may_stay_as_they_are() -> None:
+    model = model_of()
+    packed = packed_weights(model)
+    packing_of(model).single_gain = -0.1
+    with bare_model(model, prompts(1, 6)["input_ids"], 16, packed=packed) as view:
+        assert not view.forward_pass.module.lm_head.packs_single
+        single = view.forward([bushy_tree(1, 48)]).logits
+    with bare_model(model, prompts(1, 6)["input_ids"], 16) as view:
+        assert torch.equal(single, view.forward([bushy_tree(1, 48)]).logits)
+
+
+def test_a_trial_measures_and_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    model = fresh_model("llama").to(torch.bfloat16)
+    found = packing.Packing()
+    with torch.inference_mode():
+        packing._try(found, [module for module in model.modules() if type(module) is nn.Linear])
+    assert found.gain is not None
+    assert 0.0 <= found.gain < 1.0
+    assert found.cost_ms > 0.0
