@@ -58,7 +58,7 @@ def _undo(graph: Any, buffers: StaticBuffers) -> None:
     with suppress(RuntimeError):
         graph.capture_end()  # a stream captures until it is told, even if nothing comes of it
     place = (torch.cuda.current_device(), buffers.pool)
-    with suppress(RuntimeError):  # which says that the allocator has left the pool by itself
+    with suppress(RuntimeError, AttributeError):  # the allocator has left the pool by itself, or cannot be told
         torch._C._cuda_endAllocateToPool(*place)
         torch._C._cuda_releasePool(*place)
     graph.reset()

@@ -256,7 +256,8 @@ class GraphExecutor:
         places = [buffer[..., old : old + step.key[0], :] for buffer in self._layout.cache.buffers if old != new]
         before = [place.clone() for place in places]
         graph.replay()
-        if not self._agree(graph.outputs.logits.float(), outputs.logits.float()):
+        told = zip((graph.outputs.logits, *graph.outputs.hidden), (outputs.logits, *outputs.hidden), strict=True)
+        if not all(self._agree(replayed.float(), expected.float()) for replayed, expected in told):
             reason = "leaves something out" if old == new else "does not follow the history"
             self._fail(buffers, f"a captured pass {reason}")
             for place, states in zip(places, before, strict=True):
