@@ -10,6 +10,7 @@ from jacobi.errors import LookaheadError as LookaheadError
 from jacobi.fixed_point import JacobiDrafter as JacobiDrafter
 from jacobi.fixed_point import JacobiMode as JacobiMode
 from jacobi.fixed_point import guesser as guesser
+from jacobi.solve import AsynchronousModel as AsynchronousModel
 from jacobi.solve import GreedyVerifier as GreedyVerifier
 from jacobi.solve import Model as Model
 from jacobi.solve import Scores as Scores

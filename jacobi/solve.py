@@ -1,12 +1,11 @@
 """The loop. Every strategy, plain decoding included, is this loop with another drafter. What is accepted is decided
 completely before anything is committed, learnt or yielded to observers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -22,12 +21,14 @@ class Scores:
 
     ``greedy`` is their argmax as lists ``[batch][node]``, the pass's one transfer to the host; ``broken`` has the (row,
     node) whose logits hold NaN; ``successors``, if asked for, are of every node (prefill: of the prompt's last tokens).
+    ``beside`` is what the verifier's ``look`` made of the logits, if the model takes it along.
     """
 
     logits: Tensor
     greedy: list[list[int]]
     broken: frozenset[tuple[int, int]] = frozenset()
     successors: list[Successors] | None = None
+    beside: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -55,8 +56,21 @@ class Model(Protocol):
         """Append the visited nodes of the last pass to the KV cache, and drop the others."""
 
 
+@runtime_checkable
+class AsynchronousModel(Model, Protocol):
+    """A model on a device that works by itself."""
+
+    def launch(self, trees: Sequence[TokenTree], look: Callable[[Tensor], Tensor | None]) -> Callable[[], Scores]:
+        """Like ``forward``, but do not wait for the device: what is returned does. ``look`` makes of the logits what
+        is to come with the scores."""
+
+
 class Verifier(Protocol):
     """Decides what is accepted, token by token, stopping rules included."""
+
+    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> Tensor | None:
+        """What is to be brought to the host together with the scores, computed on the device, int32
+        ``[batch, node, n]``; None = nothing."""
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         """The path kept of each tree; an empty one where a sequence does not advance."""
@@ -69,31 +83,57 @@ class Verifier(Protocol):
         """No pass is needed any more."""
 
 
-def solve(model: Model, drafters: Sequence[Drafter], verifier: Verifier) -> Iterator[Step]:
+def solve(
+    model: Model, drafters: Sequence[Drafter], verifier: Verifier, aside: Callable[[], None] = lambda: None
+) -> Iterator[Step]:
     """Decode a batch, one sequence a drafter; yields one :class:`Step` a forward pass, the prefill first.
 
-    The prefill's tree is a root alone, for the prompt's last token; its token id means nothing.
+    The prefill's tree is a root alone, for the prompt's last token; its token id means nothing. ``aside`` is called
+    whenever there is time for what no draft waits for: once the prompt's token is known, before anything is learnt from
+    the prompt, and once the device has been given the next pass.
     """
+
+    asynchronous = model if isinstance(model, AsynchronousModel) else None
+
+    def launch(trees: Sequence[TokenTree]) -> Callable[[], Scores]:
+        if asynchronous is not None:
+            return asynchronous.launch(trees, partial(verifier.look, trees))
+        return partial(model.forward, trees)
+
     trees = [TokenTree(0) for _ in drafters]
-    start = drafted = perf_counter()
-    scores = model.prefill()
+    draft_ms, begin = 0.0, perf_counter()
+    scores, forward_ms = model.prefill(), _ms(begin)
+    first = True
     while True:
-        scored = perf_counter()
+        begin = perf_counter()
         paths = verifier.decide(trees, scores)
-        decided = perf_counter()
+        verify_ms, begin = _ms(begin), perf_counter()
         model.keep(paths)
+        keep_ms = _ms(begin)
+        if first:
+            first = False
+            aside()
+        begin = perf_counter()
         successors: Sequence[Successors | None] = scores.successors or [None] * len(trees)
         for drafter, tree, greedy, path, best in zip(drafters, trees, scores.greedy, paths, successors, strict=True):
             if path.tokens:
                 drafter.learn(tree, greedy, path, best)
-        times = (start, drafted, scored, decided, perf_counter())
-        yield Step(trees, paths, *(1e3 * (after - before) for before, after in pairwise(times)))
+        yield Step(trees, paths, draft_ms, forward_ms, verify_ms, keep_ms + _ms(begin))
         if verifier.done:
             return
-        start = perf_counter()
+        begin = perf_counter()
         trees = [drafter.draft(room) for drafter, room in zip(drafters, verifier.room(), strict=True)]
-        drafted = perf_counter()
-        scores = model.forward(trees)
+        draft_ms, begin = _ms(begin), perf_counter()
+        wait = launch(trees)
+        launch_ms = _ms(begin)
+        aside()
+        begin = perf_counter()
+        scores = wait()
+        forward_ms = launch_ms + _ms(begin)
+
+
+def _ms(begin: float) -> float:
+    return 1e3 * (perf_counter() - begin)
 
 
 class GreedyVerifier:
@@ -114,6 +154,10 @@ class GreedyVerifier:
     def room(self) -> list[int]:
         """Tokens that may still follow the one that the root decides."""
         return [max(0, self._max_new_tokens - len(row) - 1) for row in self.tokens]
+
+    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> Tensor | None:
+        """Nothing."""
+        return None
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         """Follow the argmax down the tree of each unfinished sequence."""

@@ -16,8 +16,6 @@ from heapq import heappop, heappush, nsmallest
 from itertools import count
 from typing import Any
 
-from torch import Tensor
-
 from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import MOST_ODDS, SLOTS, Acceptance
 from lookahead.draft.replays import Cut
@@ -149,6 +147,7 @@ class BestFirstTree:
             tree.truncate(best_count)
             del values[best_count - 1 :]
         self._offered = offered[:best_count]
+        tree.asks = self._asked
         return tree, values
 
     def _expand(self, states: list[Any], heap: list[Any], depths: list[int], node: int, most: int) -> None:
@@ -158,6 +157,10 @@ class BestFirstTree:
                 waiting = nsmallest(most - len(depths), level)
                 beside = [frontier.step(above[part], token) for _, _, _, token, above in waiting]
                 frontier.expand([states[part], *beside])
+
+    def _asked(self, node: int) -> list[int]:
+        proposed = self._offered[node] if node < len(self._offered) else ()
+        return [token for candidates in proposed for token, _ in candidates]
 
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last, and name the source of each accepted token. Where tokens
@@ -170,7 +173,11 @@ class BestFirstTree:
             if node >= len(offered):
                 break
             candidates = _votes(self._parts, offered[node])
-            truth = _truth(candidates, token, path.distributions[place] if path.distributions else None)
+            if path.shares:
+                known = dict(zip(self._asked(node), path.shares[place], strict=True))
+                truth = [known[candidate] for candidate in candidates]
+            else:
+                truth = [float(candidate == token) for candidate in candidates]
             if not values:  # nothing was drafted: what could have been says how far the estimates can be believed
                 expected, right = sum(acceptance.chances(candidates)), sum(truth)
             else:
@@ -179,15 +186,9 @@ class BestFirstTree:
             acceptance.count(candidates, truth)
             if place < accepted and token in candidates:
                 credited.append(acceptance.names[self._owners[candidates[token][0]]])
-        weight = _KNOWN_CHANCES if path.distributions else 1.0
+        weight = _KNOWN_CHANCES if path.shares else 1.0
         acceptance.count_tree(weight * expected, weight * right)
         return credited
-
-
-def _truth(candidates: Iterable[int], token: int, distribution: Tensor | None) -> list[float]:
-    if distribution is None:
-        return [float(candidate == token) for candidate in candidates]
-    return list(map(float, distribution[list(candidates)].tolist()))
 
 
 def _proposed(parts: Sequence[tuple[Any, Any, int]], states: Sequence[Any]) -> Proposed:

@@ -71,7 +71,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
         depths = [0] * call.batch
         drafters = [WhileWriting(drafter, row, sequences, depths) for row, drafter in enumerate(drafts.drafters)]
         observers = Observers(call, sequences, model, drafts.planner, strategy.stats)
-        with closing(_passes(model, drafters, verifier)) as steps:
+        with closing(_passes(model, drafters, verifier, observers.catch_up)) as steps:
             for step in steps:
                 observers.see(step)
         observers.close()
@@ -169,8 +169,8 @@ def _opened(
 
 
 def _passes(
-    model: TreeModel | LinearModel, drafters: Sequence[Drafter], verifier: Verifier
+    model: TreeModel | LinearModel, drafters: Sequence[Drafter], verifier: Verifier, aside: Callable[[], None]
 ) -> Generator[Step, None, None]:
     """The steps of the call, with attention and expert kernels that suit trees."""
     with grouped_attention(), expert_kernels(), model.hidden or nullcontext():
-        yield from solve(model, drafters, verifier)
+        yield from solve(model, drafters, verifier, aside)

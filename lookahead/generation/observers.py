@@ -43,27 +43,35 @@ class Observers:
         self._stream = None if call.streamer is None else _Stream(call.streamer, sequences)
         self._first = True
         self._before = [0] * sequences.batch
+        self._uncounted: Step | None = None
 
     def see(self, step: Step) -> None:
+        """Take in a pass, as far as the next draft depends on it."""
+        self._uncounted = step
         sequences, planner = self._sequences, self._planner
-        if self.stats is not None:
-            after = sequences.lengths()
-            written = [now - then for now, then in zip(after, self._before, strict=True)]
-            self.stats.count(step, written, first=self._first, detailed=self._detailed)
-            self._before = after
         if planner is not None and not self._first:
             planner.observe(step)
         if self._packing is not None and not self._first:
             self._packing.spend(sum(map(len, step.trees)), step.forward_ms)
-        if self._stream is not None:
-            self._stream.flush()
         if self._traces is not None and not all(sequences.finished):
             self._traces.see(max(sequences.lengths()))
         if planner is not None:
             planner.open(self._model.context)
         self._first = False
 
+    def catch_up(self) -> None:
+        """Do what no draft waits for: put tokens into the stream, and count the pass seen last."""
+        if self._stream is not None:
+            self._stream.flush()
+        step, self._uncounted = self._uncounted, None
+        if step is not None and self.stats is not None:
+            after = self._sequences.lengths()
+            written = [now - then for now, then in zip(after, self._before, strict=True)]
+            self.stats.count(step, written, first=not self.stats.steps, detailed=self._detailed)
+            self._before = after
+
     def close(self) -> None:
+        self.catch_up()
         if self._stream is not None:
             self._stream.close()
         if self.stats is not None:

@@ -1,6 +1,7 @@
 """From the logits of a pass to what the host needs of them: the argmax of every node, and its best next tokens."""
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,16 +15,71 @@ _LARGE = 1 << 19  # passes with at least so many scores are searched by chunks
 _T = TypeVar("_T")
 
 
-def score(logits: Tensor, best: int = 0) -> Scores:
+Look = Callable[
+    [Tensor], Tensor | None
+]  # from logits to what else is to be brought to the host, int32 [batch, node, n]
+
+
+def score(logits: Tensor, best: int = 0, look: Look | None = None) -> Scores:
     """Argmax of every node, NaN marked, and optionally the ``best`` highest tokens of each, in one transfer.
     ``logits`` are ``[batch, node, vocab]``; ``best`` = 0 gathers none."""
+    return started(lambda: logits, on_host(logits.device), best, look)()
+
+
+def started(run: Callable[[], Tensor], waits: bool, best: int = 0, look: Look | None = None) -> Callable[[], Scores]:
+    """:func:`score` for the logits that ``run`` returns, in two parts: a device that works by itself is given all it
+    has to do, and what is returned waits for it. With ``waits`` nothing is done before."""
+    if waits:
+
+        def whole() -> Scores:
+            logits = run()
+            lines = _lines(logits)
+            return _scores(logits, *_on_cpu(lines, min(max(best, 1), lines.shape[1])), best, look and look(logits))
+
+        return whole
+    logits = run()
+    lines = _lines(logits)
+    count = min(max(best, 1), lines.shape[1])
+    packed, beside = _on_device(lines, count), look and look(logits)
+    if beside is not None:
+        packed = torch.cat([packed, beside.flatten(0, 1)], dim=1)
+
+    def rest() -> Scores:
+        brought = fetch(packed)
+        values, order = _unpacked(brought[:, : 1 + 2 * count], count)
+        told = None if beside is None else torch.from_numpy(brought[:, 1 + 2 * count :]).view(beside.shape)
+        return _scores(logits, values, order, best, told)
+
+    return rest
+
+
+def on_host(device: torch.device) -> bool:
+    """Whether a device computes while the program waits, so that reading a result costs nothing."""
+    return device.type == "cpu"
+
+
+def fetch(tensor: Tensor) -> np.ndarray:
+    """Bring a tensor to the host. Whatever is read of a pass comes through here, because it waits for the device."""
+    found: np.ndarray = tensor.cpu().numpy()
+    return found
+
+
+def send(numbers: Any, device: torch.device) -> Tensor:
+    """Bring int64 numbers to a device without waiting for it."""
+    tensor = torch.from_numpy(np.asarray(numbers, np.int64))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _lines(logits: Tensor) -> Tensor:
+    return logits.detach().flatten(0, 1)
+
+
+def _scores(logits: Tensor, values: np.ndarray, order: np.ndarray, best: int, beside: Tensor | None) -> Scores:
     _, nodes, vocab = logits.shape
-    lines = logits.detach().reshape(-1, vocab)
-    values, order = (_on_cpu if lines.device.type == "cpu" else _on_device)(lines, min(max(best, 1), vocab))
     greedy = _by_row(order[:, 0].tolist(), nodes)
     broken = frozenset(divmod(line, nodes) for line in np.nonzero(np.isnan(values[:, 0]))[0].tolist())
     if best <= 0 or vocab == 1:
-        return Scores(logits, greedy, broken)
+        return Scores(logits, greedy, broken, beside=beside)
     with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
         gaps = values[:, :1] - values
     gaps[:, 0] = gaps[:, 1] if values.shape[1] > 1 else 0.0
@@ -33,7 +89,8 @@ def score(logits: Tensor, best: int = 0) -> Scores:
         counts = np.maximum(1, (values != -np.inf).sum(1)).tolist()
         ids = [line[:count] for line, count in zip(ids, counts, strict=True)]
         levels = [line[:count] for line, count in zip(levels, counts, strict=True)]
-    return Scores(logits, greedy, broken, list(map(Successors, _by_row(ids, nodes), _by_row(levels, nodes))))
+    successors = list(map(Successors, _by_row(ids, nodes), _by_row(levels, nodes)))
+    return Scores(logits, greedy, broken, successors, beside)
 
 
 def nan_error(step: int, row: int, token: int) -> LookaheadError:
@@ -81,14 +138,17 @@ def _take_highest(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarra
     return highest.T, places.T
 
 
-def _on_device(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same in one transfer: equal entries after the first in any order."""
+def _on_device(lines: Tensor, count: int) -> Tensor:
+    """The same packed to be brought in one transfer, int32 ``[line, 1 + 2 count]``: argmax, ids, values. Equal entries
+    after the first are in any order."""
     if lines.dtype == torch.float64:
         lines = lines.float()  # plain decoding compares in float32, where near ties go to the lower id
     highest, argmax = lines.max(-1, keepdim=True)
-    values, ids = (highest, argmax) if count == 1 else lines.float().topk(count, dim=-1)
-    # Integers and floats of 32 bits travel in one tensor.
-    packed = torch.cat([argmax.int(), ids.int(), values.float().view(torch.int32)], dim=1).cpu().numpy()
+    values, ids = (highest, argmax) if count == 1 else lines.topk(count, dim=-1)
+    return torch.cat([argmax.int(), ids.int(), values.float().view(torch.int32)], dim=1)
+
+
+def _unpacked(packed: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     first, order = packed[:, 0], packed[:, 1 : 1 + count].copy()
     for line in np.nonzero(order[:, 0] != first)[0]:  # topk orders equal entries as it likes
         rest = [token for token in order[line] if token != first[line]]

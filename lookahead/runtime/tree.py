@@ -1,6 +1,6 @@
 """A transformers model as the decoding loop sees it: prefill, tree forward, keep."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.scores import prompt_scores, score
+from lookahead.runtime.scores import Look, on_host, prompt_scores, started
 
 
 class Writing(Protocol):
@@ -135,15 +135,22 @@ class TreeModel:
         return prompt_scores(logits, self._prompt_top_k)
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
+        return self.launch(trees)()
+
+    def launch(self, trees: Sequence[TokenTree], look: Look | None = None) -> Callable[[], Scores]:
+        """Like :meth:`forward`, but what is returned waits for the device (:class:`jacobi.AsynchronousModel`)."""
+        waits = on_host(self._layout.device)
+        return started(lambda: self._logits(trees), waits, max(tree.top_k for tree in trees), look)
+
+    def _logits(self, trees: Sequence[TokenTree]) -> Tensor:
         if self._plain is None and self._layout.at_boundary(len(trees)):
             self._plain = self._fall_back()
-        top_k = max(tree.top_k for tree in trees)
         if self._plain is not None:
-            return self._plain_scores(self._plain, top_k)
+            return self._plain_logits(self._plain)
         outputs: Outputs = self.executor.run(self.forward_pass.widened(trees))
         if self.hidden is not None:
             self.hidden.put(outputs.hidden)
-        return score(outputs.logits, top_k)
+        return outputs.logits
 
     def _fall_back(self) -> PlainPasses:
         assert self._layout.boundary is not None
@@ -154,11 +161,12 @@ class TreeModel:
         model, written = self.forward_pass.model, self._layout.cache.base + 1 - self._past
         return PlainPasses(model, self.forward_pass.plain_cache(cache), self._kwargs, written)
 
-    def _plain_scores(self, plain: PlainPasses, top_k: int) -> Scores:
+    def _plain_logits(self, plain: PlainPasses) -> Tensor:
         assert self._writing is not None  # without a text there is no boundary
         text = self._writing.padded()
         outputs = watched(self.hidden, lambda: plain.forward(text), last=1)
-        return score(outputs.logits[:, -1:], top_k)
+        logits: Tensor = outputs.logits
+        return logits[:, -1:]
 
     def keep(self, paths: Sequence[Path]) -> None:
         """Move each sequence's visited nodes to the end of its part of the KV cache."""

@@ -1,8 +1,12 @@
-"""The random numbers of a sampled batch, which each sequence reads at its own pace."""
+"""The random numbers of a sampled call, which each sequence reads at its own pace."""
+
+from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from lookahead.runtime.scores import send
 from lookahead.verify.sequences import Sequences
 
 # Indices that a sequence may lead the slowest by: each keeps a [batch, vocab] noise alive, so bytes are limited too.
@@ -19,26 +23,71 @@ class Noise:
         index         0    1    2    3
         sequence 0    read read read next       noise 0 is forgotten, 1 and 2 wait for sequence 1
         sequence 1    read next
+
+    Lines may be drawn ahead of what is written. Whenever anybody else may look, the generator is where plain decoding
+    would have left it (:meth:`settle`); if somebody else has drawn since, lines that nobody has read are drawn again.
     """
 
     def __init__(self, sequences: Sequences) -> None:
         self._sequences = sequences
         self._kept: dict[int, Tensor] = {}
         self._drawn = 0
+        self._states: dict[int, Tensor] = {}  # the generator's state after a line, where lines were drawn ahead
+        self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
 
-    def lines(self, rows: list[int], like: Tensor) -> Tensor:
-        """The noise ``[row, vocab]`` for the next token of each row, in the dtype and on the device of ``like``."""
-        indices = [len(self._sequences.written[row]) for row in rows]
-        while self._drawn <= max(indices):
-            shape = (self._sequences.batch, like.shape[-1])
+    def lines(self, at: Sequence[tuple[int, int]], like: Tensor, ahead: bool = False) -> Tensor:
+        """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``;
+        ``ahead``: not all of them may be written."""
+        self._resume()
+        generator, shape = _generator(like.device), (self._sequences.batch, like.shape[-1])
+        while self._drawn <= max(index for _, index in at):
+            if ahead:
+                self._states[self._drawn - 1] = generator.get_state()
             self._kept[self._drawn] = torch.empty(shape, dtype=like.dtype, device=like.device).exponential_()
             self._drawn += 1
-        return torch.stack([self._kept[index][row] for row, index in zip(rows, indices, strict=True)])
+        if ahead:
+            self._states[self._drawn - 1] = generator.get_state()
+        first = min(index for _, index in at)
+        if len(at) == 1:
+            return self._kept[first][at[0][0]][None]
+        known = torch.cat([self._kept[index] for index in range(first, self._drawn)])
+        return known[send([(index - first) * shape[0] + row for row, index in at], like.device)]
+
+    def reachable(self, row: int, depth: int) -> int:
+        """The index of the token that a node at ``depth`` decides; of one that cannot be reached now, any other."""
+        least = min(self._going())
+        return min(max(least, self.limit() - 1), max(least, len(self._sequences.written[row]) + depth))
+
+    def settle(self) -> None:
+        """Leave the generator where plain decoding would have, which draws no line ahead."""
+        if self.is_stale():
+            return
+        last = self._sequences.longest - 1
+        self._states = {index: state for index, state in self._states.items() if index >= last}
+        if last in self._states:
+            self._left = self._states[last]
+            _generator(self._sequences.device).set_state(self._left)
+
+    def is_stale(self) -> bool:
+        """Whether somebody else has drawn since the generator was left."""
+        return self._left is not None and _bytes(self._left) != _bytes(_generator(self._sequences.device).get_state())
+
+    def _resume(self) -> None:
+        """Go on behind the lines that were drawn ahead, or draw them again."""
+        if self._left is None:
+            return
+        if self.is_stale():
+            for index in range(self._sequences.longest, self._drawn):
+                del self._kept[index]
+            self._drawn, self._states = self._sequences.longest, {}
+        else:
+            _generator(self._sequences.device).set_state(self._states[self._drawn - 1])
+        self._left = None
 
     def limit(self) -> int:
         """How many tokens a sequence may have written before it waits for the slowest."""
-        largest = max((noise.nbytes for noise in self._kept.values()), default=1)
-        return min(self._going(), default=0) + max(1, min(_MOST_LEAD, _MOST_BYTES // largest))
+        most = _MOST_BYTES // max((noise.nbytes for noise in self._kept.values()), default=1)
+        return min(self._going(), default=0) + max(1, min(_MOST_LEAD, most) if self._sequences.batch > 1 else most)
 
     def forget(self) -> None:
         """Drop the noise that every unfinished sequence has read."""
@@ -49,3 +98,33 @@ class Noise:
     def _going(self) -> list[int]:
         pairs = zip(self._sequences.written, self._sequences.finished, strict=True)
         return [len(written) for written, finished in pairs if not finished]
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == "cpu":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+def _bytes(state: Tensor) -> bytes:
+    return bytes(state.numpy().tobytes())
+
+
+@cache
+def is_drawn_by_noise(device: torch.device) -> bool:
+    """Whether ``multinomial`` draws on this device as :class:`Noise` does; one that this library does not know may not.
+    The generator stays as it is."""
+    if device.type not in ("cpu", "cuda"):
+        return False
+    generator = _generator(device)
+    before = generator.get_state()
+    probabilities = torch.linspace(-3.0, 3.0, 3003, device=device).view(3, -1).sin().mul(4.0).softmax(-1)
+    try:
+        drawn = torch.multinomial(probabilities, 1).squeeze(1)
+        after = generator.get_state()
+        generator.set_state(before)
+        ours = (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)
+        return drawn.tolist() == ours.tolist() and _bytes(after) == _bytes(generator.get_state())
+    finally:
+        generator.set_state(before)

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.logits_process import InfNanRemoveLogitsProcessor
 
 from jacobi import LookaheadError, Path, Scores, TokenTree, reject
-from lookahead.runtime.scores import nan_error
-from lookahead.verify.noise import Noise
+from lookahead.runtime.scores import fetch, nan_error, on_host, send
+from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, direct, for_row
 from lookahead.verify.sequences import Sequences
 
@@ -68,7 +69,13 @@ class Records:
 class Sampler:
     """Chooses tokens for one or several sequences at once: it draws (``sample``), or takes the argmax. In ``lockstep``
     all sequences are always asked about together and are equally long, so that processors and one ``multinomial`` see
-    the batch as plain decoding shows it. With ``rejection`` it draws by :func:`jacobi.reject`."""
+    the batch as plain decoding shows it. With ``rejection`` it draws by :func:`jacobi.reject`. If nobody ``watches``,
+    only transformers' own row-wise processors and rules run between two tokens.
+
+    A choice is a function of the logits at a node and of the noise of its index, so tokens can be chosen at all nodes
+    before it is known which are visited. That is done where waiting for the device costs more (:meth:`look`); on a CPU
+    tokens are chosen where the walk gets to. Chosen tokens come packed, int32 ``[place, 2 + n]``: the token, whether
+    its scores give probabilities, and the probabilities of the n tokens that the tree asks about."""
 
     def __init__(
         self,
@@ -78,43 +85,101 @@ class Sampler:
         sample: bool,
         rejection: bool,
         lockstep: bool,
+        watched: bool,
     ) -> None:
         kinds = {type(processor) for processor in processors}
         self.records = Records(config, sequences.batch)
-        # What sequences draw from, each at its own pace; None where nothing is drawn, or all at once.
-        self.noise = Noise(sequences) if sample and sequences.batch > 1 and not lockstep else None
+        # What sequences draw from, each at its own pace; None where nothing is drawn, or not by noise.
+        by_noise = sample and not (rejection or watched) and is_drawn_by_noise(sequences.device)
+        self.noise = Noise(sequences) if by_noise else None
         self.is_argmax = not (sample or processors or self.records)  # of the raw logits, and nothing is recorded
         self._sequences, self._sample, self._rejection, self._lockstep = sequences, sample, rejection, lockstep
         self._processors = direct(processors)
         self._row_processors = [for_row(processors, row, sequences.batch) for row in range(sequences.batch)]
         self._prefix_free = kinds <= PREFIX_FREE
         self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
+        self._looks = self._prefix_free and not (self.is_argmax or watched or (sample and self.noise is None))
+        self._seen: tuple[Tensor, Tensor] | None = None  # of the pass: processed scores and logits [batch, node, vocab]
+
+    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> Tensor | None:
+        """Choose at every node, int32 ``[batch, node, n]``; None where that is left to :meth:`choose`."""
+        self._seen = None
+        if not self._looks or on_host(logits.device) or all(self._sequences.finished):
+            return None
+        batch, nodes, vocab = logits.shape
+        raw = self._copied(logits.detach()).view(-1, vocab)
+        processed = self.process([], raw)
+        if self.records:
+            self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
+        places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
+        return self._chosen(trees, places, processed, ahead=True).view(batch, nodes, -1)
 
     def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
-        """The next token at one place of each of several rows; what it was drawn from enters their paths."""
-        processed = self.look(now, places)
-        tokens = processed.argmax(-1).tolist() if not self._sample else self._draw(now, places, processed.softmax(-1))
+        """The next token at one place of each of several rows; what the trees ask about enters their paths."""
+        self.check_finite(now, places)
+        greedy = now.scores.greedy
+        tokens = [greedy[row][node] for row, node in places] if self.is_argmax else self._read(now, places)
         if not self._lockstep or not self._sequences.pads:
             return tokens
         finished = self._sequences.finished
         return [self._sequences.pad if done else token for token, done in zip(tokens, finished, strict=True)]
 
-    def _draw(self, now: Pass, places: Sequence[Place], probabilities: Tensor) -> list[int]:
-        rows = [row for row, _ in places]
-        for row, line in zip(rows, probabilities, strict=True):
-            now.paths[row].distributions.append(line)
-        if self._rejection:
-            tokens = []
-            for (row, node), line in zip(places, probabilities, strict=True):
-                tree = now.trees[row]
-                tokens.append(reject(line, list(tree.children[node]), drawn_from=(tree.drawn_from or {}).get(node)))
-            return tokens
-        if self.noise is None:
-            return list(torch.multinomial(probabilities, 1).squeeze(1).tolist())
-        self.check_probabilities(probabilities, rows)
-        return list((probabilities / self.noise.lines(rows, probabilities)).argmax(-1).tolist())
+    def _read(self, now: Pass, places: Sequence[Place]) -> list[int]:
+        if self.noise is not None and self.noise.is_stale():
+            now.scores.beside = None  # chosen by other numbers than are drawn now
+        beside = now.scores.beside
+        if beside is None:
+            processed = self.processed(now, places)
+            if self._rejection:
+                return self._rejected(now, places, processed.softmax(-1))
+            chosen = fetch(self._chosen(now.trees, places, processed))
+        else:
+            rows, nodes = zip(*places, strict=True)
+            chosen = beside[list(rows), list(nodes)].numpy()
+            for row, node in places if self._seen is not None else ():
+                processed, raw = (seen[row, node].clone() for seen in self._seen or ())
+                self.records.note(row, len(self._sequences.written[row]), processed, raw)
+        if self._sample:
+            self._check_chances(chosen[:, 1].tolist(), [row for row, _ in places])
+            told = np.ascontiguousarray(chosen[:, 2:]).view(np.float32).tolist()
+            for (row, node), shares in zip(places, told, strict=True):
+                if (asks := now.trees[row].asks) is not None:
+                    now.paths[row].shares.append(shares[: len(asks(node))])
+        return list(chosen[:, 0].tolist())
 
-    def look(self, now: Pass, places: Sequence[Place]) -> Tensor:
+    def _chosen(
+        self, trees: Sequence[TokenTree], places: Sequence[Place], processed: Tensor, ahead: bool = False
+    ) -> Tensor:
+        if not self._sample:
+            return processed.argmax(-1, keepdim=True).int()
+        chances = processed.softmax(-1)
+        if self.noise is None:
+            tokens = torch.multinomial(chances, 1)
+        else:
+            at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
+            tokens = (chances / self.noise.lines(at, chances, ahead)).argmax(-1, keepdim=True)
+        told = [tokens.int(), chances.sum(-1, keepdim=True).isfinite().int()]
+        asked = [[] if (asks := trees[row].asks) is None else asks(node) for row, node in places]
+        if most := max(map(len, asked)):
+            padded = [[*line, *[0] * (most - len(line))] for line in asked]
+            told.append(chances.gather(1, send(padded, chances.device)).view(torch.int32))
+        return torch.cat(told, dim=1)
+
+    def _index(self, trees: Sequence[TokenTree], row: int, node: int, ahead: bool) -> int:
+        if ahead and self.noise is not None:
+            return self.noise.reachable(row, trees[row].depths[node])
+        return len(self._sequences.written[row])
+
+    def _rejected(self, now: Pass, places: Sequence[Place], chances: Tensor) -> list[int]:
+        tokens = []
+        for (row, node), line in zip(places, chances, strict=True):
+            tree = now.trees[row]
+            if tree.asks is not None:
+                now.paths[row].shares.append(line[tree.asks(node)].tolist())
+            tokens.append(reject(line, list(tree.children[node]), drawn_from=(tree.drawn_from or {}).get(node)))
+        return tokens
+
+    def processed(self, now: Pass, places: Sequence[Place]) -> Tensor:
         """Processed scores ``[place, vocab]`` for each row's next token, which are recorded."""
         raw = self.logits(now, places)
         processed = self.process(places, raw)
@@ -127,11 +192,12 @@ class Sampler:
         self.check_finite(now, places)
         logits = now.scores.logits
         if len(places) == 1:
-            found = logits[places[0][0], places[0][1]][None]
-        else:
-            rows, nodes = torch.tensor(places, device=logits.device).T
-            found = logits[rows, nodes]
-        return found.to(copy=True, dtype=torch.float32, device=self._sequences.device)
+            return self._copied(logits[places[0][0], places[0][1]][None])
+        rows, nodes = send(places, logits.device).T
+        return self._copied(logits[rows, nodes])
+
+    def _copied(self, logits: Tensor) -> Tensor:
+        return logits.to(copy=True, dtype=torch.float32, device=self._sequences.device)
 
     def process(self, places: Sequence[Place], raw: Tensor, below: Sequence[TokenTree] | None = None) -> Tensor:
         """What processors make of logits ``[place, vocab]`` after each row's text (and its path in ``below``)."""
@@ -158,9 +224,11 @@ class Sampler:
 
     def check_probabilities(self, probabilities: Tensor, rows: Sequence[int]) -> None:
         """Refuse ``[place, vocab]`` that are none because of what processors left."""
-        finite = probabilities.sum(-1).isfinite()
-        if not finite.all():
-            row = rows[int((~finite).nonzero()[0])]
+        self._check_chances(fetch(probabilities.sum(-1).isfinite()).tolist(), rows)
+
+    def _check_chances(self, fine: Sequence[int], rows: Sequence[int]) -> None:
+        if not all(fine):
+            row = rows[[bool(each) for each in fine].index(False)]
             raise LookaheadError(
                 f"The processed scores of row {row}, token {len(self._sequences.written[row]) + 1}, give no "
                 "probabilities: expected at least one finite score and none that is +inf. Check the logits processors."

@@ -6,14 +6,14 @@ How trees are walked is decided once a call. In every mode but lockstep each seq
 ``lossy``      The longest path of candidates that a rule accepts is written, which is no text of ``generate``'s.
 ``lockstep``   All sequences write token t before any writes t+1, so that a processor or stopping rule of the caller's
                sees the batch as plain ``generate`` shows it. Sequences whose tree goes further wait.
-``argmax``     The argmax of the logits is written, and nothing else is asked for.
 ``in turn``    One sequence after the other draws, as the rejection scheme does.
 ``abreast``    All trees are walked together, depth by depth, with one choice for all of them.
 =============  ======================================================================================================
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import torch
@@ -22,12 +22,13 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from jacobi import Path, Scores, TokenTree, walk
+from lookahead.verify.noise import is_drawn_by_noise
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Pass, Place, Sampler
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.typical import accepted
 
-Mode = Literal["lossy", "lockstep", "argmax", "in turn", "abreast"]
+Mode = Literal["lossy", "lockstep", "in turn", "abreast"]
 
 
 class Limits(Protocol):
@@ -61,16 +62,18 @@ class Verifier:
         kinds = {type(each) for each in criteria}
         # Without an end token finished sequences write real tokens until the last one is done.
         end_together = sequences.pads or kinds <= {MaxLengthCriteria}
-        apart = rule is not None or not (in_lockstep or not_row_wise(processors, criteria) or not end_together)
+        watched = bool(not_row_wise(processors, criteria))
+        apart = rule is not None or not (in_lockstep or watched or not end_together)
         self._sequences, self._criteria, self._limits, self._rule = sequences, criteria, limits, rule
         lockstep = sequences.batch > 1 and not apart
         sample = bool(config.do_sample) and rule is None
         rejection = sample and verification == "rejection"
-        self._sampler = Sampler(sequences, processors, config, sample, rejection, lockstep)
+        if sample and sequences.batch > 1 and not (rejection or is_drawn_by_noise(sequences.device)):
+            lockstep = True
+        self._sampler = Sampler(sequences, processors, config, sample, rejection, lockstep, watched)
         modes: dict[Mode, bool] = {
             "lossy": rule is not None,
             "lockstep": lockstep,
-            "argmax": self._sampler.is_argmax,
             "in turn": rejection,
             "abreast": True,
         }
@@ -94,21 +97,36 @@ class Verifier:
                 rooms[row] = min(rooms[row], max(0, sequences.behind(row) - 1))
         return rooms
 
+    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> Tensor | None:
+        """The choices at all nodes where they are made on the device."""
+        with self._settled():
+            return self._sampler.look(trees, logits) if self._rule is None else None
+
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         """Write what the model would have written, as far as the trees go."""
         self._passes += 1
         now = Pass(self._passes, trees, scores, [Path() for _ in trees])
+        with self._settled():
+            self._decide(now)
+        return now.paths
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self._sampler.noise is not None:
+                self._sampler.noise.settle()
+
+    def _decide(self, now: Pass) -> None:
         if self._mode == "lockstep":
-            self._walk(now, range(len(trees)))
-            return now.paths
+            self._walk(now, range(len(now.trees)))
+            return
         finished, noise = list(self._sequences.finished), self._sampler.noise
         self._most_written = math.inf if noise is None else noise.limit()
         going = [row for row, done in enumerate(finished) if not done and not self._waits(row)]
         if self._rule is not None:
             self._write_accepted(now, going, self._rule)
-        elif self._mode == "argmax":
-            for row in going:
-                self._follow_argmax(now, row)
         else:
             for rows in ([row] for row in going) if self._mode == "in turn" else [going]:
                 self._walk(now, rows)
@@ -116,28 +134,11 @@ class Verifier:
             self._pad(now, row)
         if noise is not None:
             noise.forget()
-        return now.paths
 
     def recorded(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
         """Scores or logits as ``generate`` returns them, ``[batch, vocab]`` for each index; None if not asked for. They
         are handed out once."""
         return self._sampler.records.taken(kind)
-
-    def _follow_argmax(self, now: Pass, row: int) -> None:
-        """Walk one tree where the raw argmax is written and nothing else is asked for."""
-        greedy, written = now.scores.greedy[row], self._sequences.written[row]
-
-        def choose(node: int) -> int:
-            self._sampler.check_finite(now, [(row, node)])
-            return greedy[node]
-
-        def stop(token: int) -> bool:
-            written.append(token)
-            if self._ends(row, token):
-                self._sequences.finish(row)
-            return self._rests(row)
-
-        now.paths[row] = walk(now.trees[row], choose if now.scores.broken else greedy.__getitem__, stop)
 
     def _walk(self, now: Pass, rows: Sequence[int]) -> None:
         """:func:`jacobi.walk` several trees, depth by depth: one choice for all of them, then the stopping rules."""
@@ -167,7 +168,7 @@ class Verifier:
 
         def choose(node: int) -> int:
             if self._sampler.records:
-                self._sampler.look(now, [(row, node)])
+                self._sampler.processed(now, [(row, node)])
             return self._sequences.pad
 
         def stop(token: int) -> bool:

@@ -1,14 +1,17 @@
 """Streamers get the tokens of plain decoding, early and in order."""
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
+from helpers.automatic import Oracle
 from helpers.models import counting_model, prompts, run, same_as_plain, tiny_model
 from helpers.streaming import Puts
 from transformers import PreTrainedTokenizerFast, TextIteratorStreamer, TextStreamer
 
 import lookahead
+from jacobi import Successors
 from lookahead import Lookahead
 
 augmented = pytest.mark.usefixtures("augmented")
@@ -53,6 +56,27 @@ def test_streaming_is_not_late() -> None:
     written = [sum(step["tokens"]) for step in output.stats.passes]
     expected = [1 + sum(written[:index]) for index in range(len(written))]  # the prompt is a put as well
     assert put_before_pass[-len(expected) :] == expected
+
+
+@augmented
+def test_the_first_token_is_put_before_anything_is_learnt() -> None:
+    """A source may take its time with the prompt; no draft has to wait for it yet."""
+    told: list[str] = []
+
+    class Slow(Oracle):
+        def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
+            told.append("learnt")
+            super().start(prompt, successors)
+
+    class Streamer(Puts):
+        def put(self, value: torch.Tensor) -> None:
+            told.append("put")
+            super().put(value)
+
+    strategy, streamer = Lookahead(sources=(Slow,)), Streamer()
+    counting_model().generate(**prompts(1), max_new_tokens=9, lookahead_strategy=strategy, streamer=streamer)
+    assert told[:3] == ["put", "put", "learnt"], "the prompt, its token"
+    assert len(streamer.puts) == 10
 
 
 @augmented

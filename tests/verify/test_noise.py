@@ -34,7 +34,7 @@ def test_any_pace_reads_plain_decodings_draws(batch: int, indices: int, seed: in
     while any(len(written) < indices for written in sequences.written):
         going = [row for row in range(batch) if len(sequences.written[row]) < indices]
         rows = rng.sample(going, rng.randint(1, len(going)))
-        lines = noise.lines(rows, line.repeat(len(rows), 1))
+        lines = noise.lines([(row, len(sequences.written[row])) for row in rows], line.repeat(len(rows), 1))
         for row, token in zip(rows, (line / lines).argmax(-1).tolist(), strict=True):
             sequences.written[row].append(token)
         noise.forget()
@@ -48,7 +48,7 @@ def test_noise_is_kept_until_the_slowest_has_read_it() -> None:
     noise = Noise(sequences)
     like = torch.zeros(1, VOCAB)
     for row in (0, 0, 0, 1):
-        noise.lines([row], like)
+        noise.lines([(row, len(sequences.written[row]))], like)
         sequences.written[row].append(5)
     noise.forget()
     assert sorted(noise._kept) == [1, 2]
@@ -62,7 +62,7 @@ def test_the_lead_is_limited_by_count_and_by_bytes(monkeypatch: pytest.MonkeyPat
     sequences = sequences_of([[1], [1]])
     noise = Noise(sequences)
     assert noise.limit() == room._MOST_LEAD
-    noise.lines([0], torch.zeros(1, VOCAB))
+    noise.lines([(0, 0)], torch.zeros(1, VOCAB))
     sequences.written[0].append(3)
     monkeypatch.setattr(room, "_MOST_BYTES", 5 * 2 * VOCAB * 4)
     assert noise.limit() == 5
