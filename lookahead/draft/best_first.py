@@ -143,9 +143,8 @@ class BestFirstTree:
             if rate >= best:
                 best, best_count = rate, node + 1
             states = [step(state, token) for step, state in zip(steps, states, strict=True)]
-        if best_count < len(tree):
-            tree.truncate(best_count)
-            del values[best_count - 1 :]
+        tree.truncate(best_count)
+        del values[best_count - 1 :]
         self._offered = offered[:best_count]
         tree.asks = self._asked
         return tree, values

@@ -7,7 +7,6 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-import torch
 from helpers.drafting import SLOTS, TableSource
 from helpers.toy import examples, seeded
 from hypothesis import given
@@ -337,12 +336,13 @@ def test_known_chances_are_learnt_instead_of_the_draw() -> None:
         trees, acceptance = counted()
         tree, values = trees.grow(7, 1, *flat(3))
         assert tree.tokens == [7, 1, 2]
-        distribution = torch.zeros(16)
-        distribution[[1, 2, 3, 9]] = torch.tensor([0.1, 0.2, 0.4, 0.3])
-        path = Path([0], [token], [distribution])
+        assert tree.asks is not None
+        likely = {1: 0.1, 2: 0.2, 3: 0.4, 9: 0.3}
+        shares = [likely[asked] for asked in tree.asks(0)]
+        path = Path([0], [token], [shares])
         if token != 9:
-            leaf = torch.full((16,), 1 / 16)
-            path = Path([0, tree.children[0][token]], [token, 5], [distribution, leaf])
+            child = tree.children[0][token]
+            path = Path([0, child], [token, 5], [shares, [1 / 16] * len(tree.asks(child))])
         assert trees.learn(tree, path, values) == ["one"] * (token != 9)
         told.append((acceptance.weights[0], acceptance.weights[2 * SLOTS]))
         (expected, right) = acceptance.trees[0]

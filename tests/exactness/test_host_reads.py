@@ -1,4 +1,4 @@
-"""A device that works by itself is waited for once a pass, and what was chosen ahead on it is plain decoding's choice."""
+"""A device that works by itself is waited for once a pass; what was chosen ahead on it is plain decoding's choice."""
 
 from contextlib import suppress
 from typing import Any
