@@ -90,9 +90,9 @@ class EncoderDecoderForward(TreeForward):
     def plain_cache(self, cache: Cache) -> Cache:
         return EncoderDecoderCache(cache, self._caches.cross_attention_cache)
 
-    def store(self, cache: Cache) -> None:
+    def store(self, cache: Cache, *, move: bool) -> None:
         assert isinstance(cache, EncoderDecoderCache)  # checked before the first pass
-        super().store(cache.self_attention_cache)
+        super().store(cache.self_attention_cache, move=move)
         cache.is_updated = dict(self._caches.is_updated)
 
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from jacobi import TokenTree
 from lookahead.models.code_safety import holds_inference, inference_tensors, is_safe
 from lookahead.models.hidden_states import Outputs
+from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.forward import TreeForward, masks_given
 
 _T = TypeVar("_T")
@@ -21,6 +22,7 @@ class Executor(Protocol):
     Attributes:
         route: how passes are run: ``"dynamic"``, ``"traced"``, ``"static"`` or ``"cuda graphs"``.
         reason: why not by a faster route; None = there is none.
+        keeps_buffers: those of the KV cache serve the model's next call, too.
         plain_ms: milliseconds that the model's own pass over one node takes, where passes here are faster; else None.
         typical: the last pass took what passes of its size take; nothing was warmed up, captured, compared or moved.
     """
@@ -32,10 +34,15 @@ class Executor(Protocol):
     @property
     def reason(self) -> str | None: ...
     @property
+    def keeps_buffers(self) -> bool: ...
+    @property
     def plain_ms(self) -> float | None: ...
 
-    def open(self, slots: int) -> None:
-        """Move the prompt's keys and values into buffers with about ``slots`` slots."""
+    def reserve(self, extent: Extent) -> None:
+        """The prompt is about to be read: say where its keys and values go."""
+
+    def open(self) -> None:
+        """The prompt has been read: get ready for trees."""
 
     def run(self, trees: Sequence[TokenTree]) -> Outputs:
         """Score every node of every tree in one pass."""
@@ -56,6 +63,8 @@ class Executor(Protocol):
 class EagerExecutor:
     """Runs the model's own Python, in inference mode if ``is_safe``; None = look before the first pass."""
 
+    keeps_buffers = False
+
     def __init__(self, forward: TreeForward, reason: str | None = None, is_safe: bool | None = None) -> None:
         self._reason = reason
         self._forward = forward
@@ -74,8 +83,11 @@ class EagerExecutor:
     def plain_ms(self) -> float | None:
         return None
 
-    def open(self, slots: int) -> None:
-        self._forward.layout.cache.consolidate(slots)
+    def reserve(self, extent: Extent) -> None:
+        self._forward.layout.cache.reserve(extent)
+
+    def open(self) -> None:
+        self._forward.layout.cache.consolidate()
 
     def run(self, trees: Sequence[TokenTree]) -> Outputs:
         self.typical = True

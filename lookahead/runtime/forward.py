@@ -46,10 +46,11 @@ class TreeForward:
     """Prefill and tree forwards of one causal model in one call; nothing is held on the model itself.
 
     Args:
-        layout: where tokens lie; its cache may already hold an earlier call's.
+        layout: where tokens lie.
         input_ids: ``[batch, prompt]``.
         config, kwargs: as ``generate`` prepared them; kwargs beside tokens and cache.
         hidden: notes hidden states of every pass; None = nobody wants any.
+        past: what comes before the prompt; only read, when the prompt is.
         prompt_logits: at how many of the prompt's last tokens logits are wanted, where the model can leave others out.
 
     Attributes:
@@ -71,6 +72,7 @@ class TreeForward:
         config: GenerationConfig,
         kwargs: dict[str, Any],
         hidden: HiddenStates | None = None,
+        past: Cache | None = None,
         prompt_logits: int = 1,
     ) -> None:
         self.model = model
@@ -88,6 +90,7 @@ class TreeForward:
         self.kwargs |= {"past_key_values": layout.cache, "use_cache": True, "return_dict": True}
         self._input_ids = input_ids
         self._config = config
+        self._past = past
         self._takes_positions = traits.takes_positions
         self._overrides = overrides_for(model) if traits.counts_slots else []
         self._window = shortest_window(traits, self.rules)
@@ -107,6 +110,21 @@ class TreeForward:
         own = {"past_key_values", "use_cache", "return_dict"}
         return self.token_types is None and set(self.kwargs) == own
 
+    def prompt_slots(self) -> int:
+        """How many slots the prompt will fill, what comes before it included, as far as can be told."""
+        past = 0 if self._past is None else int(self._past.get_seq_length())
+        mask, embeds = self.prompt_kwargs.get(self.mask_name), self.prompt_kwargs.get("inputs_embeds")
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            return max(past, mask.shape[1])
+        count = (self._input_ids if embeds is None or self.traits.is_encoder_decoder else embeds).shape[1]
+        return count if count > past else past + count
+
+    def load(self) -> None:
+        """Take over what comes before the prompt."""
+        past, self._past = self._past, None
+        if past is not None:
+            self.layout.cache.load(past)
+
     def prefill(self) -> Tensor:
         """Run the prompt exactly as plain decoding does; logits ``[batch, token, vocab]`` of its last tokens."""
         outputs = watched(
@@ -115,7 +133,9 @@ class TreeForward:
         cache = self.layout.cache
         held = outputs.get("past_key_values")
         if held is not None and held is not self.prompt_kwargs["past_key_values"]:
-            cache.load(held)  # Phi-3 leaves the cache it is given alone where the prompt is past its first range
+            cache.load(
+                held, take=True
+            )  # Phi-3 leaves the cache it is given alone where the prompt is past its first range
         mask, positions = self.prompt_kwargs.get(self.mask_name), self.prompt_kwargs.get(self.positions_name)
         self.layout.start(cache.get_seq_length(), self.batch, mask, positions)
         logits: Tensor = outputs.logits
@@ -193,6 +213,6 @@ class TreeForward:
         """The cache that transformers' own passes are given, around the decoder's own keys and values."""
         return cache
 
-    def store(self, cache: Cache) -> None:
-        """Leave the KV cache in ``cache`` as plain decoding would have."""
-        self.layout.cache.store(cache)
+    def store(self, cache: Cache, *, move: bool) -> None:
+        """Leave the KV cache in ``cache`` as plain decoding would have; with ``move`` nothing stays here."""
+        self.layout.cache.store(cache, move=move)

@@ -60,7 +60,7 @@ def open_tree(
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
     """
-    cache = empty_cache(traits, prompt.cache)
+    cache = empty_cache(traits, on_host=getattr(prompt.cache, "offloading", False))
     idle = (lambda row: False) if writing is None else writing.idle
     limit, find = (None, None) if writing is None else (traits.depth_limit, partial(boundary, traits))
     layout = Layout(cache, traits.device, limit, idle, find)
@@ -69,7 +69,8 @@ def open_tree(
     if traits.is_encoder_decoder:
         make = partial(EncoderDecoderForward, cross=getattr(prompt.cache, "cross_attention_cache", None))
     logits = wants.prompt_top_k if wants.top_k else 1
-    forward: TreeForward = make(model, traits, layout, prompt.input_ids, prompt.config, prompt.kwargs, hidden, logits)
+    given = prompt.input_ids, prompt.config, prompt.kwargs
+    forward: TreeForward = make(model, traits, layout, *given, hidden, prompt.cache, logits)
     reason = dynamic_reason(static, model, traits) or _prompt_reason(prompt, cache.on_host) or rejection(forward)
     if static is True and reason is not None:
         raise LookaheadError(refusal(reason))

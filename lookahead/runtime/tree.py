@@ -10,6 +10,7 @@ from transformers.modeling_outputs import ModelOutput
 
 from jacobi import Path, Scores, TokenTree
 from lookahead.models.hidden_states import Outputs, watched
+from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import decoding
@@ -129,9 +130,12 @@ class TreeModel:
         return self._layout.cache.base if self._plain is None else int(self._plain.cache.get_seq_length())
 
     def prefill(self) -> Scores:
-        logits = self.forward_pass.prefill()
-        past = self._past = self._layout.cache.get_seq_length()
-        self.executor.open(past + min(self._new_tokens, max(1024, past)) + 64)
+        forward = self.forward_pass
+        self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
+        forward.load()
+        logits = forward.prefill()
+        self._past = self._layout.cache.get_seq_length()
+        self.executor.open()
         return prompt_scores(logits, self._prompt_top_k)
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
@@ -155,9 +159,10 @@ class TreeModel:
     def _fall_back(self) -> PlainPasses:
         assert self._layout.boundary is not None
         self.fell_back = self._layout.boundary[1]
-        self.executor.close()
         cache = DynamicCache(config=self.forward_pass.model.config.get_text_config(decoder=True))
-        self._layout.cache.store(cache)
+        self.executor.flush()
+        self._layout.cache.store(cache, move=not self.executor.keeps_buffers)
+        self.executor.close()
         model, written = self.forward_pass.model, self._layout.cache.base + 1 - self._past
         return PlainPasses(model, self.forward_pass.plain_cache(cache), self._kwargs, written)
 
@@ -181,13 +186,17 @@ class TreeModel:
         """Leave the KV cache in ``cache`` as plain decoding would have."""
         if self._plain is not None:
             layout = self._layout
-            layout.cache = TreeCache(len(layout.cache.layers))
-            layout.cache.load(self._plain.cache)
-            layout.cache.consolidate(0)
+            held = self._plain.cache
+            count = len(layout.cache.layers)
+            layout.cache = TreeCache([None] * count, count)
+            layout.cache.reserve(Extent(int(held.get_seq_length()), 0))
+            layout.cache.load(held, take=True)
+            layout.cache.consolidate()
             layout.cache.base += 1
-        else:
-            self.executor.flush()
-        self.forward_pass.store(cache)
+            self.forward_pass.store(cache, move=True)
+            return
+        self.executor.flush()
+        self.forward_pass.store(cache, move=not self.executor.keeps_buffers)
 
     def bucket(self, nodes: int) -> int:
         return self.executor.bucket(nodes)
@@ -203,4 +212,6 @@ class TreeModel:
         return self._layout.room()
 
     def close(self) -> None:
+        """The call is over: what the next one cannot use is freed."""
         self.executor.close()
+        self._layout.cache.close()

@@ -11,12 +11,20 @@ from transformers import DynamicCache, MistralConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lookahead import LookaheadError
+from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.support.caches import check_cache
 
 # Heads and channels of keys and of values in each layer; latent attention has different ones.
 EQUAL = [((2, 4), (2, 4))] * 3
 LATENT = [((3, 4), (3, 2)), ((3, 4), (3, 2)), ((1, 5), (2, 4))]
+
+
+def tree_cache(n_layers: int, capacity: int = 0) -> TreeCache:
+    """An empty cache, whose buffers begin with about so many slots."""
+    cache = TreeCache([None] * n_layers, n_layers)
+    cache.reserve(Extent(capacity, 0))
+    return cache
 
 
 class Reference:
@@ -50,10 +58,10 @@ def feed(cache: Any, states: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, 
 
 def after_prompt(shapes: Any, batch: int, length: int, rng: torch.Generator, capacity: int) -> Any:
     """A cache whose prompt has been run and kept, and its reference."""
-    cache, reference = TreeCache(len(shapes)), Reference(batch)
+    cache, reference = tree_cache(len(shapes), capacity), Reference(batch)
     states = new_states(shapes, batch, length, rng)
     feed(cache, states)
-    cache.consolidate(capacity)
+    cache.consolidate()
     assert cache.base == length - 1, "the prompt's last token counts as the first pass's only node"
     cache.keep([[0]] * batch)
     reference.keep(states, [list(range(length))] * batch)
@@ -131,11 +139,11 @@ def test_a_prompt_in_pieces() -> None:
     """Chunked prefill: several updates before the first keep."""
     rng = torch.Generator().manual_seed(5)
     pieces = [new_states(EQUAL, 2, nodes, rng) for nodes in (3, 1, 4)]
-    cache = TreeCache(3)
+    cache = tree_cache(3)
     for states in pieces:
         returned = feed(cache, states)
     assert returned[0][0].shape[2] == 8
-    cache.consolidate(0)
+    cache.consolidate()
     cache.keep([[0], [0]])
     reference = Reference(2)
     for states in pieces:
@@ -146,7 +154,7 @@ def test_a_prompt_in_pieces() -> None:
 def test_no_key_value_cache() -> None:
     """A model that fills no layer cannot be followed."""
     with pytest.raises(LookaheadError, match="fills no key/value cache"):
-        TreeCache(2).consolidate(10)
+        tree_cache(2).consolidate()
 
 
 # --- to and from transformers' caches ------------------------------------------------------------------------------
@@ -185,11 +193,11 @@ def test_load_and_store(kind: str, length: int, new: int) -> None:
         feed(cache, states)
     held = [(layer.keys.clone(), layer.values.clone()) for layer in given.layers]
 
-    tree = TreeCache(2)
+    tree = tree_cache(2)
     tree.load(given)
     assert tree.get_seq_length() == length
     feed(tree, [(keys[:, :, :1], values[:, :, :1]) for keys, values in more])
-    tree.consolidate(4)
+    tree.consolidate()
     tree.keep([[0], [0]])
     if new:
         feed(tree, [(keys[:, :, 1:], values[:, :, 1:]) for keys, values in more])
@@ -218,10 +226,10 @@ def test_store_in_an_empty_cache(kind: str) -> None:
     """The usual way: transformers prepares an empty cache, and it is filled at the end."""
     rng = torch.Generator().manual_seed(9)
     states = new_states(TWO, 1, 9, rng)
-    tree, expected, given = TreeCache(2), new_cache(kind), new_cache(kind)
+    tree, expected, given = tree_cache(2), new_cache(kind), new_cache(kind)
     tree.load(given)
     feed(tree, states)
-    tree.consolidate(0)
+    tree.consolidate()
     tree.keep([[0]])
     tree.store(given)
     feed(expected, states)

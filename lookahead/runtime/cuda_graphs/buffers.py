@@ -1,7 +1,7 @@
 """What passes with static shapes run on: packed inputs, buffers and graphs, kept for a model's next call.
 
-They wait in a weak dictionary of a few entries a model. A call takes what it uses out of it, so two calls at once never
-share a buffer.
+They wait in a weak dictionary, up to some bytes a model. A call takes what it uses out of it, so two calls at once
+never share a buffer.
 """
 
 import threading
@@ -16,13 +16,19 @@ from transformers import PreTrainedModel
 from jacobi import TokenTree
 from lookahead._per_model import PerModel
 from lookahead.models.hidden_states import Outputs
+from lookahead.runtime.cache.buffers import Extent
+from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.masks import ancestor_words
 
 _BUCKETS = (1, 8, 16, 32, 64, 128)
 _LEAST_SPAN = 256  # slots
 MOVES = 32  # accepted nodes a row that the pass itself moves; longer paths are moved before it
 _MOST_GRAPHS = 64  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
-_KEPT = 2  # sets of buffers that wait for a model's next call
+GRANULE = 64  # slots
+# What waits for a model's next calls takes at most half of what its weights take, or this: where the weights fit, this
+# does, and a server's few kinds of calls do.
+_LEAST_BUDGET = 16 << 20  # bytes
+_SMALL = 16  # keys and values that take less than a sixteenth of the weights' memory need not be saved
 
 _T = TypeVar("_T")
 
@@ -132,7 +138,8 @@ class StaticBuffers:
 
     Attributes:
         key: stands for the kind of call that they serve, see :func:`lease`.
-        capacity: slots of every buffer.
+        capacity: slots of every buffer, a multiple of ``GRANULE``.
+        extent: how many the call needs.
         shown: bool ``[batch, capacity]``; False where the prompt has padding or holes.
         padding: ``[batch]``, slots before each sequence's first token.
         types: ``[batch, 1]``, the token type that is carried on.
@@ -148,6 +155,7 @@ class StaticBuffers:
     def __init__(self, batch: int, dtype: torch.dtype, device: torch.device, key: Any = None) -> None:
         self.batch, self.dtype, self.device, self.key = batch, dtype, device, key
         self.capacity = 0
+        self.extent = Extent(0, 0, GRANULE)
         self.padding = torch.zeros(batch, dtype=torch.long, device=device)
         self.types = torch.zeros((batch, 1), dtype=torch.long, device=device)
         self.rows = torch.arange(batch, device=device)[:, None]
@@ -161,45 +169,57 @@ class StaticBuffers:
         self.pool: Any = None
         self.stream: Any = None
         self._masks: dict[tuple[int, int], Tensor] = {}
-        self._stock: dict[tuple[Any, ...], Tensor] = {}
+        self._stock: list[Tensor] = []
         self._resize(0)
+
+    def forget_passes(self) -> None:
+        """Free what belongs to passes over buffers of this capacity."""
+        self.graphs.clear()
+        self._masks.clear()
+        self.pool = None
 
     def _resize(self, capacity: int) -> None:
         self.capacity = capacity
-        self.graphs.clear()
-        self._masks.clear()
+        self.forget_passes()
         self._stock.clear()
-        self.pool = None
         self.shown = torch.ones((self.batch, capacity), dtype=torch.bool, device=self.device)
         self.columns = torch.arange(capacity, device=self.device)
 
-    def reserve(self, slots: int) -> None:
+    def reserve(self, extent: Extent, *, at_once: bool) -> None:
+        """Get ready for a call: with as many slots as it needs in the beginning, or ``at_once`` all of them."""
+        self.extent = extent
+        slots = extent.most if at_once else extent.first
         if slots > self.capacity:
-            self._resize(span_of(slots))
+            self._resize(slots)
         else:
             self.shown.fill_(True)
 
     def allocate(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A buffer of zeros: an earlier call's where there is one of this shape."""
+        """A buffer of zeros: an earlier call's where there is one of this shape. Those of one shape come in the order
+        in which they were given back, so that each layer gets its own, which graphs read."""
         shape = (*shape[:3], self.capacity, shape[4])
-        known = self._stock.pop((shape, like.dtype), None)
-        if known is not None:
-            return known.zero_()  # what an earlier call left there may not even be finite
+        for place, known in enumerate(self._stock):
+            if (known.shape, known.dtype) == (shape, like.dtype):
+                return self._stock.pop(place).zero_()  # what an earlier call left there may not even be finite
         self.graphs.clear()
         return sparing(lambda: like.new_zeros(shape))
 
     def take_back(self, buffers: Sequence[Tensor]) -> None:
         """Keep a call's buffers for the next one."""
-        self._stock = {(tuple(buffer.shape), buffer.dtype): buffer for buffer in buffers}
+        self._stock = list(buffers)
 
-    def grow(self, slots: int) -> int:
-        """Double the capacity until it covers ``slots``, keeping what is known of the prompt; returns it."""
-        capacity, shown = self.capacity, self.shown
-        while capacity < slots:
-            capacity *= 2
-        self._resize(capacity)
-        self.shown[:, : shown.shape[1]] = shown
-        return capacity
+    def widen(self, capacity: int) -> None:
+        """The call's buffers have ``capacity`` slots now; what is known of the prompt stays."""
+        if capacity > self.capacity:
+            shown = self.shown
+            self._resize(capacity)
+            self.shown[:, : shown.shape[1]] = shown
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that wait here, as far as they can be counted: what graphs use inside of passes is not."""
+        told = [part for graph in self.graphs.values() for part in (graph.outputs.logits, *graph.outputs.hidden)]
+        return sum(tensor.nbytes for tensor in (*self._stock, *self._masks.values(), *told))
 
     def inputs_of(self, nodes: int) -> Inputs:
         if nodes not in self.inputs:
@@ -251,10 +271,34 @@ def give_back(model: PreTrainedModel, buffers: StaticBuffers, cache: Sequence[Te
     if buffers.key is None:
         return
     buffers.take_back(cache)
+    left = max(_LEAST_BUDGET, weight_bytes(model) // 2)
     with _lock:
         waiting = _waiting.of(model)
-        waiting.append((buffers.key, buffers))
-        del waiting[:-_KEPT]
+        kept = []
+        for entry in ((buffers.key, buffers), *reversed(waiting)):
+            if entry[1].nbytes <= left:
+                left -= entry[1].nbytes
+                kept.append(entry)
+        waiting[:] = reversed(kept)
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    return sum(tensor.nbytes for tensor in model.parameters())
+
+
+def is_small(forward: TreeForward, slots: int) -> bool:
+    """Whether keys and values of so many slots, as the config speaks of them, are little beside the weights."""
+    config = forward.traits.config
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
+    layers, heads, hidden, key_heads, channels = (getattr(config, name, None) for name in names)
+    key_heads = key_heads or heads
+    if not (isinstance(layers, int) and isinstance(key_heads, int)):
+        return False
+    channels = channels or (hidden // heads if isinstance(hidden, int) and isinstance(heads, int) else None)
+    if not isinstance(channels, int):
+        return False
+    numbers = 2 * layers * forward.batch * slots * key_heads * channels
+    return bool(_SMALL * numbers * forward.traits.dtype.itemsize <= weight_bytes(forward.model))
 
 
 def waiting(model: PreTrainedModel) -> list[StaticBuffers]:

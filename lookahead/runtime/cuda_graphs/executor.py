@@ -10,7 +10,7 @@ The same operations run without a graph on any device: when a capture fails, and
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,13 +22,16 @@ from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.attention import tree_forward
+from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cuda_graphs.buffers import (
+    GRANULE,
     MOVES,
     Graph,
     Inputs,
     StaticBuffers,
     bucket_of,
     give_back,
+    is_small,
     lease,
     padded_moves,
     span_of,
@@ -80,6 +83,8 @@ class GraphExecutor:
     first one is run eagerly from there on; with ``required`` an error is raised. ``graphs``: capture passes as CUDA
     graphs; None = on a CUDA device."""
 
+    keeps_buffers = True
+
     def __init__(self, forward: TreeForward, *, required: bool = False, graphs: bool | None = None) -> None:
         self.reason: str | None = None
         self.plain_ms: float | None = None
@@ -102,12 +107,18 @@ class GraphExecutor:
         failed = self._buffers is not None and self._buffers.failure is not None
         return "cuda graphs" if self._captures and not failed else "static"
 
-    def open(self, slots: int) -> None:
-        forward, layout = self._forward, self._layout
+    def reserve(self, extent: Extent) -> None:
+        forward = self._forward
         buffers = self._buffers = lease(forward.model, self._key(), forward.batch, forward.traits.dtype, self._device)
         self.plain_ms = buffers.plain_ms
-        buffers.reserve(slots)
-        layout.cache.consolidate(buffers.capacity, buffers.allocate)
+        buffers.reserve(replace(extent, granule=GRANULE), at_once=self._captures and is_small(forward, extent.most))
+        forward.layout.cache.reserve(buffers.extent, buffers.allocate)
+
+    def open(self) -> None:
+        forward, layout, buffers = self._forward, self._layout, self._buffers
+        assert buffers is not None  # reserved
+        layout.cache.consolidate()
+        buffers.widen(min(buffer.shape[3] for buffer in layout.cache.buffers))  # a prompt longer than it seemed
         buffers.padding.copy_(torch.tensor(layout.padding))
         if layout.visible is not None:
             buffers.shown[:, : layout.visible.shape[1]] = layout.visible
@@ -169,8 +180,7 @@ class GraphExecutor:
         reach = cache.base + nodes
         if reach > buffers.capacity:
             self.typical = False
-            capacity = buffers.grow(reach)
-            sparing(lambda: cache.grow(capacity))
+            self._grow(buffers, reach)
         span = min(span_of(reach), buffers.capacity)
         if max(map(len, self._moves), default=0) > MOVES:
             self.flush()
@@ -202,6 +212,18 @@ class GraphExecutor:
         kind, known = kind_of_call(self._forward), _rejections.of(self._forward.model)
         if kind is not None:
             known[:] = [entry for entry in known if entry[0][0] == kind[0]][1 - _MOST_REJECTIONS :] + [(kind, reason)]
+
+    def _grow(self, buffers: StaticBuffers, slots: int) -> None:
+        """Go on in buffers that have ``slots``, and more where there is memory for it."""
+        cache, extent = self._layout.cache, buffers.extent
+        buffers.forget_passes()
+        capacity = extent.after(buffers.capacity, slots)
+        try:
+            sparing(lambda: cache.grow(capacity))
+        except torch.OutOfMemoryError:
+            capacity = extent.rounded(slots)
+        cache.grow(capacity)
+        buffers.widen(capacity)
 
     def _replayed(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
         """Replay the pass; or run it, and capture it if passes like it have been run before."""

@@ -1,0 +1,202 @@
+"""The buffers in which a call's keys and values lie, each with some layers' of one shape, from the prompt's pass on.
+
+A model's entries (one layer's keys, or its values) are spread over a few buffers. So keeping a path is a few copies for
+the whole model, and while the buffers grow, one after the other, only a part of the states is there twice.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # (shape, a tensor of the dtype and device) -> buffer
+Entry = tuple["LayerBuffer", int]
+_TREE = 64  # slots for the nodes of a pass
+# Buffers for a model whose states have one shape: each costs every pass some calls of torch, so small ones are few.
+_SPREAD = 4
+_LEAST_BYTES = 1 << 20
+_ROOM = 8  # buffers have an eighth of their slots free when the prompt has been read, and grow by an eighth
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How many slots the buffers of a call have, in multiples of ``granule``: little more than the text has, and never
+    more than the prompt, ``new_tokens`` and one tree, but for a pass with a larger tree."""
+
+    prompt: int
+    new_tokens: int
+    granule: int = 16
+
+    @property
+    def most(self) -> int:
+        return self.rounded(self.prompt + self.new_tokens + _TREE)
+
+    @property
+    def first(self) -> int:
+        """Slots while the prompt is read."""
+        room = (self.prompt + self.prompt // _ROOM) // self.granule * self.granule
+        return min(self.most, max(room, self.rounded(self.prompt + _TREE)))
+
+    def after(self, capacity: int, stop: int) -> int:
+        """Slots of buffers that take the place of those of ``capacity`` slots and must have ``stop``."""
+        room = (capacity + max(_TREE, capacity // _ROOM)) // self.granule * self.granule
+        return max(self.rounded(stop), min(room, self.most))
+
+    def rounded(self, slots: int) -> int:
+        return -(-slots // self.granule) * self.granule
+
+
+class LayerBuffer:
+    """``buffer`` ``[entry, batch, head, slot, channel]``, which grows; ``used`` of its entries hold states.
+
+    Attributes:
+        kind: shape, dtype and device of its entries.
+        span: first and last-plus-one slot of the pass that the views below are for.
+        fresh: for each entry, the slots of the pass; unused with static shapes.
+        history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
+    """
+
+    def __init__(self, kind: Hashable, buffer: Tensor, extent: Extent) -> None:
+        self.kind = kind
+        self.buffer = buffer
+        self.used = 0
+        self.span = (0, 0)
+        self.fresh: tuple[Tensor, ...] = ()
+        self.history: tuple[Tensor, ...] = ()
+        self._extent = extent
+
+    @property
+    def entries(self) -> int:
+        return self.buffer.shape[0]
+
+    def write(self, entry: int, start: int, states: Tensor) -> Tensor:
+        """Put states ``[batch, head, token, channel]`` of the prompt at ``start``; all that the entry holds then."""
+        stop = start + states.shape[-2]
+        self._reach(stop)
+        self.buffer[entry, :, :, start:stop] = states
+        return self.buffer[entry, :, :, :stop]
+
+    def open(self, start: int, stop: int) -> None:
+        """Make the views for a pass over slots ``start`` to ``stop``: once for all layers, growing where needed."""
+        if self.span == (start, stop):
+            return
+        self._reach(stop)
+        self.span = (start, stop)
+        self.fresh = self.buffer[:, :, :, start:stop].unbind(0)
+        self.history = self.buffer[:, :, :, :stop].unbind(0)
+
+    def open_static(self, span: int) -> None:
+        """Make the views for passes that read ``span`` slots, wherever they write."""
+        if self.span != (-1, span):
+            self.span = (-1, span)
+            self.fresh = ()
+            self.history = self.buffer[:, :, :, :span].unbind(0)
+
+    def _reach(self, stop: int) -> None:
+        capacity = self.buffer.shape[3]
+        if stop <= capacity:
+            return
+        try:
+            self.grow(self._extent.after(capacity, stop))
+        except torch.OutOfMemoryError:
+            self.grow(self._extent.rounded(stop))
+
+    def grow(self, capacity: int) -> None:
+        """Go on with ``capacity`` slots, unless there are as many; those past the old ones are zero."""
+        if capacity > self.buffer.shape[3]:
+            self._move(self.entries, capacity)
+
+    def trim(self) -> None:
+        """Free entries that nothing was put into."""
+        if self.used < self.entries:
+            self._move(self.used, self.buffer.shape[3])
+
+    def _move(self, entries: int, capacity: int) -> None:
+        old, slots = self.buffer, self.buffer.shape[3]
+        self.span, self.fresh, self.history = (0, 0), (), ()
+        with torch.inference_mode(old.is_inference()):  # a pass in inference mode may be what asks for it
+            shape = (entries, *old.shape[1:3], capacity, old.shape[4])
+            buffer = old.new_zeros(shape, pin_memory=old.is_pinned())
+            buffer[:, :, :, :slots] = old[:entries]
+        self.buffer = buffer
+
+
+class Store:
+    """The buffers of one call, and what its layers know of the pass that runs.
+
+    Args:
+        types: of the model's layers in turn: those of one type are expected to have states of one shape.
+        on_host: keys and values lie in the host's memory, wherever the layers compute.
+
+    Attributes:
+        reading: the prompt is being read: each layer appends to what it holds.
+        base: afterwards, first slot of the pass's nodes.
+        slots: with static shapes, where the pass writes, ``[node]``; None = at ``base`` and the slots after it.
+        layers: how many there are.
+        places: of all states, in the order in which they turned up.
+    """
+
+    def __init__(self, types: Sequence[Hashable], on_host: bool) -> None:
+        self.on_host = on_host
+        self.reading = True
+        self.base = 0
+        self.slots: Tensor | None = None
+        self.layers = 0
+        self.groups: list[LayerBuffer] = []
+        self.places: list[Entry] = []
+        self._types = types
+        self._expected: dict[tuple[Hashable, str], Hashable] = {}
+        self._extent = Extent(0, 0)
+        self._allocate: Allocate | None = None
+
+    def reserve(self, extent: Extent, allocate: Allocate | None) -> None:
+        """Say how large buffers are to be, and where they come from; None = they are made."""
+        self._extent, self._allocate = extent, allocate
+
+    def place(self, layer: int, name: str, states: Tensor, alike: int) -> Entry:
+        """A free entry for a layer's states of this ``name``; ``alike`` of them a layer have their shape."""
+        batch, heads, tokens, channels = states.shape
+        device = torch.device("cpu") if self.on_host else states.device
+        kind = (batch, heads, channels, states.dtype, device)
+        group = next((group for group in self.groups if group.kind == kind and group.used < group.entries), None)
+        if group is None:
+            slots = max(self._extent.first, self._extent.rounded(tokens))
+            most = batch * heads * channels * max(slots, self._extent.most) * states.dtype.itemsize
+            shape = (self._entries(layer, name, kind, alike, most), batch, heads, slots, channels)
+            group = LayerBuffer(kind, self._buffer(shape, states, device), self._extent)
+            self.groups.append(group)
+        self.places.append((group, group.used))
+        group.used += 1
+        return self.places[-1]
+
+    def _entries(self, layer: int, name: str, kind: Hashable, alike: int, most: int) -> int:
+        """How many entries of up to ``most`` bytes the next buffer of a kind has: as many as are expected, or few and
+        then more of them."""
+        own = self._types[layer] if layer < len(self._types) else None
+        everything = 2 * len(self._types)
+        spread = max(1, min(_SPREAD, everything * most // _LEAST_BYTES))
+        missing = alike * sum(own == other for other in self._types[layer:]) - (alike == 2 and name == "value")
+        entries = min(-(-everything // spread), missing)
+        if entries <= 0 or self._expected.setdefault((own, name), kind) != kind:
+            more = max((2 * group.entries for group in self.groups if group.kind == kind), default=alike)
+            return min(max(entries, alike), more) if entries > 0 else more
+        return entries
+
+    def _buffer(self, shape: tuple[int, ...], like: Tensor, device: torch.device) -> Tensor:
+        if self._allocate is not None:
+            return self._allocate(shape, like)
+        pinned = self.on_host and torch.cuda.is_available()
+        return torch.empty(shape, dtype=like.dtype, device=device, pin_memory=pinned)
+
+    def clear(self) -> None:
+        """Leave buffers to those layers that still use them."""
+        self.groups.clear()
+        self.places.clear()
+
+    def settle(self) -> None:
+        """The prompt has been read."""
+        self.reading = False
+        if self._allocate is None:
+            for group in self.groups:
+                group.trim()
