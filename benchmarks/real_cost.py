@@ -81,6 +81,13 @@ def embedded(small: Any, shape: Shape, dtype: torch.dtype, device: Any = "cpu") 
     return large
 
 
+def shaped(small: Any, shape: str, dtype: str, device: Any = "cpu") -> Any:
+    """``small`` in one of ``SHAPES``, generating as it does."""
+    model = embedded(small, SHAPES[shape], getattr(torch, dtype), device)
+    model.generation_config = small.generation_config
+    return model
+
+
 def _empty(own: Any, shape: Shape, dtype: torch.dtype, device: Any) -> Any:
     """The larger model, its weights not yet filled."""
     group, its_group = shape.heads // shape.key_heads, own.num_attention_heads // own.num_key_value_heads
@@ -163,8 +170,7 @@ def main(
     small, tokenizer = load(model_dir, "float32")
     for name in wanted_shapes:
         for dtype in wanted_dtypes:
-            model = embedded(small, SHAPES[name], getattr(torch, dtype), device)
-            model.generation_config = small.generation_config
+            model = shaped(small, name, dtype, device)
             race.race_model(console, run, (model, tokenizer), wanted_methods, asked, {"shape": name, "dtype": dtype})
             del model
     run.finish()

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.harness import RESULTS, ROOT, is_dirty
+from benchmarks.regret import shown
 from benchmarks.tables import Rows, cells, grid, pivot, table
 
 Document = dict[str, Any]
@@ -60,6 +61,12 @@ def race(document: Document, index: str = RACE) -> str:
 def real_cost(document: Document) -> str:
     """The same by shape."""
     return race(document, REAL_COST)
+
+
+def regret(document: Document) -> str:
+    """Speeds of every size, and what the automatic mode loses against the best."""
+    columns = "shape, set, mode, dtype, batch, best, best speed, automatic, regret, against plain"
+    return table(columns, map(shown, document["rows"]))
 
 
 def measured(document: Document) -> list[dict[str, Any]]:
@@ -115,6 +122,11 @@ PAGES = {  # by the kind of the documents: title, what a reader has to know, and
         "At a large model's cost",
         "A small model embedded exactly in a larger one: its text, by passes that cost what that shape costs.",
         real_cost,
+    ),
+    "regret": (
+        "What choosing sizes costs",
+        "Regret: how much slower the automatic mode is than the best fixed number of nodes, or plain decoding.",
+        regret,
     ),
     "race": ("Every way to decode, raced", "The ceiling is S t(1)/t(T), if nothing but passes took time.", race),
     "first call": (
