@@ -1,6 +1,7 @@
 """How is a forward run? One protocol with three answers: eagerly (here), by traces, or by CUDA graphs."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -143,13 +144,23 @@ class InferenceMode:
             self.safe = False
             return run()
 
-    def leave(self) -> None:
-        """Copy what passes of this mode left on the model; what modules share they share afterwards, too."""
+    def entered(self) -> AbstractContextManager[Any]:
+        """For passes that cannot be run again, because they change a state."""
+        if self.safe is None:
+            self.safe = is_safe(self._model)
+        self._is_used |= self.safe
+        return torch.inference_mode() if self.safe else nullcontext()
+
+    def leave(self, *layers: object) -> None:
+        """Copy what passes of this mode left on the model, and on ``layers`` of a cache that were written in it; what
+        modules share they share afterwards, too."""
         if not self._is_used:
             return
         copies: dict[int, tuple[Tensor, Tensor]] = {}  # with the originals, so that no id is used twice
         for holder, name, value in inference_tensors(self._model):
             holder[name] = _copied(value, copies)
+        for layer in layers:
+            vars(layer).update({name: _copied(value, copies) for name, value in vars(layer).items()})
 
 
 def _copied(value: Any, copies: dict[int, tuple[Tensor, Tensor]]) -> Any:

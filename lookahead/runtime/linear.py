@@ -30,6 +30,7 @@ from lookahead.models.hidden_states import HiddenStates, watched
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.snapshots import Snapshot, recurrent_layers, states_of
+from lookahead.runtime.executor import InferenceMode
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.scores import prompt_scores, score
 
@@ -86,6 +87,7 @@ class LinearModel:
         self.route_reason = reason
         self.replayed = 0
         self._scans = unbounded_scans(model)
+        self._inference = InferenceMode(model)
         self._started = False
         self._croppable = False
         self._live = True  # the cache ends with the last kept token, and not before or behind it
@@ -145,18 +147,19 @@ class LinearModel:
                     f"Row {row}'s draft branches: expected a chain, because {type(self._model).__name__} cannot follow "
                     f"a tree. Got {tree}."
                 )
-        if self._undecided and self._croppable:  # passes that are only measured
-            self._cache.crop(-self._undecided)
-        if not (self._live or self._croppable):
-            self._snapshot.restore()
-        elif width > 1 and not self._croppable:
-            self._snapshot.take()
-        self._live = False
         self._fed = [tree.tokens + tree.tokens[:1] * (width - len(tree)) for tree in trees]
-        self.replayed += self.again
-        self._undecided = width
-        top_k = max(tree.top_k for tree in trees)
-        return self._run([again + fed for again, fed in zip(self._again, self._fed, strict=True)], width, top_k)
+        tokens = [again + fed for again, fed in zip(self._again, self._fed, strict=True)]
+        with self._inference.entered():
+            if self._undecided and self._croppable:  # passes that are only measured
+                self._cache.crop(-self._undecided)
+            if not (self._live or self._croppable):
+                self._snapshot.restore()
+            elif width > 1 and not self._croppable:
+                self._snapshot.take()
+            self._live = False
+            self.replayed += self.again
+            self._undecided = width
+            return self._run(tokens, width, max(tree.top_k for tree in trees))
 
     def _run(self, tokens: list[list[int]], scored: int, top_k: int) -> Scores:
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
@@ -200,7 +203,8 @@ class LinearModel:
         (count,) = counts
         width, self._undecided = self._undecided, 0
         if self._croppable:
-            self._cache.crop(count - width)
+            with self._inference.entered():
+                self._cache.crop(count - width)
         self._live = self._croppable or count == width
         if self._live:
             self._committed += self.again + count
@@ -227,9 +231,11 @@ class LinearModel:
         """Leave the text in ``cache``, the one that was given; costs a pass if tokens wait for their replay."""
         if self._live:
             return
-        self._snapshot.restore()
+        with self._inference.entered():
+            self._snapshot.restore()
+            if self.again:
+                self._run(self._again, 1, 0)
         if self.again:
-            self._run(self._again, 1, 0)
             self._committed += self.again
             self._again = [[] for _ in self._again]
         self._live = True
@@ -247,6 +253,7 @@ class LinearModel:
 
     def close(self) -> None:
         """The call is over: the cache is plain decoding's again."""
+        self._inference.leave(*self._cache.layers)
         if self._croppable:
             for layer in self._cache.layers:
                 if hasattr(layer, "record_past"):

@@ -1,5 +1,6 @@
 """Recurrent and hybrid models: which take chains, that the text is plain decoding's, and what is left behind."""
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -204,6 +205,35 @@ def test_going_on_from_a_cache(name: str) -> None:
         assert text == texts[0][0]
         for got, expected in zip(states, texts[0][1], strict=True):
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("name", known({name: CHAIN[name] for name in FEW}))
+def test_inference_mode_stays_inside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes run in it, which is faster; no cache or model has tensors of it, also where a call breaks off."""
+    model, modes = counting_hybrid(name), []
+    forward = type(model).forward
+
+    @functools.wraps(forward)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        modes.append(torch.is_inference_mode_enabled())
+        return forward(*args, **kwargs)
+
+    noting.__module__ = forward.__module__
+    monkeypatch.setattr(type(model), "forward", noting)
+    settings = {"max_new_tokens": 20, "do_sample": False, "use_lookahead": True, "return_dict_in_generate": True}
+    cache = model.generate(**prompts(1), **settings).past_key_values
+    assert all(modes[1:]) and not modes[0]
+    assert not any(tensor.is_inference() for tensor in held(cache))
+    with pytest.raises(ZeroDivisionError):
+        model.generate(
+            **prompts(1, 40),
+            past_key_values=cache,
+            logits_processor=[lambda ids, scores: scores * (1 // (45 - ids.shape[1]))],
+            **settings,
+        )
+    assert not any(tensor.is_inference() for tensor in held(cache))
+    model(**prompts(1)).logits.sum().backward()
 
 
 class _Tokens(transformers.generation.streamers.BaseStreamer):
