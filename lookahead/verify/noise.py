@@ -6,6 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import send
 from lookahead.verify.sequences import Sequences
 
@@ -43,7 +44,7 @@ class Noise:
         while self._drawn <= max(index for _, index in at):
             if ahead:
                 self._states[self._drawn - 1] = generator.get_state()
-            self._kept[self._drawn] = torch.empty(shape, dtype=like.dtype, device=like.device).exponential_()
+            self._kept[self._drawn] = undisturbed(like.new_empty(shape).exponential_)
             self._drawn += 1
         if ahead:
             self._states[self._drawn - 1] = generator.get_state()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.logits_process import InfNanRemoveLogitsProcessor
 
 from jacobi import LookaheadError, Path, Scores, TokenTree, reject
+from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, direct, for_row
@@ -154,7 +156,7 @@ class Sampler:
             return processed.argmax(-1, keepdim=True).int()
         chances = processed.softmax(-1)
         if self.noise is None:
-            tokens = torch.multinomial(chances, 1)
+            tokens = undisturbed(partial(torch.multinomial, chances, 1))
         else:
             at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
             tokens = (chances / self.noise.lines(at, chances, ahead)).argmax(-1, keepdim=True)

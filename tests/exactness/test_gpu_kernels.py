@@ -183,7 +183,6 @@ def test_captures_do_not_empty_everybodys_cache(monkeypatch: pytest.MonkeyPatch)
     assert len(emptied) <= 1
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 13), reason="this torch cannot draw while another thread captures")
 def test_sampling_in_threads() -> None:
     """One thread draws while another captures."""
     model = fresh_model("llama").cuda()

@@ -1,5 +1,6 @@
 """Captures that fail, on a stand-in of CUDA: nothing of them is left on stream, allocator and process."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 
 from lookahead.models.hidden_states import Outputs
+from lookahead.runtime.cuda_graphs import buffers as static_buffers
 from lookahead.runtime.cuda_graphs import capture as capturing
 from lookahead.runtime.cuda_graphs.buffers import StaticBuffers
-from lookahead.runtime.cuda_graphs.capture import capture
+from lookahead.runtime.cuda_graphs.capture import capture, undisturbed
 
 
 class Device:
@@ -148,3 +150,30 @@ def test_graphs_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         capture(lambda: Outputs(torch.zeros(1)), buffers)
     assert device.emptied == 1
     assert list(device.pools.values()) == [3]
+
+
+def test_draws_wait_for_another_threads_capture() -> None:
+    """Before 2.13 torch refuses them meanwhile; other errors are nobody's to hide."""
+    tried = threading.Event()
+
+    def draw() -> torch.Tensor:
+        if static_buffers.capturing.locked() and not tried.is_set():
+            tried.set()
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        return torch.ones(1)
+
+    drawn: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: drawn.append(undisturbed(draw)))
+    with static_buffers.capturing:
+        thread.start()
+        assert tried.wait(10)
+        thread.join(0.05)
+        assert not drawn
+    thread.join()
+    assert len(drawn) == 1
+
+    def broken() -> torch.Tensor:
+        raise RuntimeError("probability tensor contains inf")
+
+    with pytest.raises(RuntimeError, match="contains inf"):
+        undisturbed(broken)

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.cuda_graphs.buffers import StaticBuffers, capturing
@@ -51,6 +52,18 @@ def capture(run: Callable[[], Outputs], buffers: StaticBuffers) -> tuple[Callabl
             graph.replay()
 
     return replay, outputs
+
+
+def undisturbed(draw: Callable[[], Tensor]) -> Tensor:
+    """Draw random numbers, if need be once another thread's capture has ended: before 2.13 torch refuses all draws
+    while one is under way, and leaves the generator as it was."""
+    try:
+        return draw()
+    except RuntimeError as error:
+        if "graph capture" not in str(error):
+            raise
+    with capturing:
+        return draw()
 
 
 def _undo(graph: Any, buffers: StaticBuffers) -> None:
