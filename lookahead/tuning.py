@@ -19,6 +19,7 @@ from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.packing import Packed, packed_weights
 from lookahead.runtime.session import bare_chain, bare_model
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import refusal, trace_now, traces_to_measure, untraceable
@@ -44,6 +45,7 @@ def sweep(
     contexts: Sequence[int] = (64, 512),
     seconds: float = 8.0,
     traced: bool = False,
+    packed: Packed | None = None,
     save: bool = True,
     report: Report | None = None,
 ) -> StepTimes:
@@ -59,6 +61,7 @@ def sweep(
         contexts: lengths of the KV cache to measure at, in tokens; those past the model's last position are left out.
         seconds: about how long to measure, warm-up excluded; every size runs three times at least.
         traced: measure traced passes, which longer decodes on a CPU run.
+        packed: measure passes on these packed weights, which longer decodes of large models on a CPU run.
         save: keep the curve in the cache folder, where the automatic mode finds it.
         report: called with the share that is done, from 0 to 1.
 
@@ -74,12 +77,12 @@ def sweep(
         support.self_test(model, traits)
     elif traced:
         raise refusal(str(reason))
-    about = describe(model, batch, static, traced)
+    about = describe(model, batch, static, traced, packed is not None)
     times = StepTimes(about=about)
     limit = traits.position_table or 1 << 30
     usable = [context for context in contexts if context + max(nodes) < limit] or [max(1, (limit - max(nodes)) // 2)]
     tell = report or (lambda share: None)
-    measure = _linear if route == "chain" else partial(_trees, static=static, traced=traced)
+    measure = _linear if route == "chain" else partial(_trees, static=static, traced=traced, packed=packed)
     for done, context in enumerate(usable):
         prompt = [[(17 + 13 * at) % traits.vocab_size for at in range(context)]] * batch
         told = partial(_tell_part, tell, done, len(usable))
@@ -101,13 +104,14 @@ def sweep_all(
 ) -> tuple[StepTimes, StepTimes]:
     """Measure and save two curves: passes as long decodes run them, and as transformers' own code does.
 
-    They are one curve where passes are neither traced nor captured as CUDA graphs. ``context`` is the KV cache's
-    length, in tokens, that matters most; shorter and longer ones are measured, too. ``seconds`` is about how long to
-    measure in all.
+    They are one curve where passes are neither traced nor captured as CUDA graphs, nor weights packed. ``context`` is
+    the KV cache's length, in tokens, that matters most; shorter and longer ones are measured, too. ``seconds`` is about
+    how long to measure in all.
     """
     with torch.no_grad():
-        captured, traced = describe(model)["executor"] == "cuda graphs", untraceable(model) is None
-    parts = 2 if captured or traced else 1
+        executor, traced = describe(model)["executor"], untraceable(model) is None
+        packed = packed_weights(model, at_once=True) if executor == "eager" else None
+    parts = 2 if traced or executor == "cuda graphs" or packed is not None else 1
     tell = report or (lambda share: None)
     contexts = sorted({min(64, context), context, 4 * context})
     settings: dict[str, Any] = {"batch": batch, "contexts": contexts, "seconds": seconds / parts}
@@ -115,7 +119,7 @@ def sweep_all(
     if parts == 1:
         return own, own
     try:
-        return sweep(model, **settings, traced=traced, report=partial(_tell_part, tell, 1, parts)), own
+        return sweep(model, **settings, traced=traced, packed=packed, report=partial(_tell_part, tell, 1, parts)), own
     except LookaheadError:  # then decodes are not traced either
         tell(1.0)
         return own, own
@@ -142,12 +146,13 @@ def _trees(
     *,
     static: bool | None,
     traced: bool,
+    packed: Packed | None,
 ) -> Samples:
     batch, vocab = len(prompt), ModelTraits.of(model).vocab_size
     drafts = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
-    traces = traces_to_measure(model, batch) if traced else None
+    traces = traces_to_measure(model, batch, packed) if traced else None
     traced_by = None if traces is None else partial(TracedExecutor, traces)
-    with bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by) as view:
+    with bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by, packed=packed) as view:
         if traced:
             trace_now(model, view, drafts.values())
         samples = _measure(view, drafts, seconds, report)

@@ -15,8 +15,7 @@ from lookahead import Lookahead, tuning
 from lookahead.draft.latency import StepTimes
 from lookahead.generation.curves import step_times
 from lookahead.models.compat import expert_registries
-from lookahead.runtime import linear, tree
-from lookahead.runtime.scores import score
+from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.runtime.tree import TreeModel
 from lookahead.sources.recycling import BEST
@@ -146,14 +145,15 @@ def test_passes_are_measured_as_decodes_run_them(name: str, folder: Path, monkey
     model = hybrid(name) if name == "lfm2" else fresh_model(name)
     seen: set[tuple[bool, int]] = set()
 
-    def noting(logits: torch.Tensor, best: int = 0) -> Any:
+    def noting(run: Any, self: Any, trees: Any, *how: Any) -> Any:
         wrapped = [hasattr(ALL_ATTENTION_FUNCTIONS["sdpa"], "lookahead_original")]
         wrapped += [hasattr(registry["grouped_mm"], "lookahead_original") for registry in expert_registries()]
-        seen.add((all(wrapped), best))
-        return score(logits, best)
+        seen.add((all(wrapped), max(tree.top_k for tree in trees)))
+        return run(self, trees, *how)
 
-    for module in (tree, linear):
-        monkeypatch.setattr(module, "score", noting)
+    for kind, name_of_pass in ((TreeModel, "launch"), (LinearModel, "forward")):
+        run = getattr(kind, name_of_pass)
+        monkeypatch.setattr(kind, name_of_pass, lambda self, trees, *how, run=run: noting(run, self, trees, *how))
     inputs = torch.arange(1, 21)[None] % 7
     model.generate(inputs, max_new_tokens=20, do_sample=False, custom_generate=Lookahead(nodes=4))
     in_a_decode, seen = seen, set()

@@ -100,8 +100,10 @@ def _show(console: Console, found: dict[str, Any], times: StepTimes) -> None:
     console.print(common.facts(applies, "Decodes that use this curve"))
     console.print(_curve_table(times, found["context"]))
     how = {"traced": "traced, as in longer decodes", "cuda graphs": "replayed as CUDA graphs"}
-    if executor := how.get(applies["executors"][0]):
-        console.print(f"These passes are {executor}.")
+    executor, _, packed = applies["executors"][0].partition(", ")
+    if executor in how or packed:
+        told = [how.get(executor, ""), f"run on {packed}" if packed else ""]
+        console.print(f"These passes are {' and '.join(filter(None, told))}.")
     plain = f"transformers {found['plain_ms']:.2f} ms, which is what speedups are measured against."
     console.print(f"A pass over one node takes {plain}")
     console.print(_trials("budget", found["budgets"], "Best-first trees on the prompts, greedy"))

@@ -33,11 +33,11 @@ def _processor() -> str:
 
 
 def describe(
-    model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False
+    model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False, packed: bool = False
 ) -> dict[str, Any]:
     """All that a curve depends on: the model's shape and dtypes, attention, device, threads, versions, sequences in a
-    ``batch``, and what executes its passes: ``static`` shapes (see the strategies' setting) and ``traced`` passes have
-    curves of their own."""
+    ``batch``, and what executes its passes: ``static`` shapes (see the strategies' setting), ``traced`` passes and
+    ``packed`` weights have curves of their own."""
     config, traits = model.config.get_text_config(), ModelTraits.of(model)
     shape = {
         name: value
@@ -54,7 +54,7 @@ def describe(
         "shape": shape,
         "parameters": dtypes,
         "attention": traits.attention,
-        "executor": _executor(model, traits, static, traced),
+        "executor": _executor(model, traits, static, traced) + (", packed weights" if packed else ""),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_processor()}",
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "batch": batch,
@@ -87,13 +87,13 @@ def cache_file(about: dict[str, Any]) -> Path:
 
 
 def cached(
-    model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False
+    model: PreTrainedModel, batch: int = 1, static: bool | None = None, traced: bool = False, packed: bool = False
 ) -> StepTimes | None:
     """The saved curve of this model on this machine; None if there is none, or none that can be read."""
     try:
         if not any(cache_folder().glob("step-times-*")):
             return None
-        return StepTimes.load(cache_file(describe(model, batch, static, traced)), frozen=False)
+        return StepTimes.load(cache_file(describe(model, batch, static, traced, packed)), frozen=False)
     except (LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
         return None
 
@@ -117,7 +117,7 @@ def step_times(
         traces: the model's traced passes. Curves are saved for passes that are all traced, and for passes of which
             none is; a mixture's is learnt.
         steps: see :class:`StepTimes`.
-        packed: passes run on packed weights, for which curves are learnt: a saved one is a guess.
+        packed: passes run on packed weights.
     """
     if given is not None:
         return given
@@ -128,8 +128,7 @@ def step_times(
     if key not in memory:
         near = [curve for other, curve in memory.items() if other[:-2] == key[:-2]]
         everything = {kind.single for kind in traced} == {True, False}
-        saved = cached(model, batch, static, everything) if everything or not traced else None
-        guess = near[-1] if near else saved
-        memory[key] = saved if saved and not packed else guess.as_guess() if guess else StepTimes()
+        saved = cached(model, batch, static, everything, packed) if everything or not traced else None
+        memory[key] = saved or (near[-1].as_guess() if near else StepTimes())
         memory[key].steps = steps
     return memory[key]

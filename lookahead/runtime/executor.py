@@ -82,7 +82,7 @@ class EagerExecutor:
 
     @property
     def plain_ms(self) -> float | None:
-        return None
+        return self._forward.unpacked_ms
 
     def reserve(self, extent: Extent) -> None:
         self._forward.layout.cache.reserve(extent)

@@ -21,7 +21,7 @@ from lookahead.runtime.attention import packing_pays, tree_forward
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
-from lookahead.runtime.packing import Packed, packed_twin
+from lookahead.runtime.packing import Packed, packed_twin, packing_of
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
 _PROMPT_ONLY = (
@@ -55,6 +55,7 @@ class TreeForward:
 
     Attributes:
         module: what tree forwards run on: the model, or a twin of it over ``packed`` weights.
+        unpacked_ms: milliseconds of a pass over one node without those; None = there are none, or it is not known.
         kwargs: what goes along with every tree forward.
         rules: the mask rules of the model's layers.
         token_types: of the prompt, ``[batch, token]``; the last one is carried on.
@@ -78,6 +79,7 @@ class TreeForward:
         self.model = model
         self.module: Any = model
         self.packed: Packed | None = None
+        self.unpacked_ms: float | None = None
         self.traits = traits
         self.layout = layout
         self.hidden = hidden
@@ -99,6 +101,7 @@ class TreeForward:
     def use(self, packed: Packed) -> None:
         """Run tree forwards over packed weights; the prompt's pass stays plain decoding's."""
         self.packed, self.module = packed, packed_twin(self.model, packed)
+        self.unpacked_ms = packing_of(self.model).single_ms
 
     @property
     def batch(self) -> int:

@@ -11,7 +11,7 @@ from helpers.models import fresh_model, prompts, same_as_plain
 from torch import nn
 
 import lookahead
-from lookahead import Jacobi, Lookahead
+from lookahead import Jacobi, Lookahead, tuning
 from lookahead.medusa import Medusa
 from lookahead.runtime import packing
 from lookahead.runtime.packing import PackedLinear, packed_twin, packed_weights, packing_of
@@ -162,3 +162,20 @@ def test_a_trial_measures_and_compares(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.gain is not None
     assert 0.0 <= found.gain < 1.0
     assert found.cost_ms > 0.0
+
+
+def test_a_curve_is_measured_on_packed_weights_and_found_by_calls_that_run_on_them() -> None:
+    model = fresh_model("llama").float()
+    times, own = tuning.sweep_all(model, 32, seconds=0.2)
+    assert times.about["executor"] == "traced, packed weights"
+    assert own.about["executor"] == "eager"
+    assert packing_of(model).weights
+    found = tuning.cached(model, traced=True, packed=True)
+    assert found is not None
+    assert found.about == times.about
+
+
+def test_speeds_are_told_against_passes_that_are_not_packed() -> None:
+    model = model_of()
+    with torch.no_grad(), bare_model(model, prompts(1, 6)["input_ids"], 16, packed=packed_weights(model)) as view:
+        assert view.plain_ms == 1.0

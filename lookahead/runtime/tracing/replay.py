@@ -106,8 +106,9 @@ class TracedExecutor(EagerExecutor):
 
     @property
     def plain_ms(self) -> float | None:
-        """What the model's own Python takes for a pass over one node."""
-        return self.traces.untraced_ms if self.traces.made else None
+        """What the model's own Python, or its own weights, take for a pass over one node."""
+        untraced = self.traces.untraced_ms if self.traces.made else None
+        return max(filter(None, (untraced, super().plain_ms)), default=None)
 
     @property
     def packed(self) -> Packed | None:
