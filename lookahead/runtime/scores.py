@@ -60,7 +60,7 @@ def on_host(device: torch.device) -> bool:
 
 def fetch(tensor: Tensor) -> np.ndarray:
     """Bring a tensor to the host. Whatever is read of a pass comes through here, because it waits for the device."""
-    found: np.ndarray = tensor.cpu().numpy()
+    found: np.ndarray = tensor.detach().cpu().numpy()
     return found
 
 

@@ -114,7 +114,8 @@ class Sampler:
         if self.records:
             self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
         places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
-        return self._chosen(trees, places, processed, ahead=True).view(batch, nodes, -1)
+        tokens, chances = self._chosen(trees, places, processed, ahead=True)
+        return self._packed(trees, places, tokens, chances).view(batch, nodes, -1)
 
     def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
         """The next token at one place of each of several rows; what the trees ask about enters their paths."""
@@ -129,15 +130,21 @@ class Sampler:
     def _read(self, now: Pass, places: Sequence[Place]) -> list[int]:
         if self.noise is not None and self.noise.is_stale():
             now.scores.beside = None  # chosen by other numbers than are drawn now
-        beside = now.scores.beside
-        if beside is None:
+        if now.scores.beside is None:
             processed = self.processed(now, places)
             if self._rejection:
                 return self._rejected(now, places, processed.softmax(-1))
-            chosen = fetch(self._chosen(now.trees, places, processed))
+            tokens, chances = self._chosen(now.trees, places, processed)
+            if chances is not None and on_host(chances.device):
+                self._check_chances(chances[:, 0].isfinite().tolist(), [row for row, _ in places])
+                for (row, node), line in zip(places, chances.detach().numpy(), strict=True):
+                    if (asks := now.trees[row].asks) is not None:
+                        now.paths[row].shares.append(line[asks(node)].tolist())
+                return list(tokens.flatten().tolist())
+            chosen = fetch(self._packed(now.trees, places, tokens, chances))
         else:
             rows, nodes = zip(*places, strict=True)
-            chosen = beside[list(rows), list(nodes)].numpy()
+            chosen = now.scores.beside[list(rows), list(nodes)].numpy()
             for row, node in places if self._seen is not None else ():
                 processed, raw = (seen[row, node].clone() for seen in self._seen or ())
                 self.records.note(row, len(self._sequences.written[row]), processed, raw)
@@ -151,16 +158,22 @@ class Sampler:
 
     def _chosen(
         self, trees: Sequence[TokenTree], places: Sequence[Place], processed: Tensor, ahead: bool = False
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens ``[place, 1]``, and if they are drawn, from what: probabilities ``[place, vocab]``."""
         if not self._sample:
-            return processed.argmax(-1, keepdim=True).int()
+            return processed.argmax(-1, keepdim=True), None
         chances = processed.softmax(-1)
         if self.noise is None:
-            tokens = undisturbed(partial(torch.multinomial, chances, 1))
-        else:
-            at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
-            tokens = (chances / self.noise.lines(at, chances, ahead)).argmax(-1, keepdim=True)
-        told = [tokens.int(), chances.sum(-1, keepdim=True).isfinite().int()]
+            return undisturbed(partial(torch.multinomial, chances, 1)), chances
+        at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
+        return (chances / self.noise.lines(at, chances, ahead)).argmax(-1, keepdim=True), chances
+
+    def _packed(
+        self, trees: Sequence[TokenTree], places: Sequence[Place], tokens: Tensor, chances: Tensor | None
+    ) -> Tensor:
+        if chances is None:
+            return tokens.int()
+        told = [tokens.int(), chances[:, :1].isfinite().int()]  # where one is not, none is
         asked = [[] if (asks := trees[row].asks) is None else asks(node) for row, node in places]
         if most := max(map(len, asked)):
             padded = [[*line, *[0] * (most - len(line))] for line in asked]
