@@ -1,0 +1,116 @@
+"""Host time: what a pass takes beside the model's forward and the scoring of its logits, piece by piece.
+
+    python -m benchmarks.host_time --vocab bundled,152k --nodes 8,32,64,128 --out build/bench/host_time.json
+
+The bundled model writes code, and a Llama of one narrow layer and 151,936 tokens writes noise, with a fixed number of
+drafted nodes. Times are processor time of the one thread, medians over full passes, in milliseconds.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+from unittest import mock
+
+import torch
+import typer
+
+import lookahead
+from benchmarks import options
+from benchmarks.harness import Run, load, quiet_console, random_prompt, texts_of
+from benchmarks.options import chosen, whole_numbers
+from benchmarks.step_time import random_model
+from lookahead.generation.observers import Observers
+from lookahead.runtime import scores
+from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.tracing import schedule
+
+VOCABULARIES = ("bundled", "152k")
+CHOICES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "t0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
+    "t0.8 warped": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9},
+}
+PIECES = ("draft", "verify", "keep and learn", "inputs and unpacking", "observe", "forward", "score")
+
+
+@contextmanager
+def timed(rows: list[dict[str, float]]) -> Iterator[None]:
+    """Notes the pieces of every pass in ``rows``."""
+    spent = dict.fromkeys(("forward", "score"), 0.0)
+
+    def counting(key: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timing(*args: Any, **kwargs: Any) -> Any:
+            start = time.thread_time()
+            result = call(*args, **kwargs)
+            spent[key] += 1e3 * (time.thread_time() - start)
+            return result
+
+        return timing
+
+    def see(observers: Any, step: Any) -> None:
+        start = time.thread_time()
+        seen(observers, step)
+        times = {"draft": step.draft_ms, "verify": step.verify_ms, "keep and learn": step.keep_ms, **spent}
+        times["inputs and unpacking"] = step.forward_ms - sum(spent.values())
+        rows.append(times | {"observe": 1e3 * (time.thread_time() - start), "nodes": max(map(len, step.trees)) - 1})
+        spent.update(forward=0.0, score=0.0)
+
+    seen = Observers.see
+    with (
+        mock.patch.object(sys.modules["jacobi.solve"], "perf_counter", time.thread_time),
+        mock.patch.object(TreeForward, "call", counting("forward", TreeForward.call)),
+        mock.patch.object(scores, "_on_cpu", counting("score", scores._on_cpu)),
+        mock.patch.object(Observers, "see", see),
+        mock.patch.object(schedule, "_COST", 1e9),  # nothing is traced
+    ):
+        yield
+
+
+def measured(model: Any, prompts: list[list[int]], nodes: int, settings: dict[str, Any], new: int) -> dict[str, Any]:
+    """Medians over the passes with (nearly) all nodes."""
+    rows: list[dict[str, float]] = []
+    strategy = lookahead.Lookahead(nodes=nodes)
+    for prompt in prompts * 2:
+        torch.manual_seed(0)
+        with timed(rows):
+            model.generate(torch.tensor([prompt]), max_new_tokens=new, lookahead_strategy=strategy, **settings)
+    full = [row for row in rows if row["nodes"] >= 0.7 * nodes]
+    times = {piece: statistics.median(row[piece] for row in full) for piece in PIECES} if full else {}
+    host = sum(times[piece] for piece in PIECES[:5]) if full else None
+    return {"passes": len(full), "host_ms": host, "pieces_ms": times}
+
+
+def main(
+    vocab: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(VOCABULARIES)}.")] = "bundled,152k",
+    nodes: Annotated[str, typer.Option(help="Comma-separated drafted nodes.")] = "8,32,64,128",
+    choices: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(CHOICES)}.")] = "all",
+    dtype: options.Dtype = "float32",
+    prompts: options.Prompts = 8,
+    new_tokens: options.NewTokens = 48,
+    out: options.Out = None,
+) -> None:
+    """Measure every vocabulary, choice and size."""
+    console = quiet_console(1)
+    lookahead.augment_all()
+    run = Run("host time", out, dtype=dtype, prompts=prompts, new_tokens=new_tokens, rows=[])
+    for name in chosen(vocab, VOCABULARIES, "vocabulary"):
+        model, tokenizer = load(None, dtype)
+        texts = [tokenizer(text)["input_ids"] for text in texts_of("code-no-loop")[:prompts]]
+        if name == "152k":
+            model = random_model((64, 1, 2, 1, 64, 151936, False, 32), getattr(torch, dtype), "cpu")
+            model.lm_head.weight.data.mul_(8.0)  # some tokens are likely
+            model.generation_config.pad_token_id = 0
+            texts = [random_prompt(index, 151936) for index in range(prompts)]
+        for choice in chosen(choices, CHOICES, "choice"):
+            for count in whole_numbers(nodes):
+                found = measured(model, texts, count, CHOICES[choice], new_tokens)
+                run.add("rows", [{"vocabulary": name, "choice": choice, "nodes": count, **found}])
+                console.print(run.document["rows"][-1])
+    run.finish()
+
+
+if __name__ == "__main__":
+    typer.run(main)
