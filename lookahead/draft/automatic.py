@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.expensive_sources import is_expensive, spent_ms
-from lookahead.draft.planner import Mode, Planner
+from lookahead.draft.planner import Planner
+from lookahead.draft.trials import Mode
 from lookahead.sources import Source
 from lookahead.sources.base import is_batch
 from lookahead.sources.jacobi_window import WindowSource
@@ -32,6 +33,10 @@ class AutomaticDrafter:
         self._written = 0
         self._started = False
         self._rested = False
+        self._room = 1 << 30  # as far as is known before a pass
+        self._ahead: TokenTree | None = None  # a tree that was grown to choose the width of all
+        self._wrote = False  # in the last pass
+        planner.share(self.grow_ahead)
 
     def draft(self, room: int) -> TokenTree:
         """The tree that pays best, and the window's columns if they do."""
@@ -39,7 +44,7 @@ class AutomaticDrafter:
         self._rested = planner.mode is Mode.REST
         if self._rested:
             return TokenTree(self._root)
-        tree = self._grow_weighing(room) if self._expensive else self._grow(room)
+        tree = self._grow_shared(room) if planner.shares else self._grow_own(room)
         tree.top_k = BEST
         measures = planner.mode is Mode.MEASURE
         self._columns = 0 if measures else planner.columns
@@ -49,6 +54,30 @@ class AutomaticDrafter:
                 self._trees.use(self._asked)
             self._window.grow(tree, self._columns, room)
         return tree
+
+    def grow_ahead(self) -> tuple[Sequence[float], int] | None:
+        """Grow the next tree as if there were no other sequence: its nodes' values, and the tokens written so far; None
+        if the sequence has not written in the last pass."""
+        if not self._wrote:
+            return None
+        self._wrote = False
+        self._ahead = self._grow_own(self._room)
+        return self._values, self._written
+
+    def _grow_shared(self, room: int) -> TokenTree:
+        """The tree, cut to the width that pays best for all sequences."""
+        width = self._planner.width
+        tree, self._ahead = self._ahead, None
+        if tree is None or max(tree.depths) > room:
+            tree = self._grow_own(room)
+        if width < len(tree):
+            tree.truncate(width)
+            del self._values[width - 1 :]
+        self._room = room
+        return tree
+
+    def _grow_own(self, room: int) -> TokenTree:
+        return self._grow_weighing(room) if self._expensive else self._grow(room)
 
     def _grow(self, room: int, beside_ms: float = 0.0) -> TokenTree:
         times, least = self._planner.sizes
@@ -89,9 +118,10 @@ class AutomaticDrafter:
             if self._columns:  # what the trees' own candidates do not explain, the window's columns held
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
             refused = self._trees.asked and not self._values
-            written = self._written + len(path.tokens)
-            self._planner.learn(self._values, credited, self._columns, refused, written)
+            self._planner.learn(self._values, credited, self._columns, refused)
         self._written += len(path.tokens)
+        self._room -= len(path.tokens)
+        self._wrote = True
         for source in self._batched:
             source.rollback(path)
         for source in self._sources:

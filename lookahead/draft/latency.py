@@ -21,6 +21,8 @@ FORMAT = 1
 _MEMORY = 32.0  # passes after which old ones fade
 _OUTLIER = 1.6  # times the estimate, where one is known; a pass is counted as at most this slow (or fast)
 _TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers by; twice as many, drift
+_FIRST_TOUCH = 0.5  # of a pass, that the very first of a size tells: it may be slow, as kernels are chosen
+_STALE = 16  # passes, for each that an estimate rests on, after which it may no longer hold
 _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
 _BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
 _GUESS_STEP = 1.3  # times t(1) for several nodes, where they take other kernels than one
@@ -46,10 +48,25 @@ class StepTimes:
         self._mean: dict[tuple[int, int], float] = {}  # by context index and index into NODES, milliseconds
         self._weight: dict[tuple[int, int], float] = {}
         self._drift = 1.0  # how much slower than ``_mean`` says the machine has become
+        self._passes = 0
+        self._touched: set[int] = set()  # sizes that some pass has had
+        self._measured: dict[tuple[int, int], int] = {}  # the last pass that told of a place
+        self.spare_ms = 0.0  # what may be spent on passes that are made to learn what they take
+        self.news = 0  # passes of sizes of which little was known
 
     def weight(self, nodes: int, context: int) -> float:
         """How many passes the estimate near this point rests on."""
         return self._weight.get((_context_index(context), _nearest(nodes)), 0.0)
+
+    def is_stale(self, nodes: int, context: int) -> bool:
+        """Whether the estimate near this point has not been seen to hold for longer than it can be relied on."""
+        cell = _context_index(context), _nearest(nodes)
+        return self._passes - self._measured.get(cell, -_STALE) >= _STALE * self._weight.get(cell, 0.0)
+
+    @property
+    def largest(self) -> int:
+        """The most nodes that were ever measured, at any context."""
+        return max((NODES[at] for _, at in self._mean), default=0)
 
     @property
     def knows_single(self) -> bool:
@@ -65,8 +82,15 @@ class StepTimes:
         if nodes != NODES[at]:
             there, here = _along(self._knots(cell[0]), (NODES[at], nodes))
             ms *= there / here
+        self._passes += 1
+        self._measured[cell] = self._passes
+        self.news += weight < _TRUSTED
+        tells = 1.0 if nodes in self._touched else _FIRST_TOUCH
+        self._touched.add(nodes)
         if weight < _TRUSTED:  # first passes of a size may be slow, so the fastest of them is what is known
-            self._mean[cell] = min(self._mean.get(cell, math.inf), ms / self._drift)
+            self._mean[cell] = min(self._mean[cell] if weight else math.inf, ms / self._drift)
+        elif weight < 2 * _TRUSTED and ms * _OUTLIER < self._mean[cell] * self._drift:
+            self._mean[cell] = ms / self._drift  # all of the first ones were
         else:
             expected = self._mean[cell] * self._drift
             ms = min(max(ms, expected / _OUTLIER), expected * _OUTLIER)
@@ -74,7 +98,7 @@ class StepTimes:
                 self._drift *= (ms / expected) ** _DRIFT
             weight = min(weight, _MEMORY)
             self._mean[cell] = (self._mean[cell] * weight + ms / self._drift) / (weight + 1.0)
-        self._weight[cell] = weight + 1.0
+        self._weight[cell] = weight + tells
 
     def put(self, nodes: int, context: int, ms: float) -> None:
         """Set the estimate near this point to a measured one, as sure as an estimate can be."""
@@ -98,7 +122,8 @@ class StepTimes:
             if self.steps:
                 single = measured.pop(0, single)
             if measured:
-                base = _through(base, measured)
+                trust = {at: self._weight[other, at] / _TRUSTED or 1.0 for at in measured}
+                base = _through(base, _believed(base, measured, trust))
         if self.steps:
             scale = 1.0 if any(at for _, at in self._mean) else (single or 1.0) * _GUESS_STEP
             base = [value * scale for value in base]
@@ -114,7 +139,7 @@ class StepTimes:
     def as_guess(self) -> Self:
         """The same curve for passes that are run in another way: believed until there is a measurement."""
         other = copy.deepcopy(self)
-        other.about, other._weight = {}, dict.fromkeys(self._weight, 1.0)
+        other.about, other._weight, other._measured = {}, dict.fromkeys(self._weight, 0.0), {}
         return other
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,6 +195,18 @@ def _nearest(nodes: int) -> int:
     if at >= len(NODES):
         return len(NODES) - 1
     return at - 1 if at and nodes - NODES[at - 1] < NODES[at] - nodes else at
+
+
+def _believed(base: Sequence[float], measured: dict[int, float], trust: dict[int, float]) -> dict[int, float]:
+    """What to take for the times at the measured places. A size that was slow in its only pass or two is taken to be
+    nearly as fast as its neighbours: else it would never be tried again."""
+    sure = {at: ms for at, ms in measured.items() if trust[at] >= 1.0}
+    if not sure:
+        at = min(measured, key=lambda at: measured[at] / base[at])
+        sure[at] = measured[at]
+    bent = _through(base, sure)
+    doubtful = measured.keys() - sure.keys()
+    return sure | {at: min(measured[at], bent[at] * (measured[at] / bent[at]) ** trust[at]) for at in doubtful}
 
 
 def _through(base: Sequence[float], measured: dict[int, float]) -> list[float]:

@@ -1,6 +1,7 @@
 """How the trees of a call have to pay for its passes, by the latency curve."""
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Protocol
 
 from lookahead.draft.latency import StepTimes
@@ -8,8 +9,11 @@ from lookahead.draft.replays import Cut, Replays
 
 _REFRESH = 8  # passes that a computed curve serves
 _LONGEST_REFRESH = 64  # the same, while nothing is drafted
-_SINGLE_AFTER = (2, 8, 16)  # passes after which t(1) is measured, while it rests on none, one or two passes
-_SINGLE_EVERY = 256  # and once it is known
+_SINGLE_AFTER = (1, 2, 8)  # passes after which t(1) is measured, while it rests on none, one or two passes
+_SINGLE_EVERY = 256  # and once it is known, or drafts clearly pay
+_CLEARLY = 0.6  # of t(1), that a token takes where drafts do
+_FIRST_NODES, _STRIDE = 8, 4  # drafted by all sequences together at first; then, times the largest size measured
+_FADE = 0.95  # of what passes took and wrote, from pass to pass
 
 
 class ModelLimits(Protocol):
@@ -17,6 +21,10 @@ class ModelLimits(Protocol):
 
     def bucket(self, nodes: int) -> int:
         """The number of nodes that a pass over ``nodes`` nodes really computes."""
+
+    @property
+    def typical(self) -> bool:
+        """Whether the last pass took what passes of its size take."""
 
     @property
     def again(self) -> int:
@@ -42,7 +50,9 @@ class PassCosts:
     again once passes are run in another way; a tree has at most ``most`` nodes with its root.
     """
 
-    def __init__(self, times: StepTimes, limits: ModelLimits, anew: Callable[[], StepTimes] | None, most: int) -> None:
+    def __init__(
+        self, times: StepTimes, limits: ModelLimits, anew: Callable[[], StepTimes] | None, most: int, batch: int
+    ) -> None:
         self.times = times
         self.curve: list[float] = []  # cost of a pass over 1, 2, ... nodes; empty until it is read
         self.trees: list[float] = []  # the same of a tree, beside the window
@@ -53,11 +63,14 @@ class PassCosts:
         self._limits = limits
         self._anew = anew
         self._most = most
+        self._first = max(2, 1 + _FIRST_NODES // batch)
         self._context = 0
         self._served = 0  # passes since the curve was read
         self._since_single = 0  # passes since one had a single node
         self._replayed = 0  # tokens that this pass replays
         self._width = 1  # of the last pass
+        self._news = 0  # of the curve, when it was read
+        self._late_ms = self._late_tokens = self._late_passes = 0.0  # of passes, fading
         self._replays = Replays()
 
     def open(self, context: int, resting: int) -> bool:
@@ -68,10 +81,11 @@ class PassCosts:
         before, self._replayed = self._replayed, self._limits.again
         self._replays.observe(self._width, before, self._replayed)
         serves = max(_REFRESH, min(resting, _LONGEST_REFRESH))
-        return not self.curve or self._served >= serves or self._replayed != before
+        news = self.times.news != self._news
+        return not self.curve or news or self._served >= serves or self._replayed != before
 
     def read(self) -> None:
-        self._served = 0
+        self._served, self._news = 0, self.times.news
         sizes = [self._limits.bucket(count) for count in range(1, self._most + self._replayed + 1)]
         knots = self.times.curve(self._context, max(sizes))
         self.curve = [knots[size - 1] for size in sizes]
@@ -82,6 +96,7 @@ class PassCosts:
         paid = self.curve[self._replayed] - self.curve[0]
         self.trees = [cost - paid for cost in self.curve[window + self._replayed :]]
         self.cut = self._replays.cut(self.curve, self._replayed) if self._limits.replays else None
+        del self.trees[max(self._first, _STRIDE * self.times.largest) :]
         self.least = least_slopes(self.trees)
 
     @property
@@ -92,8 +107,23 @@ class PassCosts:
     @property
     def single_is_due(self) -> bool:
         known = int(self.times.weight(1, self._context))
-        after = _SINGLE_AFTER[known] if known < len(_SINGLE_AFTER) else _SINGLE_EVERY
+        clear = known and self.pace_ms < _CLEARLY * self.times.ms(1, self._context)
+        after = _SINGLE_AFTER[known] if known < len(_SINGLE_AFTER) and not clear else _SINGLE_EVERY
         return not self.times.frozen and self._since_single > after
+
+    def is_stale(self, width: int) -> bool:
+        """Whether no pass over about ``width`` nodes has told for long what it takes."""
+        return self.times.is_stale(self._limits.bucket(width + self._replayed), self._context)
+
+    @property
+    def pace_ms(self) -> float:
+        """Milliseconds that a token of each sequence has taken of late."""
+        return self._late_ms / self._late_tokens if self._late_tokens else inf
+
+    @property
+    def usual_ms(self) -> float:
+        """Milliseconds that a pass has taken of late."""
+        return self._late_ms / self._late_passes if self._late_passes else 0.0
 
     def renew(self, spent_ms: float) -> None:
         """Passes are run in another way from now on; the change itself took ``spent_ms``."""
@@ -101,16 +131,24 @@ class PassCosts:
         if self._anew is not None:
             self.times, self.curve = self._anew(), []
 
-    def observe(self, width: int, taken_ms: float, beside_ms: float) -> None:
-        """Take in a pass over ``width`` nodes, of whose time the curve knows nothing of ``beside_ms``."""
+    def observe(self, width: int, taken_ms: float, beside_ms: float, tokens: float) -> None:
+        """Take in a pass over ``width`` nodes, of whose time the curve knows nothing of ``beside_ms``, and in which the
+        sequences wrote so many tokens on average."""
+        self._late_ms = _FADE * self._late_ms + taken_ms
+        self._late_tokens = _FADE * self._late_tokens + tokens
+        self._late_passes = _FADE * self._late_passes + 1.0
+        if self._limits.typical:
+            self._count(width, taken_ms, beside_ms)
+        self._width = width
+        if width == 1 and not self._replayed:
+            self._since_single = 0
+
+    def _count(self, width: int, taken_ms: float, beside_ms: float) -> None:
         self.times.add(self._limits.bucket(width + self._replayed), self._context, taken_ms - beside_ms)
         if self.times.knows_single:
             self.timed_ms += taken_ms
             single_ms = self.curve[0] if self.curve else self.times.ms(1, self._context)
             self.single_ms += max(single_ms, self._limits.plain_ms or 0.0)
-        self._width = width
-        if width == 1 and not self._replayed:
-            self._since_single = 0
 
 
 def least_slopes(curve: Sequence[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from enum import Enum
+from weakref import WeakMethod
 
 from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
@@ -10,60 +10,12 @@ from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.pass_costs import ModelLimits, PassCosts
 from lookahead.draft.replays import Cut
-from lookahead.draft.tree_worth import TreeWorth, WindowColumns
+from lookahead.draft.tree_worth import TreeWorth, WindowColumns, shared_width
+from lookahead.draft.trials import Mode, Rest, Trials
 from lookahead.sources.jacobi_window import WindowSource, window_nodes
 
-_PROBE_NODES = 4
-_PROBE_FIRST, _PROBE_LAST = 32, 512  # plain passes between two trials of a small draft, while none seems to pay
-_PROBE_SHARE = 0.02  # of plain passes' time, that such trials may take
-_RESTS = ((16, 8), (4, 4))  # after so many plain passes, only every so many-th still asks and feeds the sources
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
 _LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
-
-
-class Mode(Enum):
-    FIXED = "as many nodes as were asked for"
-    DRAFT = "as many nodes as pay"
-    MEASURE = "no node: the pass measures what one node costs"
-    REST = "no node, and no source is asked: nothing has paid for a while"
-    PROBE = "a few nodes, although none seems to pay"
-
-
-class Rest:
-    """How long nothing has paid, and what follows from that::
-
-    plain passes            0 ... 3   4 ... 15          16 ...
-    sources are asked       always    every 4th pass    every 8th pass
-    a small draft is tried  -         -                 at 32, later at 64, 128, ... 512
-    """
-
-    def __init__(self) -> None:
-        self.passes = 0  # plain ones since a draft paid, because none seemed to pay
-        self._probe_after = _PROBE_FIRST
-
-    @property
-    def is_on(self) -> bool:
-        """Whether a pass is to cost nothing beside the model."""
-        every = next((every for passes, every in _RESTS if self.passes >= passes), 1)
-        return self.passes % every > 0
-
-    def tries(self, cost: float) -> bool:
-        """Whether a small draft is due that makes a pass cost ``cost`` times as much, perhaps in vain."""
-        return self.passes >= max(self._probe_after, (cost - 1.0) / _PROBE_SHARE)
-
-    def observe(self, mode: Mode, drafted: bool, refused: bool, accepted: bool) -> None:
-        """Take in a pass: was anything drafted; were some sequence's candidates all refused, some token accepted?"""
-        if not drafted:
-            self.passes += refused or mode is Mode.REST
-            return
-        if mode is Mode.PROBE:
-            self._probe_after = min(2 * self._probe_after, _PROBE_LAST)
-        elif accepted and self.passes:
-            self._probe_after = _PROBE_FIRST
-        if accepted:
-            self.passes = 0
-        elif mode is Mode.PROBE:  # a trial in vain does not end a rest
-            self.passes = min(self.passes, _RESTS[0][0])
 
 
 class Planner:
@@ -108,10 +60,13 @@ class Planner:
         self._passes = 0
         self._refused = False  # some sequence had candidates, and none was worth a node
         self._accepted = False  # some drafted token was
-        self.costs = PassCosts(times, limits, anew, self._most)
+        self.costs = PassCosts(times, limits, anew, self._most, batch)
         self._worth = TreeWorth(acceptance)
         self._columns = WindowColumns(self._worth, window_only) if window else None
+        self._rows: list[WeakMethod[Callable[[], tuple[Sequence[float], int] | None]]] = []
+        self._width: int | None = None  # of this pass, once it is chosen
         self._rest = Rest()
+        self._trials = Trials(self.costs)
 
     @property
     def columns(self) -> int:
@@ -129,6 +84,7 @@ class Planner:
         self._passes += 1
         self.expensive_ms = 0.0
         self._refused = self._accepted = False
+        self._width = None
         stale = self.costs.open(context, self._rest.passes)
         if self._nodes is not None:
             if self._columns is not None:
@@ -140,54 +96,70 @@ class Planner:
             if self._columns is not None:
                 self._columns.choose(self._passes, self.costs.curve, self._most)
             self.costs.read_trees(window_nodes(self.columns))
-        self.mode = self._choose_mode()
-        self._choose_sizes()
+        self._choose()
 
-    def _choose_mode(self) -> Mode:
-        costs = self.costs
-        if self._rest.tries(costs.trees[min(len(costs.trees) - 1, _PROBE_NODES)] / costs.curve[0]):
-            return Mode.PROBE
-        if self._rest.is_on:
-            return Mode.REST
-        return Mode.MEASURE if costs.single_is_due else Mode.DRAFT
+    def _choose(self) -> None:
+        """How the next pass is chosen: its mode, and the sizes among which its tree may stop."""
+        costs, self.gain, self.cut = self.costs, 1.0, None
+        tried = self._trials.width
+        if tried:
+            self.mode, self.sizes = Mode.TRY, _flat(tried)
+        elif self._rest.is_on:
+            self.mode, self.sizes = Mode.REST, _flat(1)
+        elif costs.single_is_due:
+            self.mode, self.sizes = Mode.MEASURE, _flat(1)
+        else:
+            self.mode = Mode.DRAFT
+            self._choose_sizes()
 
     def _choose_sizes(self) -> None:
-        costs, self.gain, self.cut = self.costs, 1.0, None
-        if self.mode in (Mode.MEASURE, Mode.REST):
-            self.sizes = _flat(1)
-        elif self.mode is Mode.PROBE:
-            self.sizes = _flat(min(len(costs.trees), 1 + _PROBE_NODES))
-        elif self._batch > 1:
+        costs = self.costs
+        if self._batch > 1:
             beside_ms = costs.cut_ms + (0.0 if costs.times.frozen else self.expensive.ms)
-            drafted = [cost + beside_ms for cost in costs.trees[1:]]
-            size = self._worth.batch_size([costs.trees[0], *drafted], self._batch)
-            self.sizes = _flat(min(len(costs.trees), size))
+            self.sizes = [costs.trees[0], *(cost + beside_ms for cost in costs.trees[1:])], costs.least
         else:
             self.sizes, self.gain, self.cut = (costs.trees, costs.least), _LEAST_GAIN, costs.cut
 
-    def learn(
-        self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool, written: int
-    ) -> None:
-        """Take in one sequence's tree: its values, each accepted token's source, the window's columns in it.
-        ``refused``: there were candidates, and none was worth a node; ``written``: tokens of the sequence so far."""
+    def share(self, grow_ahead: Callable[[], tuple[Sequence[float], int] | None]) -> None:
+        """One sequence of several has trees that are grown ahead: nodes' values, and tokens written so far."""
+        self._rows.append(WeakMethod(grow_ahead))  # its owner holds the planner, and the planner the KV cache
+
+    @property
+    def shares(self) -> bool:
+        """Whether the trees of this pass are grown ahead, so that one width is chosen for all of them."""
+        return self.mode is Mode.DRAFT and self._batch > 1
+
+    @property
+    def width(self) -> int:
+        """The nodes that trees of this pass have at most."""
+        if self._width is None:
+            rows = [grow_ahead for row in self._rows if (grow_ahead := row()) is not None]
+            trees = [tree for grow_ahead in rows if (tree := grow_ahead()) is not None]
+            self._width = shared_width(trees, self.sizes[0], self.acceptance.calibration)
+        return self._width
+
+    def learn(self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool) -> None:
+        """Take in one sequence's tree: its values, each accepted token's source, the window's columns in it, and
+        whether there were candidates and none was worth a node."""
         self._refused |= refused and self.mode is not Mode.MEASURE
         self._accepted |= bool(credited)
         self.credited.update(credited)
-        if columns and self._columns is not None:
-            self._columns.learn(columns, credited.count(WindowSource.name))
-        if self._batch > 1 or self._columns is not None:
-            self._worth.learn(values, written)
+        if self._columns is not None:
+            self._worth.learn(values, len(self.sizes[0]) - 1)
+            if columns:
+                self._columns.learn(columns, credited.count(WindowSource.name))
 
     def observe(self, step: Step) -> None:
         """Take in a pass (not the prompt's): what it cost, and what its trees were worth."""
-        self._worth.close(len(self.sizes[0]) - 1)
         width = max(map(len, step.trees))
         taken = step.draft_ms + step.forward_ms + step.keep_ms
         if self._batch > 1:  # sequences choose tokens together depth by depth, so here a longer path costs more
             taken += step.verify_ms
         self.expensive.spent(self.expensive_ms)
         # Nor are drafts that were looked for in vain a part of what one node costs.
-        self.costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms)
+        tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
+        self._trials.observe(self.mode is Mode.TRY, taken, tokens)
+        self.costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms, tokens)
         self._rest.observe(self.mode, width > 1, self._refused, self._accepted)
 
 

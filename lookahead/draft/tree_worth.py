@@ -1,14 +1,16 @@
-"""What trees and the lookahead window's columns were worth of late, and what follows for the next pass."""
+"""What trees of a pass are worth for all sequences of a batch, and what columns of the lookahead window are."""
 
 from collections.abc import Sequence
 from math import log2
+
+import numpy as np
 
 from lookahead.draft.acceptance import Acceptance
 from lookahead.sources.jacobi_window import columns_for, window_nodes
 
 _FADE = 0.9  # of what trees were worth, from pass to pass
-_BATCH_GAIN = 0.075  # speed a draft must promise for every doubling of a batch: out of step, sequences need copies
-_FIRST_NODES = 4  # drafted before anything is known
+_BATCH_GAIN = 0.05  # speed a draft must promise for every doubling of a batch: the luck of its slowest row ends it
+_HORIZON = 8.0  # tokens; a lead of so many counts e times less
 _CHOICES = (2, 4, 8, 16)
 _GAIN = 0.004  # tokens a pass that a column is taken to bring, before it has shown what it brings
 _GAIN_PASSES = 256.0  # column-passes that this guess is worth
@@ -17,29 +19,36 @@ _FIRST_HOLD = 16  # the same for a first choice; and passes before it, with a fi
 _LEAST_GAIN = 1.05  # of speed, that columns must promise
 
 
+def shared_width(trees: Sequence[tuple[Sequence[float], int]], costs: Sequence[float], calibration: float) -> int:
+    """The nodes a tree that pay best for all sequences: ``trees`` have the values of a tree's nodes, and the tokens
+    that its sequence has written; ``costs`` are those of passes over 1, 2, ... nodes.
+
+    A batch is done when its slowest sequence is. So what is left to write, with a horizon h, counts as the sum of
+    ``exp(left / h)``: those that are behind count more, and a long leap of one less than the same tokens for all.
+    """
+    most = min(len(costs), 1 + max((len(values) for values, _ in trees), default=0))
+    left = np.array([-written for _, written in trees], float)
+    values = np.zeros((len(trees), most))
+    for row, (each, _) in enumerate(trees):
+        values[row, 1 : 1 + len(each)] = each[: most - 1]
+    weights = np.exp((left - left.max(initial=-np.inf)) / _HORIZON)
+    written = 1.0 + calibration * values.cumsum(1)
+    speeds = weights @ (1.0 - np.exp(-written / _HORIZON)) / np.asarray(costs[:most])
+    speeds[0] *= 1.0 + _BATCH_GAIN * log2(max(2, len(trees)))
+    return 1 + int(speeds.argmax())
+
+
 class TreeWorth:
-    """The value of the first, second, ... drafted node of a sequence's tree, smoothed over passes. A batch is done when
-    its slowest sequence is, so of its trees only those of the sequences furthest behind count."""
+    """The value of the first, second, ... drafted node of a sequence's tree, smoothed over passes."""
 
     def __init__(self, acceptance: Acceptance) -> None:
         self.nodes = 0.0  # of a tree, smoothed
         self._acceptance = acceptance
         self._values: list[float] = []
-        self._last: list[tuple[int, Sequence[float]]] = []  # of the last pass: tokens written, values
 
-    def learn(self, values: Sequence[float], written: int) -> None:
-        """Take in the values of one tree, whose sequence has ``written`` tokens by now."""
+    def learn(self, values: Sequence[float], most: int) -> None:
+        """Take in the values of one tree, which had room for ``most`` nodes."""
         self.nodes += (1.0 - _FADE) * (len(values) - self.nodes)
-        self._last.append((written, values))
-
-    def close(self, most: int) -> None:
-        trees, self._last = self._last, []
-        least = min((written for written, _ in trees), default=0)
-        for written, values in trees:
-            if written == least:
-                self._weigh(values, most)
-
-    def _weigh(self, values: Sequence[float], most: int) -> None:
         worth = self._values
         for place, value in enumerate(values):
             if place < len(worth):
@@ -52,20 +61,6 @@ class TreeWorth:
     def expected(self, nodes: int) -> float:
         """Tokens that trees of so many drafted nodes brought of late."""
         return self._acceptance.expected(self._values[:nodes])
-
-    def batch_size(self, costs: Sequence[float], batch: int) -> int:
-        """The number of nodes that pays best for all sequences, at these costs of trees of 1, 2, ... nodes."""
-        worth = self._values
-        if not worth:
-            return 1 + _FIRST_NODES
-        best, size, expected = (1.0 + _BATCH_GAIN * log2(batch)) / costs[0], 1, 1.0
-        calibration, last = self._acceptance.calibration, worth[-1] * len(worth)
-        for count in range(1, len(costs)):
-            value = worth[count - 1] if count <= len(worth) else last / count
-            expected += value * calibration
-            if expected / costs[count] > best:
-                best, size = expected / costs[count], count + 1
-        return size
 
 
 class WindowColumns:

@@ -1,6 +1,5 @@
 """How much is drafted: trees follow the latency curve, the acceptance and the bounds that are set."""
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,8 @@ from helpers.models import counting_model, fresh_model, prompts, run, tiny_model
 from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.latency import StepTimes
-from lookahead.draft.planner import Mode, Planner
+from lookahead.draft.planner import Planner
+from lookahead.draft.trials import Mode
 from lookahead.sources import SuffixSource
 
 pytestmark = pytest.mark.usefixtures("augmented")
@@ -92,43 +92,13 @@ def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree:
         planner.open(64)
         nodes = min(len(planner.sizes[0]) - 1, tree)
         columns = 0 if planner.mode is Mode.MEASURE else planner.columns
-        planner.learn([0.5] * nodes, [], columns, False, written=1)
+        planner.learn([0.5] * nodes, [], columns, False)
         width = 1 + nodes + 4 * columns
         times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "keep_ms": 0.0}
-        step: Any = SimpleNamespace(trees=[range(width)], **times_taken)
+        step: Any = SimpleNamespace(trees=[range(width)], paths=[], **times_taken)
         planner.observe(step)
         seen.append((nodes, planner.columns))
     return seen
-
-
-def batch_sizes(slow: Sequence[float], fast: Sequence[float], batch: int = 2) -> int:
-    """Nodes of a batch's next pass, where the row furthest behind has had trees of other values than the rest."""
-    planner = Planner(curve(0.1), Acceptance([SuffixSource()]), limits=Limits(), batch=batch, most_nodes=32)
-    for passed in range(20):
-        planner.open(64)
-        planner.learn(slow, [], 0, False, written=passed)
-        for _ in range(batch - 1):
-            planner.learn(fast, [], 0, False, written=3 * passed + 1)
-        step: Any = SimpleNamespace(
-            trees=[range(9)], draft_ms=0.0, forward_ms=curve(0.1).ms(9, 64), keep_ms=0.0, verify_ms=0.0
-        )
-        planner.observe(step)
-    planner.open(64)
-    return len(planner.sizes[0]) - 1
-
-
-def test_a_batch_drafts_for_the_row_that_is_furthest_behind() -> None:
-    """It is done when its slowest row is: what others gain shortens nothing."""
-    good, bad = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], [0.02] * 8
-    assert batch_sizes(good, bad) == batch_sizes(good, good) > 2
-    assert batch_sizes(bad, good) == batch_sizes(bad, bad) == 0
-
-
-def test_larger_batches_ask_for_more() -> None:
-    """Once rows are out of step every pass costs more, which the curve does not know."""
-    fair = [0.5, 0.1]
-    assert batch_sizes(fair, fair, batch=2) > 0
-    assert batch_sizes(fair, fair, batch=64) == 0
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(1, 128), (4, 32), (16, 8)])
@@ -144,21 +114,6 @@ def test_prompts_share_what_is_gathered_of_them(batch: int, expected: int, made:
     run(model, prompts(batch, 30), use_lookahead=True, max_new_tokens=40)
     handle.remove()
     assert expected in seen
-
-
-@pytest.mark.parametrize(("step", "first"), [(0.0, 32), (0.5, 32), (2.0, 100)])
-def test_dear_trials_are_rare(step: float, first: int) -> None:
-    """While nothing seems to pay, a small draft is tried after 32 passes, or after as many as make it a fiftieth."""
-    planner = Planner(curve(0.0, step=step), Acceptance([SuffixSource()]), limits=Limits(), batch=1, most_nodes=16)
-    tried = []
-    for place in range(120):
-        planner.open(64)
-        if planner.mode is Mode.PROBE:
-            tried.append(place)
-        planner.learn([], [], 0, True, written=place)
-        one: Any = SimpleNamespace(trees=[range(1)], draft_ms=0.0, forward_ms=1.0, keep_ms=0.0)
-        planner.observe(one)
-    assert tried and first <= tried[0] <= first + 2
 
 
 def test_measuring_one_node_does_not_stop_the_drafts() -> None:

@@ -6,7 +6,7 @@ import pytest
 from helpers.drafting import TableSource
 
 from lookahead.draft.acceptance import Acceptance
-from lookahead.draft.tree_worth import TreeWorth, WindowColumns
+from lookahead.draft.tree_worth import TreeWorth, WindowColumns, shared_width
 from lookahead.sources.jacobi_window import window_nodes
 
 
@@ -14,8 +14,7 @@ def worth(*trees: Sequence[float]) -> TreeWorth:
     """What is known after passes with one tree each."""
     known = TreeWorth(Acceptance([TableSource("one", {})]))
     for values in trees:
-        known.learn(values, 1)
-        known.close(len(values))
+        known.learn(values, len(values))
     return known
 
 
@@ -57,20 +56,36 @@ def test_worth_is_smoothed_and_fades_where_there_was_room() -> None:
     known = worth([1.0, 0.5])
     assert known.expected(1) == 1.0 and known.expected(9) == 1.5
     known.learn([0.5], 2)
-    known.close(2)
     assert known.expected(1) == pytest.approx(0.95)
     assert known.expected(2) == pytest.approx(0.95 + 0.45)
 
 
-def test_only_the_sequences_furthest_behind_count() -> None:
-    known = worth([0.5])
-    known.learn([1.0], 9)
-    known.learn([0.5], 3)
-    known.close(1)
-    assert known.expected(1) == 0.5
+GOOD, BAD = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], [0.02] * 6
+COSTS = [1.0 + 0.2 * nodes for nodes in range(8)]
 
 
-def test_the_size_of_a_batch() -> None:
-    assert worth().batch_size([1.0] * 9, 2) == 5, "four nodes before anything is known"
-    assert worth([0.9, 0.5, 0.1]).batch_size([1.0, 1.1, 1.2, 5.0], 2) == 3
-    assert worth([0.9, 0.5]).batch_size([1.0, 3.0, 5.0], 2) == 1
+def test_trees_of_a_batch_are_as_wide_as_pays_for_all() -> None:
+    assert shared_width([], COSTS, 1.0) == 1
+    assert shared_width([([], 4)] * 3, COSTS, 1.0) == 1, "no candidate"
+    assert shared_width([(GOOD, 4)] * 3, COSTS, 1.0) == 5
+    assert shared_width([(BAD, 4)] * 3, COSTS, 1.0) == 1
+    assert shared_width([(GOOD, 4)] * 3, [1.0, 3.0, 5.0], 1.0) == 1
+
+
+def test_rows_that_are_ahead_count_less() -> None:
+    """A batch is done when its slowest row is: what others gain shortens little."""
+    assert shared_width([(GOOD, 4), (BAD, 30), (BAD, 30)], COSTS, 1.0) > 3
+    assert shared_width([(GOOD, 30), (BAD, 4), (BAD, 4)], COSTS, 1.0) == 1
+
+
+def test_the_same_tokens_count_more_where_all_rows_write_them() -> None:
+    costs = [1.0, 1.3, 1.6, 1.9, 2.2]
+    assert shared_width([([1.0] * 4, 4), ([], 4), ([], 4), ([], 4)], costs, 1.0) == 1
+    assert shared_width([([1.0], 4)] * 4, costs, 1.0) == 2
+
+
+def test_larger_batches_ask_for_more() -> None:
+    """The more rows, the more likely is one that has no luck."""
+    costs = [1.0, 1.4]
+    assert shared_width([([0.6], 4)] * 2, costs, 1.0) == 2
+    assert shared_width([([0.6], 4)] * 64, costs, 1.0) == 1

@@ -19,7 +19,7 @@ def curve(slope: float, first: float = 1.0, step: float = 0.0) -> StepTimes:
     """A straight curve, well known; more than one node may cost a step more."""
     times = StepTimes()
     for nodes in NODES:
-        for _ in range(3):
+        for _ in range(4):
             times.add(nodes, 64, first + slope * (nodes - 1) + step * (nodes > 1))
     return times
 
@@ -75,6 +75,7 @@ class Limits:
     """What a model that replays ``again`` tokens tells the planner."""
 
     plain_ms: float | None = None
+    typical = True
 
     def __init__(self, again: int = 0, replays: bool = False) -> None:
         self.again = again

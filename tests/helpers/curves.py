@@ -7,7 +7,7 @@ from lookahead import tuning
 from lookahead.draft.latency import StepTimes
 
 
-def measured(cells: dict[int, float], context: int = 64, passes: int = 1, **settings: Any) -> StepTimes:
+def measured(cells: dict[int, float], context: int = 64, passes: int = 4, **settings: Any) -> StepTimes:
     times = StepTimes(**settings)
     for _ in range(passes):
         for nodes, ms in cells.items():

@@ -1,0 +1,44 @@
+"""The planner on a virtual clock: what it loses against the best fixed number of nodes, and against plain decoding."""
+
+import pytest
+from helpers.regret import BATCHES, FIXED, MACHINES, Machine, automatic, fixed, knots, ms_per_token
+
+from lookahead.draft.latency import StepTimes
+from lookahead.draft.pass_costs import PassCosts
+
+
+def losses(machine: Machine, kind: str, batch: int = 1, sizes: tuple[int, ...] = FIXED) -> tuple[float, float]:
+    """Time per token of twelve calls, of the best fixed size's and of plain decoding's, less 1."""
+    every = {nodes: ms_per_token(machine, fixed(kind, batch, 0, nodes)) for nodes in sizes}
+    ours = ms_per_token(machine, automatic(machine, kind, batch))
+    return ours / min(every.values()) - 1.0, ours / every[0] - 1.0
+
+
+@pytest.mark.parametrize("kind", ["looping", "code", "prose", "hot", "random"])
+@pytest.mark.parametrize("name", [name for name in MACHINES if name != "dear"])
+def test_automatic_is_near_the_best_fixed_size(name: str, kind: str) -> None:
+    against_best, against_plain = losses(MACHINES[name](), kind)
+    assert against_best <= 0.07
+    assert against_plain <= 0.02
+
+
+@pytest.mark.parametrize("kind", ["code", "prose", "hot", "random"])
+def test_where_nothing_pays_little_is_lost(kind: str) -> None:
+    assert losses(MACHINES["dear"](), kind, sizes=(0, 2))[1] <= 0.02
+
+
+@pytest.mark.parametrize(("kind", "most"), [("code", 0.07), ("hot", 0.03), ("random", 0.02)])
+def test_a_batch(kind: str, most: float) -> None:
+    batch, machine = BATCHES["4"]
+    assert losses(machine(), kind, batch, (0, 2, 4))[0] <= most
+
+
+def test_passes_that_warm_up_teach_nothing() -> None:
+    """A replay takes 5 ms; before it, passes took 25, 200 and 30."""
+    machine, times = Machine(knots(t1=5.0, t128=9.0), warms_up=True, noise=0.0, drift=0.0, touch=1.0), StepTimes()
+    costs = PassCosts(times, machine, None, 8, 1)
+    for passed in range(8):
+        costs.open(64, 0)
+        costs.observe(1, machine.run(1, 64, apart=False), 0.0, 1.0)
+        assert times.knows_single == (passed > 2)
+    assert costs.timed_ms < 100.0

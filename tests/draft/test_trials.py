@@ -1,0 +1,89 @@
+"""When nothing pays: how seldom sources are asked; and which sizes are tried although nothing speaks for them."""
+
+from typing import Any
+
+import pytest
+from helpers.automatic import Limits, curve
+
+from lookahead.draft.latency import StepTimes
+from lookahead.draft.pass_costs import PassCosts
+from lookahead.draft.trials import Mode, Rest, Trials
+
+
+def after(passes: int) -> Rest:
+    """A rest of so many plain passes."""
+    rest = Rest()
+    for _ in range(passes):
+        rest.observe(Mode.DRAFT, drafted=False, refused=True, accepted=False)
+    return rest
+
+
+def test_sources_are_asked_more_and_more_seldom() -> None:
+    asked = [passes for passes in range(40) if not after(passes).is_on]
+    assert asked == [0, 1, 2, 3, 4, 8, 12, 16, 24, 32]
+
+
+def test_a_pass_without_candidates_is_no_rest() -> None:
+    rest = Rest()
+    rest.observe(Mode.DRAFT, drafted=False, refused=False, accepted=False)
+    rest.observe(Mode.MEASURE, drafted=False, refused=False, accepted=False)
+    assert rest.passes == 0
+    rest.observe(Mode.REST, drafted=False, refused=False, accepted=False)
+    assert rest.passes == 1
+
+
+def test_an_accepted_token_ends_the_rest_unless_its_draft_was_a_trial() -> None:
+    rest = after(40)
+    rest.observe(Mode.TRY, drafted=True, refused=False, accepted=True)
+    assert rest.passes == 40
+    rest.observe(Mode.DRAFT, drafted=True, refused=False, accepted=True)
+    assert rest.passes == 0
+    assert not rest.is_on
+
+
+def tried(times: StepTimes, slope: float, passes: int = 3000) -> tuple[list[int], float]:
+    """The widths of the trials among passes over one node, which write one token each; the share of time they lose."""
+    costs = PassCosts(times, Limits(), None, 65, 1)
+    trials, widths, lost, total = Trials(costs), [], 0.0, 0.0
+    for _ in range(passes):
+        if costs.open(64, 0):
+            costs.read()
+            costs.read_trees(0)
+        width = trials.width
+        taken = 1.0 + slope * (max(1, width) - 1)
+        trials.observe(width > 0, taken, 1.0)
+        costs.observe(max(1, width), taken, 0.0, 1.0)
+        widths += [width] * (width > 0)
+        lost += taken - 1.0
+        total += taken
+    return widths, lost / total
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.02, 0.3, 2.0])
+def test_trials_lose_a_hundredth_of_the_time_at_most(slope: float) -> None:
+    widths, share = tried(StepTimes(), slope)
+    assert widths[0] == 4
+    assert share <= 0.0101
+    if slope < 1.0:
+        assert {8, 16, 32, 64} & set(widths)
+
+
+def test_a_size_that_was_slow_once_is_tried_again() -> None:
+    """Three passes of eight nodes met a slow moment; what they say does not stand for ever."""
+    times = curve(0.01)
+    for _ in range(3):
+        times.put(8, 64, 8.0)
+    times._weight[0, 3] = 3.0
+    assert 8 in tried(times, 0.01)[0]
+    assert times.ms(8, 64) < 1.5
+
+
+def test_a_frozen_curve_is_not_tried() -> None:
+    assert tried(curve(0.01).as_frozen(), 0.01) == ([], 0.0)
+
+
+def test_trials_do_not_follow_each_other() -> None:
+    times: Any = StepTimes()
+    times.spare_ms = 1000.0
+    widths, _ = tried(times, 0.1, passes=40)
+    assert len(widths) <= 40 // 8
