@@ -4,6 +4,7 @@ import logging
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -110,7 +111,7 @@ def sweep_all(
     """
     with torch.no_grad():
         executor, traced = describe(model)["executor"], untraceable(model) is None
-        packed = packed_weights(model, at_once=True) if executor == "eager" else None
+        packed = packed_weights(model, worth_ms=inf) if executor == "eager" else None
     parts = 2 if traced or executor == "cuda graphs" or packed is not None else 1
     tell = report or (lambda share: None)
     contexts = sorted({min(64, context), context, 4 * context})

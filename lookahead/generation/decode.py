@@ -64,13 +64,14 @@ def decode(strategy: Strategy, call: Call) -> Output:
         )
 
         def curve() -> StepTimes:
-            how = (strategy.static, traces, call.traits, plan.route == "chain", packed is not None)
+            traces, packed = _ways(model)
+            how = (strategy.static, traces, call.traits, plan.route == "chain", packed)
             return step_times(call.model, call.batch, memory.times, None, *how)
 
         drafts = strategy.drafts(draft_context(call, sequences, memory, model, curve, strategy.seed))
         depths = [0] * call.batch
         drafters = [WhileWriting(drafter, row, sequences, depths) for row, drafter in enumerate(drafts.drafters)]
-        observers = Observers(call, sequences, model, drafts.planner, strategy.stats)
+        observers = Observers(call, sequences, model, drafts.planner, strategy.stats, _packs(strategy, call))
         with closing(_passes(model, drafters, verifier, observers.catch_up)) as steps:
             for step in steps:
                 observers.see(step)
@@ -135,11 +136,24 @@ def _made_earlier(strategy: Strategy, call: Call, wants: Wants) -> tuple[Traces 
     """What makes passes on a CPU faster, as far as earlier calls have paid for it: traces, and packed weights."""
     if strategy.static:
         return None, None
-    packs = strategy.pack and call.traits.device.type == "cpu" and not call.traits.is_encoder_decoder
-    packed = packed_weights(call.model) if packs else None
+    packed = packed_weights(call.model) if _packs(strategy, call) else None
     if not strategy.traces:
         return None, packed
     return traces_for(call.model, call.batch, wants.taps, call.traits, packed), packed
+
+
+def _packs(strategy: Strategy, call: Call) -> bool:
+    """Whether passes may run on packed weights."""
+    fits = call.traits.device.type == "cpu" and not call.traits.is_encoder_decoder
+    return strategy.pack and fits and not strategy.static
+
+
+def _ways(model: TreeModel | LinearModel) -> tuple[Traces | None, bool]:
+    """How passes are run by now: their traces, and whether weights are packed."""
+    if not isinstance(model, TreeModel):
+        return None, False
+    traces = model.executor.traces if isinstance(model.executor, TracedExecutor) else None
+    return traces, model.forward_pass.packed is not None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from jacobi import Step
 from lookahead.draft.planner import Planner
 from lookahead.generation.call import Call
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.packing import packing_of
+from lookahead.runtime.packing_schedule import PackingSchedule
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import TraceSchedule
 from lookahead.runtime.tree import TreeModel
@@ -27,6 +27,7 @@ class Observers:
         model: TreeModel | LinearModel,
         planner: Planner | None,
         detail: Literal["none", "summary", "detailed"],
+        packs: bool,
     ) -> None:
         self.stats = None if detail == "none" else DecodingStats()
         self._sequences = sequences
@@ -34,12 +35,13 @@ class Observers:
         self._planner = planner
         self._detailed = detail == "detailed"
         self._traces: TraceSchedule | None = None
-        executor = model.executor if isinstance(model, TreeModel) else None
-        if isinstance(executor, TracedExecutor):
+        self._packing: PackingSchedule | None = None
+        if isinstance(model, TreeModel):
             renewed = (lambda ms: None) if planner is None else planner.costs.renew
-            self._traces = TraceSchedule(call.model, executor, call.batch, sequences.most_new, renewed)
-        unpacked = isinstance(model, TreeModel) and model.forward_pass.packed is None
-        self._packing = packing_of(call.model) if unpacked else None
+            if packs:
+                self._packing = PackingSchedule(call.model, model.forward_pass, sequences.most_new, renewed)
+            if isinstance(model.executor, TracedExecutor):
+                self._traces = TraceSchedule(call.model, model.executor, call.batch, sequences.most_new, renewed)
         self._stream = None if call.streamer is None else _Stream(call.streamer, sequences)
         self._first = True
         self._before = [0] * sequences.batch
@@ -51,10 +53,12 @@ class Observers:
         sequences, planner = self._sequences, self._planner
         if planner is not None and not self._first:
             planner.observe(step)
-        if self._packing is not None and not self._first:
-            self._packing.spend(sum(map(len, step.trees)), step.forward_ms)
-        if self._traces is not None and not all(sequences.finished):
-            self._traces.see(max(sequences.lengths()))
+        if not all(sequences.finished):
+            written = max(sequences.lengths())
+            if self._packing is not None and not self._first:
+                self._packing.see(sum(map(len, step.trees)), step.forward_ms, written)
+            if self._traces is not None:
+                self._traces.see(written)
         if planner is not None:
             planner.open(self._model.context)
         self._first = False

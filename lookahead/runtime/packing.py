@@ -11,14 +11,14 @@ them. Milliseconds of a linear layer with 4.4M weights and so many nodes (two co
     float32, packed        0.91   1.01   1.06   1.32   1.86   3.01
 
 Packed weights are a copy, so they are made where memory is plenty, and of models whose weights fill no cache. They are
-made at the beginning of a call, once passes have cost as much as packing saves (ski rental, as for traces), and only
-where a trial on this machine shows a gain. The model itself is left alone: passes run on a twin of its modules.
+made once passes have cost so much that packing would have saved its price (ski rental, as for traces), or where a
+call still promises that, and only where a trial on this machine shows a gain. The model itself is left alone: passes
+run on a twin of its modules.
 """
 
 import threading
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -103,16 +103,15 @@ def packing_of(model: PreTrainedModel) -> Packing:
     return _packings.of(model)
 
 
-def packed_weights(model: PreTrainedModel, *, at_once: bool = False) -> Packed | None:
-    """A model's packed weights for the call that begins; None = it runs without. Made here when they have come to pay,
-    or ``at_once``, to be measured.
+def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> Packed | None:
+    """A model's packed weights; None = passes run without. Made here when they pay for ``worth_ms`` of passes (infinite:
+    at once, to be measured), None = for as much as passes have taken so far.
 
     Weights that have changed since are packed anew, once that has come to pay again.
     """
     packing = _packings.of(model)
-    if at_once:
-        packing.spent_ms = inf
-    if packing.gain == 0.0 or (packing.spent_ms < _TRIAL_AFTER_MS and not packing.weights):
+    worth_ms = packing.spent_ms if worth_ms is None else worth_ms
+    if packing.gain == 0.0 or (worth_ms < _TRIAL_AFTER_MS and not packing.weights):
         return None
     layers = list(_layers(model))
     if sum(layer.weight.nbytes for layer in layers) < _LEAST_BYTES or not is_safe(model):
@@ -125,7 +124,7 @@ def packed_weights(model: PreTrainedModel, *, at_once: bool = False) -> Packed |
         return None
     try:
         with torch.inference_mode():
-            return _bought(packing, layers, stamp)
+            return _bought(packing, layers, stamp, worth_ms)
     except RuntimeError:  # this machine's oneDNN has no such kernel
         packing.gain = 0.0
         return None
@@ -133,12 +132,12 @@ def packed_weights(model: PreTrainedModel, *, at_once: bool = False) -> Packed |
         _making.release()
 
 
-def _bought(packing: Packing, layers: list[nn.Linear], stamp: Hashable) -> Packed | None:
+def _bought(packing: Packing, layers: list[nn.Linear], stamp: Hashable, worth_ms: float) -> Packed | None:
     if packing.gain is None:
         _try(packing, layers)
     free = _free_bytes()
     fits = free is not None and sum(layer.weight.nbytes for layer in layers) <= _MOST_MEMORY * free
-    if not packing.gain or not fits or packing.spent_ms * packing.gain < packing.cost_ms:
+    if not packing.gain or not fits or worth_ms * packing.gain < packing.cost_ms:
         return None
     packed = {id(layer.weight): _pack(layer.weight) for layer in layers}
     packing.weights, packing.stamp, packing.spent_ms = packed, stamp, 0.0

@@ -17,6 +17,7 @@ from lookahead.runtime import packing
 from lookahead.runtime.packing import PackedLinear, packed_twin, packed_weights, packing_of
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing import schedule as tracing
+from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.tuning import bushy_tree
 
 pytestmark = [
@@ -179,3 +180,28 @@ def test_speeds_are_told_against_passes_that_are_not_packed() -> None:
     model = model_of()
     with torch.no_grad(), bare_model(model, prompts(1, 6)["input_ids"], 16, packed=packed_weights(model)) as view:
         assert view.plain_ms == 1.0
+
+
+def test_a_long_call_goes_over_to_packed_weights_in_its_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces of the unpacked weights are left behind, and others made."""
+    monkeypatch.setattr(tracing, "_COST", 0.0)
+    monkeypatch.setattr(tracing, "_COMPARED", 0.0)
+    model = fresh_model("llama").float()
+    used: list[bool] = []
+    run = TracedExecutor.run
+
+    def noting(self: TracedExecutor, trees: Any) -> Any:
+        used.append(self.packed is not None)
+        return run(self, trees)
+
+    monkeypatch.setattr(TracedExecutor, "run", noting)
+    strategy = Lookahead(nodes=2, sources=("pool",))
+    output = same_as_plain(model, prompts(1, 9), strategy, max_new_tokens=160)
+    assert output.stats.steps > 40
+    assert not used[0]
+    assert used[-1]
+    assert used == sorted(used), "once and for all"
+    assert any(traces.made for traces in tracing._kept.of(model) if traces.key[-1])
+    used.clear()
+    assert same_as_plain(model, prompts(1, 9), strategy, max_new_tokens=20)
+    assert all(used)

@@ -119,6 +119,11 @@ class TracedExecutor(EagerExecutor):
     def _weights(self) -> list[Tensor]:
         return list(weights_of(self._forward.module).values())
 
+    def go_on_with(self, traces: Traces) -> None:
+        """Use other traces from now on: passes run on other weights."""
+        self.traces = traces
+        self.__dict__.pop("_weights", None)
+
     def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
         with self._forward.running(trees, inputs):
             return self._traced(trees, inputs, masks)

@@ -95,19 +95,27 @@ class TraceSchedule:
         renewed: Callable[[float], None],
     ) -> None:
         self._model = model
-        self._traces = executor.traces
-        self._packed = executor.packed
+        self._executor = executor
         self._batch = batch
         self._new_tokens = new_tokens
         self._renewed = renewed
         self._passes = 0
+        self._made = frozenset(executor.traces.made)
+        self._start()
+
+    def _start(self) -> None:
+        self._traces, self._packed = self._executor.traces, self._executor.packed
         self._before = {kind: missed.passes for kind, missed in list(self._traces.missed.items())}
-        self._made = frozenset(self._traces.made)
 
     def see(self, written: int) -> None:
         """Make what has come to pay; called after each pass, with the tokens of the longest sequence so far."""
         self._passes += 1
         start = perf_counter()
+        if self._executor.packed is not self._packed:
+            taps, traits = self._traces.taps, ModelTraits.of(self._model)
+            other = traces_for(self._model, self._batch, taps, traits, self._executor.packed)
+            self._executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
+            self._start()
         if self._passes % _LOOKS == 0:
             self._make_what_pays(written)
         made = frozenset(self._traces.made)
