@@ -104,8 +104,8 @@ def packing_of(model: PreTrainedModel) -> Packing:
 
 
 def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> Packed | None:
-    """A model's packed weights; None = passes run without. Made here when they pay for ``worth_ms`` of passes (infinite:
-    at once, to be measured), None = for as much as passes have taken so far.
+    """A model's packed weights; None = passes run without. Made here when they pay for ``worth_ms`` of passes; None =
+    for as much as passes have taken so far, infinite = at once, to be measured.
 
     Weights that have changed since are packed anew, once that has come to pay again.
     """
