@@ -15,6 +15,7 @@ from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.heap import hand_back
 from lookahead.runtime.scores import Look, on_host, prompt_scores, started
 
 
@@ -213,5 +214,7 @@ class TreeModel:
 
     def close(self) -> None:
         """The call is over: what the next one cannot use is freed."""
+        held = sum(buffer.nbytes for buffer in self._layout.cache.buffers if buffer.device.type == "cpu")
         self.executor.close()
         self._layout.cache.close()
+        hand_back(held)
