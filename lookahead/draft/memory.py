@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from lookahead._per_model import PerModel
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import ExpensiveSources
+from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.sources import Source, SuccessorTable
 
@@ -24,6 +25,7 @@ class Memory:
     table: SuccessorTable = field(default_factory=SuccessorTable)
     acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
     expensive: dict[tuple[Hashable, Hashable], ExpensiveSources] = field(default_factory=dict)
+    guards: dict[tuple[Hashable, ...], Guard] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], StepTimes] = field(default_factory=dict)
 
     def acceptance(self, key: tuple[Hashable, Hashable], sources: Sequence[Source], trust: float) -> Acceptance:
@@ -41,6 +43,11 @@ class Memory:
         """What is known under ``key`` of sources that cost time, for as long as its estimates are kept."""
         self.expensive = {kept: known for kept, known in self.expensive.items() if kept in self.acceptances}
         return self.expensive.setdefault(key, ExpensiveSources())
+
+    def guard(self, key: tuple[Hashable, Hashable], batch: int) -> Guard:
+        """What is known under ``key``, for so many sequences, of whether drafting pays; kept as its estimates are."""
+        self.guards = {kept: known for kept, known in self.guards.items() if kept[0] in self.acceptances}
+        return self.guards.setdefault((key, batch), Guard())
 
 
 _memories: PerModel[Memory] = PerModel(lambda: Memory(0))

@@ -7,6 +7,7 @@ from weakref import WeakMethod
 from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import ExpensiveSources
+from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.pass_costs import ModelLimits, PassCosts
 from lookahead.draft.replays import Cut
@@ -28,6 +29,7 @@ class Planner:
         nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
         window: some of the sources is a window; ``window_only``: there is no other source.
         expensive: what is known of sources that cost time; None = there are none.
+        guard: what is known of whether drafting pays by the clock; None = nothing.
         anew: finds the latency curve for passes as they are run from now on; None = it stays the same.
     """
 
@@ -45,6 +47,7 @@ class Planner:
         window: bool = False,
         window_only: bool = False,
         expensive: ExpensiveSources | None = None,
+        guard: Guard | None = None,
         anew: Callable[[], StepTimes] | None = None,
     ) -> None:
         self.acceptance = acceptance
@@ -66,6 +69,8 @@ class Planner:
         self._rows: list[WeakMethod[Callable[[], tuple[Sequence[float], int] | None]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
         self._rest = Rest()
+        self._guard = guard or Guard()
+        self._guard.begin(batch)
         self._trials = Trials(self.costs)
 
     @property
@@ -104,7 +109,7 @@ class Planner:
         tried = self._trials.width
         if tried:
             self.mode, self.sizes = Mode.TRY, _flat(tried)
-        elif self._rest.is_on:
+        elif self._rests:
             self.mode, self.sizes = Mode.REST, _flat(1)
         elif costs.single_is_due:
             self.mode, self.sizes = Mode.MEASURE, _flat(1)
@@ -112,13 +117,22 @@ class Planner:
             self.mode = Mode.DRAFT
             self._choose_sizes()
 
+    @property
+    def _rests(self) -> bool:
+        return self._rest.is_on or (self._guard.rests and not self.costs.times.frozen)
+
+    @property
+    def _least_gain(self) -> float:
+        """Times plain decoding's speed, that a draft has to promise beyond its usual gain."""
+        return 1.0 if self.costs.times.frozen else self._guard.least_gain
+
     def _choose_sizes(self) -> None:
         costs = self.costs
         if self._batch > 1:
             beside_ms = costs.cut_ms + (0.0 if costs.times.frozen else self.expensive.ms)
             self.sizes = [costs.trees[0], *(cost + beside_ms for cost in costs.trees[1:])], costs.least
         else:
-            self.sizes, self.gain, self.cut = (costs.trees, costs.least), _LEAST_GAIN, costs.cut
+            self.sizes, self.gain, self.cut = (costs.trees, costs.least), max(_LEAST_GAIN, self._least_gain), costs.cut
 
     def share(self, grow_ahead: Callable[[], tuple[Sequence[float], int] | None]) -> None:
         """One sequence of several has trees that are grown ahead: nodes' values, and tokens written so far."""
@@ -135,7 +149,7 @@ class Planner:
         if self._width is None:
             rows = [grow_ahead for row in self._rows if (grow_ahead := row()) is not None]
             trees = [tree for grow_ahead in rows if (tree := grow_ahead()) is not None]
-            self._width = shared_width(trees, self.sizes[0], self.acceptance.calibration)
+            self._width = shared_width(trees, self.sizes[0], self.acceptance.calibration, self._least_gain)
         return self._width
 
     def learn(self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool) -> None:
@@ -158,6 +172,8 @@ class Planner:
         self.expensive.spent(self.expensive_ms)
         # Nor are drafts that were looked for in vain a part of what one node costs.
         tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
+        if self._nodes is None:
+            self._guard.observe(step, taken, self.costs.curve, self.mode is Mode.TRY)
         self._trials.observe(self.mode is Mode.TRY, taken, tokens)
         self.costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms, tokens)
         self._rest.observe(self.mode, width > 1, self._refused, self._accepted)

@@ -19,9 +19,12 @@ _FIRST_HOLD = 16  # the same for a first choice; and passes before it, with a fi
 _LEAST_GAIN = 1.05  # of speed, that columns must promise
 
 
-def shared_width(trees: Sequence[tuple[Sequence[float], int]], costs: Sequence[float], calibration: float) -> int:
+def shared_width(
+    trees: Sequence[tuple[Sequence[float], int]], costs: Sequence[float], calibration: float, least_gain: float = 1.0
+) -> int:
     """The nodes a tree that pay best for all sequences: ``trees`` have the values of a tree's nodes, and the tokens
-    that its sequence has written; ``costs`` are those of passes over 1, 2, ... nodes.
+    that its sequence has written; ``costs`` are those of passes over 1, 2, ... nodes. Drafts have to promise
+    ``least_gain`` times the speed of none.
 
     A batch is done when its slowest sequence is. So what is left to write, with a horizon h, counts as the sum of
     ``exp(left / h)``: those that are behind count more, and a long leap of one less than the same tokens for all.
@@ -34,7 +37,7 @@ def shared_width(trees: Sequence[tuple[Sequence[float], int]], costs: Sequence[f
     weights = np.exp((left - left.max(initial=-np.inf)) / _HORIZON)
     written = 1.0 + calibration * values.cumsum(1)
     speeds = weights @ (1.0 - np.exp(-written / _HORIZON)) / np.asarray(costs[:most])
-    speeds[0] *= 1.0 + _BATCH_GAIN * log2(max(2, len(trees)))
+    speeds[0] *= max(least_gain, 1.0 + _BATCH_GAIN * log2(max(2, len(trees))))
     return 1 + int(speeds.argmax())
 
 

@@ -146,6 +146,7 @@ class AutomaticStrategy(Strategy):
             window=any(window),
             window_only=all(window),
             expensive=call.memory.expensive_sources(key) if any(map(is_expensive, rows[0])) else None,
+            guard=call.memory.guard(key, len(rows)),
             anew=curve,
         )
         drafters = [
