@@ -19,6 +19,7 @@ run on a twin of its modules.
 import threading
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -44,13 +45,22 @@ _ROWS_HINT = 16  # of the input, for which oneDNN chooses a layout; the others c
 
 Packed = dict[int, Tensor]  # by the id of the weight
 
-# Compiled, because the tracer of `runtime.tracing` knows no operation with such a list of options.
-_packed_linear: Any = torch.jit.CompilationUnit(
-    """
+_SOURCE = """
 def packed_linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
 """
-).packed_linear
+
+
+@cache
+def _kernel() -> Any:
+    """oneDNN's linear layer; a RuntimeError where torch was built without it. Compiled, because the tracer of
+    `runtime.tracing` knows no operation with such a list of options."""
+    return torch.jit.CompilationUnit(_SOURCE).packed_linear
+
+
+def _packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    output: Tensor = _kernel()(rows, weight, bias)
+    return output
 
 
 class PackedLinear(nn.Linear):
@@ -63,8 +73,7 @@ class PackedLinear(nn.Linear):
         rows = input.numel() // max(1, input.shape[-1])
         if rows == 0 or (rows == 1 and not self.packs_single):
             return nn.functional.linear(input, self.weight, self.bias)
-        output: Tensor = _packed_linear(input, self.packed, self.bias)
-        return output
+        return _packed_linear(input, self.packed, self.bias)
 
 
 @dataclass
@@ -125,7 +134,7 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
     try:
         with torch.inference_mode():
             return _bought(packing, layers, stamp, worth_ms)
-    except RuntimeError:  # this machine's oneDNN has no such kernel
+    except (RuntimeError, AttributeError):  # this machine's torch has no such kernel
         packing.gain = 0.0
         return None
     finally:

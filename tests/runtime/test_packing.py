@@ -205,3 +205,14 @@ def test_a_long_call_goes_over_to_packed_weights_in_its_middle(monkeypatch: pyte
     used.clear()
     assert same_as_plain(model, prompts(1, 9), strategy, max_new_tokens=20)
     assert all(used)
+
+
+@torch.no_grad()
+def test_a_torch_without_the_kernel_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(weight: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("unknown builtin op: mkldnn::_linear_pointwise")
+
+    model = model_of()
+    monkeypatch.setattr(packing, "_pack", missing)
+    assert packed_weights(model) is None
+    assert packing_of(model).gain == 0.0, "and is not asked again"
