@@ -18,8 +18,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from jacobi import LookaheadError
 from lookahead.runtime.registry import Wrapped
 from lookahead.runtime.split_attention import RowsMask, fused_attention, serves
+from lookahead.runtime.thread_settings import during
 
-_thread = threading.local()
+
+class _Settings(threading.local):
+    in_pass = False
+    masks: dict[tuple[int, int, int], RowsMask] | None = None  # packed in this pass, for all layers
+    packed: bool | None = None  # None = as pays
+    masked = True
+
+
+_thread = _Settings()
 
 # On a CPU, packed rows win for passes of few nodes, where a key head is otherwise read once for each query head of its.
 # Below so many elements of repeated keys they lose, as the copies cost more than that. docs/log.md has the figures.
@@ -40,13 +49,13 @@ def _grouped_sdpa(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """``sdpa`` as registered; inside our pass, query heads that share a key head are attended to together."""
-    if not getattr(_thread, "masked", True):
+    if not _thread.masked:
         attention_mask = None
     is_on_cpu = query.device.type == "cpu"
     # One token without a mask attends to everything.
     is_ours = attention_mask.shape[1] == 1 if attention_mask is not None else is_on_cpu and query.shape[2] == 1
     biased = kwargs.get("position_bias") is not None or "s_aux" in kwargs
-    if not getattr(_thread, "in_pass", False) or biased or not is_ours:
+    if not _thread.in_pass or biased or not is_ours:
         return original(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
     if attention_mask is not None and serves(query, key, value, attention_mask):
@@ -73,7 +82,7 @@ def _by_fused_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
 
 def _rows_mask(mask: Tensor, nodes: int, heads: int) -> RowsMask:
     """The mask of packed rows, made once a pass."""
-    made: dict[tuple[int, int, int], RowsMask] | None = getattr(_thread, "masks", None)
+    made = _thread.masks
     if made is None:
         return RowsMask(mask, nodes, heads)
     key = (id(mask), nodes, heads)
@@ -85,7 +94,7 @@ def _rows_mask(mask: Tensor, nodes: int, heads: int) -> RowsMask:
 
 
 def _packs(query: Tensor, key: Tensor) -> bool:
-    decided: bool | None = getattr(_thread, "packed", None)
+    decided = _thread.packed
     if decided is not None:
         return decided
     batch, heads, nodes, channels = query.shape
@@ -180,21 +189,13 @@ def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[Non
 @contextmanager
 def tree_forward() -> Iterator[None]:
     """Mark this thread as being inside a tree forward."""
-    before = getattr(_thread, "in_pass", False), getattr(_thread, "masks", None)
-    _thread.in_pass, _thread.masks = True, {}
-    try:
+    with during(_thread, in_pass=True, masks={}):
         yield
-    finally:
-        _thread.in_pass, _thread.masks = before
 
 
 @contextmanager
 def attention_as(*, packed: bool, masked: bool = True) -> Iterator[None]:
     """Let all layers of this thread's passes pack query heads or not while the block runs. Without ``masked`` masks are
     not heeded: a pass without one may have to be given one that hides nothing."""
-    before = getattr(_thread, "packed", None), getattr(_thread, "masked", True)
-    _thread.packed, _thread.masked = packed, masked
-    try:
+    with during(_thread, packed=packed, masked=masked):
         yield
-    finally:
-        _thread.packed, _thread.masked = before

@@ -17,8 +17,14 @@ from torch import Tensor, nn
 
 from lookahead.models.compat import expert_registries
 from lookahead.runtime.registry import Wrapped
+from lookahead.runtime.thread_settings import during
 
-_thread = threading.local()
+
+class _Settings(threading.local):
+    width: int | None = None  # nodes a sequence of the pass behind a prompt
+
+
+_thread = _Settings()
 
 
 def _by_width(
@@ -30,7 +36,7 @@ def _by_width(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    width = getattr(_thread, "width", None)
+    width = _thread.width
     kernel = grouped
     if width is not None and _is_accelerated(hidden_states):
         fits = top_k_index.numel() <= getattr(module, "num_experts", 0)  # copies of an expert's weights, and experts
@@ -57,9 +63,5 @@ def expert_kernels() -> Iterator[None]:
 @contextmanager
 def decoding(width: int) -> Iterator[None]:
     """Mark this thread as running a pass over ``width`` nodes a sequence behind a prompt."""
-    before = getattr(_thread, "width", None)
-    _thread.width = width
-    try:
+    with during(_thread, width=width):
         yield
-    finally:
-        _thread.width = before

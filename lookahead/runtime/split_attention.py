@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lookahead.runtime.thread_settings import during
+
 _TILE = 64  # rows of a block of the GPU
 _GRANULE = 64  # keys; chunks are multiples of it, and the kernel wants rows of masks aligned
 _LEAST_CHUNK = 256  # keys
@@ -31,7 +33,12 @@ _CHUNK_KEYS = 16
 _MOST_ROUNDS = 4  # in which all processors work through the chunks
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-_thread = threading.local()
+
+class _Settings(threading.local):
+    chunk: int | None = None  # slots; None = as shapes say
+
+
+_thread = _Settings()
 
 
 class RowsMask:
@@ -79,7 +86,7 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: RowsMask, s
         ``[batch, key head, row, value channel]``.
     """
     batch, heads, rows, _ = query.shape
-    slots, length = key.shape[2], getattr(_thread, "chunk", None)
+    slots, length = key.shape[2], _thread.chunk
     if length is None:
         length = chunk_length(batch, heads * -(-rows // _TILE), slots, _processors(query.device))
     bias = mask.rows.expand(batch, heads, -1, -1)
@@ -153,7 +160,7 @@ def _processors(device: torch.device) -> int:
 
 def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> bool:
     """Whether :func:`fused_attention` can be asked, on CUDA unless a test splits attention elsewhere."""
-    if getattr(_thread, "chunk", None) is not None:
+    if _thread.chunk is not None:
         return True
     if query.device.type != "cuda" or torch.version.hip or query.dtype not in _DTYPES:
         return False
@@ -178,9 +185,5 @@ def _is_aligned(tensor: Tensor) -> bool:
 @contextmanager
 def chunked(length: int) -> Iterator[None]:
     """Split attention of this thread's passes into chunks of ``length`` slots, on any device, while the block runs."""
-    before = getattr(_thread, "chunk", None)
-    _thread.chunk = length
-    try:
+    with during(_thread, chunk=length):
         yield
-    finally:
-        _thread.chunk = before

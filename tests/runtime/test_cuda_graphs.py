@@ -46,17 +46,25 @@ def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def test_a_frozen_graph_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something of the history was taken for a constant: the pass is run without a graph, and says why."""
+@pytest.mark.parametrize(
+    ("fault", "reason", "replayed"),
+    [
+        ({"frozen": True}, "a captured pass does not follow the history", 2),
+        ({"stale": True}, "a captured pass leaves something out", 1),  # at its first replay, whose outputs are not used
+    ],
+)
+def test_a_wrong_graph_is_found_out(
+    fault: dict[str, bool], reason: str, replayed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something of the history was taken for a constant, or left out: the pass is run without a graph, and says why."""
     model = fresh_model("llama")
     static_buffers.release()
     expected = grown(view(model), 8)
-    stand_in = StandIn(monkeypatch, frozen=True)
+    stand_in = StandIn(monkeypatch, **fault)
     fused = view(model)
     assert grown(fused, 8) == expected
-    assert fused.route == "static"
-    assert fused.route_reason == "a captured pass does not follow the history"
-    assert stand_in.replayed == 2
+    assert (fused.route, fused.route_reason) == ("static", reason)
+    assert stand_in.replayed == replayed
 
 
 @torch.no_grad()
@@ -81,19 +89,6 @@ def test_a_frozen_graph_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static.Graph, "__init__", writing)
     assert grown(fused, 8) == expected
     assert fused.route == "static"
-
-
-@torch.no_grad()
-def test_a_graph_that_leaves_something_out_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its first replay, whose outputs are not used."""
-    model = fresh_model("llama")
-    static_buffers.release()
-    expected = grown(view(model), 8)
-    stand_in = StandIn(monkeypatch, stale=True)
-    fused = view(model)
-    assert grown(fused, 8) == expected
-    assert (fused.route, fused.route_reason) == ("static", "a captured pass leaves something out")
-    assert stand_in.replayed == 1
 
 
 class Reading(torch.nn.Module):
