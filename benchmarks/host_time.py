@@ -1,9 +1,10 @@
 """Host time: what a pass takes beside the model's forward and the scoring of its logits, piece by piece.
 
-    python -m benchmarks.host_time --vocab bundled,152k --nodes 8,32,64,128 --out build/bench/host_time.json
+    python -m benchmarks.host_time --vocab bundled,152k --nodes 1,8,24,64 --out build/bench/host_time.json
 
 The bundled model writes code, and a Llama of one narrow layer and 151,936 tokens writes noise, with a fixed number of
-drafted nodes. Times are processor time of the one thread, medians over full passes, in milliseconds.
+drafted nodes (0 = automatic). Times are processor time of the one thread in milliseconds: medians over full passes, in
+the automatic mode means over all of them.
 """
 
 import statistics
@@ -26,6 +27,7 @@ from lookahead.generation.observers import Observers
 from lookahead.runtime import scores
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.tracing import schedule
+from lookahead.runtime.tree import TreeModel
 
 VOCABULARIES = ("bundled", "152k")
 CHOICES: dict[str, dict[str, Any]] = {
@@ -33,13 +35,15 @@ CHOICES: dict[str, dict[str, Any]] = {
     "t0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
     "t0.8 warped": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9},
 }
-PIECES = ("draft", "verify", "keep and learn", "inputs and unpacking", "observe", "forward", "score")
+COUNTED = ("forward", "score", "inputs", "keep", "aside")
+HOST = ("draft", "inputs", "launch and unpack", "verify", "keep", "learn", "observe", "aside")
+PIECES = (*HOST, "forward", "score")
 
 
 @contextmanager
 def timed(rows: list[dict[str, float]]) -> Iterator[None]:
     """Notes the pieces of every pass in ``rows``."""
-    spent = dict.fromkeys(("forward", "score"), 0.0)
+    spent = dict.fromkeys(COUNTED, 0.0)
 
     def counting(key: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timing(*args: Any, **kwargs: Any) -> Any:
@@ -53,15 +57,18 @@ def timed(rows: list[dict[str, float]]) -> Iterator[None]:
     def see(observers: Any, step: Any) -> None:
         start = time.thread_time()
         seen(observers, step)
-        times = {"draft": step.draft_ms, "verify": step.verify_ms, "keep and learn": step.keep_ms, **spent}
-        times["inputs and unpacking"] = step.forward_ms - sum(spent.values())
+        times = {"draft": step.draft_ms, "verify": step.verify_ms, **spent, "learn": step.keep_ms - spent["keep"]}
+        times["launch and unpack"] = step.forward_ms - sum(spent[each] for each in ("forward", "score", "inputs"))
         rows.append(times | {"observe": 1e3 * (time.thread_time() - start), "nodes": max(map(len, step.trees)) - 1})
-        spent.update(forward=0.0, score=0.0)
+        spent.update(dict.fromkeys(COUNTED, 0.0))
 
     seen = Observers.see
     with (
         mock.patch.object(sys.modules["jacobi.solve"], "perf_counter", time.thread_time),
         mock.patch.object(TreeForward, "call", counting("forward", TreeForward.call)),
+        mock.patch.object(TreeForward, "inputs", counting("inputs", TreeForward.inputs)),
+        mock.patch.object(TreeModel, "keep", counting("keep", TreeModel.keep)),
+        mock.patch.object(Observers, "catch_up", counting("aside", Observers.catch_up)),
         mock.patch.object(scores, "_on_cpu", counting("score", scores._on_cpu)),
         mock.patch.object(Observers, "see", see),
         mock.patch.object(schedule, "_COST", 1e9),  # nothing is traced
@@ -69,23 +76,28 @@ def timed(rows: list[dict[str, float]]) -> Iterator[None]:
         yield
 
 
-def measured(model: Any, prompts: list[list[int]], nodes: int, settings: dict[str, Any], new: int) -> dict[str, Any]:
-    """Medians over the passes with (nearly) all nodes."""
+def measured(
+    model: Any, prompts: list[list[int]], nodes: int, settings: dict[str, Any], new: int, batch: int
+) -> dict[str, Any]:
+    """Medians over the passes with (nearly) all nodes; in the automatic mode means over all passes."""
     rows: list[dict[str, float]] = []
-    strategy = lookahead.Lookahead(nodes=nodes)
-    for prompt in prompts * 2:
+    strategy = lookahead.Lookahead(nodes=nodes or None)
+    for first in [*range(0, len(prompts) - batch + 1, batch)] * 2:
         torch.manual_seed(0)
+        shortest = min(map(len, prompts[first : first + batch]))
+        tokens = torch.tensor([prompt[:shortest] for prompt in prompts[first : first + batch]])
         with timed(rows):
-            model.generate(torch.tensor([prompt]), max_new_tokens=new, lookahead_strategy=strategy, **settings)
-    full = [row for row in rows if row["nodes"] >= 0.7 * nodes]
-    times = {piece: statistics.median(row[piece] for row in full) for piece in PIECES} if full else {}
-    host = sum(times[piece] for piece in PIECES[:5]) if full else None
-    return {"passes": len(full), "host_ms": host, "pieces_ms": times}
+            model.generate(tokens, max_new_tokens=new, lookahead_strategy=strategy, **settings)
+    full = [row for row in rows[1:] if row["nodes"] >= 0.7 * nodes and row["forward"]]
+    middle = statistics.median if nodes else statistics.fmean
+    times = {piece: middle(row[piece] for row in full) for piece in PIECES} if full else {}
+    return {"passes": len(full), "host_ms": sum(times[piece] for piece in HOST) if full else None, "pieces_ms": times}
 
 
 def main(
     vocab: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(VOCABULARIES)}.")] = "bundled,152k",
-    nodes: Annotated[str, typer.Option(help="Comma-separated drafted nodes.")] = "8,32,64,128",
+    nodes: Annotated[str, typer.Option(help="Comma-separated drafted nodes of a sequence; 0 = automatic.")] = "1,8,24,64",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 1,
     choices: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(CHOICES)}.")] = "all",
     dtype: options.Dtype = "float32",
     prompts: options.Prompts = 8,
@@ -95,7 +107,7 @@ def main(
     """Measure every vocabulary, choice and size."""
     console = quiet_console(1)
     lookahead.augment_all()
-    run = Run("host time", out, dtype=dtype, prompts=prompts, new_tokens=new_tokens, rows=[])
+    run = Run("host time", out, dtype=dtype, batch=batch, prompts=prompts, new_tokens=new_tokens, rows=[])
     for name in chosen(vocab, VOCABULARIES, "vocabulary"):
         model, tokenizer = load(None, dtype)
         texts = [tokenizer(text)["input_ids"] for text in texts_of("code-no-loop")[:prompts]]
@@ -106,7 +118,7 @@ def main(
             texts = [random_prompt(index, 151936) for index in range(prompts)]
         for choice in chosen(choices, CHOICES, "choice"):
             for count in whole_numbers(nodes):
-                found = measured(model, texts, count, CHOICES[choice], new_tokens)
+                found = measured(model, texts, count, CHOICES[choice], new_tokens, batch)
                 run.add("rows", [{"vocabulary": name, "choice": choice, "nodes": count, **found}])
                 console.print(run.document["rows"][-1])
     run.finish()

@@ -24,6 +24,7 @@ _TRUSTED = 3.0  # passes after which an estimate is good enough to tell outliers
 _FIRST_TOUCH = 0.5  # of a pass, that the very first of a size tells: it may be slow, as kernels are chosen
 _STALE = 16  # passes, for each that an estimate rests on, after which it may no longer hold
 _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole machine: other sizes are taken to share it
+_FORM = 8  # passes that a computed form of the curve serves, to carry a pass over to the nearest of ``NODES``
 _BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
 _GUESS_STEP = 1.3  # times t(1) for several nodes, where they take other kernels than one
 _GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
@@ -47,6 +48,7 @@ class StepTimes:
         self.about = about or {}
         self._mean: dict[tuple[int, int], float] = {}  # by context index and index into NODES, milliseconds
         self._weight: dict[tuple[int, int], float] = {}
+        self._forms: dict[int, list[float]] = {}  # the curve at NODES as last worked out, by context index
         self._drift = 1.0  # how much slower than ``_mean`` says the machine has become
         self._passes = 0
         self._touched: set[int] = set()  # sizes that some pass has had
@@ -80,11 +82,14 @@ class StepTimes:
         cell = _, at = _context_index(context), _nearest(nodes)
         weight = self._weight.get(cell, 0.0)
         if nodes != NODES[at]:
-            there, here = _along(self._knots(cell[0]), (NODES[at], nodes))
-            ms *= there / here
+            form = self._forms.get(cell[0]) or self._knots(cell[0])
+            ms *= form[at] / _at(form, nodes)
         self._passes += 1
         self._measured[cell] = self._passes
-        self.news += weight < _TRUSTED
+        if weight < _TRUSTED:
+            self.news += 1
+        if weight < _TRUSTED or self._passes % _FORM == 0:
+            self._forms.clear()
         tells = 1.0 if nodes in self._touched else _FIRST_TOUCH
         self._touched.add(nodes)
         if weight < _TRUSTED:  # first passes of a size may be slow, so the fastest of them is what is known
@@ -104,14 +109,16 @@ class StepTimes:
         """Set the estimate near this point to a measured one, as sure as an estimate can be."""
         cell = (_context_index(context), _nearest(nodes))
         self._mean[cell], self._weight[cell] = ms, _MEMORY
+        self._forms.clear()
 
     def ms(self, nodes: int, context: int) -> float:
         """Estimated milliseconds of a pass over ``nodes`` nodes a sequence; 0 while nothing is known."""
-        return _along(self._knots(_context_index(context)), (nodes,))[0] if self._mean else 0.0
+        return _at(self._knots(_context_index(context)), nodes) if self._mean else 0.0
 
     def curve(self, context: int, most: int) -> list[float]:
         """Estimated milliseconds of passes over 1, 2, ... ``most`` nodes; multiples of t(1) while nothing is known."""
-        return _along(self._knots(_context_index(context)), range(1, most + 1))
+        knots = self._knots(_context_index(context))
+        return [_at(knots, nodes) for nodes in range(1, most + 1)]
 
     def _knots(self, index: int) -> list[float]:
         base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES]
@@ -128,6 +135,7 @@ class StepTimes:
             scale = 1.0 if any(at for _, at in self._mean) else (single or 1.0) * _GUESS_STEP
             base = [value * scale for value in base]
             base[0] = single or base[0] / _GUESS_STEP
+        self._forms[index] = base
         return [value * self._drift for value in base] if self._mean else base
 
     def as_frozen(self) -> Self:
@@ -183,11 +191,11 @@ class StepTimes:
         return cls.from_dict(data, frozen=frozen)
 
 
-def _along(knots: Sequence[float], sizes: Sequence[int]) -> list[float]:
+def _at(knots: Sequence[float], nodes: int) -> float:
     """The curve through ``knots`` at NODES: linear in between, and past the last as steep as before it, or flat."""
-    slope = max(0.0, (knots[-1] - knots[-2]) / (NODES[-1] - NODES[-2]))
-    beyond = np.maximum(0, np.asarray(sizes) - NODES[-1])
-    return list((np.interp(sizes, NODES, knots) + slope * beyond).tolist())
+    right = min(max(1, bisect_left(NODES, nodes)), len(NODES) - 1)
+    slope = (knots[right] - knots[right - 1]) / (NODES[right] - NODES[right - 1])
+    return knots[right] + (slope if nodes <= NODES[right] else max(0.0, slope)) * (nodes - NODES[right])
 
 
 def _nearest(nodes: int) -> int:

@@ -107,8 +107,8 @@ class PassCosts:
     @property
     def single_is_due(self) -> bool:
         known = int(self.times.weight(1, self._context))
-        clear = known and self.pace_ms < _CLEARLY * self.times.ms(1, self._context)
-        after = _SINGLE_AFTER[known] if known < len(_SINGLE_AFTER) and not clear else _SINGLE_EVERY
+        young = known < len(_SINGLE_AFTER) and not (known and self.pace_ms < _CLEARLY * self.curve[0])
+        after = _SINGLE_AFTER[known] if young else _SINGLE_EVERY
         return not self.times.frozen and self._since_single > after
 
     def is_stale(self, width: int) -> bool:
@@ -144,11 +144,11 @@ class PassCosts:
             self._since_single = 0
 
     def _count(self, width: int, taken_ms: float, beside_ms: float) -> None:
+        known = self.times.knows_single
         self.times.add(self._limits.bucket(width + self._replayed), self._context, taken_ms - beside_ms)
-        if self.times.knows_single:
+        if known and self.curve:
             self.timed_ms += taken_ms
-            single_ms = self.curve[0] if self.curve else self.times.ms(1, self._context)
-            self.single_ms += max(single_ms, self._limits.plain_ms or 0.0)
+            self.single_ms += max(self.curve[0], self._limits.plain_ms or 0.0)
 
 
 def least_slopes(curve: Sequence[float]) -> list[float]:

@@ -91,13 +91,14 @@ class Planner:
         self._refused = self._accepted = False
         self._width = None
         stale = self.costs.open(context, self._rest.passes)
+        if stale:
+            self.costs.read()
         if self._nodes is not None:
             if self._columns is not None:
                 self._columns.choose_of(self._nodes, self._passes)
             self.sizes = _flat(1 + self._nodes - window_nodes(self.columns))
             return
         if stale:
-            self.costs.read()
             if self._columns is not None:
                 self._columns.choose(self._passes, self.costs.curve, self._most)
             self.costs.read_trees(window_nodes(self.columns))

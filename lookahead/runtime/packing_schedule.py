@@ -21,6 +21,7 @@ class PackingSchedule:
     ) -> None:
         self._model = model
         self._forward = forward
+        self._known = packing_of(model)
         self._new_tokens = new_tokens
         self._renewed = renewed
         self._passes = 0
@@ -30,7 +31,7 @@ class PackingSchedule:
         """Take in a pass over ``nodes`` nodes in all, after which the longest sequence has ``written`` tokens."""
         if self._forward.packed is not None:
             return
-        packing_of(self._model).spend(nodes, ms)
+        self._known.spend(nodes, ms)
         self._passes += 1
         self._spent_ms += ms
         if self._passes % _LOOKS:
