@@ -96,7 +96,9 @@ def measured(
 
 def main(
     vocab: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(VOCABULARIES)}.")] = "bundled,152k",
-    nodes: Annotated[str, typer.Option(help="Comma-separated drafted nodes of a sequence; 0 = automatic.")] = "1,8,24,64",
+    nodes: Annotated[
+        str, typer.Option(help="Comma-separated drafted nodes of a sequence; 0 = automatic.")
+    ] = "1,8,24,64",
     batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 1,
     choices: Annotated[str, typer.Option(help=f"Comma-separated, or all: {', '.join(CHOICES)}.")] = "all",
     dtype: options.Dtype = "float32",

@@ -18,7 +18,6 @@ from jacobi.solve import Step as Step
 from jacobi.solve import Verifier as Verifier
 from jacobi.solve import solve as solve
 from jacobi.tree import TokenTree as TokenTree
-from jacobi.tree import additive_mask as additive_mask
 from jacobi.tree import ancestor_bits as ancestor_bits
 from jacobi.tree import branch_mask as branch_mask
 from jacobi.verify import Path as Path

@@ -8,7 +8,6 @@ The papers' drafts are trees: the lookahead window (Fu et al., arXiv 2402.02057,
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -169,21 +168,3 @@ def branch_mask(parents: Sequence[int]) -> Tensor:
     packed = np.frombuffer(b"".join(seen.to_bytes(width, "little") for seen in ancestor_bits(parents)), np.uint8)
     bits = np.unpackbits(packed.reshape(count, width), axis=1, count=count, bitorder="little")
     return torch.from_numpy(bits.astype(bool))
-
-
-def additive_mask(parents: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """:func:`branch_mask` as attention adds it: ``[node, node]``, 0 where visible, else the lowest finite number.
-
-    Masks of up to 128 nodes are kept on the host by their parents; do not write into the result.
-    """
-    build = _recurring_mask if len(parents) <= _LARGEST_CACHED else _additive_mask
-    return build(tuple(parents), dtype).to(device)
-
-
-def _additive_mask(parents: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    visible = branch_mask(parents)
-    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
-
-
-_LARGEST_CACHED = 128  # nodes: 64 masks of this size are 4 MB in float32
-_recurring_mask = lru_cache(maxsize=64)(_additive_mask)

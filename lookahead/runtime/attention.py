@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from jacobi import LookaheadError
 from lookahead.runtime.registry import Wrapped
 from lookahead.runtime.split_attention import RowsMask, fused_attention, serves
-from lookahead.runtime.thread_settings import during
+from lookahead.runtime.thread_settings import During
 
 
 class _Settings(threading.local):
@@ -186,16 +186,12 @@ def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[Non
             config._attn_implementation_internal = own
 
 
-@contextmanager
-def tree_forward() -> Iterator[None]:
+def tree_forward() -> During:
     """Mark this thread as being inside a tree forward."""
-    with during(_thread, in_pass=True, masks={}):
-        yield
+    return During(_thread, in_pass=True, masks={})
 
 
-@contextmanager
-def attention_as(*, packed: bool, masked: bool = True) -> Iterator[None]:
+def attention_as(*, packed: bool, masked: bool = True) -> During:
     """Let all layers of this thread's passes pack query heads or not while the block runs. Without ``masked`` masks are
     not heeded: a pass without one may have to be given one that hides nothing."""
-    with during(_thread, packed=packed, masked=masked):
-        yield
+    return During(_thread, packed=packed, masked=masked)

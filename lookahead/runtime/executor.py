@@ -125,6 +125,7 @@ class InferenceMode:
         self._model = model
         self.safe = safe
         self._is_used = False
+        self._mode = torch.inference_mode()
 
     def run(self, run: Callable[[], _T]) -> _T:
         """Run a pass that may be run again where it fails."""
@@ -134,7 +135,7 @@ class InferenceMode:
             return run()
         self._is_used = True
         try:
-            with torch.inference_mode():
+            with self._mode:
                 return run()
         except RuntimeError as error:
             if "inference" not in str(error).lower():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lookahead.models.compat import expert_registries
 from lookahead.runtime.registry import Wrapped
-from lookahead.runtime.thread_settings import during
+from lookahead.runtime.thread_settings import During
 
 
 class _Settings(threading.local):
@@ -60,8 +60,6 @@ def expert_kernels() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def decoding(width: int) -> Iterator[None]:
+def decoding(width: int) -> During:
     """Mark this thread as running a pass over ``width`` nodes a sequence behind a prompt."""
-    with during(_thread, width=width):
-        yield
+    return During(_thread, width=width)

@@ -12,12 +12,23 @@ at the same slots of all of them. Two sequences, the first padded on the left, a
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from jacobi import TokenTree
 from lookahead.models.families.overrides import DecoderPositions, SlotPositions
 from lookahead.runtime.cache.tree import TreeCache
+from lookahead.runtime.scores import fetch, send
+
+
+def below(trees: Sequence[TokenTree], roots: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Where nodes lie, ``[batch, node]``, whose roots lie at ``roots``; those that pad a tree, where its root does."""
+    places = np.zeros((len(trees), max(map(len, trees))), np.int64)
+    for line, tree in zip(places, trees, strict=True):
+        line[: len(tree)] = tree.depths
+    places += np.asarray(roots)[:, None]
+    return places
 
 
 class Layout:
@@ -49,7 +60,7 @@ class Layout:
         self.device = device
         self.padding: list[int] = []
         self.positions: list[int] = []
-        self.visible: Tensor | None = None
+        self.visible: np.ndarray | None = None
         self.mask_dtype = torch.long
         self.boundary: tuple[int, str] | None = None
         self._find_boundary = find_boundary
@@ -73,10 +84,10 @@ class Layout:
         self.positions = [position - 1 for position in last]
         self.padding = [0] * batch if mask is None else mask.long().argmax(-1).tolist()
         if mask is not None:
-            self.visible = mask.to(self.device, torch.bool)
+            self.visible = fetch(mask.bool()).copy()
             self.mask_dtype = mask.dtype
         elif batch > 1:
-            self.visible = torch.ones((batch, past), dtype=torch.bool, device=self.device)
+            self.visible = np.ones((batch, past), bool)
         if self._find_boundary is not None:
             self.boundary = self._find_boundary(past, highest)
 
@@ -102,14 +113,10 @@ class Layout:
     def coordinates(self, trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
         """Logical positions of nodes ``[batch, node]`` and slots ``[batch, slot]``, as transformers' mask rules count.
         Windows and chunks are measured in slots from a sequence's first token, whatever the position ids say."""
-        width, base = max(map(len, trees)), self.cache.base
-        nodes = [
-            [length - padding + depth for depth in tree.depths] + [0] * (width - len(tree))
-            for tree, length, padding in zip(trees, self.cache.lengths, self.padding, strict=True)
-        ]
-        queries = torch.tensor(nodes, device=self.device)
-        padding = torch.tensor(self.padding, device=self.device)[:, None]
-        return queries, torch.cat([torch.arange(base, device=self.device) - padding, queries], dim=1)
+        padding = np.array(self.padding)[:, None]
+        nodes = below(trees, self.cache.lengths) - padding
+        slots = np.concatenate([np.arange(self.cache.base) - padding, nodes], axis=1)
+        return send(nodes, self.device), send(slots, self.device)
 
     def slot_positions(self, trees: Sequence[TokenTree]) -> SlotPositions:
         """What models that count cache slots themselves are told of a pass."""
@@ -117,25 +124,20 @@ class Layout:
         base, width = self.cache.base, nodes.shape[1]
         counted = slots
         if self.visible is not None:
-            visible = self.visible[:, :base].long()
-            depths = [tree.depths + [0] * (width - len(tree)) for tree in trees]
-            last = visible.sum(1, keepdim=True) + torch.tensor(depths, device=self.device)
-            counted = torch.cat([(visible.cumsum(1) - 1).clamp(min=0), last], dim=1)
+            visible = self.visible[:, :base]
+            text = np.maximum(visible.cumsum(1) - 1, 0)
+            counted = send(np.concatenate([text, below(trees, visible.sum(1))], axis=1), self.device)
         return SlotPositions(nodes, slots, counted, base + width, self.mask_dtype)
 
     def decoder_positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> DecoderPositions:
         """The same for decoders that number tokens by the cache's length, padding included."""
-        lengths, width = self.cache.lengths, tokens.shape[1]
-        places = [
-            [length + depth for depth in tree.depths] + [length] * (width - len(tree))
-            for tree, length in zip(trees, lengths, strict=True)
-        ]
+        places = below(trees, self.cache.lengths)
         if self._depth_limit is not None:  # a sequence that is only fed along may be past the table
-            places = [[min(place, self._depth_limit - 1) for place in row] for row in places]
-        nodes = torch.tensor(places, device=self.device)
+            places = np.minimum(places, self._depth_limit - 1)
         past = torch.arange(self.cache.base, device=self.device).expand(len(trees), -1)
+        nodes = send(places, self.device)
         slots = torch.cat([past, nodes], dim=1)
-        return DecoderPositions(tokens, nodes, slots, min(map(min, places)), max(map(max, places)))
+        return DecoderPositions(tokens, nodes, slots, int(places.min()), int(places.max()))
 
     def keep(self, counts: Sequence[int], starts: Sequence[int]) -> None:
         """Count each sequence's visited nodes, which the cache keeps from slot ``starts`` on."""
@@ -144,7 +146,7 @@ class Layout:
             return
         missing = self.cache.base - self.visible.shape[1]
         if missing > 0:
-            self.visible = torch.nn.functional.pad(self.visible, (0, max(256, missing)))
+            self.visible = np.pad(self.visible, ((0, 0), (0, max(256, missing))))
         for row, (count, start) in enumerate(zip(counts, starts, strict=True)):
             self.visible[row, start : start + count] = True
 

@@ -1,9 +1,10 @@
 """Attention masks for a tree forward, in the form each model asks for.
 
 What a node may see has two parts. The tree part (text so far, ancestors, itself) is the same for every model:
-:func:`jacobi.tree.additive_mask`. The other part belongs to the model's layers: causal, sliding, chunked. transformers
-states it as a function of two indices, made from the config; we take that function as it is and ask it about *logical*
-positions (the sequence's length plus depth) instead of physical slots.
+:func:`jacobi.branch_mask`, as attention adds it, 0 where visible and else the lowest finite number. The other part
+belongs to the model's layers: causal, sliding, chunked. transformers states it as a function of two indices, made from
+the config; we take that function as it is and ask it about *logical* positions (the sequence's length plus depth)
+instead of physical slots.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jacobi import TokenTree, additive_mask, ancestor_bits
+from jacobi import TokenTree, ancestor_bits
 from lookahead.models.mask_rules import MaskRule
 
 _ALIGNED = 64  # columns; some kernels copy masks whose rows are not aligned, once a layer
@@ -36,72 +37,75 @@ def map_rules(rules: Any, build: Callable[[MaskRule], Tensor]) -> Any:
 
 
 class MaskBuffer:
-    """One piece of memory for the masks of consecutive passes: a pass rewrites only the columns that have changed."""
+    """One piece of memory for the masks of consecutive passes, each of which rewrites only columns that have changed.
+    NumPy writes it on the host, because its calls cost a fraction of torch's; other devices are sent those columns."""
 
     def __init__(self, batch: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._mask = torch.zeros((batch, 1, 0, 0), dtype=dtype, device=device)
+        self._batch, self._dtype, self._device = batch, dtype, device
+        self._whole_numbers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]  # bfloat16, for NumPy
+        lowest = torch.tensor([torch.finfo(dtype).min], dtype=dtype, device="cpu")
+        self._hidden = lowest.view(self._whole_numbers).numpy()[0]
+        self._allocate(0, 0)
+
+    def _allocate(self, nodes: int, slots: int) -> None:
+        with torch.inference_mode(False):  # a later pass may write into it outside of that mode
+            self._host = torch.zeros((self._batch, 1, nodes, slots), dtype=self._dtype, device="cpu")
+            self._mask = self._host.to(self._device)
+        self._bits: np.ndarray = self._host[:, 0].view(self._whole_numbers).numpy()
         self._settled = 0  # columns that need not be written again
 
-    def open(self, width: int, base: int, history: Tensor | None, settled: int) -> Tensor:
-        """The mask ``[batch, 1, width, base + width]``, right up to column ``base``; the rest is as it was left. Below
-        ``base`` it shows what ``history`` (bool ``[batch, base]``; None = everything) shows. Columns before
-        ``settled``, the shortest sequence's length, will never change again."""
-        batch, _, nodes, slots = self._mask.shape
-        if width > nodes or base + width > slots:
-            wanted = max(base + width + 256, min(2 * slots, base + width + 4096))
-            shape = (batch, 1, max(width, nodes), -(-wanted // _ALIGNED) * _ALIGNED)
-            self._mask = self._mask.new_zeros(shape)
-            self._settled = 0
+    def write(self, trees: Sequence[TokenTree], base: int, history: np.ndarray | None, settled: int) -> Tensor:
+        """The mask ``[batch, 1, width, base + width]`` of ``trees``. Below ``base`` it shows what ``history`` (bool
+        ``[batch, base]``; None = everything) shows. Columns before ``settled``, the shortest sequence's length, will
+        never change again."""
+        width, (_, nodes, slots) = max(map(len, trees)), self._bits.shape
+        stop = base + width
+        if width > nodes or stop > slots:
+            wanted = max(stop + 256, min(2 * slots, stop + 4096))
+            self._allocate(max(width, nodes), -(-wanted // _ALIGNED) * _ALIGNED)
         start = min(self._settled, base)
-        columns = self._mask[..., start:base].zero_()  # for wider passes too
-        if history is not None:
-            columns.masked_fill_(~history[:, None, None, start:], torch.finfo(columns.dtype).min)
         self._settled = min(settled, base)
-        return self._mask[:, :, :width, : base + width]
+        columns = self._bits[:, :, start:base]  # for wider passes too
+        columns[...] = 0 if history is None else ~history[:, None, start:] * self._hidden
+        for square, tree in zip(self._bits[:, :width, base:stop], trees, strict=True):
+            for node, parent in enumerate(tree.parents + [-1] * (width - len(tree))):
+                square[node] = square[parent] if parent >= 0 else self._hidden  # a node sees what its parent sees
+                square[node, node] = 0
+        if self._mask is not self._host:
+            self._mask[..., start:stop] = self._host[..., start:stop]
+        return self._mask.as_strided((self._batch, 1, width, stop), self._mask.stride())
 
 
 def tree_masks(
     rules: Any,
     trees: Sequence[TokenTree],
     base: int,
-    history: Tensor | None,
+    history: np.ndarray | None,
     coordinates: Callable[[Sequence[TokenTree]], tuple[Tensor, Tensor]],
-    dtype: torch.dtype,
-    device: torch.device,
-    buffer: MaskBuffer | None = None,
+    buffer: MaskBuffer,
     settled: int = 0,
+    window: int | None = None,
 ) -> Any:
     """The additive masks ``[batch, 1, node, slot]`` of a pass, one for each kind of layer.
 
     Args:
-        trees: one for each sequence; shorter ones are padded at the end with nodes that see only themselves.
+        trees: one for each sequence; shorter ones are padded at the end with nodes that see the text and themselves.
         base: slot of node 0.
         history: bool ``[batch, base]``, the slots below ``base`` that hold a sequence's tokens; None = all of them.
         coordinates: gives the logical positions of nodes ``[batch, node]`` and of slots ``[batch, base + node]``; only
             called if a rule asks for more than causality.
-        buffer: where the mask is made, to be overwritten by the next pass's; there padding nodes see the text too.
-            None = in memory of its own.
-        settled: with a buffer, slots of the shortest sequence.
+        buffer: where the mask is made, to be overwritten by the next pass's.
+        settled: slots of the shortest sequence.
+        window: texts of up to so many tokens are seen whole, whatever the rules; None = it is not known.
     """
-    batch, width = len(trees), max(map(len, trees))
-    lowest = torch.finfo(dtype).min
-    if buffer is not None:
-        mask = buffer.open(width, base, history, settled)
-    else:
-        mask = torch.zeros((batch, 1, width, base + width), dtype=dtype, device=device)
-        if history is not None:
-            mask[:, 0, :, :base].masked_fill_(~history[:, None, :], lowest)
-    for row, tree in enumerate(trees):
-        count = len(tree)
-        mask[row, 0, :count, base : base + count] = additive_mask(tree.parents, dtype, device)
-        if count < width:
-            mask[row, 0, :count, base + count :] = lowest
-            mask[row, 0, count:, 0 if buffer is None else base :] = lowest
-            mask[row, 0, count:, base + count :].fill_diagonal_(0.0)
+    mask = buffer.write(trees, base, history, settled)
+    device, lowest = mask.device, torch.finfo(mask.dtype).min
 
     def build(rule: MaskRule) -> Tensor:
         if rule.function is None:
             return mask
+        if window is not None and mask.shape[-1] <= window:
+            return mask.view_as(mask)  # a tracer tells masks apart by the object
         # Logical places know the padding already, so every row asks the rule as an unpadded row 0 would.
         first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
         queries, keys = coordinates(trees)

@@ -14,15 +14,13 @@ All shapes are known beforehand and nothing is asked of the device, so it can be
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lookahead.runtime.thread_settings import during
+from lookahead.runtime.thread_settings import During
 
 _TILE = 64  # rows of a block of the GPU
 _GRANULE = 64  # keys; chunks are multiples of it, and the kernel wants rows of masks aligned
@@ -182,8 +180,6 @@ def _is_aligned(tensor: Tensor) -> bool:
     return last == 1 and not any(size % per_read for size in (tensor.shape[-1], *strides, tensor.storage_offset()))
 
 
-@contextmanager
-def chunked(length: int) -> Iterator[None]:
+def chunked(length: int) -> During:
     """Split attention of this thread's passes into chunks of ``length`` slots, on any device, while the block runs."""
-    with during(_thread, chunk=length):
-        yield
+    return During(_thread, chunk=length)

@@ -9,7 +9,7 @@ from helpers.toy import examples, functions, plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import LookaheadError, TokenTree, additive_mask, ancestor_bits, branch_mask, walk
+from jacobi import LookaheadError, TokenTree, ancestor_bits, branch_mask, walk
 
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8)
 
@@ -243,23 +243,3 @@ def test_chain_is_a_causal_mask() -> None:
 def test_from_parents_refuses(tokens: list[int], parents: list[int], message: str) -> None:
     with pytest.raises(LookaheadError, match=message):
         TokenTree.from_parents(tokens, parents)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_additive_mask_is_zero_where_visible(dtype: torch.dtype) -> None:
-    tree, _ = comb_with_guesses()
-    parents = tuple(tree.parents)
-    mask = additive_mask(parents, dtype, torch.device("cpu"))
-    assert mask.dtype is dtype
-    assert torch.equal(mask == 0, branch_mask(parents))
-    assert torch.isfinite(mask).all(), "a row of -inf would make NaN in a softmax"
-    assert set(mask.unique().tolist()) == {0.0, torch.finfo(dtype).min}
-
-
-def test_masks_wait_on_the_host() -> None:
-    """Of other devices, whose threads may work on other streams, no mask is kept."""
-    device = torch.device("meta")
-    masks = [additive_mask([-1, 0, 0, 1], torch.float32, device) for _ in range(2)]
-    assert [mask.device for mask in masks] == [device] * 2 and masks[0] is not masks[1]
-    ours = [additive_mask([-1, 0, 0, 1], torch.float32, torch.device("cpu")) for _ in range(2)]
-    assert ours[0] is ours[1]

@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.models import fresh_model, registries, tiny_model
@@ -31,10 +32,10 @@ class Rows:
         self.trees = [random_tree(rng, rng.randint(1, 9)) for _ in range(batch)]
         self.width = max(map(len, self.trees))
 
-    def history(self) -> Tensor:
+    def history(self) -> np.ndarray:
         """bool [batch, base]: slots that hold a real token."""
-        slots = torch.arange(self.base)
-        return (slots >= torch.tensor(self.padding)[:, None]) & (slots < torch.tensor(self.lengths)[:, None])
+        slots = np.arange(self.base)
+        return (slots >= np.array(self.padding)[:, None]) & (slots < np.array(self.lengths)[:, None])
 
     def place(self, row: int, node: int) -> int:
         """Where a node comes in its row's text, the first real token being 0."""
@@ -74,6 +75,10 @@ class Rows:
         return True
 
 
+def one_row(dtype: torch.dtype = torch.float32) -> MaskBuffer:
+    return MaskBuffer(1, dtype, torch.device("cpu"))
+
+
 def seen(mask: Tensor, rows: Rows) -> Tensor:
     """Which slots an additive mask shows, for real nodes only."""
     assert mask.shape == (len(rows.trees), 1, rows.width, rows.base + rows.width)
@@ -82,8 +87,7 @@ def seen(mask: Tensor, rows: Rows) -> Tensor:
     shown = mask[:, 0] == 0
     for row, tree in enumerate(rows.trees):
         # A row of nothing but -inf is NaN in some kernels, so a padding node sees something: itself.
-        assert shown[row, len(tree) :].any(-1).all()
-        assert not shown[row, len(tree) :, : rows.base].any()
+        assert torch.equal(shown[row, len(tree) :, rows.base :], torch.eye(rows.width, dtype=torch.bool)[len(tree) :])
         shown[row, len(tree) :] = False
     return shown
 
@@ -108,9 +112,8 @@ def test_against_the_loop(name: str, kinds: dict[str | None, tuple[str, int]], b
     for seed in range(15):
         rows = Rows(random.Random(seed), batch)
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            masks = tree_masks(
-                rules, rows.trees, rows.base, rows.history(), rows.coordinates, dtype, torch.device("cpu")
-            )
+            buffer = MaskBuffer(batch, dtype, torch.device("cpu"))
+            masks = tree_masks(rules, rows.trees, rows.base, rows.history(), rows.coordinates, buffer)
             masks = masks if isinstance(masks, dict) else {None: masks}
             assert set(masks) == set(kinds)
             for kind, mask in masks.items():
@@ -123,9 +126,8 @@ def test_no_history_mask() -> None:
     """Without padding every slot below the base is history."""
     tree = TokenTree.from_paths(5, [[1, 2], [3]])
     masks = tree_masks(
-        rules_of(tiny_model("llama")), [tree], 2, None, lambda trees: pytest.fail("not asked"), torch.float32,
-        torch.device("cpu"),
-    )  # fmt: skip
+        rules_of(tiny_model("llama")), [tree], 2, None, lambda trees: pytest.fail("not asked"), one_row()
+    )
     drawn = ["".join("T" if value == 0 else "." for value in line) for line in masks[0, 0].tolist()]
     assert drawn == [
         "TTT...",  # the root
@@ -144,7 +146,7 @@ def test_a_drawn_window() -> None:
         return nodes, torch.cat([torch.arange(6)[None], nodes], dim=1)
 
     model = fresh_model("mistral", sliding_window=4)
-    masks = tree_masks(rules_of(model), [tree], 6, None, places, torch.float64, torch.device("cpu"))
+    masks = tree_masks(rules_of(model), [tree], 6, None, places, one_row(torch.float64))
     drawn = ["".join("T" if value == 0 else "." for value in line) for line in masks[0, 0].tolist()]
     assert drawn == [
         "...TTTT.....",  # the root
@@ -165,16 +167,15 @@ def test_rules_leave_no_trace() -> None:
         assert (registries(), model.config.to_dict(), model.config._attn_implementation) == before
 
 
-def test_masks_are_not_shared_between_passes() -> None:
-    """Trees of one shape use one stored mask, which no pass may write into."""
-    rules = rules_of(tiny_model("mistral"))
-    for _ in range(2):
-        rows = Rows(random.Random(3), 3)
-        masks = tree_masks(
-            rules, rows.trees, rows.base, rows.history(), rows.coordinates, torch.float32, torch.device("cpu")
-        )
-        assert torch.equal(seen(masks, rows), rows.expected("sliding_attention", 6))
-        masks.fill_(1.0)
+def test_rules_are_not_asked_about_texts_that_every_layer_sees_whole() -> None:
+    """Up to the window's length all kinds of layers see the same, in masks that a tracer can tell apart."""
+    rules, trees = rules_of(tiny_model("gemma3")), [TokenTree.from_paths(5, [[1, 2], [3]])]
+    whole = tree_masks(rules, trees, 2, None, lambda trees: pytest.fail("asked"), one_row(), window=6)
+    assert torch.equal(whole["full_attention"], whole["sliding_attention"])
+    assert whole["full_attention"] is not whole["sliding_attention"]
+    places = torch.tensor([[2, 3, 4, 3]]), torch.tensor([[0, 1, 2, 3, 4, 3]])
+    asked = tree_masks(rules, trees, 2, None, lambda trees: places, one_row(), window=5)
+    assert torch.equal(asked["sliding_attention"], whole["sliding_attention"])
 
 
 @pytest.mark.parametrize("base", [0, 1, 77, 1000, 4097])
@@ -182,6 +183,6 @@ def test_rows_of_buffered_masks_are_aligned(base: int) -> None:
     """Kernels read several numbers at once, and would copy masks in which they cannot."""
     buffer = MaskBuffer(2, torch.bfloat16, torch.device("cpu"))
     for width in (1, 7, 40):
-        mask = buffer.open(width, base, None, base)
+        mask = buffer.write([TokenTree.chain(0, range(width - 1))] * 2, base, None, base)
         assert mask.shape == (2, 1, width, base + width)
         assert not any(stride % 64 for stride in mask.stride()[:3])

@@ -43,6 +43,7 @@ from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.masks import StaticPlaces, static_masks
+from lookahead.runtime.scores import fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class GraphExecutor:
         buffers.widen(min(buffer.shape[3] for buffer in layout.cache.buffers))  # a prompt longer than it seemed
         buffers.padding.copy_(torch.tensor(layout.padding))
         if layout.visible is not None:
-            buffers.shown[:, : layout.visible.shape[1]] = layout.visible
+            buffers.shown[:, : layout.visible.shape[1]] = torch.from_numpy(layout.visible)
             layout.visible = None
         if forward.token_types is not None:
             buffers.types.copy_(forward.token_types[:, -1:])
@@ -317,7 +318,8 @@ class GraphExecutor:
         cache.close_static()
         if len(cache.lengths) > 1 or not bool(buffers.shown.all()):
             lengths = torch.tensor(cache.lengths, device=self._device)
-            layout.visible = buffers.shown[:, : cache.base] & (buffers.columns[: cache.base] < lengths[:, None])
+            shown = buffers.shown[:, : cache.base] & (buffers.columns[: cache.base] < lengths[:, None])
+            layout.visible = fetch(shown).copy()
         self._buffers = None
         self.reason = reason
         return EagerExecutor(self._forward, reason)

@@ -135,8 +135,7 @@ class TracedExecutor(EagerExecutor):
         trace = traces.made.get(kind)
         if trace is None:
             return self._missed(kind, inputs, masks)
-        with torch.inference_mode(False):  # a later pass may write into the same memory outside of it
-            filled = masks if kind.masked else forward.masks(trees)
+        filled = masks if kind.masked else forward.masks(trees)
         try:
             outputs = played(trace.function, flat(forward, inputs, filled), self._weights)
         except Exception as error:  # if the model objects as well, it says so by itself
