@@ -158,7 +158,8 @@ class Planner:
         whether there were candidates and none was worth a node."""
         self._refused |= refused and self.mode is not Mode.MEASURE
         self._accepted |= bool(credited)
-        self.credited.update(credited)
+        for source in credited:
+            self.credited[source] += 1
         if self._columns is not None:
             self._worth.learn(values, len(self.sizes[0]) - 1)
             if columns:

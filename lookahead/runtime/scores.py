@@ -2,8 +2,6 @@
 
 from array import array
 from collections.abc import Callable
-from contextlib import nullcontext
-from itertools import repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,8 +12,6 @@ from jacobi import LEVEL_STEPS, LookaheadError, Scores, Successors
 
 _CHUNK = 128  # vocabulary entries whose maximum is taken first
 _LARGE = 1 << 19  # passes with at least so many scores are searched by chunks
-
-_STEPS = np.array(LEVEL_STEPS, np.float32)
 
 _T = TypeVar("_T")
 
@@ -87,16 +83,15 @@ def _lines(logits: Tensor) -> Tensor:
 def _scores(logits: Tensor, values: np.ndarray, order: np.ndarray, best: int, beside: Tensor | None = None) -> Scores:
     _, nodes, vocab = logits.shape
     greedy = _by_row(order[:, 0].tolist(), nodes)
-    is_finite = bool(np.isfinite(values).all())
-    broken = frozenset(() if is_finite else map(divmod, np.nonzero(np.isnan(values[:, 0]))[0].tolist(), repeat(nodes)))
+    broken = frozenset(divmod(line, nodes) for line in np.nonzero(np.isnan(values[:, 0]))[0].tolist())
     if best <= 0 or vocab == 1:
         return Scores(logits, greedy, broken, beside=beside)
-    with nullcontext() if is_finite else np.errstate(invalid="ignore"):  # of infinities; what comes is the last level
+    with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
         gaps = values[:, :1] - values
     gaps[:, 0] = gaps[:, 1] if values.shape[1] > 1 else 0.0
-    levels = _STEPS.searchsorted(gaps, side="right").tolist()
+    levels = np.searchsorted(LEVEL_STEPS, gaps, side="right").tolist()
     ids = order.tolist()
-    if not is_finite and np.isneginf(values[:, -1]).any():  # excluded tokens are no successors
+    if np.isneginf(values[:, -1]).any():  # excluded tokens are no successors
         counts = np.maximum(1, (values != -np.inf).sum(1)).tolist()
         ids = [line[:count] for line, count in zip(ids, counts, strict=True)]
         levels = [line[:count] for line, count in zip(levels, counts, strict=True)]

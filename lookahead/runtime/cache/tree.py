@@ -23,6 +23,8 @@ from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.buffers import Allocate, Extent, LayerBuffer, Store
 from lookahead.runtime.cache.layers import EMPTY_LAYERS, TreeLayer
 
+_FEW = 4  # slots that are copied one by one, which takes less than an index of them
+
 
 class TreeCache(Cache):
     """The cache that tree forwards run on.
@@ -115,18 +117,16 @@ class TreeCache(Cache):
 
     def _move_row(self, row: int, slots: Sequence[int], start: int) -> None:
         """Copy ``slots`` of a sequence, in rising order, to ``start`` and the slots after it, which lie before them."""
-        first, count = slots[0], len(slots)
-        stop = start + count
-        in_one_piece = slots[-1] == first + count - 1 and stop <= first
         places: dict[torch.device, Tensor] = {}
         for group in self._groups:
-            states = group.buffer[:, row]
-            if in_one_piece:
-                states[:, :, start:stop] = states[:, :, first : first + count]
+            states = group.buffer.select(1, row)
+            if len(slots) <= _FEW:
+                for target, slot in enumerate(slots, start):
+                    states.select(2, target).copy_(states.select(2, slot))
                 continue
             if states.device not in places:
                 places[states.device] = torch.tensor(slots, device=states.device)
-            states[:, :, start:stop] = states.index_select(2, places[states.device])
+            states.narrow(2, start, len(slots)).copy_(states.index_select(2, places[states.device]))
 
     def advance(self, chosen: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
         """Like :meth:`keep`, but return each sequence's copies, (from slot, to slot) rising, for :meth:`move`."""
