@@ -122,11 +122,13 @@ def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     chunks, tail = lines[:, : whole * _CHUNK].unflatten(1, (whole, _CHUNK)), lines[:, whole * _CHUNK :]
     found, best = _take_highest(chunks.amax(-1).to(torch.float32).numpy(), count)
     near = chunks[torch.arange(total)[:, None], torch.from_numpy(best)].float()
-    near[torch.from_numpy(np.isneginf(found))] = -torch.inf  # one was found several times where few have finite scores
+    again = found == -np.inf  # one was found several times where few have finite scores
+    if again.any():
+        near[torch.from_numpy(again)] = -torch.inf
     values, at = _take_highest(torch.cat([near.flatten(1), tail.float()], dim=1).numpy(), count)
-    ids = (best[:, :, None] * _CHUNK + np.arange(_CHUNK)).reshape(total, -1)
-    rest = np.broadcast_to(np.arange(whole * _CHUNK, vocab), tail.shape)
-    return values, np.take_along_axis(np.concatenate([ids, rest], axis=1), at, axis=1)
+    chunk, at = np.divmod(at, _CHUNK)
+    best = np.append(best, np.full((total, 1), whole), axis=1)  # the tail follows all chunks
+    return values, best[np.arange(total)[:, None], chunk] * _CHUNK + at
 
 
 def _take_highest(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
