@@ -83,8 +83,8 @@ class LayerBuffer:
             return
         self._reach(stop)
         self.span = (start, stop)
-        self.fresh = self.buffer[:, :, :, start:stop].unbind(0)
-        self.history = self.buffer[:, :, :, :stop].unbind(0)
+        self.fresh = self.buffer.narrow(3, start, stop - start).unbind(0)
+        self.history = self.buffer.narrow(3, 0, stop).unbind(0)
 
     def open_static(self, span: int) -> None:
         """Make the views for passes that read ``span`` slots, wherever they write."""
