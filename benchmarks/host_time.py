@@ -1,8 +1,8 @@
 """Host time: what a pass takes beside the model's forward and the scoring of its logits, piece by piece.
 
-    python -m benchmarks.host_time --vocab bundled,152k --nodes 1,8,24,64 --out build/bench/host_time.json
+    python -m benchmarks.host_time --vocab bundled,49k,152k --nodes 1,8,24,64 --out build/bench/host_time.json
 
-The bundled model writes code, and a Llama of one narrow layer and 151,936 tokens writes noise, with a fixed number of
+The bundled model writes code, and a Llama of one narrow layer and many tokens writes noise, with a fixed number of
 drafted nodes (0 = automatic). Times are processor time of the one thread in milliseconds: medians over full passes, in
 the automatic mode means over all of them.
 """
@@ -29,7 +29,7 @@ from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.tracing import schedule
 from lookahead.runtime.tree import TreeModel
 
-VOCABULARIES = ("bundled", "152k")
+VOCABULARIES = {"bundled": 0, "49k": 49152, "152k": 151936}
 CHOICES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "t0.8": {"do_sample": True, "temperature": 0.8, "top_k": 0},
@@ -95,7 +95,7 @@ def measured(
 
 
 def main(
-    vocab: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(VOCABULARIES)}.")] = "bundled,152k",
+    vocab: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(VOCABULARIES)}.")] = "bundled,49k,152k",
     nodes: Annotated[
         str, typer.Option(help="Comma-separated drafted nodes of a sequence; 0 = automatic.")
     ] = "1,8,24,64",
@@ -113,11 +113,11 @@ def main(
     for name in chosen(vocab, VOCABULARIES, "vocabulary"):
         model, tokenizer = load(None, dtype)
         texts = [tokenizer(text)["input_ids"] for text in texts_of("code-no-loop")[:prompts]]
-        if name == "152k":
-            model = random_model((64, 1, 2, 1, 64, 151936, False, 32), getattr(torch, dtype), "cpu")
+        if size := VOCABULARIES[name]:
+            model = random_model((64, 1, 2, 1, 64, size, False, 32), getattr(torch, dtype), "cpu")
             model.lm_head.weight.data.mul_(8.0)  # some tokens are likely
             model.generation_config.pad_token_id = 0
-            texts = [random_prompt(index, 151936) for index in range(prompts)]
+            texts = [random_prompt(index, size) for index in range(prompts)]
         for choice in chosen(choices, CHOICES, "choice"):
             for count in whole_numbers(nodes):
                 found = measured(model, texts, count, CHOICES[choice], new_tokens, batch)
