@@ -104,12 +104,21 @@ def test_masks(name: str) -> None:
                 assert torch.equal(mask[row, 0, nodes:, base : base + 16] == 0, torch.eye(16, dtype=torch.bool)[nodes:])
 
 
+class Elsewhere(MaskBuffer):
+    """A mask on a device with memory of its own."""
+
+    def _allocate(self, nodes: int, slots: int) -> None:
+        super()._allocate(nodes, slots)
+        self._mask = self._mask.clone()
+
+
+@pytest.mark.parametrize("kind", [MaskBuffer, Elsewhere])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_mask_buffer(batch: int) -> None:
+def test_a_mask_buffer(batch: int, kind: type[MaskBuffer]) -> None:
     """Over many passes of changing widths, the same as a mask that is made anew for each."""
     rng, rules = random.Random(batch), rules_of(tiny_model("llama"))
     device = torch.device("cpu")
-    buffer = MaskBuffer(batch, torch.float32, device)
+    buffer = kind(batch, torch.float32, device)
     lengths = [rng.randint(1, 9) for _ in range(batch)]
     visible = np.zeros((batch, 2000), bool)
     for row, length in enumerate(lengths):
