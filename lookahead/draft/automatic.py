@@ -33,6 +33,7 @@ class AutomaticDrafter:
         self._written = 0
         self._started = False
         self._rested = False
+        self._chain = chain
         self._room = 1 << 30  # as far as is known before a pass
         self._ahead: TokenTree | None = None  # a tree that was grown to choose the width of all
         self._wrote = False  # in the last pass
@@ -41,7 +42,7 @@ class AutomaticDrafter:
     def draft(self, room: int) -> TokenTree:
         """The tree that pays best, and the window's columns if they do."""
         planner = self._planner
-        self._rested = planner.mode is Mode.REST
+        self._rested = planner.mode is Mode.REST or (self._chain and not room)
         if self._rested:
             return TokenTree(self._root)
         tree = self._grow_shared(room) if planner.shares else self._grow_own(room)

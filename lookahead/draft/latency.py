@@ -135,6 +135,7 @@ class StepTimes:
             scale = 1.0 if any(at for _, at in self._mean) else (single or 1.0) * _GUESS_STEP
             base = [value * scale for value in base]
             base[0] = single or base[0] / _GUESS_STEP
+            base = [max(base[0], value) for value in base]  # such layers never do several tokens in less time than one
         self._forms[index] = base
         return [value * self._drift for value in base] if self._mean else base
 

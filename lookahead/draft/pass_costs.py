@@ -35,6 +35,14 @@ class ModelLimits(Protocol):
         """Whether the accepted tokens of a draft that is cut short are replayed."""
 
     @property
+    def repeated(self) -> int | None:
+        """Tokens written so far that a look-up would have drafted rightly; None = nobody counts them."""
+
+    @property
+    def in_a_row(self) -> int:
+        """How many of them the text ends with."""
+
+    @property
     def plain_ms(self) -> float | None:
         """Milliseconds of the model's own pass over one node, where this call's are faster; None = they are not."""
 
@@ -114,6 +122,22 @@ class PassCosts:
     def is_stale(self, width: int) -> bool:
         """Whether no pass over about ``width`` nodes has told for long what it takes."""
         return self.times.is_stale(self._limits.bucket(width + self._replayed), self._context)
+
+    @property
+    def replayed(self) -> int:
+        """Tokens that this pass replays."""
+        return self._replayed
+
+    @property
+    def repeated(self) -> int | None:
+        """Tokens of the call that would have been drafted rightly; None = nobody counts them."""
+        return self._limits.repeated
+
+    @property
+    def repeats(self) -> bool:
+        """Whether as many tokens have repeated, up to the last one, as a draft has to bring to be worth its pass."""
+        run = self._limits.in_a_row
+        return run > 0 and (len(self.trees) < 2 or (1 + run) * self.trees[0] >= self.trees[1])
 
     @property
     def pace_ms(self) -> float:

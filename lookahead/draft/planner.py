@@ -68,7 +68,7 @@ class Planner:
         self._columns = WindowColumns(self._worth, window_only) if window else None
         self._rows: list[WeakMethod[Callable[[], tuple[Sequence[float], int] | None]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
-        self._rest = Rest()
+        self._rest = Rest(self.costs)
         self._guard = guard or Guard()
         self._guard.begin(batch)
         self._trials = Trials(self.costs)

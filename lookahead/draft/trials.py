@@ -5,7 +5,9 @@ from enum import Enum
 from lookahead.draft.pass_costs import PassCosts
 
 _RESTS = ((16, 8), (4, 4))  # after so many plain passes, only every so many-th still asks and feeds the sources
+_LINEAR_RESTS = ((16, 32), (2, 8))  # the same where it is counted what would have been drafted rightly
 _SHARE = 0.01  # of the time, that trials may lose
+_PAPER_SHARE = 0.1  # of what drafts would have saved, the same where that is counted
 _WIDTHS = (4, 8, 16, 32, 64)  # nodes of passes that are tried, where none of the size was seen for a while
 _BETWEEN = 8  # passes from trial to trial
 
@@ -25,16 +27,20 @@ class Rest:
 
     plain passes       0 ... 3   4 ... 15          16 ...
     sources are asked  always    every 4th pass    every 8th pass
+
+    Where it is counted what would have been drafted rightly, that calls for sources; else they are asked more seldom.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, costs: PassCosts) -> None:
         self.passes = 0  # plain ones since a draft paid, because none seemed to pay
+        self._costs = costs
 
     @property
     def is_on(self) -> bool:
         """Whether a pass is to cost nothing beside the model."""
-        every = next((every for passes, every in _RESTS if self.passes >= passes), 1)
-        return self.passes % every > 0
+        rests = _RESTS if self._costs.repeated is None else _LINEAR_RESTS
+        every = next((every for passes, every in rests if self.passes >= passes), 1)
+        return self.passes % every > 0 and not self._costs.repeats
 
     def observe(self, mode: Mode, drafted: bool, refused: bool, accepted: bool) -> None:
         """Take in a pass: was anything drafted; were some sequence's candidates all refused, some token accepted?"""
@@ -46,10 +52,12 @@ class Rest:
 
 class Trials:
     """Passes of sizes of which too little is known, although nothing else speaks for them. All of them together lose
-    at most a hundredth of the time that calls with the same latency curve take."""
+    at most a hundredth of the time that calls with the same latency curve take; where it is counted what would have
+    been drafted rightly, a tenth of what that would have saved."""
 
     def __init__(self, costs: PassCosts) -> None:
         self._costs = costs
+        self._repeated = 0  # tokens that would have been drafted rightly, and have been counted
         self._since = 0  # passes since the last trial
 
     @property
@@ -58,6 +66,8 @@ class Trials:
         costs = self._costs
         self._since += 1
         if costs.times.frozen or self._since <= _BETWEEN:
+            return 0
+        if costs.repeated is not None and costs.times.spare_ms <= 0.0:
             return 0
         affordable = costs.usual_ms + costs.times.spare_ms
         for width in _WIDTHS:
@@ -69,8 +79,13 @@ class Trials:
 
     def observe(self, tried: bool, taken_ms: float, tokens: float) -> None:
         """Take in a pass, in which sequences wrote so many tokens on average."""
-        times = self._costs.times
-        times.spare_ms += _SHARE * taken_ms
+        costs, times = self._costs, self._costs.times
+        if costs.repeated is None:
+            times.spare_ms += _SHARE * taken_ms
+        else:
+            times.spare_ms += _PAPER_SHARE * (costs.repeated - self._repeated) * costs.usual_ms
+            self._repeated = costs.repeated
+        if tried or (self._since == 1 and costs.replayed):  # a trial, or what it has left to be replayed
+            times.spare_ms -= max(0.0, taken_ms - tokens * costs.pace_ms)
         if tried:
             self._since = 0
-            times.spare_ms -= max(0.0, taken_ms - tokens * self._costs.pace_ms)

@@ -171,7 +171,8 @@ def _opened(
     model: TreeModel | LinearModel
     if plan.route == "chain":
         limit = call.traits.depth_limit
-        model = open_linear(call.model, call.traits, prompt, wants, depth_limit=limit, reason=plan.reason)
+        how = call.model, call.traits, prompt, wants
+        model = open_linear(*how, depth_limit=limit, reason=plan.reason, test=plan.test)
     else:
         model = open_tree(
             call.model, call.traits, prompt, sequences, wants, static=static, traced=traced, packed=packed

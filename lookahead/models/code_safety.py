@@ -60,9 +60,11 @@ def inference_tensors(model: PreTrainedModel) -> list[tuple[dict[str, Any], str,
     """All that modules hold of inference mode, beside parameters and other modules: where, by what name, what."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
-        for name, value in list(vars(module).items()):  # other threads' passes may set some meanwhile
-            if name not in BUILT_IN and type(value) not in _PLAIN and holds_inference(value):
-                found.append((vars(module), name, value))
+        own = vars(module)
+        for name in own.keys() - BUILT_IN:  # a copy: other threads' passes may set some meanwhile
+            value = own.get(name)
+            if type(value) not in _PLAIN and holds_inference(value):
+                found.append((own, name, value))
         for name, value in list(module._buffers.items()):
             if holds_inference(value):
                 found.append((module._buffers, name, value))

@@ -15,7 +15,8 @@ Masks, positions and kernels are plain decoding's: transformers prepares the inp
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -29,9 +30,10 @@ from lookahead.models.families.overrides import overriding
 from lookahead.models.hidden_states import HiddenStates, watched
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import tree_forward
-from lookahead.runtime.cache.snapshots import Snapshot, recurrent_layers, states_of
+from lookahead.runtime.cache.snapshots import Snapshot, record_past, recurrent_layers, states_of
 from lookahead.runtime.executor import InferenceMode
 from lookahead.runtime.experts import decoding
+from lookahead.runtime.repeats import PaidTest, Repeats
 from lookahead.runtime.scores import prompt_scores, score
 
 _MOST_AGAIN = 64  # tokens replayed in one pass at most; the next pass then drafts nothing
@@ -51,9 +53,12 @@ class LinearModel:
         top_k: top-k candidates to gather at the last ``prompt_tokens`` of the prompt; 0 gathers none.
         hidden: notes hidden states of every pass; None = nobody wants any.
         reason: why it follows no trees.
+        test: what is wrong with the model's linear drafts (None = nothing), to be found out before the first one, once
+            the text repeats so much that drafts would have saved more time than that takes; None = it is known.
 
     Attributes:
         replayed: tokens that were fed more than once, summed over passes (of one sequence).
+        repeated, in_a_row: written tokens that would have been drafted rightly, and those that the text ends with.
         plain_ms: None: passes are the model's own, and all of them ``typical``.
     """
 
@@ -75,6 +80,7 @@ class LinearModel:
         prompt_tokens: int = 1,
         hidden: HiddenStates | None = None,
         reason: str | None = None,
+        test: Callable[[], str | None] | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -86,10 +92,14 @@ class LinearModel:
         self._top_k, self._prompt_tokens = top_k, prompt_tokens
         self.route_reason = reason
         self.replayed = 0
+        self.repeated = self.in_a_row = 0
+        self._repeats, self._test = Repeats(input_ids.tolist()), PaidTest(test, input_ids.shape[1])
         self._scans = unbounded_scans(model)
         self._inference = InferenceMode(model)
         self._started = False
         self._croppable = False
+        self._records = False  # the cache can take tokens of the last pass back
+        self._held = False  # passes are only measured
         self._live = True  # the cache ends with the last kept token, and not before or behind it
         self._before = 0  # tokens before the prompt's pass and in it
         self._committed = 0  # tokens after the prompt that the snapshot (or the live cache) holds
@@ -117,6 +127,7 @@ class LinearModel:
         kwargs = dict(self._kwargs)
         if self._top_k and "logits_to_keep" in kwargs:
             kwargs["logits_to_keep"] = self._prompt_tokens
+        begin = perf_counter()
         outputs = watched(self.hidden, lambda: self._model._prefill(self._input_ids, self._config, kwargs), last=1)
         mask, positions = self._kwargs.get("attention_mask"), self._kwargs.get("position_ids")
         self._before = self._length()
@@ -128,9 +139,9 @@ class LinearModel:
             self._last = (mask.sum(-1) - 1).tolist()
         self._snapshot = Snapshot(self._cache)
         self._croppable = bool(getattr(self._cache, "is_croppable", False))
-        if self._croppable:
-            self._cache.activate_past_recording()
-        return prompt_scores(outputs.logits, self._top_k)
+        scores = prompt_scores(outputs.logits, self._top_k)
+        self._test.prompt_ms = 1e3 * (perf_counter() - begin)
+        return scores
 
     def _length(self) -> int:
         if any(isinstance(layer, DynamicLayer) for layer in self._cache.layers):
@@ -152,14 +163,19 @@ class LinearModel:
         with self._inference.entered():
             if self._undecided and self._croppable:  # passes that are only measured
                 self._cache.crop(-self._undecided)
+            if self._croppable:
+                self._records = record_past(self._cache, width > 1 or self._held)
             if not (self._live or self._croppable):
                 self._snapshot.restore()
             elif width > 1 and not self._croppable:
                 self._snapshot.take()
             self._live = False
             self.replayed += self.again
-            self._undecided = width
-            return self._run(tokens, width, max(tree.top_k for tree in trees))
+            self._undecided, begin = width, perf_counter()
+            scores = self._run(tokens, width, max(tree.top_k for tree in trees))
+        if len(tokens[0]) == 1:
+            self._test.single_ms = min(self._test.single_ms, 1e3 * (perf_counter() - begin))
+        return scores
 
     def _run(self, tokens: list[list[int]], scored: int, top_k: int) -> Scores:
         inputs = self._inputs(torch.tensor(tokens, device=self._input_ids.device), scored)
@@ -191,6 +207,9 @@ class LinearModel:
 
     def keep(self, paths: Sequence[Path]) -> None:
         """Count each sequence's visited nodes as kept."""
+        for row, path in enumerate(paths):
+            self._repeats.learn(row, path.tokens)
+        self.repeated, self.in_a_row = self._repeats.tokens, self._repeats.in_a_row
         if not self._started:  # the prompt's pass, which is kept whole
             self._started = True
             return
@@ -202,7 +221,7 @@ class LinearModel:
             )
         (count,) = counts
         width, self._undecided = self._undecided, 0
-        if self._croppable:
+        if self._records:
             with self._inference.entered():
                 self._cache.crop(count - width)
         self._live = self._croppable or count == width
@@ -224,6 +243,7 @@ class LinearModel:
 
     def hold(self) -> None:
         """Let passes that are never decided start from here again and again, for measuring."""
+        self._held = True
         if not self._croppable:
             self._snapshot.take()
 
@@ -255,13 +275,12 @@ class LinearModel:
         """The call is over: the cache is plain decoding's again."""
         self._inference.leave(*self._cache.layers)
         if self._croppable:
-            for layer in self._cache.layers:
-                if hasattr(layer, "record_past"):
-                    layer.record_past = False
+            record_past(self._cache, False)
 
     def room(self) -> list[int] | None:
-        """How long each sequence's draft may be; 0 where too much would be replayed."""
-        if self.again >= _MOST_AGAIN:
+        """How long each sequence's draft may be; 0 where too much would be replayed, or drafts are not known to be
+        right."""
+        if self.again >= _MOST_AGAIN or not self._test.allows(self.repeated):
             return [0] * len(self._last)
         if self._depth_limit is None:
             return None

@@ -95,9 +95,11 @@ def open_linear(
     *,
     depth_limit: int | None = None,
     reason: str | None = None,
+    test: Callable[[], str | None] | None = None,
 ) -> LinearModel:
     """A recurrent or hybrid model, which is given one branch a pass; arguments as for :func:`open_tree`. Positions at
-    or past ``depth_limit`` are never drafted (None = no limit); ``reason`` says why it follows no trees."""
+    or past ``depth_limit`` are never drafted (None = no limit); ``reason`` says why it follows no trees, and
+    ``test`` what is wrong with its linear drafts (see :class:`LinearModel`)."""
     hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
     config = model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config) if prompt.cache is None else prompt.cache
@@ -113,6 +115,7 @@ def open_linear(
         prompt_tokens=wants.prompt_top_k,
         hidden=hidden,
         reason=reason,
+        test=test,
     )
 
 

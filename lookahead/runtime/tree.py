@@ -79,6 +79,7 @@ class TreeModel:
     Attributes:
         again: tokens that the next pass replays, and ``replayed``, how many there have been: none here. It never
             ``replays`` any.
+        repeated, in_a_row: None and 0: nobody counts how much of the text would have been drafted rightly.
         hidden: notes hidden states of every pass; None = nobody wants any.
         fell_back: why passes are transformers' own by now; None = they are not.
     """
@@ -86,6 +87,8 @@ class TreeModel:
     again = 0
     replayed = 0
     replays = False
+    repeated: int | None = None
+    in_a_row = 0
 
     def __init__(
         self,

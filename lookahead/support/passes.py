@@ -115,6 +115,17 @@ def _fallback_error(
     return None
 
 
+def linear_obstacle(model: PreTrainedModel, traits: ModelTraits, known: bool) -> str | None:
+    """What speaks against linear drafts without any pass of the model, which may be ``known`` to be right otherwise."""
+    error = bound_error(model)
+    if error is None and not known and _allowed(traits.dtype) > _SHARP and recorded_routes(model) != {"chain"}:
+        error = (
+            f"in {str(traits.dtype).removeprefix('torch.')} a lost state cannot be told from rounding, and its class "
+            "is not among those that were found exact in float32 (docs/models.md)"
+        )
+    return error
+
+
 @torch.no_grad()
 def linear_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
     """What is wrong with the model's way of continuing a state with several tokens.
@@ -127,9 +138,6 @@ def linear_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
 
     There are two sequences, the second padded on the left.
     """
-    error = bound_error(model)
-    if error is not None:
-        return error, True
     held = _own_tensors(model)
     try:
         together, alone, left, states = _linear_passes(model, traits)
@@ -155,11 +163,6 @@ def linear_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
         return (
             "several tokens that continue a cached state do not give what they give one by one: scores or states "
             f"differ by {max(differences):.2g} of their spread, allowed {most:.2g}"
-        ), True
-    if most > _SHARP and recorded_routes(model) != {"chain"}:
-        return (
-            f"in {str(traits.dtype).removeprefix('torch.')} a lost state cannot be told from rounding, and its class "
-            "is not among those that were found exact in float32 (docs/models.md)"
         ), True
     return None, True
 

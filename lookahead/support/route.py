@@ -1,20 +1,22 @@
 """By which route a model is decoded, and why not by a better one: each refusal names the culprit and the way out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.models.conformance import recorded
 from lookahead.models.families.decoders import own_steps
-from lookahead.models.families.mamba2 import bound_error
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.traits import ModelTraits
 from lookahead.support.caches import check_cache_of_linear, check_cache_of_trees
 from lookahead.support.call import change_within, check_prompt, tree_obstacle
-from lookahead.support.self_test import is_on_record, linear_error, tree_error
+from lookahead.support.passes import linear_obstacle
+from lookahead.support.self_test import is_judged, is_on_record, linear_error, tree_error
 
 Route = Literal["tree", "chain", "plain"]
 
@@ -26,6 +28,7 @@ _RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
 class Plan:
     route: Route  # "chain" = one branch a pass, "plain" = transformers' own loop
     reason: str | None = None  # why it is no tree
+    test: Callable[[], str | None] | None = None  # what is wrong with linear drafts, to be found out before the first
 
 
 def check(model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
@@ -40,9 +43,10 @@ def plan(
     model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], cache: Any, room: int
 ) -> Plan:
     """How a call is decoded that writes up to ``room`` tokens; an error if its cache cannot follow the route."""
-    way, why = route(model, traits)
+    found = _route(model, traits, later=isinstance(cache, DynamicCache))
+    way, why = found.route, found.reason
     if way == "plain":
-        return Plan(way, why)
+        return found
     if way == "chain":
         obstacle = change_within(traits, input_ids, model_kwargs, room)
     else:
@@ -53,7 +57,7 @@ def plan(
         check_cache_of_linear(traits, cache, len(input_ids))
     else:
         check_cache_of_trees(traits, cache, len(input_ids), input_ids.shape[1] + room - 1)
-    return Plan(way, why)
+    return found
 
 
 def route(
@@ -61,17 +65,26 @@ def route(
 ) -> tuple[Route, str | None]:
     """A model's route, and why it is no tree. One that no tree can pass is tested with linear drafts, once, unless the
     record answers for it; ``tested``: in any case."""
-    traits = traits or ModelTraits.of(model)
+    found = _route(model, traits or ModelTraits.of(model), tested=tested)
+    return found.route, found.reason
+
+
+def _route(model: PreTrainedModel, traits: ModelTraits, *, tested: bool = False, later: bool = False) -> Plan:
+    """:func:`route`; the test can be left for ``later``."""
     why = no_tree(model, traits)
     if why is None:
-        return "tree", None
+        return Plan("tree")
     if traits.is_encoder_decoder:
-        return "plain", why
-    if not tested and is_on_record(model, traits, "plain"):
-        return "plain", recorded(model)[0]["reason"]
+        return Plan("plain", why)
     known = not tested and is_on_record(model, traits, "chain")
-    error = bound_error(model) if known else linear_error(model, traits)
-    return ("chain", why) if error is None else ("plain", f"{why}, and {error}")
+    if not (known or tested) and is_on_record(model, traits, "plain"):
+        return Plan("plain", recorded(model)[0]["reason"])
+    error, test = linear_obstacle(model, traits, known), None
+    if error is None and not known:
+        test = partial(linear_error, model, traits)
+        if not later or is_judged(model, traits):
+            error, test = test(), None
+    return Plan("chain", why, test) if error is None else Plan("plain", f"{why}, and {error}")
 
 
 def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:

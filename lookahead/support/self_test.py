@@ -28,6 +28,11 @@ def linear_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     return _remembered("linear", model, traits, linear_verdict)
 
 
+def is_judged(model: PreTrainedModel, traits: ModelTraits) -> bool:
+    """Whether :func:`linear_error` is known without any pass."""
+    return _key("linear", model, traits) in _verdicts.of(model)
+
+
 def is_on_record(model: PreTrainedModel, traits: ModelTraits, route: str = "tree") -> bool:
     """Whether the conformance record answers for a model and a route: by its class, on a CPU, unmodified, in the
     recorded versions."""
@@ -47,9 +52,7 @@ def _remembered(
     test: str, model: PreTrainedModel, traits: ModelTraits, run: Callable[[PreTrainedModel, ModelTraits], Verdict]
 ) -> str | None:
     """The verdict of a test that is run once per model, its layers, attention implementation, dtype and device."""
-    modules = tuple((type(module), module.training) for module in model.modules())
-    key = (test, traits.attention, traits.dtype, model.device.type, hash(modules))
-    known = _verdicts.of(model)
+    key, known = _key(test, model, traits), _verdicts.of(model)
     if key not in known:
         device = traits.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -62,6 +65,11 @@ def _remembered(
             return error
         known[key] = error
     return known[key]
+
+
+def _key(test: str, model: PreTrainedModel, traits: ModelTraits) -> tuple[Any, ...]:
+    modules = tuple((type(module), module.training) for module in model.modules())
+    return test, traits.attention, traits.dtype, model.device.type, hash(modules)
 
 
 def _random_states(device: torch.device) -> list[Tensor]:

@@ -125,6 +125,18 @@ def test_several_tokens_may_take_other_kernels_than_one() -> None:
     assert times.curve(1024, 64)[0] == pytest.approx(10.0)  # other contexts are taken to be alike
 
 
+def test_several_tokens_never_take_less_time_than_one() -> None:
+    """A machine that has become slower since several were measured does not make them cheaper."""
+    times = StepTimes()
+    times.steps = True
+    for _ in range(4):
+        times.add(4, 64, 10.0)
+    for _ in range(40):
+        times.add(1, 64, 20.0)
+    known = times.curve(64, 8)
+    assert min(known) == known[0]
+
+
 @pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize(("step", "least"), [(0.4, 4.0), (2.0, 4.0)])
 def test_text_that_repeats_is_drafted(step: float, least: float) -> None:

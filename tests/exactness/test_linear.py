@@ -329,6 +329,15 @@ def test_passes_that_are_not_decided(name: str) -> None:
         torch.testing.assert_close(chain.forward([tree]).logits, first)
 
 
+def test_passes_over_one_token_record_no_past() -> None:
+    """Only what may be taken back is kept; the rest costs what plain decoding's passes do."""
+    with torch.no_grad(), bare_chain(hybrid("inkling"), prompts(1)["input_ids"]) as chain:
+        for tokens, records in (([5], False), ([5, 6, 7], True), ([8], False)):
+            chain.forward([TokenTree.chain(tokens[0], tokens[1:])])
+            assert {layer.record_past for layer in chain._cache.layers if hasattr(layer, "record_past")} == {records}
+            chain.keep([Path([0], [8])])
+
+
 def test_what_is_fed_again_is_bounded() -> None:
     """Where every draft is wrong, a pass without one comes at last."""
     model = hybrid("qwen3_next")

@@ -76,6 +76,8 @@ class Limits:
 
     plain_ms: float | None = None
     typical = True
+    repeated: int | None = None
+    in_a_row = 0
 
     def __init__(self, again: int = 0, replays: bool = False) -> None:
         self.again = again

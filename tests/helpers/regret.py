@@ -103,6 +103,8 @@ class Machine:
     plain_ms: float | None = None
     again: int = 0
     replays: bool = False
+    repeated: int | None = None
+    in_a_row: int = 0
     passes: int = 0
     seen: dict[int, int] = field(default_factory=dict)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.hybrids import CHAIN, fresh_hybrid, hybrid, known
+from helpers.hybrids import CHAIN, counting_hybrid, fresh_hybrid, hybrid, known
 from helpers.models import fresh_model, prompts, run, same_as_plain, tiny_model
 from helpers.refusals import Passes, refused, unchanged
 from transformers import LlamaForCausalLM, Qwen3NextForCausalLM
 
 import lookahead
-from lookahead import LookaheadError
+from lookahead import Lookahead, LookaheadError
 from lookahead.support import self_test
 from lookahead.support.route import route, verdict
 
@@ -170,3 +170,56 @@ def test_the_self_test_of_linear_drafts_is_short(name: str, passes: Passes) -> N
     assert verdict(model)[0] == "chain"
     assert len(seen) <= 10
     assert sum(tokens > 1 for tokens in seen) <= 6
+
+
+class Unrecorded(Qwen3NextForCausalLM):
+    """Somebody's own class, which does as it should."""
+
+
+def of_kind(kind: type[Qwen3NextForCausalLM], like: Any, dtype: torch.dtype = torch.float32) -> Any:
+    model = kind(like.config).eval().to(dtype)
+    model.load_state_dict(like.state_dict())
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def written(model: Any, tokens: int, **settings: Any) -> Any:
+    """The statistics of a call that writes plain decoding's text."""
+    return same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=tokens, **settings).stats
+
+
+def test_linear_drafts_are_tested_once_the_text_has_paid(passes: Passes) -> None:
+    """No pass of a test where nothing repeats; else one test, and then drafts."""
+    noise, loop = of_kind(Unrecorded, hybrid("qwen3_next")), of_kind(Unrecorded, counting_hybrid("qwen3_next"))
+    seen = passes(noise)
+    assert not written(noise, 60, do_sample=True, temperature=9.0).drafted
+    assert sum(tokens > 1 for tokens in seen) == 2, "the prompt's pass of each call"
+    seen = passes(loop)
+    first = written(loop, 200)
+    assert first.drafted
+    assert max(seen) > 64
+    assert seen.index(max(seen)) > 200 + 12, "plain decoding's call, and what the price takes"
+    assert written(loop, 40).mean_acceptance_length > 2.0, "the verdict is known"
+
+
+@pytest.mark.parametrize("kind", [StartsAnew, KeepsItsState])
+def test_drafts_of_a_model_that_fails_are_never_given(kind: type[Qwen3NextForCausalLM], passes: Passes) -> None:
+    """The call in which it is found out goes on without drafts, and later ones fall back."""
+    model = of_kind(kind, counting_hybrid("qwen3_next"))
+    seen = passes(model)
+    first = written(model, 200)
+    assert not first.drafted and not first.plain
+    assert max(seen) > 12, "it was tested"
+    (reason,) = written(model, 20).plain
+    assert "scores or states differ" in reason
+
+
+def test_coarse_numbers_of_an_unrecorded_class_take_no_pass_to_be_refused(
+    passes: Passes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lookahead.support.passes.recorded_routes", lambda _: set())
+    model = of_kind(Unrecorded, hybrid("qwen3_next"), torch.bfloat16)
+    seen = passes(model)
+    way, reason = route(model)
+    assert way == "plain" and reason is not None and "in bfloat16" in reason
+    assert seen == []

@@ -35,7 +35,7 @@ def bound_error(model: nn.Module) -> str | None:
 
 
 def _bounded(module: nn.Module) -> bool:
-    limit = getattr(module, "time_step_limit", None)
+    limit = vars(module).get("time_step_limit")
     return limit is not None and tuple(limit) != _FREE
 
 

@@ -38,6 +38,14 @@ def states_of(layer: Any) -> dict[tuple[str, int], Tensor]:
     }
 
 
+def record_past(cache: Cache, on: bool) -> bool:
+    """Let a cache that can be cropped keep all of what it is given until it is, or not; returns which."""
+    for layer in cache.layers:
+        if hasattr(layer, "record_past"):
+            layer.record_past = on
+    return on
+
+
 class Snapshot:
     """A way back to one place in a text. States are copied, into the memory of the snapshot before; keys are not."""
 
