@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import typer
 from torch import Tensor
 
 from benchmarks.harness import random_prompt, texts_of
@@ -130,14 +129,17 @@ def unit_of(index: int, rows: Sequence[list[int]], device: Any, pad: int = 0) ->
 
 
 def units(model: Any, tokenizer: Any, source: str, prompts: int, batch: int, new_tokens: int) -> Texts:
-    """The calls of a contest, and others of the same kind to warm up with."""
+    """The calls of a contest, and others of the same kind to warm up with. A batch of more sequences
+    than its set has prompts repeats them."""
     wanted = max(prompts, batch)
     if source == "random":
         vocab = model.get_input_embeddings().weight.shape[0]
         rows = [random_prompt(index, vocab) for index in range(wanted + WARM)]
     else:
         texts = texts_of(source)
-        texts = texts[: min(wanted, len(texts) - WARM)] + texts[-WARM:]
+        own = texts[:-WARM]
+        count = min(wanted, max(len(own), batch))
+        texts = [own[index % len(own)] for index in range(count)] + texts[-WARM:]
         chat = bool(tokenizer.chat_template) and source.endswith(".jsonl")  # the template has the special tokens
         if chat:
             texts = [[{"role": "user", "content": text}] for text in texts]
@@ -148,8 +150,6 @@ def units(model: Any, tokenizer: Any, source: str, prompts: int, batch: int, new
         rows = [row[-max(1, table - new_tokens) :] for row in rows]
     unit = partial(unit_of, device=model.device, pad=model.generation_config.pad_token_id)
     groups = [rows[start : start + batch] for start in range(0, len(rows) - WARM - batch + 1, batch)]
-    if not groups:
-        raise typer.BadParameter(f"a batch of {batch} needs as many prompts, and {source} has {len(rows) - WARM}")
     # Seeds of their own: with a unit's noise a similar prompt may be sampled on to the very same text.
     warm = [unit(1_000_000 + index, [rows[index - WARM]] * batch) for index in range(WARM)]
     return [unit(index, group) for index, group in enumerate(groups)], warm

@@ -115,6 +115,13 @@ def test_batches_are_padded_on_the_left(loaded: tuple[Any, Any]) -> None:
         assert ids[row][mask[row] == 1].tolist() == tokenizer(texts[row])["input_ids"]
 
 
+def test_a_batch_that_is_larger_than_its_set_repeats_prompts(loaded: tuple[Any, Any]) -> None:
+    given, warm = contenders.units(*loaded, "code-no-loop", 16, 16, 24)
+    assert [len(unit.inputs["input_ids"]) for unit in (*given, *warm)] == [16, 16, 16]
+    ids = given[0].inputs["input_ids"]
+    assert ids[10:].tolist() == ids[:6].tolist()
+
+
 @pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize(("mode", "batch"), [("greedy", 1), ("t0.8", 2)])
 def test_contest(loaded: tuple[Any, Any], mode: str, batch: int) -> None:
