@@ -48,9 +48,9 @@ class Noise:
             self._drawn += 1
         if ahead:
             self._states[self._drawn - 1] = generator.get_state()
+        if not ahead:
+            return torch.stack([self._kept[index][row] for row, index in at])
         first = min(index for _, index in at)
-        if len(at) == 1:
-            return self._kept[first][at[0][0]][None]
         known = torch.cat([self._kept[index] for index in range(first, self._drawn)])
         return known[send([(index - first) * shape[0] + row for row, index in at], like.device)]
 

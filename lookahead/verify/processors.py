@@ -18,6 +18,8 @@ PREFIX_FREE = _processors("""
     EpsilonLogitsWarper EtaLogitsWarper LogitNormalization MinPLogitsWarper SuppressTokensLogitsProcessor
     TemperatureLogitsWarper TopHLogitsWarper TopKLogitsWarper TopPLogitsWarper TypicalLogitsWarper
 """)
+# Processors that look at which tokens a text has, but not where.
+PLACE_FREE = PREFIX_FREE | _processors("InfNanRemoveLogitsProcessor RepetitionPenaltyLogitsProcessor")
 # Processors and rules of transformers that treat each row on its own, whatever its number in the batch.
 ROW_PROCESSORS = PREFIX_FREE | _processors("""
     ExponentialDecayLengthPenalty ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor

@@ -15,7 +15,7 @@ from jacobi import LookaheadError, Path, Scores, TokenTree, reject
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
 from lookahead.verify.noise import Noise, is_drawn_by_noise
-from lookahead.verify.processors import PREFIX_FREE, direct, for_row
+from lookahead.verify.processors import PLACE_FREE, PREFIX_FREE, direct, for_row
 from lookahead.verify.sequences import Sequences
 
 Place = tuple[int, int]  # (row, node)
@@ -98,7 +98,9 @@ class Sampler:
         self._sequences, self._sample, self._rejection, self._lockstep = sequences, sample, rejection, lockstep
         self._processors = direct(processors)
         self._row_processors = [for_row(processors, row, sequences.batch) for row in range(sequences.batch)]
-        self._prefix_free = kinds <= PREFIX_FREE
+        self._prefix_free, self._place_free = kinds <= PREFIX_FREE, kinds <= PLACE_FREE
+        # Several rows are asked about in one call, unless a processor knows how long each one's prompt is.
+        self._together = all(getattr(each, "prompt_ignore_length", None) is None for each in processors)
         self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
         self._looks = self._prefix_free and not (self.is_argmax or watched or (sample and self.noise is None))
         self._seen: tuple[Tensor, Tensor] | None = None  # of the pass: processed scores and logits [batch, node, vocab]
@@ -220,6 +222,10 @@ class Sampler:
             return self._processors(torch.zeros((len(raw), 1), dtype=torch.long, device=raw.device), raw)
         if self._lockstep:
             return self._processors(self._sequences.prefixes(), raw)
+        if self._together and below is None and len(places) > 1:
+            texts, ragged = self._sequences.texts([row for row, _ in places])
+            if self._place_free or not ragged:
+                return self._processors(texts, raw)
         lines = []
         for place, (row, node) in enumerate(places):
             prefix = self._sequences.prefix(row)

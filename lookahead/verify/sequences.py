@@ -1,5 +1,7 @@
 """The sequences of a batch: prompt, written tokens, and which have ended. Lists for the loop, tensors for prefixes."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
@@ -77,6 +79,19 @@ class Sequences:
         """All sequences so far, which have the same length, ``[batch, token]``."""
         self._sync()
         return self._ids[:, : self.prompt_length + len(self.written[0])].contiguous()
+
+    def texts(self, rows: Sequence[int]) -> tuple[Tensor, bool]:
+        """Some sequences so far, ``[row, token]``, and whether any of them was shorter than others: those are padded
+        with their own last token."""
+        self._sync()
+        lengths = [self.prompt_length + len(self.written[row]) for row in rows]
+        most, least = max(lengths), min(lengths)
+        ids = self._ids[:, :most] if len(rows) == self.batch else self._ids[list(rows), :most]
+        if least < most:
+            ends = torch.tensor(lengths, device=self.device)[:, None]
+            beyond = torch.arange(most, device=self.device) >= ends
+            ids = torch.where(beyond, ids.gather(1, ends - 1), ids)
+        return ids, least < most
 
     def padded(self) -> Tensor:
         """All sequences so far, ``[batch, token]``, shorter ones padded at the end."""

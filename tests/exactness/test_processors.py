@@ -10,6 +10,7 @@ from helpers.marks import few
 from helpers.models import counting_model, prompts, run, same_as_plain, tiny_model
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from lookahead import Lookahead
 
@@ -113,6 +114,32 @@ def test_a_processor_sees_the_true_prefix(repetitive: bool, batch: int, sample: 
     assert ours.calls[0] == prompts(batch)["input_ids"].tolist()
     assert ours.calls[-1] == output.sequences[:, :-1].tolist()
     assert not repetitive or output.stats.mean_acceptance_length > 2
+
+
+@augmented
+@pytest.mark.parametrize("ignored", [None, 3, 100], ids=["whole", "after the prompt", "never"])
+def test_sequences_of_any_lengths_are_asked_about_together(ignored: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A penalty looks at which tokens a text has; a shorter text is padded with a token of its own."""
+    asked: list[int] = []
+    original = RepetitionPenaltyLogitsProcessor.__call__
+
+    def counted(self: Any, input_ids: Tensor, scores: Tensor) -> Tensor:
+        asked.append(len(scores))
+        return original(self, input_ids, scores)
+
+    monkeypatch.setattr(RepetitionPenaltyLogitsProcessor, "__call__", counted)
+    for model in (counting_model(sharpness=9.0), tiny_model("llama")):
+        output = same_as_plain(
+            model,
+            prompts(4),
+            Lookahead(nodes=6, seed=0),
+            max_new_tokens=40,
+            logits_processor_new=lambda: LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.05, ignored)]),
+        )
+        ours = asked[40:]  # plain decoding comes first
+        asked.clear()
+        assert (sum(ours) > 2 * len(ours)) == (ignored is None)
+    assert output.stats.steps
 
 
 @augmented

@@ -36,6 +36,20 @@ def test_prefixes_follow_what_is_written() -> None:
     assert sequences.prefixes().is_contiguous()
 
 
+def test_shorter_texts_are_padded_with_their_own_last_token() -> None:
+    sequences = sequences_of([*PROMPTS, [3, 3, 3]])
+    assert sequences.texts([0, 1])[0].tolist() == PROMPTS
+    sequences.written[0] += [8, 9, 31]
+    sequences.written[1] += [6]
+    sequences.written[2] += [7]
+    texts, ragged = sequences.texts([0, 1, 2])
+    assert ragged
+    assert texts.tolist() == [[17, 41, 5, 8, 9, 31], [0, 9, 23, 6, 6, 6], [3, 3, 3, 7, 7, 7]]
+    texts, ragged = sequences.texts([1, 2])
+    assert not ragged
+    assert texts.tolist() == [[0, 9, 23, 6], [3, 3, 3, 7]]
+
+
 def test_the_callers_prompt_is_not_written_into() -> None:
     prompt = torch.tensor(PROMPTS)
     criteria, config = settings()
