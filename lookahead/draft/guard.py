@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import inf
 
 from jacobi import Step
+from lookahead.draft.tree_worth import progress
 
 _VERDICTS = {8: 1.25, 16: 1.1, 24: 1.0}  # passes of a period of drafting: times plain decoding's pace, at most
 _FIRST_REST, _LAST_REST = 8, 256  # passes without drafts after a period that has not paid
@@ -15,8 +16,10 @@ _OUTLIER = 1.6  # times what a pass is expected to take; a slower one is counted
 class Guard:
     """Compares periods of drafting with plain passes of the same calls.
 
-    A period is judged by all that its passes took, for each token of the sequence furthest behind: a batch is done
-    when that one is. What plain passes take meanwhile comes from the latency curve, which follows the machine::
+    A period is judged by all that its passes took, for each token by which the end has come nearer: a batch is done
+    when its slowest sequence is (:func:`.tree_worth.progress`). The first pass of a size does not count, because its
+    kernels may be made for it. What plain passes take meanwhile comes from the latency curve, which follows the
+    machine::
 
         drafting 24 passes: 1.06 of plain's time a token      8 passes of rest      drafting 24 passes: 1.03 ...
 
@@ -27,7 +30,7 @@ class Guard:
         self._spent = 0.0  # in this period, in plain passes
         self._passes = 0  # of this period, or left of this rest as a negative number
         self._rest = _FIRST_REST
-        self._behind = 0  # tokens of the sequence furthest behind, when the period began
+        self._advanced = 0.0  # tokens by which the end has come nearer in this period
         self._written: list[int] = []  # in this call
 
     def begin(self, batch: int) -> None:
@@ -37,8 +40,7 @@ class Guard:
             self._start()
 
     def _start(self) -> None:
-        self._passes, self._spent = 0, 0.0
-        self._behind = min(self._written, default=0)
+        self._passes, self._spent, self._advanced = 0, 0.0, 0.0
 
     @property
     def rests(self) -> bool:
@@ -50,28 +52,31 @@ class Guard:
         """Times plain decoding's speed, that a draft has to promise."""
         return _MUCH if self._passes < 0 else 1.0
 
-    def observe(self, step: Step, taken_ms: float, curve: Sequence[float], tries: bool) -> None:
-        """Take in a pass: what it took in all, and what passes over 1, 2, ... nodes are expected to take; one that only
-        ``tries`` a size does not count."""
-        going, width = self._count(step), max(map(len, step.trees))
+    def observe(self, step: Step, taken_ms: float, curve: Sequence[float], counts: bool) -> None:
+        """Take in a pass: what it took in all, and what passes over 1, 2, ... nodes are expected to take. One that does
+        not ``count`` tells nothing: it was not to draft what pays, or is the first of its size."""
+        advanced, width = self._advance(step), max(map(len, step.trees))
         if self._passes < 0:
             self._passes += 1
-            paid = width > 1 and not tries and max(len(path.tokens) for path in step.paths) > 2
-            if paid or not self._passes:
+            if (counts and advanced > 2.0) or not self._passes:
                 self._start()
-        elif not tries and going and width <= len(curve):
+        elif counts and advanced and width <= len(curve):
             self._passes += 1
             beside_ms = max(0.0, taken_ms - step.forward_ms)
             self._spent += (min(step.forward_ms, _OUTLIER * curve[width - 1]) + beside_ms) / curve[0]
-            self._judge(min(going) - self._behind)
+            self._advanced += advanced
+            self._judge()
 
-    def _count(self, step: Step) -> Sequence[int]:
-        for row, path in enumerate(step.paths):
-            self._written[row] += len(path.tokens)
-        return [self._written[row] for row, path in enumerate(step.paths) if path.tokens]
+    def _advance(self, step: Step) -> float:
+        tokens = [len(path.tokens) for path in step.paths]
+        going = [row for row, count in enumerate(tokens) if count]
+        advanced = progress([self._written[row] for row in going], [tokens[row] for row in going]) if going else 0.0
+        for row in going:
+            self._written[row] += tokens[row]
+        return advanced
 
-    def _judge(self, advanced: int) -> None:
-        if self._spent > _VERDICTS.get(self._passes, inf) * max(1, advanced):
+    def _judge(self) -> None:
+        if self._spent > _VERDICTS.get(self._passes, inf) * self._advanced:
             self._passes, self._rest = -self._rest, min(2 * self._rest, _LAST_REST)
         elif self._passes >= max(_VERDICTS):
             self._rest = _FIRST_REST

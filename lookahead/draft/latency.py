@@ -65,6 +65,10 @@ class StepTimes:
         cell = _context_index(context), _nearest(nodes)
         return self._passes - self._measured.get(cell, -_STALE) >= _STALE * self._weight.get(cell, 0.0)
 
+    def has_seen(self, nodes: int) -> bool:
+        """Whether there was a pass over exactly so many nodes."""
+        return nodes in self._touched
+
     @property
     def largest(self) -> int:
         """The most nodes that were ever measured, at any context."""

@@ -78,6 +78,7 @@ class PassCosts:
         self._replayed = 0  # tokens that this pass replays
         self._width = 1  # of the last pass
         self._news = 0  # of the curve, when it was read
+        self._reads_ms = False  # it was in milliseconds then, and not in times of t(1)
         self._late_ms = self._late_tokens = self._late_passes = 0.0  # of passes, fading
         self._replays = Replays()
 
@@ -93,7 +94,7 @@ class PassCosts:
         return not self.curve or news or self._served >= serves or self._replayed != before
 
     def read(self) -> None:
-        self._served, self._news = 0, self.times.news
+        self._served, self._news, self._reads_ms = 0, self.times.news, self.times.knows_single
         sizes = [self._limits.bucket(count) for count in range(1, self._most + self._replayed + 1)]
         knots = self.times.curve(self._context, max(sizes))
         self.curve = [knots[size - 1] for size in sizes]
@@ -118,6 +119,10 @@ class PassCosts:
         young = known < len(_SINGLE_AFTER) and not (known and self.pace_ms < _CLEARLY * self.curve[0])
         after = _SINGLE_AFTER[known] if young else _SINGLE_EVERY
         return not self.times.frozen and self._since_single > after
+
+    def knows(self, width: int) -> bool:
+        """Whether there has been a pass over exactly so many nodes, and one over a single node."""
+        return self._reads_ms and self.times.has_seen(self._limits.bucket(width + self._replayed))
 
     def is_stale(self, width: int) -> bool:
         """Whether no pass over about ``width`` nodes has told for long what it takes."""

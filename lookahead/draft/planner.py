@@ -65,6 +65,8 @@ class Planner:
         self._accepted = False  # some drafted token was
         self.costs = PassCosts(times, limits, anew, self._most, batch)
         self._worth = TreeWorth(acceptance)
+        # Columns that every sequence of a batch pays for have brought less than they cost.
+        window = window and (batch == 1 or window_only or nodes is not None)
         self._columns = WindowColumns(self._worth, window_only) if window else None
         self._rows: list[WeakMethod[Callable[[], tuple[Sequence[float], int] | None]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
@@ -175,7 +177,7 @@ class Planner:
         # Nor are drafts that were looked for in vain a part of what one node costs.
         tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
         if self._nodes is None:
-            self._guard.observe(step, taken, self.costs.curve, self.mode is Mode.TRY)
+            self._guard.observe(step, taken, self.costs.curve, self.mode is Mode.DRAFT and self.costs.knows(width))
         self._trials.observe(self.mode is Mode.TRY, taken, tokens)
         self.costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms, tokens)
         self._rest.observe(self.mode, width > 1, self._refused, self._accepted)

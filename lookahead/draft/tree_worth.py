@@ -6,11 +6,13 @@ from math import log2
 import numpy as np
 
 from lookahead.draft.acceptance import Acceptance
+from lookahead.draft.latency import NODES
 from lookahead.sources.jacobi_window import columns_for, window_nodes
 
 _FADE = 0.9  # of what trees were worth, from pass to pass
 _BATCH_GAIN = 0.05  # speed a draft must promise for every doubling of a batch: the luck of its slowest row ends it
 _HORIZON = 8.0  # tokens; a lead of so many counts e times less
+_LEAD = 4.0  # the same where it is told what passes have brought: a sequence that is ahead ends, and may leave others
 _CHOICES = (2, 4, 8, 16)
 _GAIN = 0.004  # tokens a pass that a column is taken to bring, before it has shown what it brings
 _GAIN_PASSES = 256.0  # column-passes that this guess is worth
@@ -22,9 +24,10 @@ _LEAST_GAIN = 1.05  # of speed, that columns must promise
 def shared_width(
     trees: Sequence[tuple[Sequence[float], int]], costs: Sequence[float], calibration: float, least_gain: float = 1.0
 ) -> int:
-    """The nodes a tree that pay best for all sequences: ``trees`` have the values of a tree's nodes, and the tokens
-    that its sequence has written; ``costs`` are those of passes over 1, 2, ... nodes. Drafts have to promise
-    ``least_gain`` times the speed of none.
+    """The nodes a tree that pay best for all sequences, one of the curve's sizes: each further size has kernels of its
+    own, whose first pass is slow. ``trees`` have the values of a tree's nodes, and the tokens that its sequence has
+    written; ``costs`` are those of passes over 1, 2, ... nodes. Drafts have to promise ``least_gain`` times the speed
+    of none.
 
     A batch is done when its slowest sequence is. So what is left to write, with a horizon h, counts as the sum of
     ``exp(left / h)``: those that are behind count more, and a long leap of one less than the same tokens for all.
@@ -38,7 +41,20 @@ def shared_width(
     written = 1.0 + calibration * values.cumsum(1)
     speeds = weights @ (1.0 - np.exp(-written / _HORIZON)) / np.asarray(costs[:most])
     speeds[0] *= max(least_gain, 1.0 + _BATCH_GAIN * log2(max(2, len(trees))))
-    return 1 + int(speeds.argmax())
+    sizes = [size for size in NODES if size <= most]
+    return sizes[int(speeds[[size - 1 for size in sizes]].argmax())]
+
+
+def progress(before: Sequence[int], tokens: Sequence[int]) -> float:
+    """By how many tokens of all sequences a batch has come nearer to its end, if sequences that had written ``before``
+    write ``tokens``. It lies between the least and the most of them, near the least where sequences are apart::
+
+        before  20 20    tokens  1 5   2.5        the slower one may catch up
+        before  20 40    tokens  1 5   1.0        it will end the batch
+    """
+    left = -np.asarray(before, float) / _LEAD
+    after = left - np.asarray(tokens, float) / _LEAD
+    return _LEAD * float(np.logaddexp.reduce(left) - np.logaddexp.reduce(after))
 
 
 class TreeWorth:

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
+from helpers.automatic import FLAT, Limits
 from helpers.drafting import TableSource
 
 from lookahead.draft.acceptance import Acceptance
-from lookahead.draft.tree_worth import TreeWorth, WindowColumns, shared_width
+from lookahead.draft.latency import NODES
+from lookahead.draft.planner import Planner
+from lookahead.draft.tree_worth import TreeWorth, WindowColumns, progress, shared_width
 from lookahead.sources.jacobi_window import window_nodes
 
 
@@ -67,7 +70,7 @@ COSTS = [1.0 + 0.2 * nodes for nodes in range(8)]
 def test_trees_of_a_batch_are_as_wide_as_pays_for_all() -> None:
     assert shared_width([], COSTS, 1.0) == 1
     assert shared_width([([], 4)] * 3, COSTS, 1.0) == 1, "no candidate"
-    assert shared_width([(GOOD, 4)] * 3, COSTS, 1.0) == 5
+    assert shared_width([(GOOD, 4)] * 3, COSTS, 1.0) == 4
     assert shared_width([(BAD, 4)] * 3, COSTS, 1.0) == 1
     assert shared_width([(GOOD, 4)] * 3, [1.0, 3.0, 5.0], 1.0) == 1
 
@@ -89,3 +92,33 @@ def test_larger_batches_ask_for_more() -> None:
     costs = [1.0, 1.4]
     assert shared_width([([0.6], 4)] * 2, costs, 1.0) == 2
     assert shared_width([([0.6], 4)] * 64, costs, 1.0) == 1
+
+
+def test_trees_of_a_batch_have_one_of_the_curves_sizes() -> None:
+    """Every further size would have kernels of its own to be made."""
+    flat = [1.0 + 0.001 * nodes for nodes in range(64)]
+    for count in range(1, 40):
+        width = shared_width([([0.9] * count, 4)] * 3, flat, 1.0)
+        assert width == max(size for size in NODES if size <= count + 1)
+
+
+def test_a_batch_comes_nearer_to_its_end_by_those_that_are_behind() -> None:
+    assert progress([7], [3]) == pytest.approx(3.0)
+    assert progress([5, 5, 5], [2, 2, 2]) == pytest.approx(2.0)
+    assert progress([20, 20], [1, 5]) == pytest.approx(2.5, abs=0.1)
+    assert progress([20, 40], [1, 5]) == pytest.approx(1.0, abs=0.1)
+    assert progress([20, 40], [5, 1]) == pytest.approx(5.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("batch", "nodes", "expected"), [(1, None, True), (4, None, False), (4, 64, True)])
+def test_a_batch_has_no_window_but_where_it_was_asked_for(batch: int, nodes: int | None, expected: bool) -> None:
+    acceptance = Acceptance([TableSource("table", {})])
+    planner = Planner(
+        FLAT.as_frozen(), acceptance, limits=Limits(), batch=batch, most_nodes=64, nodes=nodes, window=True
+    )
+    seen = set()
+    for passed in range(80):
+        planner.open(20 + passed)
+        seen.add(planner.columns)
+        planner.learn([0.5] * 4, [], planner.columns, False)
+    assert (max(seen) > 0) == expected
