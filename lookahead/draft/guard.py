@@ -52,9 +52,10 @@ class Guard:
         """Times plain decoding's speed, that a draft has to promise."""
         return _MUCH if self._passes < 0 else 1.0
 
-    def observe(self, step: Step, taken_ms: float, curve: Sequence[float], counts: bool) -> None:
+    def observe(self, step: Step, taken_ms: float, curve: Sequence[float], counts: bool) -> bool:
         """Take in a pass: what it took in all, and what passes over 1, 2, ... nodes are expected to take. One that does
-        not ``count`` tells nothing: it was not to draft what pays, or is the first of its size."""
+        not ``count`` tells nothing: it was not to draft what pays, or is the first of its size. Returns whether the
+        pass was faster than plain ones."""
         advanced, width = self._advance(step), max(map(len, step.trees))
         if self._passes < 0:
             self._passes += 1
@@ -66,6 +67,7 @@ class Guard:
             self._spent += (min(step.forward_ms, _OUTLIER * curve[width - 1]) + beside_ms) / curve[0]
             self._advanced += advanced
             self._judge()
+        return advanced * curve[0] > taken_ms
 
     def _advance(self, step: Step) -> float:
         tokens = [len(path.tokens) for path in step.paths]

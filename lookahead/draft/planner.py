@@ -177,7 +177,10 @@ class Planner:
         # Nor are drafts that were looked for in vain a part of what one node costs.
         tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
         if self._nodes is None:
-            self._guard.observe(step, taken, self.costs.curve, self.mode is Mode.DRAFT and self.costs.knows(width))
+            counts = self.mode is Mode.DRAFT and self.costs.knows(width)
+            was_faster = self._guard.observe(step, taken, self.costs.curve, counts)
+            if self._batch > 1:  # what some sequence accepts has not paid yet
+                self._accepted &= was_faster
         self._trials.observe(self.mode is Mode.TRY, taken, tokens)
         self.costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms, tokens)
         self._rest.observe(self.mode, width > 1, self._refused, self._accepted)

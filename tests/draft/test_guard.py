@@ -92,6 +92,15 @@ def test_a_sequence_may_lag_behind_for_a_while() -> None:
     assert guard.least_gain == 1.0
 
 
+def test_what_one_sequence_accepts_is_not_faster_yet() -> None:
+    guard = Guard()
+    guard.begin(4)
+    tree = TokenTree.chain(1, [2, 2])
+    for tokens, expected in (([1, 1, 1, 2], False), ([2, 2, 2, 2], True)):
+        paths = [Path(list(range(count)), [2] * count) for count in tokens]
+        assert guard.observe(Step([tree] * 4, paths, 1.0, 12.0, 0.5, 0.5), 14.0, CURVE, True) == expected
+
+
 def test_one_slow_pass_is_no_verdict() -> None:
     guard = Guard()
     guard.begin(1)

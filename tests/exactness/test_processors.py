@@ -118,7 +118,9 @@ def test_a_processor_sees_the_true_prefix(repetitive: bool, batch: int, sample: 
 
 @augmented
 @pytest.mark.parametrize("ignored", [None, 3, 100], ids=["whole", "after the prompt", "never"])
-def test_sequences_of_any_lengths_are_asked_about_together(ignored: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_of_any_lengths_are_asked_about_together(
+    ignored: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A penalty looks at which tokens a text has; a shorter text is padded with a token of its own."""
     asked: list[int] = []
     original = RepetitionPenaltyLogitsProcessor.__call__
