@@ -1,7 +1,5 @@
 """The solver under `lookahead`: token trees, verification and the decoding loop. Torch and numpy only."""
 
-from jacobi.drafter import LEVEL_STEPS as LEVEL_STEPS
-from jacobi.drafter import LEVELS as LEVELS
 from jacobi.drafter import Drafter as Drafter
 from jacobi.drafter import PlainDrafter as PlainDrafter
 from jacobi.drafter import Successors as Successors

@@ -4,24 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from jacobi.tree import TokenTree
 from jacobi.verify import Path
 
 
 @dataclass(slots=True)
 class Successors:
-    """The model's best next tokens at the nodes of one tree, ids ``[node][rank]``, best first.
-
-    ``levels`` ``[node][rank]``, from 0 to ``LEVELS - 1``, tell how far in logits a token lies below the best one; for
-    the best one, how far the second lies below it.
+    """The model's best next tokens at the nodes of one tree, best first: ids int32 ``[node, rank]``, and their logits
+    float32 ``[node, rank]``, which are -inf for tokens that the model excludes.
     """
 
-    tokens: list[list[int]]
-    levels: list[list[int]]
-
-
-LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
-LEVELS = len(LEVEL_STEPS) + 1
+    tokens: np.ndarray
+    logits: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)

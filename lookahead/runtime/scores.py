@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jacobi import LEVEL_STEPS, LookaheadError, Scores, Successors
+from jacobi import LookaheadError, Scores, Successors
 
 _CHUNK = 128  # vocabulary entries whose maximum is taken first
 _LARGE = 1 << 19  # passes with at least so many scores are searched by chunks
+_FEW = 8  # best next tokens that are searched one by one
+_SMALL_CHUNK = 32  # the same as ``_CHUNK``, where more are wanted
 
 _T = TypeVar("_T")
 
@@ -86,17 +88,9 @@ def _scores(logits: Tensor, values: np.ndarray, order: np.ndarray, best: int, be
     broken = frozenset(divmod(line, nodes) for line in np.nonzero(np.isnan(values[:, 0]))[0].tolist())
     if best <= 0 or vocab == 1:
         return Scores(logits, greedy, broken, beside=beside)
-    with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
-        gaps = values[:, :1] - values
-    gaps[:, 0] = gaps[:, 1] if values.shape[1] > 1 else 0.0
-    levels = np.searchsorted(LEVEL_STEPS, gaps, side="right").tolist()
-    ids = order.tolist()
-    if np.isneginf(values[:, -1]).any():  # excluded tokens are no successors
-        counts = np.maximum(1, (values != -np.inf).sum(1)).tolist()
-        ids = [line[:count] for line, count in zip(ids, counts, strict=True)]
-        levels = [line[:count] for line, count in zip(levels, counts, strict=True)]
-    successors = list(map(Successors, _by_row(ids, nodes), _by_row(levels, nodes)))
-    return Scores(logits, greedy, broken, successors, beside)
+    ids, values = np.ascontiguousarray(order, np.int32), np.ascontiguousarray(values)
+    rows = [slice(start, start + nodes) for start in range(0, len(ids), nodes)]
+    return Scores(logits, greedy, broken, [Successors(ids[row], values[row]) for row in rows], beside)
 
 
 def nan_error(step: int, row: int, token: int) -> LookaheadError:
@@ -115,6 +109,8 @@ def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The ``count`` highest entries of each line in float32, and their ids. Many scores are swept once, for the maxima
     of chunks, and only the best chunks again: several times faster than ``topk``, or ``max`` with indices, over the
     whole vocabulary."""
+    if count > _FEW:
+        return _top_on_cpu(lines, count)
     total, vocab = lines.shape
     whole = vocab // _CHUNK
     if lines.numel() < _LARGE or whole <= count:
@@ -129,6 +125,30 @@ def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     chunk, at = np.divmod(at, _CHUNK)
     best = np.append(best, np.full((total, 1), whole), axis=1)  # the tail follows all chunks
     return values, best[np.arange(total)[:, None], chunk] * _CHUNK + at
+
+
+def _top_on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same for a larger ``count``, of which equal entries after the first are in any order."""
+    total, vocab = lines.shape
+    whole = vocab // _SMALL_CHUNK
+    if whole <= 4 * count:
+        found, ids = lines.topk(count)
+    else:
+        chunks, tail = lines[:, : whole * _SMALL_CHUNK].unflatten(1, (whole, _SMALL_CHUNK)), whole * _SMALL_CHUNK
+        best = chunks.amax(-1).topk(count).indices
+        near = torch.cat([chunks[torch.arange(total)[:, None], best].flatten(1), lines[:, tail:]], dim=1)
+        found, at = near.topk(count)
+        places = (best[:, :, None] * _SMALL_CHUNK + torch.arange(_SMALL_CHUNK)).flatten(1)
+        ids = torch.cat([places, torch.arange(tail, vocab).expand(total, -1)], dim=1).gather(1, at)
+    values, order = found.float().numpy(), ids.numpy()
+    for line in np.nonzero(values[:, 0] == values[:, 1])[0]:
+        _lead(order[line], int((lines[line] == found[line, 0]).nonzero()[0]))
+    return values, order
+
+
+def _lead(order: np.ndarray, first: int) -> None:
+    """Put ``first`` before the other entries of a line, which are as good."""
+    order[:] = [first, *(token for token in order if token != first)][: len(order)]
 
 
 def _take_highest(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -159,8 +179,7 @@ def _on_device(lines: Tensor, count: int) -> Tensor:
 def _unpacked(packed: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     first, order = packed[:, 0], packed[:, 1 : 1 + count].copy()
     for line in np.nonzero(order[:, 0] != first)[0]:  # topk orders equal entries as it likes
-        rest = [token for token in order[line] if token != first[line]]
-        order[line] = [first[line], *rest][:count]
+        _lead(order[line], first[line])
     return np.ascontiguousarray(packed[:, 1 + count :]).view(np.float32), order
 
 
@@ -169,6 +188,8 @@ def prompt_scores(logits: Tensor, top_k: int) -> Scores:
     scores = score(logits[:, -1:], top_k)
     if scores.successors is not None and logits.shape[1] > 1:  # what the rest of the prompt said
         earlier = score(logits[:, :-1], top_k).successors or []
-        for row, before in zip(scores.successors, earlier, strict=True):
-            row.tokens[:0], row.levels[:0] = before.tokens, before.levels
+        scores.successors[:] = [
+            Successors(np.concatenate([before.tokens, last.tokens]), np.concatenate([before.logits, last.logits]))
+            for before, last in zip(earlier, scores.successors, strict=True)
+        ]
     return scores

@@ -119,7 +119,7 @@ class WindowSource(PoolSource):
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         if self._window is not None and self._newest and successors is not None:
-            new = [successors.tokens[node][0] for node in self._newest]
+            new = successors.tokens[self._newest, 0].tolist()
             for key, tail in self._window.advance(tree.tokens[0], new):
                 self.pool.add(key, tail)
         self._newest = []

@@ -3,14 +3,35 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jacobi import LEVELS, LookaheadError, Path, Successors, TokenTree
+import numpy as np
+
+from jacobi import LookaheadError, Path, Successors, TokenTree
 
 BEST = 6  # next tokens kept of each scored node; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
 _ORDERS = 3  # tokens in the longest context
 _BEFORE = -1  # stands for the tokens before the text's first
 
-Row = tuple[list[int], list[int]]  # tokens and their levels, best first
 Context = tuple[int, int, int]
+# The best tokens and their levels, best first; and all that the model said, with the node at which it did.
+Row = tuple[list[int], list[int], Successors, int]
+
+LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
+LEVELS = len(LEVEL_STEPS) + 1
+
+
+def rows_of(said: Successors) -> list[Row]:
+    """A row for each node. Levels, from 0 to ``LEVELS - 1``, tell how far in logits a token lies below the best one;
+    for the best one, how far the second lies below it. Tokens that the model excludes are left out."""
+    tokens, logits = said.tokens[:, :BEST].tolist(), said.logits[:, :BEST]
+    with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
+        gaps = logits[:, :1] - logits
+    gaps[:, 0] = gaps[:, min(1, gaps.shape[1] - 1)]
+    levels = np.searchsorted(LEVEL_STEPS, gaps, side="right").tolist()
+    if np.isneginf(logits[:, -1]).any():
+        counts = np.maximum(1, (logits != -np.inf).sum(1)).tolist()
+        tokens = [line[:count] for line, count in zip(tokens, counts, strict=True)]
+        levels = [line[:count] for line, count in zip(levels, counts, strict=True)]
+    return [(*pair, said, node) for node, pair in enumerate(zip(tokens, levels, strict=True))]
 
 
 class SuccessorTable:
@@ -37,8 +58,8 @@ class SuccessorTable:
     def __len__(self) -> int:
         return sum(map(len, self._young)) + sum(map(len, self._old))
 
-    def put(self, contexts: Sequence[Context], tokens: Sequence[list[int]], levels: Sequence[list[int]]) -> None:
-        """Write down what the model said after each of ``contexts``, of which the last token stands last. The lists
+    def put(self, contexts: Sequence[Context], rows: Sequence[Row]) -> None:
+        """Write down what the model said after each of ``contexts``, of which the last token stands last. The rows
         are kept, not copied."""
         start = 0
         while start < len(contexts):
@@ -47,10 +68,10 @@ class SuccessorTable:
             ones, twos, threes = self._young
             part = slice(start, start + self.capacity - len(threes))
             start = part.stop
-            rows, places = list(zip(tokens[part], levels[part], strict=True)), contexts[part]
-            threes.update(zip(places, rows, strict=True))
-            twos.update(zip([context[1:] for context in places], rows, strict=True))
-            ones.update(zip([context[2] for context in places], rows, strict=True))
+            written, places = rows[part], contexts[part]
+            threes.update(zip(places, written, strict=True))
+            twos.update(zip([context[1:] for context in places], written, strict=True))
+            ones.update(zip([context[2] for context in places], written, strict=True))
 
     def get(self, context: Context) -> tuple[int, Row] | None:
         """How many tokens the longest known suffix of ``context`` has, and its row; None where none is known."""
@@ -94,11 +115,9 @@ class RecyclingSource:
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         text = [_BEFORE, _BEFORE, _BEFORE, *prompt]
         if successors is not None:
-            known = min(len(prompt), len(successors.tokens))
-            places = range(len(text) - known, len(text))
-            contexts = [(text[place - 2], text[place - 1], text[place]) for place in places]
-            first = len(successors.tokens) - known  # earlier ones stand for padding
-            self._table.put(contexts, successors.tokens[first:], successors.levels[first:])
+            rows = rows_of(successors)[-len(prompt) :] if prompt else []  # earlier ones stand for padding
+            places = range(len(text) - len(rows), len(text))
+            self._table.put([(text[place - 2], text[place - 1], text[place]) for place in places], rows)
         self._root = (text[-3], text[-2], text[-1])
 
     def root(self) -> Context:
@@ -110,7 +129,7 @@ class RecyclingSource:
     def propose(self, state: Context) -> list[tuple[int, int]]:
         if (found := self._table.get(state)) is None:
             return []
-        order, (tokens, levels) = found
+        order, (tokens, levels, _, _) = found
         return [(token, kind + level) for token, level, kind in zip(tokens, levels, _KINDS[order - 1], strict=False)]
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
@@ -119,6 +138,6 @@ class RecyclingSource:
             for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
                 _, before, last = contexts[parent]
                 contexts.append((before, last, token))
-            self._table.put(contexts, successors.tokens[: len(tree)], successors.levels[: len(tree)])
+            self._table.put(contexts, rows_of(successors)[: len(tree)])
         for token in path.tokens:
             self._root = (self._root[1], self._root[2], token)

@@ -2,14 +2,21 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from helpers.toy import examples, seeded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import LEVELS, LookaheadError, Path, Successors, TokenTree
+from jacobi import LookaheadError, Path, Successors, TokenTree
 from lookahead.sources import RecyclingSource, SuccessorTable
-from lookahead.sources.recycling import BEST
+from lookahead.sources.recycling import BEST, LEVEL_STEPS, LEVELS, Row, rows_of
+
+SAID = Successors(np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32))
+
+
+def row_of(token: int) -> Row:
+    return [token], [0], SAID, 0
 
 
 def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:
@@ -28,7 +35,7 @@ def test_table_is_bounded(capacity: int, tokens: int, count: int, seed: int) -> 
     """Two generations of ``capacity`` rows for each of three lengths of context, at any time."""
     table, rng = SuccessorTable(capacity), seeded(seed)
     for _ in range(count):
-        table.put([(rng.randrange(tokens), rng.randrange(tokens), rng.randrange(tokens))], [[1]], [[0]])
+        table.put([(rng.randrange(tokens), rng.randrange(tokens), rng.randrange(tokens))], [row_of(1)])
         assert len(table) <= 6 * capacity
         for generation in (*table._young, *table._old):
             assert len(generation) <= capacity
@@ -40,9 +47,9 @@ def test_rows_that_come_together_are_rows_one_after_the_other(
     capacity: int, contexts: list[tuple[int, int, int]]
 ) -> None:
     together, single = SuccessorTable(capacity), SuccessorTable(capacity)
-    together.put(contexts, [[row] for row in range(len(contexts))], [[0] for _ in contexts])
+    together.put(contexts, [row_of(row) for row in range(len(contexts))])
     for row, context in enumerate(contexts):
-        single.put([context], [[row]], [[0]])
+        single.put([context], [row_of(row)])
     assert all(together.get(context)[0] == 3 for context in contexts[-capacity:])  # type: ignore[index]
     assert all(len(generation) <= capacity for generation in (*together._young, *together._old))
     if len(contexts) <= capacity:
@@ -56,14 +63,14 @@ def test_rows_outlive_newer_ones(capacity: int, seed: int) -> None:
     table, fresh = SuccessorTable(capacity), iter(range(1000, 5000))
 
     def other() -> None:
-        table.put([(next(fresh), next(fresh), next(fresh))], [[1]], [[0]])
+        table.put([(next(fresh), next(fresh), next(fresh))], [row_of(1)])
 
     for _ in range(seed % (2 * capacity)):
         other()
-    table.put([(1, 2, 3)], [[7]], [[0]])
+    table.put([(1, 2, 3)], [row_of(7)])
     for _ in range(capacity - 1):
         other()
-        assert table.get((1, 2, 3)) == (3, ([7], [0]))
+        assert table.get((1, 2, 3)) == (3, row_of(7))
 
 
 @pytest.mark.parametrize("before", range(4))
@@ -71,36 +78,36 @@ def test_a_row_outlives_as_many_newer_ones_as_documented(before: int) -> None:
     """Rows outlive at least ``capacity`` newer ones, wherever in their generation they were written."""
     table = SuccessorTable(4)
     for token in range(before):
-        table.put([(token, token, token)], [[1]], [[0]])
-    table.put([(1, 2, 3)], [[7]], [[0]])
+        table.put([(token, token, token)], [row_of(1)])
+    table.put([(1, 2, 3)], [row_of(7)])
     for token in range(10, 14):
-        table.put([(token, token, token)], [[1]], [[0]])
+        table.put([(token, token, token)], [row_of(1)])
     assert table.get((1, 2, 3)) is not None
 
 
 def test_rows_of_the_longest_known_context_win() -> None:
     table = SuccessorTable()
-    table.put([(1, 2, 3)], [[10]], [[0]])
-    table.put([(9, 2, 3)], [[11]], [[0]])
-    table.put([(8, 8, 3)], [[12]], [[0]])
-    assert table.get((1, 2, 3)) == (3, ([10], [0]))
-    assert table.get((9, 2, 3)) == (3, ([11], [0]))
-    assert table.get((7, 2, 3)) == (2, ([11], [0])), "the newest row of two tokens"
-    assert table.get((7, 7, 3)) == (1, ([12], [0])), "the newest row of one"
+    table.put([(1, 2, 3)], [row_of(10)])
+    table.put([(9, 2, 3)], [row_of(11)])
+    table.put([(8, 8, 3)], [row_of(12)])
+    assert table.get((1, 2, 3)) == (3, row_of(10))
+    assert table.get((9, 2, 3)) == (3, row_of(11))
+    assert table.get((7, 2, 3)) == (2, row_of(11)), "the newest row of two tokens"
+    assert table.get((7, 7, 3)) == (1, row_of(12)), "the newest row of one"
     assert table.get((7, 7, 7)) is None
 
 
 def test_an_old_row_of_a_longer_context_wins_over_a_young_shorter_one() -> None:
     table = SuccessorTable(2)
-    table.put([(1, 2, 3)], [[10]], [[0]])
-    table.put([(4, 4, 4)], [[11]], [[0]])  # the young generation is full and becomes the old one
-    table.put([(9, 2, 3)], [[12]], [[0]])
-    assert table.get((1, 2, 3)) == (3, ([10], [0]))
-    assert table.get((7, 2, 3)) == (2, ([12], [0]))
+    table.put([(1, 2, 3)], [row_of(10)])
+    table.put([(4, 4, 4)], [row_of(11)])  # the young generation is full and becomes the old one
+    table.put([(9, 2, 3)], [row_of(12)])
+    assert table.get((1, 2, 3)) == (3, row_of(10))
+    assert table.get((7, 2, 3)) == (2, row_of(12))
 
 
 def successors(*lines: Sequence[int]) -> Successors:
-    return Successors([list(line) for line in lines], [list(range(len(line))) for line in lines])
+    return Successors(np.array(lines, np.int32), np.zeros((len(lines), len(lines[0])), np.float32))
 
 
 def test_recycling_reads_the_prompts_end() -> None:
@@ -134,13 +141,30 @@ def test_recycling_learns_off_the_path() -> None:
     assert tokens_of(source.propose((0, 0, 6))) == [70]
 
 
+def spread(*lines: Sequence[float]) -> Successors:
+    """Tokens 4, 5, ... with these logits."""
+    tokens = np.arange(4, 4 + len(lines[0]), dtype=np.int32)
+    return Successors(np.tile(tokens, (len(lines), 1)), np.array(lines, np.float32))
+
+
+def test_levels_are_distances_in_logits() -> None:
+    near, far, lone = rows_of(spread((2.0, 1.9, 1.2, -6.0), (5.0, -3.0, -np.inf, -np.inf), (5.0, *[-np.inf] * 3)))
+    assert near[:2] == ([4, 5, 6, 7], [0, 0, 2, LEVELS - 1])
+    assert far[:2] == ([4, 5], [LEVELS - 1] * 2), "excluded tokens are no successors"
+    assert lone[:2] == ([4], [LEVELS - 1])
+    assert [row[3] for row in (near, far, lone)] == [0, 1, 2]
+    gaps = [0.0, 0.3, 1.0, 2.0, 3.9, 4.0, 7.0]
+    (row,) = rows_of(spread([-gap for gap in gaps]))
+    assert row[1] == [sum(gap >= step for step in LEVEL_STEPS) for gap in (0.3, *gaps[1:BEST])]
+
+
 def test_recycling_kinds_tell_context_rank_and_level() -> None:
     source = RecyclingSource(SuccessorTable())
     source.start([1, 2, 3], None)
-    source.learn(TokenTree(3), Path([0], [4]), Successors([[4, 5, 6, 7]], [[2, 3, 7, 7]]))
+    source.learn(TokenTree(3), Path([0], [4]), spread((9.0, 8.0, 7.25, 2.0)))
     full = source.propose((1, 2, 3))
     longest = 2 * BEST * LEVELS
-    assert full == [(4, longest + 2), (5, longest + 8 + 3), (6, longest + 16 + 7), (7, longest + 24 + 7)]
+    assert full == [(4, longest + 3), (5, longest + 8 + 3), (6, longest + 16 + 4), (7, longest + 24 + 7)]
     assert [kind for _, kind in source.propose((0, 2, 3))] == [kind - BEST * LEVELS for _, kind in full]
     assert [kind for _, kind in source.propose((0, 0, 3))] == [kind - 2 * BEST * LEVELS for _, kind in full]
 

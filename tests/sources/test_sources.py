@@ -5,12 +5,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.toy import examples, seeded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jacobi import LEVELS, Path, Successors, TokenTree
+from jacobi import Path, Successors, TokenTree
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuccessorTable, SuffixSource, WindowSource
 from lookahead.sources.recycling import BEST
 
@@ -42,8 +43,8 @@ def random_path(rng: random.Random, tree: TokenTree, vocab: int) -> Path:
 
 def random_successors(rng: random.Random, count: int, vocab: int) -> Successors:
     tokens = [rng.sample(range(vocab), min(vocab, BEST)) for _ in range(count)]
-    levels = [sorted(rng.randrange(LEVELS) for _ in line) for line in tokens]
-    return Successors(tokens, levels)
+    logits = [sorted((rng.uniform(-9.0, 9.0) for _ in line), reverse=True) for line in tokens]
+    return Successors(np.array(tokens, np.int32), np.array(logits, np.float32))
 
 
 @pytest.mark.parametrize("name", SOURCES)

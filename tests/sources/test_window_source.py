@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from helpers.toy import examples, seeded
 from hypothesis import given
@@ -31,7 +32,8 @@ def grown(source: WindowSource, columns: int, room: int, root: int = 3) -> Token
 
 def following(tree: TokenTree, vocab: int = 9) -> Successors:
     """A model that counts: what it says next at every node."""
-    return Successors([[(token + 1) % vocab] for token in tree.tokens], [[0]] * len(tree))
+    said = np.array([[(token + 1) % vocab] for token in tree.tokens], np.int32)
+    return Successors(said, np.zeros(said.shape, np.float32))
 
 
 def written(tree: TokenTree, vocab: int = 9) -> Path:
