@@ -20,13 +20,11 @@ class Path:
     """What one sequence keeps of a pass.
 
     The keys and values of the visited ``nodes``, the root first, enter the KV cache. ``tokens`` were decided at them,
-    the last is the bonus token. Where they were drawn, ``shares`` tell how likely the tokens were about which the tree
-    ``asks`` at each node; else they are empty.
+    the last is the bonus token.
     """
 
     nodes: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    shares: list[list[float]] = field(default_factory=list)
 
 
 def walk(tree: TokenTree, choose: Callable[[int], int], stop: Callable[[int], bool]) -> Path:

@@ -14,9 +14,18 @@ from lookahead.sources.recycling import BEST
 
 
 class AutomaticDrafter:
-    """The drafter of one sequence; all sequences of a call share the planner. A ``chain`` has one branch only."""
+    """The drafter of one sequence; all sequences of a call share the planner. A ``chain`` has one branch only. The
+    ``top_k`` best next tokens are gathered at every node."""
 
-    def __init__(self, prompt: Sequence[int], sources: Sequence[Source], planner: Planner, chain: bool = False) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sources: Sequence[Source],
+        planner: Planner,
+        chain: bool = False,
+        top_k: int = BEST,
+    ) -> None:
+        self._top_k = top_k
         self._prompt = prompt
         self._sources = list(sources)
         self._planner = planner
@@ -46,7 +55,7 @@ class AutomaticDrafter:
         if self._rested:
             return TokenTree(self._root)
         tree = self._grow_shared(room) if planner.shares else self._grow_own(room)
-        tree.top_k = BEST
+        tree.top_k = self._top_k
         measures = planner.mode is Mode.MEASURE
         self._columns = 0 if measures else planner.columns
         if self._window is not None and not measures:

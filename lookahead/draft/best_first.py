@@ -24,7 +24,6 @@ from lookahead.sources.base import BatchSource, Candidate, Source, is_batch
 Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for a node; empty if none was asked
 
 _SPARE = 16  # entries of the heap beyond twice as many as can be taken, at which it is cut
-_KNOWN_CHANCES = 3.0  # times what a pass tells whose tokens were drawn from known chances: luck has no part in it
 
 
 class Frontier:
@@ -146,7 +145,6 @@ class BestFirstTree:
         tree.truncate(best_count)
         del values[best_count - 1 :]
         self._offered = offered[:best_count]
-        tree.asks = self._asked
         return tree, values
 
     def _expand(self, states: list[Any], heap: list[Any], depths: list[int], node: int, most: int) -> None:
@@ -157,14 +155,8 @@ class BestFirstTree:
                 beside = [frontier.step(above[part], token) for _, _, _, token, above in waiting]
                 frontier.expand([states[part], *beside])
 
-    def _asked(self, node: int) -> list[int]:
-        proposed = self._offered[node] if node < len(self._offered) else ()
-        return [token for candidates in proposed for token, _ in candidates]
-
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
-        """Learn from the path kept of the tree grown last, and name the source of each accepted token. Where tokens
-        were drawn, not which token came is learnt but how likely the candidates were: the same on average, without the
-        luck."""
+        """Learn from the path kept of the tree grown last, and name the source of each accepted token."""
         acceptance, offered, accepted = self._acceptance, self._offered, len(path.tokens) - 1
         credited = []
         expected, right = sum(values), 0.0
@@ -172,11 +164,7 @@ class BestFirstTree:
             if node >= len(offered):
                 break
             candidates = _votes(self._parts, offered[node])
-            if path.shares:
-                known = dict(zip(self._asked(node), path.shares[place], strict=True))
-                truth = [known[candidate] for candidate in candidates]
-            else:
-                truth = [float(candidate == token) for candidate in candidates]
+            truth = [float(candidate == token) for candidate in candidates]
             if not values:  # nothing was drafted: what could have been says how far the estimates can be believed
                 expected, right = sum(acceptance.chances(candidates)), sum(truth)
             else:
@@ -185,8 +173,7 @@ class BestFirstTree:
             acceptance.count(candidates, truth)
             if place < accepted and token in candidates:
                 credited.append(acceptance.names[self._owners[candidates[token][0]]])
-        weight = _KNOWN_CHANCES if path.shares else 1.0
-        acceptance.count_tree(weight * expected, weight * right)
+        acceptance.count_tree(expected, right)
         return credited
 
 

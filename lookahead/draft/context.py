@@ -12,13 +12,14 @@ from lookahead.draft.memory import Memory
 from lookahead.draft.pass_costs import ModelLimits
 from lookahead.draft.planner import Planner
 from lookahead.models.hidden_states import HiddenStates
+from lookahead.sources.perturbed import Draw
 
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
     """What a drafter may know of its sequence, row ``index`` of the batch. ``prompt`` has no padding; ``rng`` is seeded
     if the strategy is; ``chain`` says that the model can only be given one branch a pass, see
-    :mod:`lookahead.runtime.linear`."""
+    :mod:`lookahead.runtime.linear`; ``draw`` says how tokens are drawn: None = they are not, or nobody can know."""
 
     prompt: Sequence[int]
     vocab_size: int
@@ -27,6 +28,7 @@ class RowContext:
     rng: random.Random
     index: int = 0
     chain: bool = False
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class Strategy(Protocol):
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a model for which nothing can be drafted, before any pass."""
 
-    def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         """What the drafters want to be told by the model."""
 
     def drafts(self, call: CallContext) -> Drafts:

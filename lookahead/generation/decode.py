@@ -68,7 +68,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
             how = (strategy.static, traces, call.traits, plan.route == "chain", packed)
             return step_times(call.model, call.batch, memory.times, None, *how)
 
-        drafts = strategy.drafts(draft_context(call, sequences, memory, model, curve, strategy.seed))
+        drafts = strategy.drafts(draft_context(call, sequences, memory, model, curve, strategy.seed, verifier.noise))
         depths = [0] * call.batch
         drafters = [WhileWriting(drafter, row, sequences, depths) for row, drafter in enumerate(drafts.drafters)]
         observers = Observers(call, sequences, model, drafts.planner, strategy.stats, _packs(strategy, call))
@@ -122,7 +122,8 @@ def _wanted(
     rule = strategy.rule if call.config.do_sample else None
     if rule is not None:
         check_lossy(call.batch, call.processors, call.criteria, in_lockstep=plan.route == "chain")
-    wants = strategy.wants(batch=call.batch, vocab_size=call.traits.vocab_size, new_tokens=new_tokens)
+    drawn = bool(call.config.do_sample) and strategy.verification == "exact" and rule is None
+    wants = strategy.wants(batch=call.batch, vocab_size=call.traits.vocab_size, new_tokens=new_tokens, drawn=drawn)
     if call.traits.is_encoder_decoder and wants.taps:
         raise LookaheadError(
             f"{type(strategy).__name__} drafts with heads on a causal model, and {call.traits.name} is an "

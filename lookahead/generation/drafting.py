@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from jacobi import Drafter, Path, Successors, TokenTree
 from lookahead.draft.context import CallContext, RowContext
@@ -10,6 +11,9 @@ from lookahead.draft.memory import Memory
 from lookahead.generation.call import Call
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.tree import TreeModel
+from lookahead.sources.perturbed import Draw
+from lookahead.verify.noise import Noise
+from lookahead.verify.processors import warp_of
 from lookahead.verify.sequences import Sequences
 
 
@@ -20,15 +24,19 @@ def draft_context(
     model: TreeModel | LinearModel,
     curve: Callable[[], StepTimes],
     seed: int | None,
+    noise: Noise | None,
 ) -> CallContext:
-    """What a strategy may know of a call; ``curve`` finds the latency curve of passes as they are run now."""
+    """What a strategy may know of a call; ``curve`` finds the latency curve of passes as they are run now, and ``noise``
+    is what sequences draw from, where that can be known."""
     vocab_size = call.traits.vocab_size
     pad = sequences.pad if 0 <= sequences.pad < vocab_size else 0  # drafts must be tokens that the model can be fed
     linear = isinstance(model, LinearModel)
-    rows = [
-        RowContext(prompt, vocab_size, pad, sequences.end_tokens, _generator(seed, index), index, linear)
-        for index, prompt in enumerate(call.prompts())
-    ]
+    warp = warp_of(call.processors)
+    rows = []
+    for index, prompt in enumerate(call.prompts()):
+        draw = None if noise is None else Draw(partial(noise.line, index), **warp)
+        rng = _generator(seed, index)
+        rows.append(RowContext(prompt, vocab_size, pad, sequences.end_tokens, rng, index, linear, draw))
     return CallContext(
         call.model, rows, memory, call.choice, sequences.most_new, call.trust, model, curve, model.hidden
     )

@@ -14,16 +14,30 @@ from lookahead.draft.memory import Memory
 from lookahead.draft.planner import Planner
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
 from lookahead.sources.checked import CheckedSource
+from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
+from lookahead.sources.perturbed import Perturbed
 from lookahead.sources.recycling import BEST
 from lookahead.strategies.base import Strategy
 
 SourceFactory = Callable[[RowContext], Source]
 Maker = Callable[[RowContext, Memory], Source]
 
+
+def _best(drawn: bool) -> int:
+    """How many of the model's best next tokens are worth knowing."""
+    return DRAWN_BEST if drawn else BEST
+
+
+def _perturbed(source: Source, row: RowContext) -> Source:
+    return source if row.draw is None else Perturbed(source, row.draw)
+
+
 FREE_SOURCES: dict[str, Maker] = {
-    "recycling": lambda row, memory: RecyclingSource(memory.table),
-    "suffix": lambda row, memory: SuffixSource(),
-    "pool": lambda row, memory: PoolSource(),
+    "recycling": lambda row, memory: (
+        RecyclingSource(memory.table) if row.draw is None else DrawnRecycling(memory.table, row.draw, row.vocab_size)
+    ),
+    "suffix": lambda row, memory: _perturbed(SuffixSource(), row),
+    "pool": lambda row, memory: _perturbed(PoolSource(), row),
     "window": lambda row, memory: WindowSource(row.rng, row.vocab_size),
 }
 _MOST_NODES = 512
@@ -110,12 +124,12 @@ class AutomaticStrategy(Strategy):
             settings["tuning"] = str(self.tuning)
         return settings
 
-    def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         """The best next tokens at every node; in long calls at many of the prompt's, whose logits cost memory."""
         if not self.automatic:
-            return super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens)
+            return super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens, drawn=drawn)
         fit = min(_PROMPT_TOKENS // batch, _PROMPT_LOGITS // (batch * vocab_size))
-        return Wants(BEST, max(1, fit) if new_tokens >= _SHORT_CALL else 1)
+        return Wants(_best(drawn), max(1, fit) if new_tokens >= _SHORT_CALL else 1)
 
     def automatic_drafts(
         self, call: CallContext, names: Sequence[str | SourceFactory], extra: Mapping[str, Maker] | None = None
@@ -149,7 +163,9 @@ class AutomaticStrategy(Strategy):
             guard=call.memory.guard(key, len(rows)),
             anew=curve,
         )
+        top_k = _best(call.rows[0].draw is not None)
         drafters = [
-            AutomaticDrafter(row.prompt, sources, planner, chain) for row, sources in zip(call.rows, rows, strict=True)
+            AutomaticDrafter(row.prompt, sources, planner, chain, top_k)
+            for row, sources in zip(call.rows, rows, strict=True)
         ]
         return Drafts(drafters, planner)

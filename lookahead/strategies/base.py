@@ -113,8 +113,8 @@ class Strategy:
     def check(self, model: Any) -> None:
         """Refuse a model for which nothing can be drafted, before any pass, with a LookaheadError."""
 
-    def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
-        """What the drafters want to be told by the model, in a call of this size."""
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
+        """What the drafters want to be told by the model, in a call of this size whose tokens are ``drawn`` or not."""
         return Wants()
 
     def drafts(self, call: CallContext) -> Drafts:

@@ -167,8 +167,9 @@ class Medusa(AutomaticStrategy):
         if not self.automatic:
             self.tree(output_sizes(model)[1])
 
-    def wants(self, *, batch: int, vocab_size: int, new_tokens: int) -> Wants:
-        return replace(super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens), taps=("last",))
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
+        wants = super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens, drawn=drawn)
+        return replace(wants, taps=("last",))
 
     def drafts(self, call: CallContext) -> Drafts:
         heads, vocab_size = self.heads_for(call.model), output_sizes(call.model)[1]

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lookahead.runtime.cuda_graphs.capture import undisturbed
-from lookahead.runtime.scores import send
+from lookahead.runtime.scores import on_host, send
 from lookahead.verify.sequences import Sequences
 
 # Indices that a sequence may lead the slowest by: each keeps a [batch, vocab] noise alive, so bytes are limited too.
@@ -33,6 +34,7 @@ class Noise:
         self._sequences = sequences
         self._kept: dict[int, Tensor] = {}
         self._drawn = 0
+        self._like: Tensor | None = None  # [0, vocab] in the noise's dtype, once it is known
         self._states: dict[int, Tensor] = {}  # the generator's state after a line, where lines were drawn ahead
         self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
 
@@ -40,6 +42,7 @@ class Noise:
         """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``;
         ``ahead``: not all of them may be written."""
         self._resume()
+        self._like = like[:0]
         generator, shape = _generator(like.device), (self._sequences.batch, like.shape[-1])
         while self._drawn <= max(index for _, index in at):
             if ahead:
@@ -53,6 +56,17 @@ class Noise:
         first = min(index for _, index in at)
         known = torch.cat([self._kept[index] for index in range(first, self._drawn)])
         return known[send([(index - first) * shape[0] + row for row, index in at], like.device)]
+
+    def line(self, row: int, index: int) -> np.ndarray | None:
+        """One sequence's noise ``[vocab]`` for a token that is still to be written, for whoever drafts it; None where
+        it is not known on the host, or so far ahead that it is not drawn yet."""
+        if self._like is None or not on_host(self._like.device) or index >= self.limit():
+            return None
+        if index >= self._drawn:
+            self.lines([(row, index)], self._like, ahead=True)
+            self.settle()
+        line: np.ndarray = self._kept[index][row].numpy()
+        return line
 
     def reachable(self, row: int, depth: int) -> int:
         """The index of the token that a node at ``depth`` decides; of one that cannot be reached now, any other."""

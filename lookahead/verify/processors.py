@@ -41,6 +41,14 @@ def not_row_wise(processors: LogitsProcessorList, criteria: StoppingCriteriaList
     return sorted(kind.__name__ for kind in others | ({type(rule) for rule in criteria} - ROW_RULES))
 
 
+def warp_of(processors: LogitsProcessorList) -> dict[str, float]:
+    """What the usual warpers do to scores: temperature, top_k, top_p and min_p, those that are there."""
+    names = ("temperature", "top_k", "top_p", "min_p")
+    warpers = [each for each in processors if type(each) in PREFIX_FREE]
+    given = {name: getattr(each, name) for each in warpers for name in names if hasattr(each, name)}
+    return {name: value for name, value in given.items() if isinstance(value, int | float)}
+
+
 def for_row(processors: LogitsProcessorList, row: int, batch: int) -> Processing:
     """The processors as they treat one row: what they hold for every row of the batch is cut down to it."""
     mine = LogitsProcessorList()

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
@@ -68,6 +67,11 @@ class Records:
         return tuple(torch.stack([row.pop(index) for row in rows]) for index in range(min(map(len, rows))))
 
 
+def _packed(tokens: Tensor, chances: Tensor | None) -> Tensor:
+    # Where one chance is not finite, none is.
+    return tokens.int() if chances is None else torch.cat([tokens.int(), chances[:, :1].isfinite().int()], dim=1)
+
+
 class Sampler:
     """Chooses tokens for one or several sequences at once: it draws (``sample``), or takes the argmax. In ``lockstep``
     all sequences are always asked about together and are equally long, so that processors and one ``multinomial`` see
@@ -76,8 +80,8 @@ class Sampler:
 
     A choice is a function of the logits at a node and of the noise of its index, so tokens can be chosen at all nodes
     before it is known which are visited. That is done where waiting for the device costs more (:meth:`look`); on a CPU
-    tokens are chosen where the walk gets to. Chosen tokens come packed, int32 ``[place, 2 + n]``: the token, whether
-    its scores give probabilities, and the probabilities of the n tokens that the tree asks about."""
+    tokens are chosen where the walk gets to. Chosen tokens come packed, int32 ``[place, 2]``: the token, and whether
+    its scores give probabilities."""
 
     def __init__(
         self,
@@ -117,10 +121,10 @@ class Sampler:
             self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
         places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
         tokens, chances = self._chosen(trees, places, processed, ahead=True)
-        return self._packed(trees, places, tokens, chances).view(batch, nodes, -1)
+        return _packed(tokens, chances).view(batch, nodes, -1)
 
     def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
-        """The next token at one place of each of several rows; what the trees ask about enters their paths."""
+        """The next token at one place of each of several rows."""
         self.check_finite(now, places)
         greedy = now.scores.greedy
         tokens = [greedy[row][node] for row, node in places] if self.is_argmax else self._read(now, places)
@@ -139,11 +143,8 @@ class Sampler:
             tokens, chances = self._chosen(now.trees, places, processed)
             if chances is not None and on_host(chances.device):
                 self._check_chances(chances[:, 0].isfinite().tolist(), [row for row, _ in places])
-                for (row, node), line in zip(places, chances.detach().numpy(), strict=True):
-                    if (asks := now.trees[row].asks) is not None:
-                        now.paths[row].shares.append(line[asks(node)].tolist())
                 return list(tokens.flatten().tolist())
-            chosen = fetch(self._packed(now.trees, places, tokens, chances))
+            chosen = fetch(_packed(tokens, chances))
         else:
             rows, nodes = zip(*places, strict=True)
             chosen = now.scores.beside[list(rows), list(nodes)].numpy()
@@ -152,10 +153,6 @@ class Sampler:
                 self.records.note(row, len(self._sequences.written[row]), processed, raw)
         if self._sample:
             self._check_chances(chosen[:, 1].tolist(), [row for row, _ in places])
-            told = np.ascontiguousarray(chosen[:, 2:]).view(np.float32).tolist()
-            for (row, node), shares in zip(places, told, strict=True):
-                if (asks := now.trees[row].asks) is not None:
-                    now.paths[row].shares.append(shares[: len(asks(node))])
         return list(chosen[:, 0].tolist())
 
     def _chosen(
@@ -170,18 +167,6 @@ class Sampler:
         at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
         return (chances / self.noise.lines(at, chances, ahead)).argmax(-1, keepdim=True), chances
 
-    def _packed(
-        self, trees: Sequence[TokenTree], places: Sequence[Place], tokens: Tensor, chances: Tensor | None
-    ) -> Tensor:
-        if chances is None:
-            return tokens.int()
-        told = [tokens.int(), chances[:, :1].isfinite().int()]  # where one is not, none is
-        asked = [[] if (asks := trees[row].asks) is None else asks(node) for row, node in places]
-        if most := max(map(len, asked)):
-            padded = [[*line, *[0] * (most - len(line))] for line in asked]
-            told.append(chances.gather(1, send(padded, chances.device)).view(torch.int32))
-        return torch.cat(told, dim=1)
-
     def _index(self, trees: Sequence[TokenTree], row: int, node: int, ahead: bool) -> int:
         if ahead and self.noise is not None:
             return self.noise.reachable(row, trees[row].depths[node])
@@ -191,8 +176,6 @@ class Sampler:
         tokens = []
         for (row, node), line in zip(places, chances, strict=True):
             tree = now.trees[row]
-            if tree.asks is not None:
-                now.paths[row].shares.append(line[tree.asks(node)].tolist())
             tokens.append(reject(line, list(tree.children[node]), drawn_from=(tree.drawn_from or {}).get(node)))
         return tokens
 

@@ -22,7 +22,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from jacobi import Path, Scores, TokenTree, walk
-from lookahead.verify.noise import is_drawn_by_noise
+from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Pass, Place, Sampler
 from lookahead.verify.sequences import Sequences
@@ -134,6 +134,11 @@ class Verifier:
             self._pad(now, row)
         if noise is not None:
             noise.forget()
+
+    @property
+    def noise(self) -> Noise | None:
+        """What sequences draw from; None where they do not draw, or not by noise that can be known before."""
+        return self._sampler.noise
 
     def recorded(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
         """Scores or logits as ``generate`` returns them, ``[batch, vocab]`` for each index; None if not asked for. They
