@@ -7,6 +7,7 @@ from functools import partial
 from time import perf_counter
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from jacobi.drafter import Drafter, Successors
@@ -28,7 +29,7 @@ class Scores:
     greedy: list[list[int]]
     broken: frozenset[tuple[int, int]] = frozenset()
     successors: list[Successors] | None = None
-    beside: Tensor | None = None
+    beside: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class Model(Protocol):
 class AsynchronousModel(Model, Protocol):
     """A model on a device that works by itself."""
 
-    def launch(self, trees: Sequence[TokenTree], look: Callable[[Tensor], Tensor | None]) -> Callable[[], Scores]:
+    def launch(self, trees: Sequence[TokenTree], look: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[], Scores]:
         """Like ``forward``, but do not wait for the device: what is returned does. ``look`` makes of the logits what
         is to come with the scores."""
 
@@ -68,9 +69,8 @@ class AsynchronousModel(Model, Protocol):
 class Verifier(Protocol):
     """Decides what is accepted, token by token, stopping rules included."""
 
-    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> Tensor | None:
-        """What is to be brought to the host together with the scores, computed on the device, int32
-        ``[batch, node, n]``; None = nothing."""
+    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> tuple[Tensor, ...]:
+        """What is to be brought to the host together with the scores, computed on the device: int32, of any shapes."""
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         """The path kept of each tree; an empty one where a sequence does not advance."""
@@ -155,9 +155,9 @@ class GreedyVerifier:
         """Tokens that may still follow the one that the root decides."""
         return [max(0, self._max_new_tokens - len(row) - 1) for row in self.tokens]
 
-    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> Tensor | None:
+    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> tuple[Tensor, ...]:
         """Nothing."""
-        return None
+        return ()
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         """Follow the argmax down the tree of each unfinished sequence."""

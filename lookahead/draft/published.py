@@ -9,6 +9,7 @@ from lookahead.sources.jacobi_window import JacobiWindow
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.source import HeadCandidates
 from lookahead.sources.ngram_pool import NgramPool
+from lookahead.sources.perturbed import Draw
 
 # Guesses chained behind the newest one. S on held-out code, greedy, 5/15/15, by this number: 0 3.38, 1 4.17, 2 4.57,
 # 3 4.95, 6 5.25; sampled at temperature 0.8: 1.86, 1.90, 1.91, 1.92, 1.93. Past 3 the pass grows faster than S.
@@ -102,10 +103,16 @@ class LookaheadDrafter:
 
 class MedusaDrafter:
     """Medusa decoding (Cai et al., arXiv 2401.10774, section 2.1.2): one sequence's tree of fixed shape. It is filled
-    with the heads' best candidates: rank i at depth k + 1 is head k's candidate i."""
+    with the heads' best candidates: rank i at depth k + 1 is head k's candidate i, under the noise of ``draw`` where
+    tokens are drawn."""
 
-    def __init__(self, candidates: HeadCandidates, sequence: int, choices: ChoiceTree) -> None:
+    def __init__(
+        self, candidates: HeadCandidates, sequence: int, choices: ChoiceTree, draw: Draw | None = None
+    ) -> None:
         self._candidates = candidates
+        self._draw = draw
+        self._index = 0  # of the next token
+        self._most = max(choices.candidates)
         self._sequence = sequence
         shape = choices.token_tree()
         self._nodes = list(zip(shape.parents[1:], shape.depths[1:], shape.tokens[1:], strict=True))
@@ -116,7 +123,11 @@ class MedusaDrafter:
         found = self._candidates.of(self._sequence) if room > 0 else None
         if found is None:
             return tree
-        tokens, _ = found
+        tokens, logs = found
+        if self._draw is not None:
+            lines = enumerate(zip(tokens, logs, strict=True))
+            first = [self._draw.best(*line, self._index + head, self._most)[0] for head, line in lines]
+            tokens = [list(dict.fromkeys([*best, *line])) for best, line in zip(first, tokens, strict=True)]
         for parent, depth, rank in self._nodes:
             if depth > room:
                 break
@@ -125,4 +136,5 @@ class MedusaDrafter:
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         self._root = path.tokens[-1]
+        self._index += len(path.tokens)
         self._candidates.note(self._sequence, path.nodes[-1])

@@ -26,8 +26,8 @@ def draft_context(
     seed: int | None,
     noise: Noise | None,
 ) -> CallContext:
-    """What a strategy may know of a call; ``curve`` finds the latency curve of passes as they are run now, and ``noise``
-    is what sequences draw from, where that can be known."""
+    """What a strategy may know of a call; ``curve`` finds the latency curve of passes as they are run now, ``noise`` is
+    what sequences draw from, where that can be known."""
     vocab_size = call.traits.vocab_size
     pad = sequences.pad if 0 <= sequences.pad < vocab_size else 0  # drafts must be tokens that the model can be fed
     linear = isinstance(model, LinearModel)

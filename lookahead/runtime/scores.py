@@ -18,9 +18,8 @@ _SMALL_CHUNK = 32  # the same as ``_CHUNK``, where more are wanted
 _T = TypeVar("_T")
 
 
-Look = Callable[
-    [Tensor], Tensor | None
-]  # from logits to what else is to be brought to the host, int32 [batch, node, n]
+# From logits to what else is to be brought to the host, int32.
+Look = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 def score(logits: Tensor, best: int = 0, look: Look | None = None) -> Scores:
@@ -43,15 +42,13 @@ def started(run: Callable[[], Tensor], waits: bool, best: int = 0, look: Look | 
     logits = run()
     lines = _lines(logits)
     count = min(max(best, 1), lines.shape[1])
-    packed, beside = _on_device(lines, count), look and look(logits)
-    if beside is not None:
-        packed = torch.cat([packed, beside.flatten(0, 1)], dim=1)
+    parts = (_on_device(lines, count), *(look(logits) if look else ()))
+    packed = torch.cat([part.flatten() for part in parts])
 
     def rest() -> Scores:
-        brought = fetch(packed)
-        values, order = _unpacked(brought[:, : 1 + 2 * count], count)
-        told = None if beside is None else torch.from_numpy(brought[:, 1 + 2 * count :]).view(beside.shape)
-        return _scores(logits, values, order, best, told)
+        brought = np.split(fetch(packed), np.cumsum([part.numel() for part in parts])[:-1])
+        found, *beside = (line.reshape(part.shape) for line, part in zip(brought, parts, strict=True))
+        return _scores(logits, *_unpacked(found, count), best, tuple(beside))
 
     return rest
 
@@ -82,7 +79,9 @@ def _lines(logits: Tensor) -> Tensor:
     return logits.detach().flatten(0, 1)
 
 
-def _scores(logits: Tensor, values: np.ndarray, order: np.ndarray, best: int, beside: Tensor | None = None) -> Scores:
+def _scores(
+    logits: Tensor, values: np.ndarray, order: np.ndarray, best: int, beside: tuple[np.ndarray, ...] = ()
+) -> Scores:
     _, nodes, vocab = logits.shape
     greedy = _by_row(order[:, 0].tolist(), nodes)
     broken = frozenset(divmod(line, nodes) for line in np.nonzero(np.isnan(values[:, 0]))[0].tolist())

@@ -1,6 +1,7 @@
 """Token recycling where tokens are drawn by noise that is known."""
 
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -43,7 +44,10 @@ class UsualTokens:
 
     def add(self, tokens: np.ndarray, chances: np.ndarray) -> None:
         """Take in what the model said at one token: the best next tokens, and their chances up to a factor."""
-        self._sums[tokens] += chances * (self._weight / float(chances.sum()))
+        whole = float(chances.sum())
+        if not isfinite(whole):
+            return
+        self._sums[tokens] += chances * (self._weight / whole)
         self._weight /= _FADE
         self._age += 1
         if self._weight > _LARGEST:

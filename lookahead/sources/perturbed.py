@@ -13,24 +13,17 @@ A candidate's *share* tells how likely it is right, whatever the temperature. (F
 is at least (1 - TV) / (1 + TV), with TV the distance of p and q; Daliri, Musco and Suresh, arXiv 2408.07978.)
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Any
 
 import numpy as np
-
-from jacobi import Path, Successors, TokenTree
-from lookahead.sources.base import Source
 
 Line = Callable[[int], np.ndarray | None]  # from a token's index to its noise [vocab]; None where it is not known
 
 _ODDS = tuple(exp(0.9 * step - 5.0) for step in range(11))  # of a share, at which the next bin begins
 BINS = len(_ODDS) + 1
 _EDGES = np.array([odds / (1.0 + odds) for odds in _ODDS])  # the same as shares
-_STEPS = (0.3, 1.0, 3.3)  # odds of a share, at which the next level of a candidate without logits begins
-_SHIFTS = (-0.7, -0.1, 0.35, 0.95)  # what that adds to the log-odds of its prior
 _LEAST_NOISE = 1e-30  # noise may be 0
 
 
@@ -61,6 +54,16 @@ class Draw:
             chances = chances[: 1 + int(np.searchsorted(sums, self.top_p * sums[-1]))]
         return chances
 
+    def best(
+        self, tokens: Sequence[int], logits: Sequence[float], index: int, most: int
+    ) -> tuple[list[int], list[int]]:
+        """Of candidates for the token ``index``, the likeliest first by a source, the ``most`` that the draw is most
+        likely to choose, and the bins of their shares."""
+        chances = self.chances(np.array(logits, np.float32))
+        known = np.array(tokens[: len(chances)])
+        places, bins = best_shares(perturbed(chances, known, self.line(index)), most)
+        return known[places].tolist(), bins.tolist()
+
 
 def perturbed(chances: np.ndarray, tokens: np.ndarray, line: np.ndarray | None) -> np.ndarray:
     """``q / e`` of tokens with these chances q; without a line, q."""
@@ -72,38 +75,3 @@ def best_shares(weights: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]
     places = np.argpartition(weights, -most)[-most:] if most < len(weights) else np.arange(len(weights))
     places = places[np.argsort(-weights[places])]
     return places, np.searchsorted(_EDGES, weights[places] / weights.sum())
-
-
-class Perturbed:
-    """Another source whose candidates are told apart by noise as well: its priors say how likely they are without."""
-
-    def __init__(self, source: Source, draw: Draw) -> None:
-        self.name = source.name
-        self.priors = [1.0 / (1.0 + (1.0 / prior - 1.0) * exp(-shift)) for prior in source.priors for shift in _SHIFTS]
-        self._source, self._draw = source, draw
-        self._likely = source.priors
-        self._index = 0
-
-    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        self._source.start(prompt, successors)
-
-    def root(self) -> tuple[Any, int]:
-        return self._source.root(), self._index
-
-    def step(self, state: tuple[Any, int], token: int) -> tuple[Any, int]:
-        return self._source.step(state[0], token), state[1] + 1
-
-    def propose(self, state: tuple[Any, int]) -> list[tuple[int, int]]:
-        candidates, line = self._source.propose(state[0]), self._draw.line(state[1])
-        if line is None or not candidates:
-            return [(token, len(_SHIFTS) * kind + 1) for token, kind, *_ in candidates]
-        weights = [self._likely[kind] / max(_LEAST_NOISE, line.item(token)) for token, kind, *_ in candidates]
-        rest = sum(weights) + max(0.02, 1.0 - sum([self._likely[kind] for _, kind, *_ in candidates]))
-        return [
-            (token, len(_SHIFTS) * kind + bisect_right(_STEPS, weight / (rest - weight)))
-            for (token, kind, *_), weight in zip(candidates, weights, strict=True)
-        ]
-
-    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        self._index += len(path.tokens)
-        self._source.learn(tree, path, successors)

@@ -15,7 +15,6 @@ from lookahead.draft.planner import Planner
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
 from lookahead.sources.checked import CheckedSource
 from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
-from lookahead.sources.perturbed import Perturbed
 from lookahead.sources.recycling import BEST
 from lookahead.strategies.base import Strategy
 
@@ -28,16 +27,12 @@ def _best(drawn: bool) -> int:
     return DRAWN_BEST if drawn else BEST
 
 
-def _perturbed(source: Source, row: RowContext) -> Source:
-    return source if row.draw is None else Perturbed(source, row.draw)
-
-
 FREE_SOURCES: dict[str, Maker] = {
     "recycling": lambda row, memory: (
         RecyclingSource(memory.table) if row.draw is None else DrawnRecycling(memory.table, row.draw, row.vocab_size)
     ),
-    "suffix": lambda row, memory: _perturbed(SuffixSource(), row),
-    "pool": lambda row, memory: _perturbed(PoolSource(), row),
+    "suffix": lambda row, memory: SuffixSource(),
+    "pool": lambda row, memory: PoolSource(),
     "window": lambda row, memory: WindowSource(row.rng, row.vocab_size),
 }
 _MOST_NODES = 512

@@ -17,7 +17,7 @@ from lookahead.draft.published import MedusaDrafter
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.heads import MedusaHeads, Placement, stored_heads, tree_beside
-from lookahead.sources.medusa.source import HeadCandidates, HeadsSource
+from lookahead.sources.medusa.source import DRAWN, HeadCandidates, HeadsSource
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy, Maker
 from lookahead.verify.typical import nucleus, typical
 
@@ -177,11 +177,13 @@ class Medusa(AutomaticStrategy):
         tree = None if self.automatic else self.tree(vocab_size)
         if tree is not None and call.rows[0].chain:
             tree = ChoiceTree(tuple((0,) * depth for depth in range(1, heads.num_heads + 1)))
-        most = min(_BEST, vocab_size) if tree is None else max(tree.candidates)
-        candidates = HeadCandidates(heads, output_layer(call.model), call.hidden, most, len(call.rows))
+        most = _BEST if tree is None else max(tree.candidates)
+        if call.rows[0].draw is not None:
+            most = max(most, DRAWN)
+        candidates = HeadCandidates(heads, output_layer(call.model), call.hidden, min(most, vocab_size), len(call.rows))
         if tree is not None:
-            return Drafts([MedusaDrafter(candidates, row.index, tree) for row in call.rows])
+            return Drafts([MedusaDrafter(candidates, row.index, tree, row.draw) for row in call.rows])
         lossy = None if self.rule is None else (self.acceptance, self.posterior_threshold, self.posterior_alpha)
         call = replace(call, choice=(call.choice, lossy, self.top_p))
-        heads_source: dict[str, Maker] = {"heads": lambda row, memory: HeadsSource(candidates, row.index)}
+        heads_source: dict[str, Maker] = {"heads": lambda row, memory: HeadsSource(candidates, row.index, row.draw)}
         return self.automatic_drafts(call, self.sources or (), heads_source)

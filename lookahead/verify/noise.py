@@ -14,6 +14,8 @@ from lookahead.verify.sequences import Sequences
 # Indices that a sequence may lead the slowest by: each keeps a [batch, vocab] noise alive, so bytes are limited too.
 _MOST_LEAD = 32
 _MOST_BYTES = 64 << 20
+_MOST_BROUGHT = 4 << 20  # bytes of noise that a pass brings to the host for the next drafts
+_MOST_AHEAD = 4  # tokens beyond twice the depth of the last drafts
 
 
 class Noise:
@@ -34,6 +36,8 @@ class Noise:
         self._sequences = sequences
         self._kept: dict[int, Tensor] = {}
         self._drawn = 0
+        self._told: dict[int, np.ndarray] = {}  # lines of a device that have been brought to the host, by index
+        self._brought = range(0)  # indices of those on their way
         self._like: Tensor | None = None  # [0, vocab] in the noise's dtype, once it is known
         self._states: dict[int, Tensor] = {}  # the generator's state after a line, where lines were drawn ahead
         self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
@@ -60,13 +64,41 @@ class Noise:
     def line(self, row: int, index: int) -> np.ndarray | None:
         """One sequence's noise ``[vocab]`` for a token that is still to be written, for whoever drafts it; None where
         it is not known on the host, or so far ahead that it is not drawn yet."""
-        if self._like is None or not on_host(self._like.device) or index >= self.limit():
+        if self._like is None or not on_host(self._like.device):
+            told = self._told.get(index)
+            return None if told is None else told[row]
+        if index >= self.limit():
             return None
         if index >= self._drawn:
             self.lines([(row, index)], self._like, ahead=True)
             self.settle()
-        line: np.ndarray = self._kept[index][row].numpy()
-        return line
+        known = self._kept.get(index)  # None where only a finished sequence asks
+        return None if known is None else known[row].numpy()
+
+    def bring(self, depth: int) -> Tensor:
+        """On a device, the noise that drafts of the next pass may ask for, int32 ``[index, batch, vocab]``, for
+        :meth:`told`: of indices that have not been brought yet, as many as a pass may bring. ``depth`` is that of the
+        last drafts, and lines as far as they could reach have been drawn."""
+        assert self._like is not None
+        first = max([self._sequences.longest + 1, *(index + 1 for index in self._told)])
+        bytes_each = self._sequences.batch * self._like.shape[1] * self._like.element_size()
+        last = min(self._sequences.longest + 2 * depth + _MOST_AHEAD, self.limit(), first + _MOST_BROUGHT // bytes_each)
+        if first < last:
+            self.lines([(0, last - 1)], self._like, ahead=True)
+        self._brought = range(first, last)
+        lines = [self._kept[index] for index in self._brought] or [self._like]
+        return (
+            torch.cat(lines)
+            .float()
+            .view(torch.int32)
+            .view(len(self._brought), self._sequences.batch, self._like.shape[1])
+        )
+
+    def told(self, brought: np.ndarray) -> None:
+        """What :meth:`bring` gave has come to the host."""
+        if self._brought:
+            self._told.update(zip(self._brought, brought.view(np.float32), strict=True))
+            self._brought = range(0)
 
     def reachable(self, row: int, depth: int) -> int:
         """The index of the token that a node at ``depth`` decides; of one that cannot be reached now, any other."""
@@ -94,6 +126,7 @@ class Noise:
         if self.is_stale():
             for index in range(self._sequences.longest, self._drawn):
                 del self._kept[index]
+                self._told.pop(index, None)
             self._drawn, self._states = self._sequences.longest, {}
         else:
             _generator(self._sequences.device).set_state(self._states[self._drawn - 1])
@@ -109,6 +142,7 @@ class Noise:
         slowest = min(self._going(), default=self._drawn)
         for index in [index for index in self._kept if index < slowest]:
             del self._kept[index]
+            self._told.pop(index, None)
 
     def _going(self) -> list[int]:
         pairs = zip(self._sequences.written, self._sequences.finished, strict=True)

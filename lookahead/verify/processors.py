@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
@@ -41,7 +42,7 @@ def not_row_wise(processors: LogitsProcessorList, criteria: StoppingCriteriaList
     return sorted(kind.__name__ for kind in others | ({type(rule) for rule in criteria} - ROW_RULES))
 
 
-def warp_of(processors: LogitsProcessorList) -> dict[str, float]:
+def warp_of(processors: LogitsProcessorList) -> dict[str, Any]:
     """What the usual warpers do to scores: temperature, top_k, top_p and min_p, those that are there."""
     names = ("temperature", "top_k", "top_p", "min_p")
     warpers = [each for each in processors if type(each) in PREFIX_FREE]

@@ -109,11 +109,12 @@ class Sampler:
         self._looks = self._prefix_free and not (self.is_argmax or watched or (sample and self.noise is None))
         self._seen: tuple[Tensor, Tensor] | None = None  # of the pass: processed scores and logits [batch, node, vocab]
 
-    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> Tensor | None:
-        """Choose at every node, int32 ``[batch, node, n]``; None where that is left to :meth:`choose`."""
+    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> tuple[Tensor, ...]:
+        """Choose at every node, int32 ``[batch, node, n]``, and bring the next drafts' noise; nothing where choosing is
+        left to :meth:`choose`."""
         self._seen = None
         if not self._looks or on_host(logits.device) or all(self._sequences.finished):
-            return None
+            return ()
         batch, nodes, vocab = logits.shape
         raw = self._copied(logits.detach()).view(-1, vocab)
         processed = self.process([], raw)
@@ -121,7 +122,8 @@ class Sampler:
             self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
         places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
         tokens, chances = self._chosen(trees, places, processed, ahead=True)
-        return _packed(tokens, chances).view(batch, nodes, -1)
+        chosen = _packed(tokens, chances).view(batch, nodes, -1)
+        return (chosen,) if self.noise is None else (chosen, self.noise.bring(max(max(tree.depths) for tree in trees)))
 
     def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
         """The next token at one place of each of several rows."""
@@ -135,8 +137,8 @@ class Sampler:
 
     def _read(self, now: Pass, places: Sequence[Place]) -> list[int]:
         if self.noise is not None and self.noise.is_stale():
-            now.scores.beside = None  # chosen by other numbers than are drawn now
-        if now.scores.beside is None:
+            now.scores.beside = ()  # chosen by other numbers than are drawn now
+        if not now.scores.beside:
             processed = self.processed(now, places)
             if self._rejection:
                 return self._rejected(now, places, processed.softmax(-1))
@@ -147,7 +149,9 @@ class Sampler:
             chosen = fetch(_packed(tokens, chances))
         else:
             rows, nodes = zip(*places, strict=True)
-            chosen = now.scores.beside[list(rows), list(nodes)].numpy()
+            chosen = now.scores.beside[0][list(rows), list(nodes)]
+            if self.noise is not None:
+                self.noise.told(now.scores.beside[1])
             for row, node in places if self._seen is not None else ():
                 processed, raw = (seen[row, node].clone() for seen in self._seen or ())
                 self.records.note(row, len(self._sequences.written[row]), processed, raw)

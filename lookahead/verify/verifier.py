@@ -97,10 +97,10 @@ class Verifier:
                 rooms[row] = min(rooms[row], max(0, sequences.behind(row) - 1))
         return rooms
 
-    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> Tensor | None:
-        """The choices at all nodes where they are made on the device."""
+    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> tuple[Tensor, ...]:
+        """The choices at all nodes where they are made on the device, and noise for the next drafts."""
         with self._settled():
-            return self._sampler.look(trees, logits) if self._rule is None else None
+            return self._sampler.look(trees, logits) if self._rule is None else ()
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         """Write what the model would have written, as far as the trees go."""

@@ -329,27 +329,6 @@ def test_nothing_drafted_still_tells_how_far_estimates_hold() -> None:
     assert acceptance.trees == [(pytest.approx(right), 0)]
 
 
-def test_known_chances_are_learnt_instead_of_the_draw() -> None:
-    """What a token was drawn from says more than the token: whichever comes, the same is learnt."""
-    told = []
-    for token in (1, 2, 9):
-        trees, acceptance = counted()
-        tree, values = trees.grow(7, 1, *flat(3))
-        assert tree.tokens == [7, 1, 2]
-        assert tree.asks is not None
-        likely = {1: 0.1, 2: 0.2, 3: 0.4, 9: 0.3}
-        shares = [likely[asked] for asked in tree.asks(0)]
-        path = Path([0], [token], [shares])
-        if token != 9:
-            child = tree.children[0][token]
-            path = Path([0, child], [token, 5], [shares, [1 / 16] * len(tree.asks(child))])
-        assert trees.learn(tree, path, values) == ["one"] * (token != 9)
-        told.append((acceptance.weights[0], acceptance.weights[2 * SLOTS]))
-        (expected, right) = acceptance.trees[0]
-        assert right / expected == pytest.approx(0.3 / sum(values)), "of the drafted ones"
-    assert told[0] == told[1] == told[2]
-
-
 def test_no_candidates_teach_nothing() -> None:
     sources = [TableSource("one", {})]
     acceptance = Counted(sources)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lookahead.runtime import scores, tree
-from lookahead.verify import sampler
+from lookahead.verify import noise, sampler
 
 _READS = {"tolist", "numpy", "item", "__bool__", "__int__", "__float__", "__index__", "nonzero", "equal", "cpu"}
 _OPERATIONS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "item"}
@@ -54,7 +54,7 @@ def working_alone(*, guarded: bool = False) -> Iterator[list[int]]:
         return found.as_subclass(OnDevice) if guarded else found
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (scores, tree, sampler):
+        for module in (scores, tree, sampler, noise):
             patch.setattr(module, "on_host", lambda device: False)
         for module in (scores, sampler):
             patch.setattr(module, "fetch", fetch)

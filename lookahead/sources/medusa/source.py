@@ -15,12 +15,16 @@ from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.sources.medusa.network import Output, ResBlock, best_of
+from lookahead.sources.perturbed import BINS, Draw
 
 _LEAST = 0.002  # a candidate that its head gives less is not proposed
 _RANKS = 3  # that are told apart: the first, the second, later ones
 _STEPS = tuple(0.75 * step for step in range(-6, 8))  # strengths at which the next level begins
 _LEVELS = len(_STEPS) + 1
 _PRIORS = tuple(1.0 / (1.0 + math.exp(0.375 - strength)) for strength in (*_STEPS, _STEPS[-1] + 0.75))
+DRAWN = 32  # candidates of a head where tokens are drawn
+_MOST_DRAWN = 8  # of them below one node
+_DRAWN_PRIORS = (0.01, 0.015, 0.025, 0.045, 0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.75, 0.8)  # by the bin of a share
 _MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves take the time
 _MOST_COPIED = 64 << 20  # bytes of all weights together, which are held twice
 
@@ -74,14 +78,16 @@ class HeadCandidates:
 class HeadsSource:
     """The heads as one source among others: head k has candidates for every node at depth k, from 0. A candidate's kind
     is its head, its rank and its strength: the log-odds that the head gives it against all tokens that it does not
-    propose. How often candidates of a kind are right is learnt from there."""
+    propose. How often candidates of a kind are right is learnt from there. Where tokens are drawn, its kind is its
+    head, and its share under the noise of ``draw``."""
 
     name = "heads"
 
-    def __init__(self, candidates: HeadCandidates, sequence: int) -> None:
-        self.priors = _PRIORS * (_RANKS * candidates.num_heads)
-        self._candidates, self._sequence = candidates, sequence
+    def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
+        self.priors = (_PRIORS * _RANKS if draw is None else _DRAWN_PRIORS) * candidates.num_heads
+        self._candidates, self._sequence, self._draw = candidates, sequence, draw
         self._offers: list[list[tuple[int, int]]] | None = None
+        self._index = 0  # of the next token
 
     @property
     def spent_ms(self) -> float:
@@ -100,8 +106,14 @@ class HeadsSource:
         if self._offers is None:
             found = self._candidates.of(self._sequence)
             lines = () if found is None else zip(*found, strict=True)
-            self._offers = [_offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
+            self._offers = [self._offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
         return self._offers[state] if state < len(self._offers) else []
+
+    def _offer(self, head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
+        if self._draw is None:
+            return _offer(head, tokens, logs)
+        best, bins = self._draw.best(tokens, logs, self._index + head, _MOST_DRAWN)
+        return [(token, head * BINS + level) for token, level in zip(best, bins, strict=True)]
 
     def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
         return [self.propose(state) for state in states]
@@ -110,6 +122,7 @@ class HeadsSource:
         self._offers = None  # they stood below the root of the pass
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
+        self._index += len(path.tokens)
         self._candidates.note(self._sequence, path.nodes[-1])
 
 
