@@ -1,10 +1,12 @@
 """Sampling: a seed draws plain decoding's text, and rejection keeps the model's distribution."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from helpers.calls import STRATEGIES
+from helpers.devices import working_alone
 from helpers.marks import few
 from helpers.models import counting_model, fresh_model, prompts, run, same_as_plain, successor_model, tiny_model
 from torch import Tensor
@@ -143,3 +145,15 @@ def test_samples_follow_the_model(verification: Any, alone: bool) -> None:
 def test_greedy_rejection_is_greedy() -> None:
     """Without sampling there is nothing to reject."""
     same_as_plain(tiny_model("llama"), prompts(3), Lookahead(verification="rejection"), max_new_tokens=30)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("alone", [False, True], ids=["host", "device"])
+def test_drafts_see_the_noise(batch: int, alone: bool) -> None:
+    """Where all tokens are equally likely, noise alone decides, and drafts that see it are right."""
+    model = successor_model({})
+    same_as_plain(model, prompts(batch), Lookahead(), do_sample=True, max_new_tokens=4)  # with the self-test
+    with working_alone() if alone else nullcontext():
+        settings = {"do_sample": True, "max_new_tokens": 60, "top_k": 0, "temperature": 1.3}
+        output = same_as_plain(model, prompts(batch), Lookahead(nodes=12, seed=0), **settings)
+    assert output.stats.steps < 60 / 3, "without noise it is one token in 48 that is right"

@@ -1,6 +1,7 @@
 """The noise of a sampled batch: plain decoding's draws, read at any pace and kept no longer than needed."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -68,3 +69,78 @@ def test_the_lead_is_limited_by_count_and_by_bytes(monkeypatch: pytest.MonkeyPat
     assert noise.limit() == 5
     monkeypatch.setattr(room, "_MOST_BYTES", 1)
     assert noise.limit() == 1, "the slowest itself may always write"
+
+
+def drawn(noise: Noise, sequences: Any, batch: int) -> list[int]:
+    line = torch.linspace(1, 3, VOCAB).softmax(-1)
+    at = [(row, len(sequences.written[row])) for row in range(batch)]
+    tokens: list[int] = (line / noise.lines(at, line.repeat(batch, 1))).argmax(-1).tolist()
+    for row, token in enumerate(tokens):
+        sequences.written[row].append(token)
+    noise.forget()
+    noise.settle()
+    return tokens
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_drafts_read_lines_ahead_and_nobody_notices(batch: int) -> None:
+    """A line read ahead is the one that is drawn, the generator stays where plain decoding has it, and numbers that
+    somebody draws in between are plain decoding's."""
+    torch.manual_seed(5)
+    expected = []
+    likely = torch.linspace(1, 3, VOCAB).softmax(-1).repeat(batch, 1)
+    for index in range(6):
+        expected.append(torch.multinomial(likely, 1).squeeze(1).tolist())
+        if index == 3:
+            expected.append(torch.rand(2).tolist())
+    torch.manual_seed(5)
+    sequences = sequences_of([[1]] * batch)
+    noise, found = Noise(sequences), []
+    assert noise.line(0, 0) is None, "how wide a line is comes with the first scores"
+    for index in range(6):
+        found.append(drawn(noise, sequences, batch))
+        before = torch.get_rng_state()
+        ahead = {(row, at): noise.line(row, at) for row in range(batch) for at in (index + 3, index + 1)}
+        assert torch.equal(torch.get_rng_state(), before)
+        for (row, at), line in ahead.items():
+            assert line is not None and line.shape == (VOCAB,)
+            assert (line == noise.line(row, at)).all()
+        if index == 3:
+            found.append(torch.rand(2).tolist())
+        if index < 5 and index != 3:
+            best = [(likely[0].numpy() / ahead[row, index + 1]).argmax() for row in range(batch)]
+            assert best == expected[index + 1 + (index > 3)]
+    assert found == expected
+
+
+def test_no_line_is_read_where_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = sequences_of([[1], [1]])
+    noise = Noise(sequences)
+    for _ in range(3):
+        drawn(noise, sequences, 2)
+    assert noise.line(0, 1) is None, "read by all"
+    assert noise.line(0, 3) is not None
+    assert noise.line(0, 3 + room._MOST_LEAD) is None
+    monkeypatch.setattr(room, "on_host", lambda device: False)
+    assert noise.line(0, 3) is None, "nothing has been brought from the device"
+
+
+def test_a_device_brings_lines_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = sequences_of([[1], [1]])
+    noise = Noise(sequences)
+    drawn(noise, sequences, 2)
+    host = {index: noise.line(1, index) for index in range(2, 9)}
+    monkeypatch.setattr(room, "on_host", lambda device: False)
+    brought = noise.bring(2)
+    assert brought.dtype == torch.int32
+    assert brought.shape == (2 * 2 + room._MOST_AHEAD - 1, 2, VOCAB), "from the token after the next one on"
+    noise.told(brought.numpy())
+    noise.told(brought.numpy())
+    assert all((noise.line(1, index) == host[index]).all() for index in range(2, 9))
+    assert noise.bring(2).numel() == 0, "all are there"
+    monkeypatch.setattr(room, "_MOST_BROUGHT", 2 * VOCAB * 4)
+    assert len(noise.bring(9)) == 1
+    noise.settle()
+    torch.rand(1)
+    drawn(noise, sequences, 2)
+    assert noise.line(1, 3) is None, "drawn again since somebody else has drawn"

@@ -1,0 +1,123 @@
+"""Drafts under noise: shares, warped chances, and the source that reads them."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from helpers.toy import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from jacobi import Path, Successors, TokenTree
+from lookahead.sources import SuccessorTable
+from lookahead.sources.drawn_recycling import DrawnRecycling, UsualTokens
+from lookahead.sources.perturbed import BINS, Draw, best_shares, perturbed
+
+VOCAB = 12
+WARPERS: dict[str, Callable[[float], object]] = {
+    "temperature": TemperatureLogitsWarper,
+    "top_k": TopKLogitsWarper,
+    "top_p": TopPLogitsWarper,
+    "min_p": MinPLogitsWarper,
+}
+
+
+def lines(seed: int) -> tuple[Callable[[int], np.ndarray], np.ndarray]:
+    noise = np.random.default_rng(seed).exponential(size=(64, VOCAB)).astype(np.float32)
+    return noise.__getitem__, noise
+
+
+def test_the_example_of_the_docstring() -> None:
+    chances, noise = np.array([0.50, 0.30, 0.05]), np.array([1.90, 0.25, 0.40])
+    weights = perturbed(chances, np.arange(3), noise)
+    assert weights == pytest.approx([0.26, 1.20, 0.13], abs=0.01)
+    assert weights / weights.sum() == pytest.approx([0.16, 0.76, 0.08], abs=0.01)
+    places, bins = best_shares(weights, 2)
+    assert places.tolist() == [1, 0]
+    assert 0 <= bins[1] < bins[0] < BINS
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0.6), ("top_k", 4), ("top_p", 0.7), ("min_p", 0.2)])
+@examples(30)
+@given(seed=st.integers(0, 999))
+def test_chances_are_what_the_warpers_leave(name: str, value: float, seed: int) -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2.0
+    warper = WARPERS[name](value)
+    expected = warper(torch.zeros(1, 1, dtype=torch.long), logits.clone()).softmax(-1)[0]  # type: ignore[operator]
+    highest, tokens = logits[0].sort(descending=True)
+    chances = Draw(lambda index: None, **{name: value}).chances(highest.numpy())  # type: ignore[arg-type]
+    assert len(chances) == int((expected > 0).sum())
+    whole = np.zeros(VOCAB, np.float32)
+    whole[tokens[: len(chances)].numpy()] = chances / chances.sum()
+    assert whole == pytest.approx(expected.numpy(), abs=1e-5)
+
+
+@examples(60)
+@given(seed=st.integers(0, 999), most=st.integers(1, VOCAB + 3))
+def test_what_is_known_exactly_is_proposed_first(seed: int, most: int) -> None:
+    """If q is p, the candidate with the largest share is the token that is drawn."""
+    chances = np.random.default_rng(seed).dirichlet(np.ones(VOCAB)).astype(np.float32)
+    line, noise = lines(seed)
+    places, bins = best_shares(perturbed(chances, np.arange(VOCAB), line(3)), most)
+    assert places[0] == (chances / noise[3]).argmax()
+    assert len(places) == len(set(places.tolist())) == min(most, VOCAB)
+    assert (np.diff(bins) <= 0).all()
+
+
+def test_noise_of_zero_decides() -> None:
+    noise = np.ones(VOCAB, np.float32)
+    noise[5] = 0.0
+    weights = perturbed(np.full(VOCAB, 0.1, np.float32), np.arange(VOCAB), noise)
+    assert np.isfinite(weights).all()
+    assert best_shares(weights, 1)[0].tolist() == [5]
+
+
+def test_usual_tokens_follow_the_text() -> None:
+    usual, tokens = UsualTokens(VOCAB), np.array([3, 4])
+    assert usual.best(None) == []
+    for _ in range(200):
+        usual.add(tokens, np.array([3.0, 1.0], np.float32))
+    assert [token for token, _ in usual.best(None)] == [3, 4]
+    usual.add(tokens, np.array([np.nan, 1.0], np.float32))
+    for _ in range(2000):  # far more than a float could count on with weights that only grow
+        usual.add(np.array([7]), np.array([1.0], np.float32))
+    assert usual.best(None)[0] == (7, BINS - 1)
+    line = np.ones(VOCAB, np.float32)
+    line[7] = 1e9
+    assert usual.best(line)[0][0] == 7, "the others are long gone"
+    usual.add(tokens, np.array([3.0, 1.0], np.float32))
+    usual._age = 10**6
+    assert [token for token, _ in usual.best(line)] == [3, 4, 7]
+
+
+def said(*rows: list[float]) -> Successors:
+    logits = np.array(rows, np.float32)
+    order = np.argsort(-logits, axis=1).astype(np.int32)
+    return Successors(order, np.take_along_axis(logits, order, axis=1))
+
+
+def test_rows_are_read_under_the_noise_of_their_place() -> None:
+    line, noise = lines(1)
+    source = DrawnRecycling(SuccessorTable(), Draw(line, temperature=0.5), VOCAB)
+    logits = [float(token % 5) for token in range(VOCAB)]
+    source.start([1, 2, 3], said(logits))
+    source.learn(TokenTree(3), Path([0], [9]), None)
+    chances = np.exp(np.array(logits) / 0.5)
+    assert source.root() == ((2, 3, 9), 1)
+    state = ((1, 2, 3), 4)
+    candidates = source.propose(state)
+    assert candidates[0][0] == (chances / noise[4]).argmax()
+    assert len({token for token, _ in candidates}) == len(candidates)
+    assert all(0 <= kind < len(source.priors) for _, kind in candidates)
+    assert source.step(state, 8) == ((2, 3, 8), 5)
+    unknown = source.propose(((7, 7, 7), 5))
+    assert unknown[0][0] == (chances / noise[5]).argmax(), "what is usual in the text, where the context is new"
+    assert all(kind >= 4 * BINS for _, kind in unknown)
+
+
+def test_without_a_line_the_likeliest_comes_first() -> None:
+    source = DrawnRecycling(SuccessorTable(), Draw(lambda index: None), VOCAB)
+    source.start([1, 2, 3], said([0.0, 1.0, 5.0, *[0.0] * (VOCAB - 3)]))
+    assert source.propose(((1, 2, 3), 0))[0][0] == 2
