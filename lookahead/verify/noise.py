@@ -46,7 +46,7 @@ class Noise:
         """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``;
         ``ahead``: not all of them may be written."""
         self._resume()
-        self._like = like[:0]
+        self._like = like.new_empty((0, like.shape[-1]))
         generator, shape = _generator(like.device), (self._sequences.batch, like.shape[-1])
         while self._drawn <= max(index for _, index in at):
             if ahead:
@@ -86,13 +86,8 @@ class Noise:
         if first < last:
             self.lines([(0, last - 1)], self._like, ahead=True)
         self._brought = range(first, last)
-        lines = [self._kept[index] for index in self._brought] or [self._like]
-        return (
-            torch.cat(lines)
-            .float()
-            .view(torch.int32)
-            .view(len(self._brought), self._sequences.batch, self._like.shape[1])
-        )
+        lines = torch.cat([self._kept[index] for index in self._brought] or [self._like])
+        return lines.float().view(torch.int32).unflatten(0, (len(self._brought), self._sequences.batch))
 
     def told(self, brought: np.ndarray) -> None:
         """What :meth:`bring` gave has come to the host."""
