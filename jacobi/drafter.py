@@ -25,12 +25,15 @@ class Wants:
     """What drafters want to be told by the model, known before it is opened.
 
     The ``top_k`` best next tokens (0 = none) at every node and at ``prompt_top_k`` of the prompt's last tokens; by the
-    names of ``taps`` the hidden states of every pass, of which ``"last"`` is what the output layer reads.
+    names of ``taps`` the hidden states of every pass, of which ``"last"`` is what the output layer reads. With
+    ``choices`` they learn at every node the token that would be chosen there, where tokens are drawn by noise that
+    depends on the place alone; else the argmax.
     """
 
     top_k: int = 0
     prompt_top_k: int = 1
     taps: tuple[str, ...] = ()
+    choices: bool = False
 
 
 class Drafter(Protocol):
@@ -43,7 +46,7 @@ class Drafter(Protocol):
         """Return the next tree. Its root is the last decided token, and no node is deeper than ``room``."""
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        """Take in a pass: the model's argmax at every node, the path kept, the best next tokens if gathered."""
+        """Take in a pass: the model's argmax (or choice) at every node, the path kept, the best next tokens."""
 
 
 class PlainDrafter:

@@ -65,8 +65,8 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert not long
 
 
-def test_the_library_has_at_most_18000_lines() -> None:
-    assert sum(map(lines_of, MODULES)) <= 18_000
+def test_the_library_has_at_most_18500_lines() -> None:
+    assert sum(map(lines_of, MODULES)) <= 18_500
 
 
 def test_there_are_ten_rooms_and_at_most_a_dozen_modules_beside_them() -> None:

@@ -61,6 +61,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
             verification=strategy.verification,
             in_lockstep=plan.route == "chain",
             rule=rule,
+            everywhere=wants.choices,
         )
 
         def curve() -> StepTimes:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jacobi import Drafter, JacobiDrafter, JacobiMode, LookaheadError, guesser
-from lookahead.draft.context import RowContext
+from lookahead.draft.context import RowContext, Wants
 from lookahead.strategies.base import Strategy
 
 
@@ -45,6 +45,10 @@ class Jacobi(Strategy):
             expected = "'text', 'tail', 'pad' or a list of token ids"
             raise LookaheadError(f"Jacobi(initial_guess=) must be {expected}: got {given!r}.")
         object.__setattr__(self, "initial_guess", tuple(given))
+
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
+        """What is chosen at every node: the next iterate, of which the sampled text is the fixed point."""
+        return Wants(choices=drawn)
 
     def drafter(self, row: RowContext) -> Drafter:
         kind: Any = self.initial_guess

@@ -1,10 +1,10 @@
 """Lookahead decoding: the automatic mode, or the published method with given W, N and G."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from jacobi import Drafter, LookaheadError, PlainDrafter
-from lookahead.draft.context import CallContext, Drafts, RowContext
+from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.draft.published import LookaheadDrafter
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.strategies.automatic import AutomaticStrategy
@@ -94,6 +94,10 @@ class Lookahead(AutomaticStrategy):
             pool_from_prompt=bool(POOL_FROM_PROMPT),
             pool_from_output=False,
         )
+
+    def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
+        wants = super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens, drawn=drawn)
+        return wants if self.automatic else replace(wants, choices=drawn)  # of which the window is made
 
     def drafts(self, call: CallContext) -> Drafts:
         """In the automatic mode drafters share one planner; others have nothing in common."""

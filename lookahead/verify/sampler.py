@@ -92,6 +92,7 @@ class Sampler:
         rejection: bool,
         lockstep: bool,
         watched: bool,
+        everywhere: bool = False,
     ) -> None:
         kinds = {type(processor) for processor in processors}
         self.records = Records(config, sequences.batch)
@@ -107,13 +108,15 @@ class Sampler:
         self._together = all(getattr(each, "prompt_ignore_length", None) is None for each in processors)
         self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
         self._looks = self._prefix_free and not (self.is_argmax or watched or (sample and self.noise is None))
+        self._everywhere = everywhere
         self._seen: tuple[Tensor, Tensor] | None = None  # of the pass: processed scores and logits [batch, node, vocab]
 
     def look(self, trees: Sequence[TokenTree], logits: Tensor) -> tuple[Tensor, ...]:
         """Choose at every node, int32 ``[batch, node, n]``, and bring the next drafts' noise; nothing where choosing is
         left to :meth:`choose`."""
         self._seen = None
-        if not self._looks or on_host(logits.device) or all(self._sequences.finished):
+        waits = on_host(logits.device)
+        if not self._looks or (waits and not self._everywhere) or all(self._sequences.finished):
             return ()
         batch, nodes, vocab = logits.shape
         raw = self._copied(logits.detach()).view(-1, vocab)
@@ -123,7 +126,9 @@ class Sampler:
         places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
         tokens, chances = self._chosen(trees, places, processed, ahead=True)
         chosen = _packed(tokens, chances).view(batch, nodes, -1)
-        return (chosen,) if self.noise is None else (chosen, self.noise.bring(max(max(tree.depths) for tree in trees)))
+        if self.noise is None or waits:
+            return (chosen,)
+        return chosen, self.noise.bring(max(max(tree.depths) for tree in trees))
 
     def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
         """The next token at one place of each of several rows."""
@@ -150,7 +155,7 @@ class Sampler:
         else:
             rows, nodes = zip(*places, strict=True)
             chosen = now.scores.beside[0][list(rows), list(nodes)]
-            if self.noise is not None:
+            if self.noise is not None and len(now.scores.beside) > 1:
                 self.noise.told(now.scores.beside[1])
             for row, node in places if self._seen is not None else ():
                 processed, raw = (seen[row, node].clone() for seen in self._seen or ())

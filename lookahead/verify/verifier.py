@@ -22,6 +22,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from jacobi import Path, Scores, TokenTree, walk
+from lookahead.runtime.scores import fetch
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Pass, Place, Sampler
@@ -45,7 +46,8 @@ class Verifier:
     """Writes what plain decoding would write into ``sequences``, as far as the trees go (a :class:`jacobi.Verifier`).
     Draws are plain decoding's own, or those of :func:`jacobi.reject` (``"rejection"``). Some models can only advance
     all sequences ``in_lockstep``. The ``rule`` of a lossy call (None = exact) gives the tokens that may be accepted,
-    bool ``[place, vocab]``, by processed scores of this shape."""
+    bool ``[place, vocab]``, by processed scores of this shape. With ``everywhere`` the drafts are told what would be
+    chosen at every node, in place of argmaxes, where that does not depend on the path."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Verifier:
         verification: Literal["exact", "rejection"],
         in_lockstep: bool = False,
         rule: Callable[[Tensor], Tensor] | None = None,
+        everywhere: bool = False,
     ) -> None:
         kinds = {type(each) for each in criteria}
         # Without an end token finished sequences write real tokens until the last one is done.
@@ -70,7 +73,7 @@ class Verifier:
         rejection = sample and verification == "rejection"
         if sample and sequences.batch > 1 and not (rejection or is_drawn_by_noise(sequences.device)):
             lockstep = True
-        self._sampler = Sampler(sequences, processors, config, sample, rejection, lockstep, watched)
+        self._sampler = Sampler(sequences, processors, config, sample, rejection, lockstep, watched, everywhere)
         modes: dict[Mode, bool] = {
             "lossy": rule is not None,
             "lockstep": lockstep,
@@ -78,6 +81,7 @@ class Verifier:
             "abreast": True,
         }
         self._mode = next(mode for mode, holds in modes.items() if holds)
+        self._everywhere = everywhere and rule is None
         self._simple_rules = kinds <= SIMPLE_RULES
         self._passes = 0
         self._most_written: float = math.inf  # tokens that a sequence may have before it waits for the others
@@ -107,7 +111,11 @@ class Verifier:
         self._passes += 1
         now = Pass(self._passes, trees, scores, [Path() for _ in trees])
         with self._settled():
+            if self._everywhere and not scores.beside:
+                scores.beside = tuple(map(fetch, self._sampler.look(trees, scores.logits)))
             self._decide(now)
+        if self._everywhere and scores.beside:
+            scores.greedy = scores.beside[0][:, :, 0].tolist()
         return now.paths
 
     @contextmanager

@@ -142,11 +142,11 @@ def test_made_in_the_middle_of_a_long_call(monkeypatch: pytest.MonkeyPatch, batc
         made.extend([written] * (len(self._traces.made) - len(made)))
 
     monkeypatch.setattr(tracing.TraceSchedule, "see", noting)
-    hot = {"do_sample": True, "temperature": 9.0}  # nothing is accepted, so a pass writes a token
+    hot = {"do_sample": True, "temperature": 9.0}  # nothing the text has seen comes again, so a pass writes a token
     short, long = fresh_model("llama"), fresh_model("llama")
-    same_as_plain(short, prompts(batch), Lookahead(), max_new_tokens=56, **hot)
+    same_as_plain(short, prompts(batch), Lookahead(sources=("suffix",)), max_new_tokens=56, **hot)
     assert not made
-    same_as_plain(long, prompts(batch), Lookahead(), max_new_tokens=100, **hot)
+    same_as_plain(long, prompts(batch), Lookahead(sources=("suffix",)), max_new_tokens=100, **hot)
     assert made[0] == pytest.approx(tracing._LOOKS * 2, abs=2)
     assert known(long).failure is None
 
@@ -158,7 +158,8 @@ def test_a_curve_of_its_own_from_the_middle_on(monkeypatch: pytest.MonkeyPatch) 
     costs: list[PassCosts] = []
     renew = PassCosts.renew
     monkeypatch.setattr(PassCosts, "renew", lambda self, ms: (costs.append(self), renew(self, ms)))
-    same_as_plain(model, prompts(1), Lookahead(), max_new_tokens=120, do_sample=True, temperature=9.0)
+    hot = {"do_sample": True, "temperature": 9.0}
+    same_as_plain(model, prompts(1), Lookahead(sources=("suffix",)), max_new_tokens=120, **hot)
     assert {len(key[-1]) for key in memory_of(model).times} == {0, 1}
     assert costs[-1]._limits.plain_ms == known(model).untraced_ms is not None
     traced = {key: times for key, times in memory_of(model).times.items() if key[-1]}
@@ -399,7 +400,8 @@ def test_what_is_gained_is_told_against_transformers_own_passes(monkeypatch: pyt
     """A traced pass over one node is no measure of plain decoding."""
     monkeypatch.setattr(tracing, "_COST", 20.0)
     model = fresh_model("llama")
-    settings: dict[str, Any] = {"max_new_tokens": 40, "do_sample": True, "temperature": 9.0, "use_lookahead": True}
+    settings: dict[str, Any] = {"max_new_tokens": 40, "do_sample": True, "temperature": 9.0}
+    settings["lookahead_strategy"] = Lookahead(sources=("suffix",))
     for _ in range(3):
         model.generate(**prompts(1), **settings)
     found = known(model)
