@@ -7,7 +7,7 @@ from jacobi import Path, Successors, TokenTree
 from lookahead.draft.context import RowContext
 from lookahead.sources.jacobi_window import JacobiWindow
 from lookahead.sources.medusa.choices import ChoiceTree
-from lookahead.sources.medusa.source import HeadCandidates
+from lookahead.sources.medusa.source import HeadCandidates, best_of_head
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.sources.perturbed import Draw
 
@@ -112,7 +112,6 @@ class MedusaDrafter:
         self._candidates = candidates
         self._draw = draw
         self._index = 0  # of the next token
-        self._most = max(choices.candidates)
         self._sequence = sequence
         shape = choices.token_tree()
         self._nodes = list(zip(shape.parents[1:], shape.depths[1:], shape.tokens[1:], strict=True))
@@ -126,7 +125,8 @@ class MedusaDrafter:
         tokens, logs = found
         if self._draw is not None:
             lines = enumerate(zip(tokens, logs, strict=True))
-            first = [self._draw.best(*line, self._index + head, self._most)[0] for head, line in lines]
+            offers = [best_of_head(self._draw, *line, self._index + head) for head, line in lines]
+            first = [[token for token, _ in offer] for offer in offers]
             tokens = [list(dict.fromkeys([*best, *line])) for best, line in zip(first, tokens, strict=True)]
         for parent, depth, rank in self._nodes:
             if depth > room:

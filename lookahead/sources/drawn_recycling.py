@@ -6,29 +6,26 @@ from math import isfinite
 import numpy as np
 
 from jacobi import Path, Successors, TokenTree
-from lookahead.sources.perturbed import BINS, Draw, best_shares, perturbed
+from lookahead.sources.perturbed import BINS, Draw, Offer
 from lookahead.sources.recycling import Context, RecyclingSource, SuccessorTable
 
 # Next tokens kept of each scored node; with 32, S at 24 nodes is 3 to 5 % lower, with 128 1 % higher.
 DRAWN_BEST = 64
-_MOST = 8  # candidates below one node, from each of both; with 4 and with 16, S is 1 to 4 % lower
 _FADE = 0.97  # of what the text's usual tokens are, from token to token; 0.95 and 0.99 do as well
 _USUAL = 512  # of them that are asked; with 128, S is 3 % lower
 _REFRESH = 16  # tokens after which these are chosen again
 _LARGEST = 1e20
 # Shares that were right on the bundled model (code and prose at temperatures from 0.6 to 1.0), rounded, by bin: where
-# the context of one, two or three tokens is known, and by the text's usual tokens, beside those and alone.
+# the context of one, two or three tokens is known, and where it is new.
 _PRIORS = (
     (0.01, 0.017, 0.03, 0.045, 0.11, 0.22, 0.40, 0.52, 0.57, 0.65, 0.70, 0.75),
     (0.009, 0.018, 0.022, 0.045, 0.10, 0.30, 0.60, 0.72, 0.80, 0.80, 0.82, 0.90),
     (0.003, 0.015, 0.02, 0.042, 0.13, 0.34, 0.70, 0.87, 0.93, 0.90, 0.96, 0.95),
-    (0.003, 0.006, 0.01, 0.02, 0.03, 0.05, 0.08, 0.10, 0.12, 0.15, 0.15, 0.15),
     (0.004, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.30, 0.35, 0.40, 0.40, 0.40),
 )
-_BESIDE, _ALONE = 3 * BINS, 4 * BINS
+_NEW = 3 * BINS  # the first kind of a candidate in a new context
 
 State = tuple[Context, int]  # and the index of the next token
-Offer = list[tuple[int, int]]  # tokens and the bins of their shares, best first
 
 
 class UsualTokens:
@@ -54,14 +51,11 @@ class UsualTokens:
             self._sums /= self._weight
             self._weight = 1.0
 
-    def best(self, line: np.ndarray | None) -> Offer:
+    def best(self, draw: Draw, line: np.ndarray | None) -> Offer:
         """The candidates for a token that is drawn with this noise."""
         if self._age >= _REFRESH:
             self._choose()
-        if not len(self._tokens):
-            return []
-        places, bins = best_shares(perturbed(self._chances, self._tokens, line), _MOST)
-        return list(zip(self._tokens[places].tolist(), bins.tolist(), strict=True))
+        return draw.best(self._tokens, self._chances, line) if len(self._tokens) else []
 
     def _choose(self) -> None:
         sums, self._age = self._sums, 0
@@ -72,8 +66,8 @@ class UsualTokens:
 
 class DrawnRecycling:
     """:class:`.RecyclingSource` for tokens that are drawn: its rows are longer, and what the model said is divided by
-    the noise. Besides, everywhere, it proposes the text's :class:`UsualTokens`. A candidate's kind is the length of its
-    context, and the bin of its share."""
+    the noise. Where a context is new it proposes the text's :class:`UsualTokens`. A candidate's kind is the length of
+    its context, and the bin of its share."""
 
     name = "recycling"
     priors = tuple(prior for group in _PRIORS for prior in group)
@@ -84,6 +78,7 @@ class DrawnRecycling:
         self._draw = draw
         self._index = 0  # of the next token
         self._usual = UsualTokens(vocab_size)
+        self._lines: dict[int, np.ndarray | None] = {}  # those read in this pass, by index
         self._offers: dict[int, Offer] = {}  # of the usual tokens in this pass, by index
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
@@ -105,23 +100,23 @@ class DrawnRecycling:
 
     def propose(self, state: State) -> Offer:
         context, index = state
-        line = self._draw.line(index)
-        usual = self._offers.get(index)
-        if usual is None:
-            usual = self._offers[index] = self._usual.best(line)
+        lines = self._lines
+        if index not in lines:
+            lines[index] = self._draw.line(index)
         if (found := self._table.get(context)) is None:
-            return [(token, _ALONE + level) for token, level in usual]
+            if index not in self._offers:
+                usual = self._usual.best(self._draw, lines[index])
+                self._offers[index] = [(token, _NEW + level) for token, level in usual]
+            return self._offers[index]
         order, (_, _, said, node) = found
         chances = self._draw.chances(said.logits[node])
-        tokens = said.tokens[node, : len(chances)]
-        places, bins = best_shares(perturbed(chances, tokens, line), _MOST)
-        offers = dict(zip(tokens[places].tolist(), (bins + (order - 1) * BINS).tolist(), strict=True))
-        for token, level in usual:
-            offers.setdefault(token, _BESIDE + level)
-        return list(offers.items())
+        kind = (order - 1) * BINS
+        best = self._draw.best(said.tokens[node, : len(chances)], chances, lines[index])
+        return [(token, kind + level) for token, level in best]
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         self._index += len(path.tokens)
+        self._lines.clear()
         self._offers.clear()
         if successors is not None:
             self._take_in(successors, path.nodes)

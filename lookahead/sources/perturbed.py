@@ -13,17 +13,21 @@ A candidate's *share* tells how likely it is right, whatever the temperature. (F
 is at least (1 - TV) / (1 + TV), with TV the distance of p and q; Daliri, Musco and Suresh, arXiv 2408.07978.)
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp
 
 import numpy as np
 
+Offer = list[tuple[int, int]]  # tokens and the bins of their shares, best first
 Line = Callable[[int], np.ndarray | None]  # from a token's index to its noise [vocab]; None where it is not known
 
 _ODDS = tuple(exp(0.9 * step - 5.0) for step in range(11))  # of a share, at which the next bin begins
 BINS = len(_ODDS) + 1
-_EDGES = np.array([odds / (1.0 + odds) for odds in _ODDS])  # the same as shares
+_LEAST_BIN = 2  # of a candidate: S without those below is the same
+_MOST = 8  # candidates below one node; with 4 and with 16, S is 1 to 4 % lower
+_MANY = 128  # tokens of which not all are sorted
 _LEAST_NOISE = 1e-30  # noise may be 0
 
 
@@ -54,24 +58,19 @@ class Draw:
             chances = chances[: 1 + int(np.searchsorted(sums, self.top_p * sums[-1]))]
         return chances
 
-    def best(
-        self, tokens: Sequence[int], logits: Sequence[float], index: int, most: int
-    ) -> tuple[list[int], list[int]]:
-        """Of candidates for the token ``index``, the likeliest first by a source, the ``most`` that the draw is most
-        likely to choose, and the bins of their shares."""
-        chances = self.chances(np.array(logits, np.float32))
-        known = np.array(tokens[: len(chances)])
-        places, bins = best_shares(perturbed(chances, known, self.line(index)), most)
-        return known[places].tolist(), bins.tolist()
-
-
-def perturbed(chances: np.ndarray, tokens: np.ndarray, line: np.ndarray | None) -> np.ndarray:
-    """``q / e`` of tokens with these chances q; without a line, q."""
-    return chances if line is None else chances / np.maximum(line[tokens], _LEAST_NOISE)
-
-
-def best_shares(weights: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of ``q / e``, the places of the ``most`` highest, best first, and the bins of their shares, 0 to ``BINS - 1``."""
-    places = np.argpartition(weights, -most)[-most:] if most < len(weights) else np.arange(len(weights))
-    places = places[np.argsort(-weights[places])]
-    return places, np.searchsorted(_EDGES, weights[places] / weights.sum())
+    def best(self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None) -> Offer:
+        """Of tokens with these chances q, up to a factor, those that the draw is most likely to choose under the noise
+        of ``line`` (None = it is not known), best first, and the bins of their shares, up to ``BINS - 1``."""
+        weights = chances if line is None else chances / np.maximum(line[tokens], _LEAST_NOISE)
+        if len(weights) > _MANY:
+            near = np.argpartition(weights, -_MOST)[-_MOST:]
+            places = near[np.argsort(-weights[near])]
+        else:
+            places = np.argsort(-weights)[:_MOST]
+        whole, offer = float(weights.sum()), []
+        for token, weight in zip(tokens[places].tolist(), weights[places].tolist(), strict=True):
+            level = bisect_right(_ODDS, weight / max(_LEAST_NOISE, whole - weight))
+            if level < _LEAST_BIN:
+                break
+            offer.append((token, level))
+        return offer

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
@@ -15,7 +16,7 @@ from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.sources.medusa.network import Output, ResBlock, best_of
-from lookahead.sources.perturbed import BINS, Draw
+from lookahead.sources.perturbed import BINS, Draw, Offer
 
 _LEAST = 0.002  # a candidate that its head gives less is not proposed
 _RANKS = 3  # that are told apart: the first, the second, later ones
@@ -23,7 +24,6 @@ _STEPS = tuple(0.75 * step for step in range(-6, 8))  # strengths at which the n
 _LEVELS = len(_STEPS) + 1
 _PRIORS = tuple(1.0 / (1.0 + math.exp(0.375 - strength)) for strength in (*_STEPS, _STEPS[-1] + 0.75))
 DRAWN = 32  # candidates of a head where tokens are drawn
-_MOST_DRAWN = 8  # of them below one node
 _DRAWN_PRIORS = (0.01, 0.015, 0.025, 0.045, 0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.75, 0.8)  # by the bin of a share
 _MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves take the time
 _MOST_COPIED = 64 << 20  # bytes of all weights together, which are held twice
@@ -112,8 +112,9 @@ class HeadsSource:
     def _offer(self, head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
         if self._draw is None:
             return _offer(head, tokens, logs)
-        best, bins = self._draw.best(tokens, logs, self._index + head, _MOST_DRAWN)
-        return [(token, head * BINS + level) for token, level in zip(best, bins, strict=True)]
+        return [
+            (token, head * BINS + level) for token, level in best_of_head(self._draw, tokens, logs, self._index + head)
+        ]
 
     def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
         return [self.propose(state) for state in states]
@@ -124,6 +125,12 @@ class HeadsSource:
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         self._index += len(path.tokens)
         self._candidates.note(self._sequence, path.nodes[-1])
+
+
+def best_of_head(draw: Draw, tokens: list[int], logs: list[float], index: int) -> Offer:
+    """Of one head's candidates for the token ``index``, those that the draw is most likely to choose."""
+    chances = draw.chances(np.array(logs, np.float32))
+    return draw.best(np.array(tokens[: len(chances)]), chances, draw.line(index))
 
 
 def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
