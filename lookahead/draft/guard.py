@@ -32,6 +32,7 @@ class Guard:
         self._rest = _FIRST_REST
         self._advanced = 0.0  # tokens by which the end has come nearer in this period
         self._written: list[int] = []  # in this call
+        self.rested = 0  # passes without a draft that paid, at the end of the last call
 
     def begin(self, batch: int) -> None:
         """A call begins, with another text: what was learnt stays, and an unfinished period starts over."""

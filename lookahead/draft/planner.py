@@ -16,6 +16,7 @@ from lookahead.draft.trials import Mode, Rest, Trials
 from lookahead.sources.jacobi_window import WindowSource, window_nodes
 
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
+_STILL_RESTS = 4  # passes that a call counts as rested at most, where the one before rested in the end
 _LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
 
 
@@ -70,9 +71,10 @@ class Planner:
         self._columns = WindowColumns(self._worth, window_only) if window else None
         self._rows: list[WeakMethod[Callable[[], tuple[Sequence[float], int] | None]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
-        self._rest = Rest(self.costs)
         self._guard = guard or Guard()
         self._guard.begin(batch)
+        self._rest = Rest(self.costs)
+        self._rest.passes = min(self._guard.rested, _STILL_RESTS)
         self._trials = Trials(self.costs)
 
     @property
@@ -183,7 +185,8 @@ class Planner:
                 self._accepted &= was_faster
         self._trials.observe(self.mode is Mode.TRY, taken, tokens)
         self.costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms, tokens)
-        self._rest.observe(self.mode, width > 1, self._refused, self._accepted)
+        self._rest.observe(self.mode, width > 1, self._refused, self._accepted, step.draft_ms)
+        self._guard.rested = self._rest.passes
 
 
 def _flat(count: int) -> tuple[list[float], list[float]]:

@@ -23,6 +23,18 @@ def test_sources_are_asked_more_and_more_seldom() -> None:
     assert asked == [0, 1, 2, 3, 4, 8, 12, 16, 24, 32]
 
 
+def test_what_asking_costs_says_how_seldom_it_is_done() -> None:
+    rest = after(0)
+    rest._costs.observe(1, 8.0, 0.0, 1.0)
+    for _ in range(16):
+        rest.observe(Mode.DRAFT, drafted=False, refused=True, accepted=False, asking_ms=2.4)
+    asked = []
+    for _ in range(64):
+        asked += [] if rest.is_on else [rest.passes]
+        rest.observe(Mode.REST, drafted=False, refused=False, accepted=False)
+    assert asked == [20, 40, 60]
+
+
 def test_where_repeats_are_counted_they_call_for_sources() -> None:
     """Else those are asked seldom: a text that does not repeat has hardly anything to draft."""
     limits = Limits()
