@@ -37,6 +37,8 @@ class DecodingStats:
         verify_ms: milliseconds of logits processors, sampling and stopping rules.
         keep_ms: milliseconds of moving keys and values, and of learning from the pass.
         sources: accepted tokens by the source that proposed them (automatic mode).
+        by_noise: of the accepted tokens of sampled texts, those that the model had not called the likeliest in their
+            context before: drafts that saw the noise (automatic mode).
         single_ms: milliseconds that passes over one node each would have taken, by the latency curve (automatic mode).
         timed_ms: milliseconds that those passes took: drafting, scoring and keeping (automatic mode).
         plain: calls that fell back to transformers' own loop, by the reason; nothing else is counted of them.
@@ -56,6 +58,7 @@ class DecodingStats:
     verify_ms: float = 0.0
     keep_ms: float = 0.0
     sources: dict[str, int] = field(default_factory=dict)
+    by_noise: int = 0
     single_ms: float = 0.0
     timed_ms: float = 0.0
     plain: dict[str, int] = field(default_factory=dict)
@@ -103,8 +106,9 @@ class DecodingStats:
             times = {name: getattr(step, name) for name in ("draft_ms", "forward_ms", "verify_ms", "keep_ms")}
             self.passes.append({"nodes": [len(tree) for tree in step.trees], "tokens": list(written)} | times)
 
-    def add_plan(self, credited: Mapping[str, int], single_ms: float, timed_ms: float) -> None:
-        """Take in what the automatic mode knows: accepted tokens by source, and what the passes cost."""
+    def add_plan(self, credited: Mapping[str, int], single_ms: float, timed_ms: float, by_noise: int = 0) -> None:
+        """Take in what the automatic mode knows: accepted tokens by source and by noise, and what the passes cost."""
+        self.by_noise += by_noise
         self.sources = _summed(self.sources, credited)
         self.single_ms += single_ms
         self.timed_ms += timed_ms
@@ -129,7 +133,9 @@ class DecodingStats:
         what += f" with {nodes:.1f} drafted nodes a pass, of which {self.acceptance_rate:.0%} were kept"
         if accepted := sum(self.sources.values()):
             shares = sorted(self.sources.items(), key=lambda item: -item[1])
-            what += " (" + ", ".join(f"{name} {count / accepted:.0%}" for name, count in shares) + ")"
+            told = [f"{name} {count / accepted:.0%}" for name, count in shares]
+            told += [f"{min(1.0, self.by_noise / accepted):.0%} thanks to the noise"] if self.by_noise else []
+            what += f" ({', '.join(told)})"
         if self.fed_again:
             what += f", and {self.fed_again} tokens were replayed"
         if not self.single_ms:

@@ -9,6 +9,7 @@ from lookahead.draft.planner import Planner
 from lookahead.draft.trials import Mode
 from lookahead.sources import Source
 from lookahead.sources.base import is_batch
+from lookahead.sources.drawn_recycling import DrawnRecycling
 from lookahead.sources.jacobi_window import WindowSource
 from lookahead.sources.recycling import BEST
 
@@ -32,6 +33,7 @@ class AutomaticDrafter:
         self._acceptance = planner.acceptance
         self._trees = BestFirstTree(sources, planner.acceptance, chain)
         self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
+        self._drawn = next((source for source in sources if isinstance(source, DrawnRecycling)), None)
         self._asked = [source for source in sources if source is not self._window]
         self._expensive = [source for source in sources if is_expensive(source)]
         self._batched = [source for source in sources if is_batch(source)]
@@ -136,4 +138,7 @@ class AutomaticDrafter:
             source.rollback(path)
         for source in self._sources:
             source.learn(tree, path, successors)
+        if self._drawn is not None:
+            self._planner.by_noise += self._drawn.by_noise
+            self._drawn.by_noise = 0
         self._root = path.tokens[-1]

@@ -59,6 +59,7 @@ class Planner:
         self.expensive = expensive or ExpensiveSources()
         self.expensive_ms = 0.0  # what they took in this pass
         self.credited: Counter[str] = Counter()  # accepted tokens by source
+        self.by_noise = 0  # accepted tokens that were not the likeliest, but for the noise
         self._batch, self._nodes = batch, nodes
         self._most = 1 + (most_nodes if nodes is None else nodes)
         self._passes = 0

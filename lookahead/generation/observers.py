@@ -81,7 +81,8 @@ class Observers:
         if self.stats is not None:
             self.stats.fed_again = self._model.replayed
             if self._planner is not None:
-                self.stats.add_plan(self._planner.credited, self._planner.costs.single_ms, self._planner.costs.timed_ms)
+                planner = self._planner
+                self.stats.add_plan(planner.credited, planner.costs.single_ms, planner.costs.timed_ms, planner.by_noise)
 
 
 class _Stream:

@@ -67,7 +67,11 @@ class UsualTokens:
 class DrawnRecycling:
     """:class:`.RecyclingSource` for tokens that are drawn: its rows are longer, and what the model said is divided by
     the noise. Where a context is new it proposes the text's :class:`UsualTokens`. A candidate's kind is the length of
-    its context, and the bin of its share."""
+    its context, and the bin of its share.
+
+    Attributes:
+        by_noise: accepted tokens that the model had not called the likeliest there before.
+    """
 
     name = "recycling"
     priors = tuple(prior for group in _PRIORS for prior in group)
@@ -77,6 +81,7 @@ class DrawnRecycling:
         self._recycling = RecyclingSource(table)
         self._draw = draw
         self._index = 0  # of the next token
+        self.by_noise = 0
         self._usual = UsualTokens(vocab_size)
         self._lines: dict[int, np.ndarray | None] = {}  # those read in this pass, by index
         self._offers: dict[int, Offer] = {}  # of the usual tokens in this pass, by index
@@ -115,6 +120,11 @@ class DrawnRecycling:
         return [(token, kind + level) for token, level in best]
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
+        context = self._recycling.root()
+        for token in path.tokens[:-1]:
+            found = self._table.get(context)
+            self.by_noise += found is None or found[1][0][0] != token
+            context = (context[1], context[2], token)
         self._index += len(path.tokens)
         self._lines.clear()
         self._offers.clear()

@@ -156,4 +156,6 @@ def test_drafts_see_the_noise(batch: int, alone: bool) -> None:
     with working_alone() if alone else nullcontext():
         settings = {"do_sample": True, "max_new_tokens": 60, "top_k": 0, "temperature": 1.3}
         output = same_as_plain(model, prompts(batch), Lookahead(nodes=12, seed=0), **settings)
+    assert output.stats.by_noise > 0.8 * output.stats.accepted, "of 48 tokens, one is called the likeliest"
+    assert "thanks to the noise" in output.stats.explain()
     assert output.stats.steps < 60 / 3, "without noise it is one token in 48 that is right"
