@@ -3,11 +3,16 @@
 Greedy decoding of m tokens is the triangular system ``y_i = argmax p(. | x, y_<i)``, iterated from a guess (Santilli et
 al., ACL 2023, section 3; Song et al., ICML 2021). The block is one branch of the tree: what verification accepts of it
 has become fixed, and the iterate beyond, shifted by one, is the next draft.
+
+Models that were trained for consistency (CLLM, Kou et al., arXiv 2403.00835) converge in a few passes. For them there
+are a second block behind the first, and further branches from rejected tails (Jacobi Forcing, arXiv 2512.14681).
 """
 
+import operator
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import cycle, islice
+from itertools import accumulate, cycle, islice
 from typing import Literal, get_args
 
 from jacobi.drafter import Successors
@@ -16,6 +21,35 @@ from jacobi.tree import TokenTree
 from jacobi.verify import Path
 
 JacobiMode = Literal["jacobi", "gauss-seidel", "hybrid", "sliding"]
+
+
+class RejectedTails:
+    """The last ``count`` states of a block before its present one (Jacobi Forcing's rejection recycling). What a state
+    says may be right at other places than its own::
+
+        the text goes on     a b c d e
+        a state says         x a b c d      one place late: nothing of it is accepted, and the next token is a
+        candidate            b c d +        from behind the first a, filled up with the present state's tokens
+    """
+
+    def __init__(self, count: int) -> None:
+        self._present: list[int] = []
+        self._past: deque[list[int]] = deque(maxlen=count)
+
+    def keep(self, state: list[int]) -> None:
+        """Take in the tokens that the model put out for a block, as far as they are not fixed yet."""
+        if self._present:
+            self._past.appendleft(self._present)
+        self._present = list(state)
+
+    def candidates(self, root: int, block: Sequence[int]) -> list[list[int]]:
+        """What else may follow ``root`` in place of ``block``: equally many tokens, newest first."""
+        found = []
+        for state in self._past:
+            if root in state:
+                tail = state[state.index(root) + 1 :][: len(block)]
+                found.append([*tail, *block[len(tail) :]])
+        return found
 
 
 class JacobiDrafter:
@@ -27,11 +61,23 @@ class JacobiDrafter:
         ``hybrid``: Gauss-Seidel that drafts nothing past an end token, and nothing where less than a block fits.
         ``sliding``: after k tokens become fixed the block moves by k and its right edge is refilled.
 
+    For models trained for consistency (Jacobi Forcing, section 4), blocks of n = 4 with ``blocks=2`` and ``tails``::
+
+        root -+- a -- b -+- c -- d     the block in use; a second one stands behind it once
+              |          +- d -- e     a share ``spawn_ratio`` of the first is fixed
+              +- b -- c                rejected states from behind the root's token on, as further branches
+
+    Nothing is drafted past an end token that the model itself has put out.
+
     Args:
         block_size: tokens in a block; None = all that is still to be written (only for ``jacobi``).
         guess: gives n tokens for new positions of the block.
         text: the sequence's tokens; every decided token is appended, so that ``guess`` may draw from it.
         keep_trajectory: record every iterate that was fed to the model in ``trajectory``.
+        blocks: most blocks at a time, the one in use included; a sliding block has none behind it.
+        spawn_ratio: the share of the last block that has to be settled before another one is set behind it: fixed
+            tokens of the block in use, of one behind it those at its beginning that the last pass has not changed.
+        tails: how many rejected states are kept, each of which may give a branch; 0 where there may be only one.
     """
 
     def __init__(
@@ -42,6 +88,9 @@ class JacobiDrafter:
         end_tokens: frozenset[int] = frozenset(),
         text: list[int] | None = None,
         keep_trajectory: bool = False,
+        blocks: int = 1,
+        spawn_ratio: float = 0.85,
+        tails: int = 0,
     ) -> None:
         if mode not in get_args(JacobiMode):
             raise LookaheadError(f"Unknown Jacobi mode {mode!r}: expected one of {', '.join(get_args(JacobiMode))}.")
@@ -49,37 +98,67 @@ class JacobiDrafter:
             raise LookaheadError(f"A Jacobi block has at least one token: got block_size={block_size}.")
         if block_size is None and mode != "jacobi":
             raise LookaheadError(f"Jacobi mode {mode!r} needs a block_size: got None. Pass a whole number from 1 up.")
+        if blocks < 1 or tails < 0:
+            raise LookaheadError(f"Expected blocks >= 1 and tails >= 0: got blocks={blocks}, tails={tails}.")
+        if blocks > 1 and (mode == "sliding" or block_size is None):
+            why = "a sliding block has no end" if mode == "sliding" else "a block without a block_size takes all room"
+            raise LookaheadError(f"blocks={blocks}, but {why}: pass another mode and a block_size, or blocks=1.")
+        if not 0 < spawn_ratio <= 1:
+            raise LookaheadError(f"spawn_ratio is a share of a block, above 0 and at most 1: got {spawn_ratio}.")
         self.mode, self.block_size = mode, block_size
         self.trajectory: list[list[int]] | None = [] if keep_trajectory else None
         self._guess, self._end_tokens = guess, end_tokens
         self._text = [] if text is None else text
+        self._blocks, self._spawn_ratio = blocks, spawn_ratio
+        self._tails = RejectedTails(tails)
         self._root = 0
-        self._block: list[int] = []
+        self._block: list[int] = []  # of all blocks, what is not fixed
+        self._told = 0  # its first places, which hold what the model put out; the others hold guesses
+        self._unchanged = 0
+        self._lines = [[0]]  # nodes of each branch of the tree, the iterate's first
 
     def draft(self, room: int) -> TokenTree:
-        """The current iterate as one branch below the root."""
+        """The current iterate as one branch below the root, and rejected tails as others."""
         size = room if self.block_size is None else self.block_size
         if self.mode == "hybrid" and not self._block and room < size:
             size = 0
-        if self.mode == "sliding" or not self._block:
-            self._block += self._guess(size - len(self._block)) if size > len(self._block) else []
+        new = self._new_places(size)
+        self._block += self._guess(new) if new > 0 else []
         del self._block[room:]
-        fed = self._block
-        if self.mode == "hybrid":
-            end = next((i for i, token in enumerate(fed) if token in self._end_tokens), None)
-            fed = fed if end is None else fed[: end + 1]
+        fed = self._until_end(self._block)
         if self.trajectory is not None:
             self.trajectory.append(list(fed))
-        return TokenTree.chain(self._root, fed)
+        others = map(self._until_end, self._tails.candidates(self._root, self._block))
+        tree = TokenTree(self._root)
+        self._lines = [tree.path(tree.extend(0, tokens)) for tokens in (fed, *others)]
+        return tree
+
+    def _new_places(self, size: int) -> int:
+        left = len(self._block)
+        if self.mode == "sliding" or not left:
+            return size - left
+        settled = size - left if left <= size else self._unchanged
+        return size if left <= (self._blocks - 1) * size and settled >= self._spawn_ratio * size else 0
+
+    def _until_end(self, tokens: list[int]) -> list[int]:
+        judged = tokens if self.mode == "hybrid" else tokens[: self._told]
+        end = next((place for place, token in enumerate(judged) if token in self._end_tokens), None)
+        return tokens if end is None else tokens[: end + 1]
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """One Jacobi iteration: tokens become the argmax at those before them, and fixed ones leave the block."""
-        fixed = len(path.tokens)
-        size = len(self._block)
-        # Node j of the tree holds token j-1 of the block; its argmax is the new token j. Tokens that were not fed (past
+        fixed, before = len(path.tokens), self._block
+        line = next(nodes for nodes in self._lines if path.nodes[-1] in nodes)
+        # Node j of a branch holds token j-1 of the block; its argmax is the new token j. Tokens that were not fed (past
         # an end token) stay, and a sliding block gains the one beyond its old right edge.
-        iterate = [*greedy[fixed : len(tree)], *self._block[len(tree) :]]
-        self._block = iterate if self.mode == "sliding" else iterate[: max(0, size - fixed)]
+        state = [greedy[node] for node in line[fixed:]]
+        iterate = [*state, *before[len(line) :]]
+        self._block = iterate if self.mode == "sliding" else iterate[: max(0, len(before) - fixed)]
+        self._told = max(len(line), self._told) - fixed
+        if self._blocks > 2 and self.block_size is not None:
+            pairs = zip(self._block[-self.block_size :], before[-self.block_size :], strict=False)
+            self._unchanged = sum(accumulate((new == old for new, old in pairs), operator.mul))
+        self._tails.keep(self._block[: len(state)])
         self._root = path.tokens[-1]
         self._text += path.tokens
 

@@ -1,12 +1,17 @@
 """Every example runs as it stands, says what it is there to say, and stays short."""
 
+import random
+import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from helpers.cli import save_tiny_model
+from helpers.models import VOCAB, tiny_model
 
-from lookahead import bundled
+from lookahead import bundled, restore_all
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SAYS = {
@@ -49,3 +54,63 @@ def test_example_runs(
 def test_example_is_under_80_lines(name: str) -> None:
     most = 125 if name == "own_family" else 80  # it defines a model
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < most
+
+
+@pytest.fixture
+def consistency(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What examples/train_tiny_consistency.py defines."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return runpy.run_path(str(EXAMPLES / "train_tiny_consistency.py"))
+
+
+@pytest.mark.slow
+def test_training_for_consistency(
+    consistency: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A few steps on one file: the model is written and measured."""
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "one.py").write_text((EXAMPLES / "own_family.py").read_text())
+    sizes = {"steps": 3, "size": 4, "blocks": 3, "new": 16, "batch": 2, "age": 2, "prompts": 1, "tokens": 8}
+    try:
+        consistency["main"](corpus=tmp_path / "corpus", out=tmp_path / "model", **sizes)
+    finally:
+        restore_all()
+    printed = capsys.readouterr().out
+    for name in consistency["settings"](4):
+        told = rf"^{name}: untrained T 0.0 \d\.\d\d \(\d+ nodes\), .*, trained T 0.8 \d"
+        assert re.search(told, printed, re.M), printed
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def consistency_text(script: dict[str, Any], tokens: list[int], at: list[int], drafts: list[list[int]]) -> Any:
+    none = torch.zeros(len(tokens), VOCAB)
+    return script["Text"](torch.tensor(tokens), none, none, torch.tensor(at), torch.tensor(drafts))
+
+
+def test_packed_blocks_see_what_they_would_see_alone(consistency: dict[str, Any]) -> None:
+    """Every block of every text behind the text before it, in a pass of its own."""
+    model = tiny_model("llama")
+    rows = [
+        consistency_text(consistency, [5, 6, 7, 8, 9, 10], [1, 3], [[3, 3], [4, 11]]),
+        consistency_text(consistency, [9, 8, 7, 6, 5, 4], [3, 2], [[1, 2], [7, 7]]),
+    ]
+    ids, positions, mask = consistency["packed"](rows)
+    with torch.no_grad():
+        logits = model(input_ids=ids, position_ids=positions, attention_mask=mask.double()).logits
+        for row, text in enumerate(rows):
+            torch.testing.assert_close(logits[row, :6], model(input_ids=text.tokens[None]).logits[0])
+            for block in range(2):
+                alone = torch.cat([text.tokens[: int(text.at[block]) + 1], text.drafts[block]])[None]
+                mine = logits[row, 6 + 3 * block : 9 + 3 * block]
+                torch.testing.assert_close(mine, model(input_ids=alone).logits[0, -3:])
+
+
+def test_a_block_moves_as_in_decoding(consistency: dict[str, Any]) -> None:
+    """Behind the drafts that were right and the token after them; the rest of the state stays, and pads are new."""
+    text = consistency_text(consistency, list(range(80)), [66, 70, 76], [[1, 1, 1]] * 3)
+    states = torch.tensor([[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]])
+    consistency["advance"](text, states, [1, 3, 0], 0, random.Random(0))
+    assert text.at[:2].tolist() == [68, 74]
+    assert text.drafts.tolist() == [[12, 13, 0], [0, 0, 0], [0, 0, 0]]
+    assert 63 <= text.at[2] < 76, "at the text's end a block starts anew"
+    assert text.age == 1

@@ -12,11 +12,20 @@ from lookahead.strategies.base import Strategy
 class Jacobi(Strategy):
     """Jacobi decoding (Santilli et al., ACL 2023); see :class:`jacobi.JacobiDrafter` for the modes.
 
+    Models trained for consistency (CLLM, arXiv 2403.00835; Jacobi Forcing, arXiv 2512.14681) gain by it. What the paper
+    decodes with n = 64, K = 2, r = 0.85 and a queue of 4 tails is here, where the known token is not counted::
+
+        Jacobi(mode="jacobi", block_size=63, blocks=2, spawn_ratio=0.85, tails=4)
+
     Attributes:
         mode: ``"jacobi"`` (block Jacobi), ``"gauss-seidel"``, ``"hybrid"`` or ``"sliding"``.
         block_size: tokens in a block; None is all that is still to be written, and only block Jacobi can do that.
         initial_guess: what new places of a block start from: ``"text"`` draws from the text so far, ``"tail"`` copies
             its end, ``"pad"`` repeats the pad token; or token ids, used in order.
+        blocks: most blocks at a time (K): one in use, and others behind it. A sliding block has none behind it.
+        spawn_ratio: the share of a block that has to be settled before the next one is set behind it (r).
+        tails: how many rejected states of the block are kept; each may give a further branch of the tree, from behind
+            the last token's first occurrence in it. A model that takes one branch a pass has none.
         return_trajectory: with ``return_dict_in_generate``, the output's ``trajectories`` holds every iterate fed to
             the model, as ``[row][pass]`` lists of token ids.
         verification, seed, stats: see :class:`Strategy`.
@@ -27,6 +36,9 @@ class Jacobi(Strategy):
     mode: JacobiMode = "sliding"
     block_size: int | None = 16
     initial_guess: str | tuple[int, ...] = "text"
+    blocks: int = 1
+    spawn_ratio: float = 0.85
+    tails: int = 0
     return_trajectory: bool = False
 
     def __post_init__(self) -> None:
@@ -37,6 +49,7 @@ class Jacobi(Strategy):
             self._whole("block_size", 1)
         elif self.mode != "jacobi":
             raise LookaheadError(f"Jacobi(mode={self.mode!r}) needs a block_size of at least 1: got None.")
+        self._check_blocks()
         if isinstance(self.initial_guess, str):
             self._one_of("initial_guess", ("text", "tail", "pad"))
             return
@@ -45,6 +58,19 @@ class Jacobi(Strategy):
             expected = "'text', 'tail', 'pad' or a list of token ids"
             raise LookaheadError(f"Jacobi(initial_guess=) must be {expected}: got {given!r}.")
         object.__setattr__(self, "initial_guess", tuple(given))
+
+    def _check_blocks(self) -> None:
+        self._whole("blocks", 1)
+        self._whole("tails", 0)
+        if self.blocks > 1 and (self.mode == "sliding" or self.block_size is None):
+            given = f"mode={self.mode!r}, block_size={self.block_size}"
+            raise LookaheadError(
+                f"Jacobi(blocks={self.blocks}) needs blocks that end: expected mode='jacobi' (or 'gauss-seidel', "
+                f"'hybrid') and a block_size, got {given}."
+            )
+        ratio = self.spawn_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+            raise LookaheadError(f"Jacobi(spawn_ratio=) must be a number above 0 and at most 1: got {ratio!r}.")
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         """What is chosen at every node: the next iterate, of which the sampled text is the fixed point."""
@@ -57,4 +83,14 @@ class Jacobi(Strategy):
             raise LookaheadError(f"Jacobi(initial_guess=) holds token {max(kind)}: {last}.")
         text = list(row.prompt)
         guess = guesser(kind, text, row.vocab_size, row.pad, row.rng)
-        return JacobiDrafter(self.mode, self.block_size, guess, row.end_tokens, text, self.return_trajectory)
+        return JacobiDrafter(
+            self.mode,
+            self.block_size,
+            guess,
+            row.end_tokens,
+            text,
+            self.return_trajectory,
+            blocks=self.blocks,
+            spawn_ratio=self.spawn_ratio,
+            tails=0 if row.chain else self.tails,
+        )
