@@ -25,9 +25,9 @@ class Wants:
     """What drafters want to be told by the model, known before it is opened.
 
     The ``top_k`` best next tokens (0 = none) at every node and at ``prompt_top_k`` of the prompt's last tokens; by the
-    names of ``taps`` the hidden states of every pass, of which ``"last"`` is what the output layer reads. With
-    ``choices`` they learn at every node the token that would be chosen there, where tokens are drawn by noise that
-    depends on the place alone; else the argmax.
+    names of ``taps`` the hidden states of every pass; ``"last"``, what the output layer reads, is of the prompt's last
+    token only, others of all its tokens. With ``choices`` they learn at every node the token that would be chosen
+    there, where tokens are drawn by noise that depends on the place alone; else the argmax.
     """
 
     top_k: int = 0

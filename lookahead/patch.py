@@ -1,7 +1,8 @@
 """``augment_all`` and ``restore_all``: transformers' ``generate`` learns ``use_lookahead``, reversibly. Two class
-fields make ``use_lookahead=`` and ``lookahead_strategy=`` legal wherever a ``GenerationConfig`` goes. Two methods of
-``GenerationMixin`` become dispatchers that call the original unless lookahead is asked for: ``_sample`` decodes, and
-``_validate_generation_mode``, run in every mode, refuses beams or an assistant beside ``use_lookahead``."""
+fields make ``use_lookahead=`` and ``lookahead_strategy=`` legal wherever a ``GenerationConfig`` goes. Three methods of
+``GenerationMixin`` become dispatchers that call the original unless lookahead is asked for: ``_sample`` decodes,
+``_assisted_decoding`` does so with the assistant as a draft model, and ``_validate_generation_mode``, run in every
+mode, refuses beams and their like beside ``use_lookahead``."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
 from jacobi import LookaheadError
-from lookahead.generation.decode import generate
+from lookahead.generation.decode import assisted, generate
 from lookahead.models.compat import check_privates
 from lookahead.models.conformance import recorded_version
 from lookahead.strategies.registry import strategy_from
@@ -50,13 +51,34 @@ def _sample(
     return generate(strategy, self, input_ids, **given, model_kwargs=model_kwargs)
 
 
+def _assisted_decoding(
+    self: Any,
+    input_ids: Any,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: GenerationConfig,
+    *,
+    inputs_tensor: Any = None,  # transformers looks for its name
+    **kwargs: Any,
+) -> Any:
+    given = (input_ids, logits_processor, stopping_criteria, generation_config)
+    if not _asked(generation_config):
+        return _originals["_assisted_decoding"](self, *given, inputs_tensor=inputs_tensor, **kwargs)
+    return _sample(self, *given, **kwargs)
+
+
 def _validate_generation_mode(
     self: Any, generation_mode: GenerationMode, generation_config: GenerationConfig, generation_mode_kwargs: Any
 ) -> None:
     """transformers' own validation, after the modes that lookahead cannot be combined with are refused."""
     if _asked(generation_config):
         strategy = strategy_from(getattr(generation_config, "lookahead_strategy", None))
-        check_mode(generation_config, generation_mode_kwargs.get("assistant_model"))
+        check_mode(generation_config)
+        if generation_mode == GenerationMode.ASSISTED_GENERATION:
+            assisted(strategy, generation_config, generation_mode_kwargs).check(self)
+            generation_mode = GenerationMode.SAMPLE if generation_config.do_sample else GenerationMode.GREEDY_SEARCH
+            drafts = ("assistant_model", "assistant_tokenizer")
+            generation_mode_kwargs = {k: v for k, v in generation_mode_kwargs.items() if k not in drafts}
         if generation_mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
             raise LookaheadError(
                 f"use_lookahead cannot be combined with generation mode {generation_mode.value!r}: expected greedy "
@@ -66,7 +88,9 @@ def _validate_generation_mode(
     _originals["_validate_generation_mode"](self, generation_mode, generation_config, generation_mode_kwargs)
 
 
-_DISPATCHERS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (_sample, _validate_generation_mode)}
+_DISPATCHERS: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (_sample, _assisted_decoding, _validate_generation_mode)
+}
 
 
 def augment_all() -> None:

@@ -8,7 +8,7 @@ from lookahead.draft.expensive_sources import is_expensive, spent_ms
 from lookahead.draft.planner import Planner
 from lookahead.draft.trials import Mode
 from lookahead.sources import Source
-from lookahead.sources.base import is_batch
+from lookahead.sources.base import has_late_work, is_batch
 from lookahead.sources.drawn_recycling import DrawnRecycling
 from lookahead.sources.jacobi_window import WindowSource
 from lookahead.sources.recycling import BEST
@@ -37,6 +37,7 @@ class AutomaticDrafter:
         self._asked = [source for source in sources if source is not self._window]
         self._expensive = [source for source in sources if is_expensive(source)]
         self._batched = [source for source in sources if is_batch(source)]
+        self._late = [source.catch_up for source in sources if has_late_work(source)]
         self._trees.use(self._asked)
         self._values: list[float] = []
         self._columns = 0
@@ -142,3 +143,9 @@ class AutomaticDrafter:
             self._planner.by_noise += self._drawn.by_noise
             self._drawn.by_noise = 0
         self._root = path.tokens[-1]
+
+    def catch_up(self) -> None:
+        """Learn what the next draft does not wait for; the device may work meanwhile."""
+        self._trees.catch_up()
+        for catch_up in self._late:
+            catch_up()

@@ -20,10 +20,15 @@ from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import MOST_ODDS, SLOTS, Acceptance
 from lookahead.draft.replays import Cut
 from lookahead.sources.base import BatchSource, Candidate, Source, is_batch
+from lookahead.sources.checked import CheckedSource
+
+_WIDEST = 16  # nodes that wait beside one, about which a batch source is asked with it
+_FOUND = 0.7  # of the chance that a node is visited, to have a right candidate below it
 
 Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for a node; empty if none was asked
 
-_SPARE = 16  # entries of the heap beyond twice as many as can be taken, at which it is cut
+# A node is not asked for candidates if only one with more than this chance could still find a place in the tree.
+_LIKELY = 0.5
 
 
 class Frontier:
@@ -34,10 +39,12 @@ class Frontier:
         0.9 a   <- taken      expand([a, b, c])
         0.6 b   <- waits      b and c are served from the same answer,
         0.2 c   <- waits      if they are taken at all
+
+    If asking takes time, as a pass of a draft model does, those that wait have to be worth it together.
     """
 
     def __init__(self, source: BatchSource) -> None:
-        self.made: dict[Any, Sequence[Candidate]] = {}  # of this pass's tree, by state
+        self.made: dict[Any, Sequence[Candidate]] = {}  # of this pass's tree, by state; nothing where none is asked for
         self.step = source.step
         self._source = source
 
@@ -48,6 +55,15 @@ class Frontier:
     def expand(self, states: Iterable[Any]) -> None:
         asked = [state for state in dict.fromkeys(states) if state not in self.made]
         self.made.update(zip(asked, self._source.expand(asked), strict=True))
+
+    def leave(self, states: Iterable[Any]) -> None:
+        """Ask nothing about these."""
+        self.made.update(dict.fromkeys(states, ()))
+
+    @property
+    def ask_ms(self) -> float:
+        """What asking takes, as far as the source knows."""
+        return getattr(self._source, "ask_ms", 0.0)
 
     def propose(self, state: Any) -> Sequence[Candidate]:
         return self.made[state]
@@ -62,14 +78,18 @@ class BestFirstTree:
         self._all = list(sources)
         self._views = [Frontier(source) if is_batch(source) else source for source in sources]
         self.use(self._all)
-        self._owners = [index for index, source in enumerate(sources) for _ in range(len(source.priors) * SLOTS)]
         self._offered: list[Proposed] = []
+        self._uncounted: list[tuple[list[int], Proposed, int]] = []  # at visited nodes, and the token written there
 
     def use(self, sources: Sequence[Source]) -> None:
         used = [place for place, source in enumerate(self._all) if source in sources]
         views, offsets = [self._views[place] for place in used], self._acceptance.offsets
-        self._parts = [(view.propose, view.step, offsets[place]) for place, view in zip(used, views, strict=True)]
+        self._used = [self._all[place] for place in used]
+        self._offsets = [offsets[place] for place in used]
+        self._proposers: list[Any] = [view.propose for view in views]
+        self._steps = [view.step for view in views]
         self._roots = [view.root for view in views]
+        self._strips = any(isinstance(source, CheckedSource) for source in sources)
         self._frontiers = [(part, view) for part, view in enumerate(views) if isinstance(view, Frontier)]
 
     @property
@@ -98,36 +118,39 @@ class BestFirstTree:
             cut: what it costs that a chain is not kept whole; None = nothing.
         """
         calibration = self._acceptance.calibration
-        odds, parts = self._acceptance.odds, self._parts
-        steps = [step for _, step, _ in parts]
-        kinds = [(odds[offset::SLOTS], odds[offset + 1 :: SLOTS]) for _, _, offset in parts]
+        odds, steps = self._acceptance.odds, self._steps
+        kinds = [(odds[offset::SLOTS], odds[offset + 1 :: SLOTS]) for offset in self._offsets]
         tree = TokenTree(root)
-        depths, most = tree.depths, len(times)
-        heap: list[Any] = []
+        depths, most, heap = tree.depths, len(times), list[Any]()
         order = count()  # tells entries of the heap apart
-        offered: list[Proposed] = []
-        values: list[float] = []
+        offered, values = list[Proposed](), list[float]()
         states: list[Any] = [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
-        value, node, expected = 1.0, 0, 1.0
+        value, node, token, expected = 1.0, 0, root, 1.0
         best, best_count = gain * expected / times[0], 1
-        rest = 0.0  # what is worth no more has no place among the nodes that are still to be taken
+        rest, look = 0.0, most  # what is worth no more has no place any more; nodes left, at which that is looked at
         while True:
             proposed: Proposed = ()
             worth = max(floor, best * cheapest / calibration)
-            if depths[node] < room and (value > worth or not node):
-                if self._frontiers:
-                    self._expand(states, heap, depths, node, most)
-                proposed = _proposed(parts, states)
-                for token, chance in _chances(proposed, kinds, value, max(worth, rest)):
-                    heappush(heap, (-chance, next(order), node, token, states))
+            if depths[node] < room and (not node or (value > worth and value * _LIKELY > rest)):
+                if node:
+                    states = [step(above, token) for step, above in zip(steps, states, strict=True)]
+                self._expand(states, heap, depths, node, value, most, best / calibration if cheapest else 0.0)
+                proposed = self._proposed(states)
+                found = _odds(proposed, kinds)
+                share = value / (1.0 + sum(found.values()))
+                enough = max(worth, rest) / share
+                for candidate, each in found.items():
+                    if each > enough:
+                        heappush(heap, (-each * share, next(order), node, candidate, states))
             offered.append(proposed)
             left = most - len(depths)
             if not heap or left <= 0:
                 break
-            if len(heap) > 2 * left + _SPARE and not self._chain:
-                heap = nsmallest(left, heap)
-                rest = -heap[-1][0]
+            if left <= look and left <= len(heap) and not self._chain:
+                heap.sort()
+                del heap[left:]
+                rest, look = -heap[-1][0], left // 2
             loss, _, parent, token, states = heappop(heap)
             if self._chain:
                 heap.clear()
@@ -137,60 +160,85 @@ class BestFirstTree:
             node = tree.add(parent, token)
             values.append(value)
             expected += value * calibration
-            whole = min(1.0, value * calibration)
-            rate = expected / (times[node] + (cut.cost(expected, whole, node + 1) if cut else 0.0))
-            if rate >= best:
-                best, best_count = rate, node + 1
-            states = [step(state, token) for step, state in zip(steps, states, strict=True)]
+            time = times[node] + (cut.cost(expected, min(1.0, value * calibration), node + 1) if cut else 0.0)
+            if expected / time >= best:
+                best, best_count = expected / time, node + 1
         tree.truncate(best_count)
         del values[best_count - 1 :]
         self._offered = offered[:best_count]
         return tree, values
 
-    def _expand(self, states: list[Any], heap: list[Any], depths: list[int], node: int, most: int) -> None:
+    def _proposed(self, states: list[Any]) -> Proposed:
+        proposed = [propose(state) for propose, state in zip(self._proposers, states, strict=True)]
+        if self._strips:  # sources of the caller's own may give probabilities, too
+            return [[candidate[:2] for candidate in candidates] for candidates in proposed]
+        return proposed
+
+    def _expand(
+        self,
+        states: list[Any],
+        heap: list[Any],
+        depths: list[int],
+        node: int,
+        value: float,
+        most: int,
+        rate: float,
+    ) -> None:
+        """Ask batch sources about a node and those that wait on its level, where that promises more than ``rate``, the
+        drafted tokens that a millisecond is worth."""
         for part, frontier in self._frontiers:
-            if states[part] not in frontier.made:
-                level = (entry for entry in heap if depths[entry[2]] + 1 == depths[node])
-                waiting = nsmallest(most - len(depths), level)
-                beside = [frontier.step(above[part], token) for _, _, _, token, above in waiting]
-                frontier.expand([states[part], *beside])
+            if states[part] in frontier.made:
+                continue
+            level = (entry for entry in heap if depths[entry[2]] + 1 == depths[node])
+            waiting = nsmallest(min(most - len(depths), _WIDEST), level)
+            asked = [states[part], *(frontier.step(above[part], token) for _, _, _, token, above in waiting)]
+            promised = _FOUND * (value - sum(entry[0] for entry in waiting))
+            if node and promised < rate * frontier.ask_ms:
+                frontier.leave(asked)
+            else:
+                frontier.expand(asked)
 
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last, and name the source of each accepted token."""
-        acceptance, offered, accepted = self._acceptance, self._offered, len(path.tokens) - 1
+        self.catch_up()
+        offered, accepted = self._offered, len(path.tokens) - 1
         credited = []
         expected, right = sum(values), 0.0
         for place, (node, token) in enumerate(zip(path.nodes, path.tokens, strict=True)):
             if node >= len(offered):
                 break
-            candidates = _votes(self._parts, offered[node])
-            truth = [float(candidate == token) for candidate in candidates]
+            proposed = offered[node]
+            self._uncounted.append((self._offsets, proposed, token))
+            source = self._first(proposed, token)
             if not values:  # nothing was drafted: what could have been says how far the estimates can be believed
-                expected, right = sum(acceptance.chances(candidates)), sum(truth)
-            else:
-                drafted = tree.children[node]
-                right += sum(share for candidate, share in zip(candidates, truth, strict=True) if candidate in drafted)
-            acceptance.count(candidates, truth)
-            if place < accepted and token in candidates:
-                credited.append(acceptance.names[self._owners[candidates[token][0]]])
-        acceptance.count_tree(expected, right)
+                expected = sum(self._acceptance.chances(_votes(self._offsets, proposed)))
+                right = float(source is not None)
+            elif source is not None:
+                right += token in tree.children[node]
+                if place < accepted:
+                    credited.append(source.name)
+        self._acceptance.count_tree(expected, right)
         return credited
 
+    def _first(self, proposed: Proposed, token: int) -> Source | None:
+        """The first source that has proposed a token."""
+        for source, candidates in zip(self._used, proposed, strict=False):
+            if any(candidate == token for candidate, _ in candidates):
+                return source
+        return None
 
-def _proposed(parts: Sequence[tuple[Any, Any, int]], states: Sequence[Any]) -> Proposed:
-    proposed = []
-    for (propose, _, _), state in zip(parts, states, strict=True):
-        candidates = propose(state)
-        if candidates and len(candidates[0]) == 3:
-            candidates = [candidate[:2] for candidate in candidates]
-        proposed.append(candidates)
-    return proposed
+    def catch_up(self) -> None:
+        """Learn which candidates of the last pass's nodes were right; the next tree can do without."""
+        for offsets, proposed, token in self._uncounted:
+            candidates = _votes(offsets, proposed)
+            self._acceptance.count(candidates, [float(candidate == token) for candidate in candidates])
+        self._uncounted.clear()
 
 
-def _votes(parts: Sequence[tuple[Any, Any, int]], proposed: Proposed) -> dict[int, list[int]]:
+def _votes(offsets: Sequence[int], proposed: Proposed) -> dict[int, list[int]]:
     """Who proposes which token, from each source's candidates and first slot: token to slots."""
     votes: dict[int, list[int]] = {}
-    for (_, _, offset), candidates in zip(parts, proposed, strict=False):
+    for offset, candidates in zip(offsets, proposed, strict=False):
         for token, kind in candidates:
             slots = votes.get(token)
             if slots is None:
@@ -200,19 +248,14 @@ def _votes(parts: Sequence[tuple[Any, Any, int]], proposed: Proposed) -> dict[in
     return votes
 
 
-def _chances(
-    proposed: Proposed, kinds: Sequence[tuple[Sequence[float], Sequence[float]]], value: float, least: float
-) -> list[tuple[int, float]]:
-    """The candidates of a node that is worth ``value``, and what each is worth, if that is more than ``least``. That is
-    :meth:`.Acceptance.chances` by odds of each kind: for the first source to propose a token, and for others."""
+def _odds(proposed: Proposed, kinds: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[int, float]:
+    """The odds of a node's candidates, of which :meth:`.Acceptance.chances` makes chances. ``kinds`` has the odds of
+    each source's kinds: for the first source to propose a token, and for others."""
     odds: dict[int, float] = {}
     for candidates, (first, agreeing) in zip(proposed, kinds, strict=True):
         if not odds:
             odds = {token: first[kind] for token, kind in candidates}
             continue
         for token, kind in candidates:
-            known = odds.get(token)
-            odds[token] = first[kind] if known is None else min(MOST_ODDS, known * agreeing[kind])
-    share = value / (1.0 + sum(odds.values()))
-    least /= share
-    return [(token, each * share) for token, each in odds.items() if each > least]
+            odds[token] = min(MOST_ODDS, odds[token] * agreeing[kind]) if token in odds else first[kind]
+    return odds

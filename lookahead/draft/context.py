@@ -7,6 +7,7 @@ from typing import Any
 
 from jacobi import Drafter
 from jacobi import Wants as Wants
+from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.pass_costs import ModelLimits
@@ -42,6 +43,7 @@ class CallContext:
         trust: how far estimates are believed for this choice before anything is learnt, from 0 to 1.
         limits: what passes over the model allow and cost.
         curve: finds the latency curve of passes as they are run now.
+        closing: is told what to call when the call is over, whether it fails or not.
         hidden: the hidden states of the last pass, if the strategy wants them.
     """
 
@@ -53,6 +55,7 @@ class CallContext:
     trust: float
     limits: ModelLimits
     curve: Callable[[], StepTimes]
+    closing: Callable[[Callable[[], None]], object]
     hidden: HiddenStates | None = None
 
 
@@ -62,3 +65,9 @@ class Drafts:
 
     drafters: Sequence[Drafter]
     planner: Planner | None = None
+
+    def catch_up(self) -> None:
+        """Let drafters learn what the next drafts do not wait for."""
+        for drafter in self.drafters:
+            if isinstance(drafter, AutomaticDrafter):
+                drafter.catch_up()

@@ -1,86 +1,117 @@
 """Whether drafting pays by the clock, whatever the estimates say: what keeps the automatic mode from losing."""
 
 from collections.abc import Sequence
-from math import inf
+from math import exp, inf, log
 
 from jacobi import Step
-from lookahead.draft.tree_worth import progress
 
-_VERDICTS = {8: 1.25, 16: 1.1, 24: 1.0}  # passes of a period of drafting: times plain decoding's pace, at most
-_FIRST_REST, _LAST_REST = 8, 256  # passes without drafts after a period that has not paid
-_ASKS = 8  # passes of such a rest, after which one may draft that promises much
-_MUCH = 1.5  # times plain decoding's speed
+_SHARE = 0.01  # of the time, that drafts may lose
+_AGAIN = 0.1  # of what they have won of late, likewise
+_MEMORY = 256.0  # passes: how long that is
+_STAKE = 1.5  # plain passes that they may lose before they have won any
+_MOST = 16.0  # plain passes won that may be lost again
+_LEAST = -1.0  # plain passes: a pass that seems to lose more than leads here was held up
+_RISK = 0.1  # plain passes that asking in vain is taken to lose, before it was done
+_LEARNS = 0.25  # of what a pass has lost, in the estimate of what the next one may lose
+_MUCH = 1.5  # times plain decoding's speed, that drafts of a batch have to promise as long as they have not won
 _OUTLIER = 1.6  # times what a pass is expected to take; a slower one is counted as that slow
+_LEAD = 2.0  # tokens: a lead of so many counts e times less, since a sequence that is ahead may leave others behind
+_END = 8.0  # times fewer tokens than are left to write, where those are few: then a lead is worth nothing
 
 
 class Guard:
-    """Compares periods of drafting with plain passes of the same calls.
+    """Keeps a ledger of what a batch's drafts have won and lost, in plain passes, from call to call.
 
-    A period is judged by all that its passes took, for each token by which the end has come nearer: a batch is done
-    when its slowest sequence is (:func:`.tree_worth.progress`). The first pass of a size does not count, because its
-    kernels may be made for it. What plain passes take meanwhile comes from the latency curve, which follows the
-    machine::
+    Every pass earns a hundredth of a plain one. A pass that asks or drafts is charged what it took beyond plain passes
+    for as many tokens; one that took less earns the difference. Nothing is asked or drafted unless the ledger can pay
+    for a pass that fails::
 
-        drafting 24 passes: 1.06 of plain's time a token      8 passes of rest      drafting 24 passes: 1.03 ...
+        drafts      two tokens in 1.3 plain passes     + 0.7     1.5 -> 2.2
+        drafts      one token in 1.4                   - 0.4     2.2 -> 1.8
 
-    Each rest is twice as long as the one before, up to 256 passes, until a period pays or a draft in a rest does.
+    So calls together never lose much more than a hundredth of the time, whatever texts they write, and where drafts win
+    they go on. Until they have won, they have to promise half as much again. What plain passes take comes from the
+    latency curve, which follows the machine. A single sequence's drafts are not ruled by the ledger.
     """
 
-    def __init__(self) -> None:
-        self._spent = 0.0  # in this period, in plain passes
-        self._passes = 0  # of this period, or left of this rest as a negative number
-        self._rest = _FIRST_REST
-        self._advanced = 0.0  # tokens by which the end has come nearer in this period
+    def __init__(self, batch: int = 2) -> None:
+        self._alone = batch == 1
+        self._balance = _STAKE
+        self._risk = _RISK
+        self._won = 0.0  # plain passes a pass, of late
         self._written: list[int] = []  # in this call
+        self._most: float = inf  # tokens that this call writes
+        self._reached = 0.0  # by all sequences of this call
         self.rested = 0  # passes without a draft that paid, at the end of the last call
 
-    def begin(self, batch: int) -> None:
-        """A call begins, with another text: what was learnt stays, and an unfinished period starts over."""
+    def begin(self, batch: int, new_tokens: int | None = None) -> None:
+        """A call of so many sequences and new tokens begins."""
         self._written = [0] * batch
-        if self._passes > 0:
-            self._start()
-
-    def _start(self) -> None:
-        self._passes, self._spent, self._advanced = 0, 0.0, 0.0
+        self._most = new_tokens or inf
+        self._reached = 0.0
 
     @property
     def rests(self) -> bool:
-        """Whether the next pass is not to draft at all."""
-        return self._passes < 0 and self._passes % _ASKS != 0
+        """Whether the next pass is neither to ask nor to draft. A single sequence's drafts are sized by estimates
+        alone: what they lose at first, while passes are slow for other reasons, they win back."""
+        return not self._alone and self._balance < self._risk
 
     @property
     def least_gain(self) -> float:
         """Times plain decoding's speed, that a draft has to promise."""
-        return _MUCH if self._passes < 0 else 1.0
+        return 1.0 if self.wins else _MUCH
 
-    def observe(self, step: Step, taken_ms: float, curve: Sequence[float], counts: bool) -> bool:
-        """Take in a pass: what it took in all, and what passes over 1, 2, ... nodes are expected to take. One that does
-        not ``count`` tells nothing: it was not to draft what pays, or is the first of its size. Returns whether the
+    @property
+    def wins(self) -> bool:
+        """Whether drafts have won more than they have lost; taken for granted of a single sequence's."""
+        return self._alone or self._balance > _STAKE
+
+    def observe(self, step: Step, taken_ms: float, curve: Sequence[float], plain: bool, counts: bool) -> bool:
+        """Take in a pass: what it took in all, and what passes over 1, 2, ... nodes are expected to take. A ``plain``
+        one neither asked nor drafted; one that does not ``count`` took what passes do not take. Returns whether the
         pass was faster than plain ones."""
         advanced, width = self._advance(step), max(map(len, step.trees))
-        if self._passes < 0:
-            self._passes += 1
-            if (counts and advanced > 2.0) or not self._passes:
-                self._start()
-        elif counts and advanced and width <= len(curve):
-            self._passes += 1
-            beside_ms = max(0.0, taken_ms - step.forward_ms)
-            self._spent += (min(step.forward_ms, _OUTLIER * curve[width - 1]) + beside_ms) / curve[0]
-            self._advanced += advanced
-            self._judge()
+        if counts and width <= len(curve):
+            usual_ms, beside_ms = curve[width - 1], max(0.0, taken_ms - step.forward_ms)
+            if width == 1:  # what was asked in vain is all that such a pass took beyond plain ones
+                counted_ms = usual_ms + (0.0 if plain else step.draft_ms)
+            else:
+                counted_ms = beside_ms + min(step.forward_ms, _OUTLIER * usual_ms)
+            lost = counted_ms / curve[0] - advanced
+            self._won -= (lost + self._won) / _MEMORY
+            earned = _SHARE + _AGAIN * max(0.0, self._won)
+            self._balance = min(_MOST, max(_LEAST, self._balance + earned - lost))
+            if not plain and width == 1:
+                self._risk += _LEARNS * (max(0.0, lost) - self._risk)
         return advanced * curve[0] > taken_ms
 
     def _advance(self, step: Step) -> float:
+        """By how many tokens of all sequences the batch has come nearer to its end."""
         tokens = [len(path.tokens) for path in step.paths]
         going = [row for row, count in enumerate(tokens) if count]
-        advanced = progress([self._written[row] for row in going], [tokens[row] for row in going]) if going else 0.0
+        if not going:
+            return 0.0
+        before = self._place(going)
         for row in going:
             self._written[row] += tokens[row]
+        after = self._place(going)
+        advanced = after - max(before, self._reached)
+        self._reached = after
         return advanced
 
-    def _judge(self) -> None:
-        if self._spent > _VERDICTS.get(self._passes, inf) * self._advanced:
-            self._passes, self._rest = -self._rest, min(2 * self._rest, _LAST_REST)
-        elif self._passes >= max(_VERDICTS):
-            self._rest = _FIRST_REST
-            self._start()
+    def _place(self, going: Sequence[int]) -> float:
+        written = [self._written[row] for row in going]
+        return reached(written, self._most - min(written))
+
+
+def reached(written: Sequence[int], left: float) -> float:
+    """How far a batch has come whose sequences have ``written`` so many tokens. A batch is done when its slowest
+    sequence is, but the slower ones may catch up, while at least the slowest has many tokens ``left``::
+
+        written  20 20    20.0        written  21 25    22.1        the same at the end    21.0
+    """
+    least = min(written)
+    horizon = min(_LEAD, left / _END)
+    if max(written) == least or horizon <= 0.0:
+        return float(least)
+    return least - horizon * log(sum(exp((least - each) / horizon) for each in written) / len(written))

@@ -47,7 +47,7 @@ class Memory:
     def guard(self, key: tuple[Hashable, Hashable], batch: int) -> Guard:
         """What is known under ``key``, for so many sequences, of whether drafting pays; kept as its estimates are."""
         self.guards = {kept: known for kept, known in self.guards.items() if kept[0] in self.acceptances}
-        return self.guards.setdefault((key, batch), Guard())
+        return self.guards.setdefault((key, batch), Guard(batch))
 
 
 _memories: PerModel[Memory] = PerModel(lambda: Memory(0))

@@ -72,6 +72,8 @@ class PassCosts:
         self._anew = anew
         self._most = most
         self._first = max(2, 1 + _FIRST_NODES // batch)
+        # A batch has more to lose: t(1), by which drafts are judged, is known first, and trees grow more slowly.
+        self._single_after, self._stride = (_SINGLE_AFTER, _STRIDE) if batch == 1 else ((0, *_SINGLE_AFTER[1:]), 2)
         self._context = 0
         self._served = 0  # passes since the curve was read
         self._since_single = 0  # passes since one had a single node
@@ -105,7 +107,7 @@ class PassCosts:
         paid = self.curve[self._replayed] - self.curve[0]
         self.trees = [cost - paid for cost in self.curve[window + self._replayed :]]
         self.cut = self._replays.cut(self.curve, self._replayed) if self._limits.replays else None
-        del self.trees[max(self._first, _STRIDE * self.times.largest) :]
+        del self.trees[max(self._first, self._stride * self.times.largest) :]
         self.least = least_slopes(self.trees)
 
     @property
@@ -117,12 +119,13 @@ class PassCosts:
     def single_is_due(self) -> bool:
         known = int(self.times.weight(1, self._context))
         young = known < len(_SINGLE_AFTER) and not (known and self.pace_ms < _CLEARLY * self.curve[0])
-        after = _SINGLE_AFTER[known] if young else _SINGLE_EVERY
+        after = self._single_after[known] if young else _SINGLE_EVERY
         return not self.times.frozen and self._since_single > after
 
-    def knows(self, width: int) -> bool:
-        """Whether there has been a pass over exactly so many nodes, and one over a single node."""
-        return self._reads_ms and self.times.has_seen(self._limits.bucket(width + self._replayed))
+    @property
+    def comparable(self) -> bool:
+        """Whether the last pass took what passes of its size take, and it is known what one over a single node does."""
+        return self._reads_ms and self._limits.typical
 
     def is_stale(self, width: int) -> bool:
         """Whether no pass over about ``width`` nodes has told for long what it takes."""

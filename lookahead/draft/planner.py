@@ -31,6 +31,7 @@ class Planner:
         window: some of the sources is a window; ``window_only``: there is no other source.
         expensive: what is known of sources that cost time; None = there are none.
         guard: what is known of whether drafting pays by the clock; None = nothing.
+        new_tokens: most tokens that the call writes; None = that is not known.
         anew: finds the latency curve for passes as they are run from now on; None = it stays the same.
     """
 
@@ -49,12 +50,14 @@ class Planner:
         window_only: bool = False,
         expensive: ExpensiveSources | None = None,
         guard: Guard | None = None,
+        new_tokens: int | None = None,
         anew: Callable[[], StepTimes] | None = None,
     ) -> None:
         self.acceptance = acceptance
         self.mode = Mode.DRAFT if nodes is None else Mode.FIXED
         self.sizes = _flat(1)  # cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on
         self.gain = 1.0  # least gain of speed for which anything is drafted
+        self.in_step = False  # drafts rest for long, so that sequences had better go on in step
         self.cut: Cut | None = None  # what it costs that a draft is cut short, where the tree is to pay for that
         self.expensive = expensive or ExpensiveSources()
         self.expensive_ms = 0.0  # what they took in this pass
@@ -72,8 +75,8 @@ class Planner:
         self._columns = WindowColumns(self._worth, window_only) if window else None
         self._rows: list[WeakMethod[Callable[[], tuple[Sequence[float], int] | None]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
-        self._guard = guard or Guard()
-        self._guard.begin(batch)
+        self._guard = guard or Guard(batch)
+        self._guard.begin(batch, new_tokens)
         self._rest = Rest(self.costs)
         self._rest.passes = min(self._guard.rested, _STILL_RESTS)
         self._trials = Trials(self.costs)
@@ -112,10 +115,11 @@ class Planner:
     def _choose(self) -> None:
         """How the next pass is chosen: its mode, and the sizes among which its tree may stop."""
         costs, self.gain, self.cut = self.costs, 1.0, None
-        tried = self._trials.width
+        rests = self.in_step = self._guard.rests and not costs.times.frozen
+        tried = self._trials.width if self._guard.wins else 0
         if tried:
             self.mode, self.sizes = Mode.TRY, _flat(tried)
-        elif self._rests:
+        elif rests or self._rest.is_on or (self._batch > 1 and costs.single_is_due):
             self.mode, self.sizes = Mode.REST, _flat(1)
         elif costs.single_is_due:
             self.mode, self.sizes = Mode.MEASURE, _flat(1)
@@ -124,13 +128,9 @@ class Planner:
             self._choose_sizes()
 
     @property
-    def _rests(self) -> bool:
-        return self._rest.is_on or (self._guard.rests and not self.costs.times.frozen)
-
-    @property
     def _least_gain(self) -> float:
-        """Times plain decoding's speed, that a draft has to promise beyond its usual gain."""
-        return 1.0 if self.costs.times.frozen else self._guard.least_gain
+        """Times plain decoding's speed, that a draft has to promise."""
+        return _LEAST_GAIN if self.costs.times.frozen else max(_LEAST_GAIN, self._guard.least_gain)
 
     def _choose_sizes(self) -> None:
         costs = self.costs
@@ -138,7 +138,7 @@ class Planner:
             beside_ms = costs.cut_ms + (0.0 if costs.times.frozen else self.expensive.ms)
             self.sizes = [costs.trees[0], *(cost + beside_ms for cost in costs.trees[1:])], costs.least
         else:
-            self.sizes, self.gain, self.cut = (costs.trees, costs.least), max(_LEAST_GAIN, self._least_gain), costs.cut
+            self.sizes, self.gain, self.cut = (costs.trees, costs.least), self._least_gain, costs.cut
 
     def share(self, grow_ahead: Callable[[], tuple[Sequence[float], int] | None]) -> None:
         """One sequence of several has trees that are grown ahead: nodes' values, and tokens written so far."""
@@ -180,8 +180,8 @@ class Planner:
         # Nor are drafts that were looked for in vain a part of what one node costs.
         tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
         if self._nodes is None:
-            counts = self.mode is Mode.DRAFT and self.costs.knows(width)
-            was_faster = self._guard.observe(step, taken, self.costs.curve, counts)
+            plain = self.mode in (Mode.REST, Mode.MEASURE)
+            was_faster = self._guard.observe(step, taken, self.costs.curve, plain, self.costs.comparable)
             if self._batch > 1:  # what some sequence accepts has not paid yet
                 self._accepted &= was_faster
         self._trials.observe(self.mode is Mode.TRY, taken, tokens)

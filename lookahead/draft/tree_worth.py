@@ -12,7 +12,6 @@ from lookahead.sources.jacobi_window import columns_for, window_nodes
 _FADE = 0.9  # of what trees were worth, from pass to pass
 _BATCH_GAIN = 0.05  # speed a draft must promise for every doubling of a batch: the luck of its slowest row ends it
 _HORIZON = 4.0  # tokens; a lead of so many counts e times less
-_LEAD = 2.0  # the same where it is told what passes have brought: a sequence that is ahead ends, and may leave others
 _CHOICES = (2, 4, 8, 16)
 _GAIN = 0.004  # tokens a pass that a column is taken to bring, before it has shown what it brings
 _GAIN_PASSES = 256.0  # column-passes that this guess is worth
@@ -43,18 +42,6 @@ def shared_width(
     speeds[0] *= max(least_gain, 1.0 + _BATCH_GAIN * log2(max(2, len(trees))))
     sizes = [size for size in NODES if size <= most]
     return sizes[int(speeds[[size - 1 for size in sizes]].argmax())]
-
-
-def progress(before: Sequence[int], tokens: Sequence[int]) -> float:
-    """By how many tokens of all sequences a batch has come nearer to its end, if sequences that had written ``before``
-    write ``tokens``. It lies between the least and the most of them, near the least where sequences are apart::
-
-        before  20 20    tokens  1 5   2.1        the slower one may catch up
-        before  20 40    tokens  1 5   1.0        it will end the batch
-    """
-    left = -np.asarray(before, float) / _LEAD
-    after = left - np.asarray(tokens, float) / _LEAD
-    return _LEAD * float(np.logaddexp.reduce(left) - np.logaddexp.reduce(after))
 
 
 class TreeWorth:

@@ -81,10 +81,10 @@ class Call:
         values = [getattr(self.config, name, None) for name in (*warpers, "repetition_penalty")]
         return (bool(self.config.do_sample), *values, *(type(processor).__name__ for processor in self.processors))
 
-    @property
-    def trust(self) -> float:
-        """How far estimates made on greedy text can be believed at first: the hotter the sampling, the less."""
-        if not self.config.do_sample:
+    def trust(self, sees_noise: bool) -> float:
+        """How far estimates can be believed at first. Where drafts do not see the noise that tokens are drawn with: the
+        hotter the sampling, the less. With it they are as good at every temperature."""
+        if sees_noise or not self.config.do_sample:
             return _TRUST
         temperature = 1.0 if self.config.temperature is None else float(self.config.temperature)
         return _TRUST / (1.0 + temperature**2)
@@ -121,11 +121,17 @@ class Strategy(Protocol):
     @property
     def remembers(self) -> bool: ...
 
+    def assisted(self, draft: Any, tokenizers: Any = None) -> "Strategy":
+        """The same with a draft model; an error where there is none."""
+
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a model for which nothing can be drafted, before any pass."""
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         """What the drafters want to be told by the model."""
+
+    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
+        """Which hidden states of passes drafters read."""
 
     def drafts(self, call: CallContext) -> Drafts:
         """Make what one call needs."""

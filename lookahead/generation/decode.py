@@ -1,7 +1,8 @@
 """One call of ``generate`` with a strategy: the whole method on one screen, in :func:`decode`."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
     with (
         borrowed(call.model, call.traits.vocab_size, strategy.remembers) as memory,
         _opened(call, plan, sequences, wants, strategy.static, traces, packed) as model,
+        ExitStack() as ends,
     ):
         verifier = Verifier(
             sequences,
@@ -69,13 +71,23 @@ def decode(strategy: Strategy, call: Call) -> Output:
             how = (strategy.static, traces, call.traits, plan.route == "chain", packed)
             return step_times(call.model, call.batch, memory.times, None, *how)
 
-        drafts = strategy.drafts(draft_context(call, sequences, memory, model, curve, strategy.seed, verifier.noise))
+        known = (call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback)
+        drafts = strategy.drafts(draft_context(*known))
         depths = [0] * call.batch
-        drafters = [WhileWriting(drafter, row, sequences, depths) for row, drafter in enumerate(drafts.drafters)]
+        drafters = [
+            WhileWriting(drafter, row, sequences, depths, call.traits.vocab_size)
+            for row, drafter in enumerate(drafts.drafters)
+        ]
         observers = Observers(call, sequences, model, drafts.planner, strategy.stats, _packs(strategy, call))
-        with closing(_passes(model, drafters, verifier, observers.catch_up)) as steps:
+
+        def aside() -> None:
+            observers.catch_up()
+            drafts.catch_up()
+
+        with closing(_passes(model, drafters, verifier, aside)) as steps:
             for step in steps:
                 observers.see(step)
+        aside()
         observers.close()
         if call.exports_cache:
             model.store(call.cache)
@@ -109,9 +121,21 @@ def generate(
     with switched_attention(model, strategy.attention):
         if synced_gpus:
             raise LookaheadError("synced_gpus=True is not supported with lookahead: expected one process. Drop it.")
-        check_mode(generation_config, model_kwargs.get("assistant_model"))
+        check_mode(generation_config)
+        strategy = assisted(strategy, generation_config, model_kwargs)
         given = (logits_processor, stopping_criteria, generation_config, streamer, model_kwargs)
         return decode(strategy, Call.of(model, input_ids, *given))
+
+
+def assisted(strategy: Strategy, config: GenerationConfig, given: Mapping[str, Any]) -> Strategy:
+    """The strategy, with a call's ``assistant_model``, or as many of the model's own layers as ``assistant_early_exit``
+    says, as its draft model."""
+    if config.assistant_early_exit is not None:
+        return strategy.assisted(config.assistant_early_exit)
+    draft, other = given.get("assistant_model"), given.get("assistant_tokenizer")
+    if draft is None:
+        return strategy
+    return strategy.assisted(draft, None if other is None else (given.get("tokenizer"), other))
 
 
 def _wanted(
@@ -125,13 +149,8 @@ def _wanted(
         check_lossy(call.batch, call.processors, call.criteria, in_lockstep=plan.route == "chain")
     drawn = bool(call.config.do_sample) and strategy.verification == "exact" and rule is None
     wants = strategy.wants(batch=call.batch, vocab_size=call.traits.vocab_size, new_tokens=new_tokens, drawn=drawn)
-    if call.traits.is_encoder_decoder and wants.taps:
-        raise LookaheadError(
-            f"{type(strategy).__name__} drafts with heads on a causal model, and {call.traits.name} is an "
-            "encoder-decoder model. Use Lookahead() or Jacobi()."
-        )
     strategy.check(call.model)
-    return wants, rule
+    return replace(wants, taps=strategy.taps(call.model, call.input_ids)), rule
 
 
 def _made_earlier(strategy: Strategy, call: Call, wants: Wants) -> tuple[Traces | None, Packed | None]:

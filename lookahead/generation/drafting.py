@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+
 from jacobi import Drafter, Path, Successors, TokenTree
 from lookahead.draft.context import CallContext, RowContext
 from lookahead.draft.latency import StepTimes
@@ -25,9 +27,10 @@ def draft_context(
     curve: Callable[[], StepTimes],
     seed: int | None,
     noise: Noise | None,
+    closing: Callable[[Callable[[], None]], object],
 ) -> CallContext:
     """What a strategy may know of a call; ``curve`` finds the latency curve of passes as they are run now, ``noise`` is
-    what sequences draw from, where that can be known."""
+    what sequences draw from, where that can be known, and ``closing`` is told what to call in the end."""
     vocab_size = call.traits.vocab_size
     pad = sequences.pad if 0 <= sequences.pad < vocab_size else 0  # drafts must be tokens that the model can be fed
     linear = isinstance(model, LinearModel)
@@ -37,9 +40,9 @@ def draft_context(
         draw = None if noise is None else Draw(partial(noise.line, index), **warp)
         rng = _generator(seed, index)
         rows.append(RowContext(prompt, vocab_size, pad, sequences.end_tokens, rng, index, linear, draw))
-    return CallContext(
-        call.model, rows, memory, call.choice, sequences.most_new, call.trust, model, curve, model.hidden
-    )
+    trust = call.trust(sees_noise=noise is not None)
+    how = (call.choice, sequences.most_new, trust, model, curve, closing)
+    return CallContext(call.model, rows, memory, *how, model.hidden)
 
 
 def _generator(seed: int | None, index: int) -> random.Random:
@@ -48,13 +51,15 @@ def _generator(seed: int | None, index: int) -> random.Random:
 
 class WhileWriting:
     """A sequence's drafter while it writes; once it has ended, pad tokens as deep as the other sequences' trees.
-    ``depths`` are those of all sequences' last trees; the call's drafters share it."""
+    ``depths`` are those of all sequences' last trees; the call's drafters share it. Where a model scores more tokens
+    than the ``vocab_size`` that it can be fed, the drafter hears nothing of the others."""
 
-    def __init__(self, drafter: Drafter, row: int, sequences: Sequences, depths: list[int]) -> None:
+    def __init__(self, drafter: Drafter, row: int, sequences: Sequences, depths: list[int], vocab_size: int) -> None:
         self._drafter = drafter
         self._row = row
         self._sequences = sequences
         self._depths = depths
+        self._vocab_size = vocab_size
         self._writes = True
 
     def draft(self, room: int) -> TokenTree:
@@ -70,5 +75,18 @@ class WhileWriting:
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """Let the drafter take a pass in, if the sequence wrote when its tree was drafted."""
-        if self._writes:
-            self._drafter.learn(tree, greedy, path, successors)
+        if not self._writes:
+            return
+        if max(greedy) >= self._vocab_size:
+            greedy = [token if token < self._vocab_size else 0 for token in greedy]
+        self._drafter.learn(tree, greedy, path, successors and _fed(successors, self._vocab_size))
+
+
+def _fed(successors: Successors, vocab_size: int) -> Successors:
+    """The same, with tokens that the model cannot be fed told as excluded ones, after all others."""
+    if successors.tokens.max(initial=0) < vocab_size:
+        return successors
+    known = successors.tokens < vocab_size
+    order = np.argsort(~known, axis=1, kind="stable")
+    tokens, logits = np.where(known, successors.tokens, 0), np.where(known, successors.logits, -np.inf)
+    return Successors(np.take_along_axis(tokens, order, 1), np.take_along_axis(logits, order, 1).astype(np.float32))

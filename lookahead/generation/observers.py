@@ -61,6 +61,7 @@ class Observers:
                 self._traces.see(written)
         if planner is not None:
             planner.open(self._model.context)
+            sequences.in_step = planner.in_step
         self._first = False
 
     def catch_up(self) -> None:

@@ -48,6 +48,7 @@ def _mixin(name: str, *uses: Any, **others: Any) -> Private:
 PRIVATES = (
     # The call of generate: what is patched, what prepares a step, and what it leaves on configs and caches.
     _mixin("_sample", "input_ids logits_processor stopping_criteria generation_config", "synced_gpus streamer"),
+    _mixin("_assisted_decoding", "input_ids logits_processor stopping_criteria generation_config", "inputs_tensor"),
     _mixin("_validate_generation_mode", "generation_mode generation_config generation_mode_kwargs"),
     _mixin("_prefill", "input_ids generation_config model_kwargs"),
     _mixin("_update_model_kwargs_for_generation", "outputs model_kwargs", "is_encoder_decoder num_new_tokens"),

@@ -1,9 +1,9 @@
 """Hidden states of a pass, by named taps: noted on their way through the model, for heads that draft from them. A tap
-says whose input is noted: ``"last"`` is what the output layer reads, ``"layer.3"`` what decoder layer 3 reads (counted
-from 0), so that ``"layer.0"`` is the embedding."""
+says whose input is noted: ``"last"`` is what the output layer reads, ``"norm"`` what the final norm reads,
+``"layer.3"`` what decoder layer 3 reads (counted from 0), so that ``"layer.0"`` is the embedding."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from jacobi import LookaheadError
 
-LAST = "last"
+LAST, NORM = "last", "norm"
 
 
 class Outputs(NamedTuple):
@@ -55,13 +55,16 @@ class HiddenStates:
     def expect(self) -> None:
         self._noted, self._thread = {}, threading.get_ident()
 
-    def take(self, logits: Tensor) -> tuple[Tensor, ...]:
-        """A pass is over: what was read, by tap, for ``logits`` ``[batch, node, vocab]``; an error if it misfits."""
+    def take(self, logits: Tensor, whole: bool = False) -> tuple[Tensor, ...]:
+        """A pass is over: what was read, by tap, for ``logits`` ``[batch, node, vocab]``, or with ``whole`` at all
+        tokens, of which there may be more; an error if it misfits."""
         noted, self._noted, self._thread = self._noted, {}, None
-        return tuple(self._aligned(tap, noted.get(tap), logits) for tap in self.taps)
+        return tuple(self._aligned(tap, noted.get(tap), logits, whole) for tap in self.taps)
 
-    def _aligned(self, tap: str, states: Tensor | None, logits: Tensor) -> Tensor:
-        if states is not None and tap != LAST and states.ndim == 3:
+    def _aligned(self, tap: str, states: Tensor | None, logits: Tensor, whole: bool) -> Tensor:
+        if states is not None and tap != LAST and states.ndim == 3 and states.shape[1] >= logits.shape[1]:
+            if whole:
+                return states
             states = states[:, -logits.shape[1] :]  # layers read all tokens of the prompt, the output layer some
         if states is not None and states.shape[:-1] == logits.shape[:-1]:
             return states
@@ -70,7 +73,7 @@ class HiddenStates:
         raise LookaheadError(
             f"The {what} of this model ({type(self._modules[tap]).__name__}) was {got} in a pass whose logits are "
             f"{list(logits.shape)}: expected it to be called with hidden states, [batch, token, hidden]. "
-            "Medusa's heads cannot run beside this model."
+            "Heads cannot run beside this model."
         )
 
     def put(self, hidden: Sequence[Tensor]) -> None:
@@ -82,30 +85,49 @@ class HiddenStates:
 def tapped(model: Any, taps: Sequence[str]) -> dict[str, nn.Module]:
     """The modules of a causal model that ``taps`` name; a LookaheadError if there is no such layer or tap."""
     found: dict[str, nn.Module] = {}
-    count = model.config.get_text_config(decoder=True).num_hidden_layers
-    lists = (part for part in model.get_decoder().modules() if isinstance(part, nn.ModuleList))
-    layers = next((layers for layers in lists if len(layers) == count), ())
+    layers = decoder_layers(model)
     for tap in taps:
         if tap == LAST:
             found[tap] = model.get_output_embeddings()
             continue
+        if tap == NORM:
+            found[tap] = final_norm(model)
+            continue
         kind, _, number = tap.partition(".")
         if kind != "layer" or not number.isdecimal() or int(number) >= len(layers):
             raise LookaheadError(
-                f"There is no tap {tap!r} on {type(model).__name__}: expected 'last', or 'layer.0' to "
+                f"There is no tap {tap!r} on {type(model).__name__}: expected 'last', 'norm', or 'layer.0' to "
                 f"'layer.{len(layers) - 1}'."
             )
         found[tap] = layers[int(number)]
     return found
 
 
-def watched(hidden: HiddenStates | None, run: Callable[[], Any], last: int) -> Any:
-    """The outputs of a pass, whose ``last`` tokens' hidden states ``hidden`` then holds; None = nobody wants them."""
+def decoder_layers(model: Any) -> Sequence[Any]:
+    """The decoder layers of a causal model; none if they cannot be told."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists: Iterator[Any] = (part for part in model.get_decoder().modules() if isinstance(part, nn.ModuleList))
+    return next((layers for layers in lists if len(layers) == count), ())
+
+
+def final_norm(model: Any) -> nn.Module:
+    """The norm behind the last decoder layer; a LookaheadError if it cannot be told."""
+    decoder = model.get_decoder()
+    for name in ("norm", "ln_f", "final_layernorm", "final_layer_norm"):
+        if isinstance(found := getattr(decoder, name, None), nn.Module):
+            return found
+    raise LookaheadError(f"The final norm of {type(model).__name__} cannot be told: expected decoder.norm or ln_f.")
+
+
+def watched(hidden: HiddenStates | None, run: Callable[[], Any], last: int | None) -> Any:
+    """The outputs of a pass, whose ``last`` tokens' hidden states ``hidden`` then holds; None = nobody wants them. For
+    the prompt's pass ``last`` is None: what layers read is held of all tokens, what the output layer read of one."""
     if hidden is None:
         return run()
     hidden.expect()
     outputs = run()
-    hidden.put([states[:, -last:] for states in hidden.take(outputs.logits)])
+    found = zip(hidden.taps, hidden.take(outputs.logits, whole=last is None), strict=True)
+    hidden.put([states if last is None and tap != LAST else states[:, -(last or 1) :] for tap, states in found])
     return outputs
 
 

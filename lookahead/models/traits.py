@@ -113,7 +113,7 @@ def _input_device(model: PreTrainedModel) -> torch.device:
         return model.device
     hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
     devices = (getattr(hook, "execution_device", None) for hook in hooks)
-    return torch.device(next((device for device in devices if device is not None), "cpu"))
+    return torch.device(next((device for device in devices if device is not None), "meta"))
 
 
 def _vocab_size(model: PreTrainedModel, config: Any) -> int:

@@ -133,7 +133,7 @@ class TreeForward:
     def prefill(self) -> Tensor:
         """Run the prompt exactly as plain decoding does; logits ``[batch, token, vocab]`` of its last tokens."""
         outputs = watched(
-            self.hidden, lambda: self.model._prefill(self._input_ids, self._config, self.prompt_kwargs), last=1
+            self.hidden, lambda: self.model._prefill(self._input_ids, self._config, self.prompt_kwargs), last=None
         )
         cache = self.layout.cache
         held = outputs.get("past_key_values")

@@ -128,7 +128,7 @@ class LinearModel:
         if self._top_k and "logits_to_keep" in kwargs:
             kwargs["logits_to_keep"] = self._prompt_tokens
         begin = perf_counter()
-        outputs = watched(self.hidden, lambda: self._model._prefill(self._input_ids, self._config, kwargs), last=1)
+        outputs = watched(self.hidden, lambda: self._model._prefill(self._input_ids, self._config, kwargs), last=None)
         mask, positions = self._kwargs.get("attention_mask"), self._kwargs.get("position_ids")
         self._before = self._length()
         self._last = [self._before - 1] * len(self._again)

@@ -1,6 +1,6 @@
 """Passes outside of ``generate``: a model that has read a prompt and waits for trees, to be measured or tested."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -22,29 +22,20 @@ from lookahead.runtime.packing import Packed
 from lookahead.runtime.tree import TreeModel
 
 
-@contextmanager
-def bare_model(
+def unread(
     model: PreTrainedModel,
     prompt: Tensor,
     new_tokens: int,
     *,
     static: bool | None = False,
     past: Cache | None = None,
-    taps: Sequence[str] = (),
+    wants: Wants | None = None,
     traced: Callable[[TreeForward, str], Executor] | None = None,
     packed: Packed | None = None,
     **inputs: Any,
-) -> Iterator[TreeModel]:
-    """A view of ``model`` with all of ``prompt`` in its KV cache: the trees of a pass start with the token after it.
-
-    Args:
-        model: a model that lookahead supports; what an encoder says is made up.
-        prompt: ``[batch, token]``, at least one token.
-        new_tokens: slots to make room for, beside the prompt's.
-        static, traced, packed: as for :func:`lookahead.runtime.open.open_tree`.
-        past: what comes before the prompt; only read.
-        taps: hidden states that every pass notes.
-    """
+) -> TreeModel:
+    """A view of ``model`` for a text of its own, which is still to read its ``prompt``; the arguments are those of
+    :func:`bare_model`."""
     traits = ModelTraits.of(model)
     batch, count = prompt.shape
     if traits.is_encoder_decoder:
@@ -54,8 +45,23 @@ def bare_model(
         positions = torch.arange(before, before + count, device=traits.device)[None].expand(batch, -1)
         inputs = {"position_ids": positions} | inputs
     given = Prompt(prompt, GenerationConfig(), inputs, past, new_tokens)
-    view = open_tree(model, traits, given, None, Wants(taps=tuple(taps)), static=static, traced=traced, packed=packed)
-    with view.forward_pass.hidden or nullcontext(), _read(view, batch):
+    return open_tree(model, traits, given, None, wants or Wants(), static=static, traced=traced, packed=packed)
+
+
+@contextmanager
+def bare_model(model: PreTrainedModel, prompt: Tensor, new_tokens: int, **settings: Any) -> Iterator[TreeModel]:
+    """A view of ``model`` with all of ``prompt`` in its KV cache: the trees of a pass start with the token after it.
+
+    Args:
+        model: a model that lookahead supports; what an encoder says is made up.
+        prompt: ``[batch, token]``, at least one token.
+        new_tokens: slots to make room for, beside the prompt's.
+        settings: ``static``, ``traced``, ``packed`` as for :func:`lookahead.runtime.open.open_tree`; ``past``, what
+            comes before the prompt, only read; ``wants``, of which hidden states are noted in every pass; and what else
+            the model is given.
+    """
+    view = unread(model, prompt, new_tokens, **settings)
+    with view.forward_pass.hidden or nullcontext(), _read(view, len(prompt)):
         yield view
 
 
@@ -80,9 +86,14 @@ def masked_inputs(traits: ModelTraits, mask: Tensor) -> dict[str, Any]:
 @contextmanager
 def _read(view: TreeModel | LinearModel, batch: int) -> Iterator[None]:
     with grouped_attention(), expert_kernels():
-        view.prefill()
-        view.keep([Path([0], [0])] * batch)
+        read_prompt(view, batch)
         try:
             yield
         finally:
             view.close()
+
+
+def read_prompt(view: TreeModel | LinearModel, batch: int = 1) -> None:
+    """Let a model read its prompt, all of which is in the KV cache afterwards."""
+    view.prefill()
+    view.keep([Path([0], [0])] * batch)

@@ -62,7 +62,8 @@ class BatchSource(Source, Protocol):
     """A source that makes the candidates of many nodes at once, as a draft model does in one forward pass of its own.
 
     Best-first growth asks it by :meth:`expand`, once for all nodes that wait on a level, and may never take some of
-    them. Its states are hashable, and equal states have the same candidates.
+    them. Its states are hashable, and equal states have the same candidates. If every call takes time, an attribute
+    ``ask_ms`` says how many milliseconds: deeper levels are then asked about only where that pays.
     """
 
     def expand(self, states: Sequence[Any]) -> Sequence[Sequence[Candidate]]:
@@ -75,3 +76,14 @@ class BatchSource(Source, Protocol):
 def is_batch(source: Source) -> TypeGuard[BatchSource]:
     """Whether a source makes candidates of many nodes at once."""
     return hasattr(source, "expand")
+
+
+class LateSource(Source, Protocol):
+    """A source that leaves work for a time when nobody waits."""
+
+    def catch_up(self) -> None:
+        """Do what is left of the last pass: called while the device has the next one, and after the last."""
+
+
+def has_late_work(source: Source) -> TypeGuard[LateSource]:
+    return hasattr(source, "catch_up")

@@ -7,7 +7,7 @@ import numpy as np
 
 from jacobi import Path, Successors, TokenTree
 from lookahead.sources.perturbed import BINS, Draw, Offer
-from lookahead.sources.recycling import Context, RecyclingSource, SuccessorTable
+from lookahead.sources.recycling import Context, RecyclingSource, Said, SuccessorTable
 
 # Next tokens kept of each scored node; with 32, S at 24 nodes is 3 to 5 % lower, with 128 1 % higher.
 DRAWN_BEST = 64
@@ -51,17 +51,20 @@ class UsualTokens:
             self._sums /= self._weight
             self._weight = 1.0
 
-    def best(self, draw: Draw, line: np.ndarray | None) -> Offer:
-        """The candidates for a token that is drawn with this noise."""
+    def best(self, draw: Draw, line: np.ndarray | None, first: int = 0) -> Offer:
+        """The candidates for a token that is drawn with this noise; their kinds begin with ``first``."""
         if self._age >= _REFRESH:
             self._choose()
-        return draw.best(self._tokens, self._chances, line) if len(self._tokens) else []
+        return draw.best(self._tokens, self._chances, line, first) if len(self._tokens) else []
 
     def _choose(self) -> None:
-        sums, self._age = self._sums, 0
-        tokens = np.argpartition(sums, -_USUAL)[-_USUAL:] if len(sums) > _USUAL else np.arange(len(sums))
-        self._tokens = tokens[sums[tokens] > 0.0]
-        self._chances = sums[self._tokens] / self._weight
+        self._age = 0
+        tokens = np.flatnonzero(self._sums)  # few of a large vocabulary; selecting among as many zeros takes 20 ms
+        sums = self._sums[tokens]
+        if len(tokens) > _USUAL:
+            most = np.argpartition(sums, -_USUAL)[-_USUAL:]
+            tokens, sums = tokens[most], sums[most]
+        self._tokens, self._chances = tokens, sums / self._weight
 
 
 class DrawnRecycling:
@@ -89,19 +92,20 @@ class DrawnRecycling:
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         self._recycling.start(prompt, successors)
         if successors is not None:
-            self._take_in(successors, range(max(0, len(successors.tokens) - len(prompt)), len(successors.tokens)))
+            said = Said(successors)
+            self._take_in(said, range(max(0, len(said) - len(prompt)), len(said)))
 
-    def _take_in(self, said: Successors, nodes: Sequence[int]) -> None:
+    def _take_in(self, said: Said, nodes: Sequence[int]) -> None:
+        chances = said.chances(self._draw)
         for node in nodes:
-            chances = self._draw.chances(said.logits[node])
-            self._usual.add(said.tokens[node, : len(chances)], chances)
+            self._usual.add(said.tokens[node], chances[node])
 
     def root(self) -> State:
         return self._recycling.root(), self._index
 
     def step(self, state: State, token: int) -> State:
-        (_, before, last), index = state
-        return (before, last, token), index + 1
+        context, index = state
+        return self._recycling.step(context, token), index + 1
 
     def propose(self, state: State) -> Offer:
         context, index = state
@@ -110,24 +114,24 @@ class DrawnRecycling:
             lines[index] = self._draw.line(index)
         if (found := self._table.get(context)) is None:
             if index not in self._offers:
-                usual = self._usual.best(self._draw, lines[index])
-                self._offers[index] = [(token, _NEW + level) for token, level in usual]
+                self._offers[index] = self._usual.best(self._draw, lines[index], _NEW)
             return self._offers[index]
-        order, (_, _, said, node) = found
-        chances = self._draw.chances(said.logits[node])
-        kind = (order - 1) * BINS
-        best = self._draw.best(said.tokens[node, : len(chances)], chances, lines[index])
-        return [(token, kind + level) for token, level in best]
+        order, (said, node) = found
+        return self._draw.best(said.tokens[node], said.chances(self._draw)[node], lines[index], (order - 1) * BINS)
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         context = self._recycling.root()
         for token in path.tokens[:-1]:
             found = self._table.get(context)
-            self.by_noise += found is None or found[1][0][0] != token
-            context = (context[1], context[2], token)
+            self.by_noise += found is None or found[1][0].best(found[1][1]) != token
+            context = self._recycling.step(context, token)
         self._index += len(path.tokens)
         self._lines.clear()
         self._offers.clear()
-        if successors is not None:
-            self._take_in(successors, path.nodes)
-        self._recycling.learn(tree, path, successors)
+        said = None if successors is None else Said(successors)
+        if said is not None:
+            self._take_in(said, path.nodes)
+        self._recycling.take_in(tree, path, said)
+
+    def catch_up(self) -> None:
+        self._recycling.catch_up()

@@ -25,9 +25,9 @@ Line = Callable[[int], np.ndarray | None]  # from a token's index to its noise [
 
 _ODDS = tuple(exp(0.9 * step - 5.0) for step in range(11))  # of a share, at which the next bin begins
 BINS = len(_ODDS) + 1
-_LEAST_BIN = 2  # of a candidate: S without those below is the same
+# Of a candidate, where the third bin begins: S without those below is the same.
+_LEAST_SHARE = _ODDS[1] / (1.0 + _ODDS[1])
 _MOST = 8  # candidates below one node; with 4 and with 16, S is 1 to 4 % lower
-_MANY = 128  # tokens of which not all are sorted
 _LEAST_NOISE = 1e-30  # noise may be 0
 
 
@@ -46,31 +46,32 @@ class Draw:
     top_p: float = 1.0
     min_p: float = 0.0
 
+    @property
+    def warp(self) -> tuple[float, int, float, float]:
+        """What happens to logits: all that :meth:`chances` depends on."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
     def chances(self, logits: np.ndarray) -> np.ndarray:
-        """What the draw makes of the highest logits ``[rank]``, best first: chances up to a factor, of as many tokens
-        as it may choose."""
-        scaled = logits[: self.top_k] if self.top_k else logits
-        chances: np.ndarray = np.exp((scaled - scaled[0]) * (1.0 / self.temperature))
+        """What the draw makes of the highest logits ``[..., rank]``, best first: chances up to a factor, 0 where it may
+        not choose."""
+        chances: np.ndarray = np.exp((logits - logits[..., :1]) * (1.0 / self.temperature))
+        if self.top_k:
+            chances[..., self.top_k :] = 0.0
         if self.min_p:
-            chances = chances[chances >= self.min_p]
+            chances[chances < self.min_p] = 0.0
         if self.top_p < 1.0:
-            sums = chances.cumsum()
-            chances = chances[: 1 + int(np.searchsorted(sums, self.top_p * sums[-1]))]
+            sums = chances.cumsum(-1)
+            chances[..., 1:][sums[..., :-1] >= self.top_p * sums[..., -1:]] = 0.0
         return chances
 
-    def best(self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None) -> Offer:
+    def best(self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None, first: int = 0) -> Offer:
         """Of tokens with these chances q, up to a factor, those that the draw is most likely to choose under the noise
-        of ``line`` (None = it is not known), best first, and the bins of their shares, up to ``BINS - 1``."""
-        weights = chances if line is None else chances / np.maximum(line[tokens], _LEAST_NOISE)
-        if len(weights) > _MANY:
-            near = np.argpartition(weights, -_MOST)[-_MOST:]
-            places = near[np.argsort(-weights[near])]
-        else:
-            places = np.argsort(-weights)[:_MOST]
-        whole, offer = float(weights.sum()), []
-        for token, weight in zip(tokens[places].tolist(), weights[places].tolist(), strict=True):
-            level = bisect_right(_ODDS, weight / max(_LEAST_NOISE, whole - weight))
-            if level < _LEAST_BIN:
-                break
-            offer.append((token, level))
-        return offer
+        of ``line`` (None = it is not known), best first, and the bins of their shares, counted from ``first``."""
+        weights = chances if line is None else chances / np.maximum(line.take(tokens), _LEAST_NOISE)
+        whole = float(np.add.reduce(weights))
+        places = (weights >= _LEAST_SHARE * whole).nonzero()[0]
+        found = zip(weights.take(places).tolist(), tokens.take(places).tolist(), strict=True)
+        likely = sorted(found, reverse=True)[:_MOST]
+        return [
+            (token, first + bisect_right(_ODDS, weight / max(_LEAST_NOISE, whole - weight))) for weight, token in likely
+        ]

@@ -1,37 +1,81 @@
 """Token recycling: what the model last said after a token is drafted again (Luo et al., arXiv 2408.08696)."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
+from lookahead.sources.perturbed import Draw
 
 BEST = 6  # next tokens kept of each scored node; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
 _ORDERS = 3  # tokens in the longest context
+_MOST_NEW = 1024  # rows that wait to be written to the others
 _BEFORE = -1  # stands for the tokens before the text's first
-
-Context = tuple[int, int, int]
-# The best tokens and their levels, best first; and all that the model said, with the node at which it did.
-Row = tuple[list[int], list[int], Successors, int]
 
 LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
 LEVELS = len(LEVEL_STEPS) + 1
+_STEPS = np.array(LEVEL_STEPS, np.float32)
+_RANK_KINDS = np.arange(0, BEST * LEVELS, LEVELS)  # the first kind of each rank, where one token is known
+# From these kinds to those where so many tokens are known, as `bytes.translate` reads it.
+_OF_ORDER = [bytes((kind + (order - 1) * BEST * LEVELS) % 256 for kind in range(256)) for order in range(_ORDERS + 1)]
 
 
-def rows_of(said: Successors) -> list[Row]:
-    """A row for each node. Levels, from 0 to ``LEVELS - 1``, tell how far in logits a token lies below the best one;
-    for the best one, how far the second lies below it. Tokens that the model excludes are left out."""
-    tokens, logits = said.tokens[:, :BEST].tolist(), said.logits[:, :BEST]
-    with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
-        gaps = logits[:, :1] - logits
-    gaps[:, 0] = gaps[:, min(1, gaps.shape[1] - 1)]
-    levels = np.searchsorted(LEVEL_STEPS, gaps, side="right").tolist()
-    if np.isneginf(logits[:, -1]).any():
-        counts = np.maximum(1, (logits != -np.inf).sum(1)).tolist()
-        tokens = [line[:count] for line, count in zip(tokens, counts, strict=True)]
-        levels = [line[:count] for line, count in zip(levels, counts, strict=True)]
-    return [(*pair, said, node) for node, pair in enumerate(zip(tokens, levels, strict=True))]
+class Said:
+    """What the model said at the nodes of one pass. What is made of it for drafts is made of all nodes at once, when it
+    is asked for first.
+
+    Attributes:
+        tokens, logits: the best next tokens at each node, as in :class:`jacobi.Successors`.
+    """
+
+    __slots__ = ("_chances", "_kinds", "_lists", "_warp", "logits", "tokens")
+
+    def __init__(self, successors: Successors) -> None:
+        self.tokens, self.logits = successors.tokens, successors.logits
+        self._lists: list[list[int]] | None = None
+        self._kinds: list[bytes] = []
+        self._warp: Hashable = None
+        self._chances: np.ndarray = self.logits
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def best(self, node: int) -> int:
+        """The token that the model called the likeliest at a node."""
+        return int(self.tokens[node, 0])
+
+    def candidates(self, node: int, order: int) -> list[tuple[int, int]]:
+        """The best tokens of a node with their kinds, best first, where so many tokens before them are known."""
+        if self._lists is None:
+            self._lists, self._kinds = self._ranked()
+        return list(zip(self._lists[node], self._kinds[node].translate(_OF_ORDER[order]), strict=False))
+
+    def _ranked(self) -> tuple[list[list[int]], list[bytes]]:
+        """Tokens by node, and their kinds where one token is known. Levels, from 0 to ``LEVELS - 1``, tell how far in
+        logits a token lies below the best one; for the best one, how far the second lies below it. Tokens that the
+        model excludes are left out."""
+        tokens, logits = self.tokens[:, :BEST].tolist(), self.logits[:, :BEST]
+        count = logits.shape[1]
+        with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
+            gaps = logits[:, :1] - logits
+        gaps[:, 0] = gaps[:, min(1, count - 1)]
+        kinds = (np.searchsorted(_STEPS, gaps, side="right") + _RANK_KINDS[:count]).astype(np.uint8)
+        if (logits[:, -1] == -np.inf).any():
+            counts = np.maximum(1, (logits != -np.inf).sum(1)).tolist()
+            tokens = [line[:count] for line, count in zip(tokens, counts, strict=True)]
+        return tokens, kinds.view(f"V{count}")[:, 0].tolist()
+
+    def chances(self, draw: Draw) -> np.ndarray:
+        """What a draw makes of the logits, ``[node, rank]``; see :meth:`.Draw.chances`."""
+        warp = draw.warp
+        if self._warp != warp:  # nothing is kept of the draw itself, which knows the call
+            self._warp, self._chances = warp, draw.chances(self.logits)
+        return self._chances
+
+
+Context = tuple[int, int, int]
+Row = tuple[Said, int]  # what the model said, and the node at which it did
 
 
 class SuccessorTable:
@@ -45,43 +89,55 @@ class SuccessorTable:
                cat -> is, food, sat      what it last said after any "cat"
 
     Rows live in two generations of ``capacity`` rows for each length of context: when the young one is full it becomes
-    the old one, whose rows go unless they are written again. So a row outlives at least ``capacity`` newer ones.
+    the old one, whose rows go unless they are written again. So a row outlives at least ``capacity`` newer ones. The
+    newest rows wait beside them, in dictionaries that are small enough to be fast, until :meth:`settle`.
     """
 
     def __init__(self, capacity: int = 1 << 14) -> None:
         if capacity < 1:
             raise LookaheadError(f"A successor table holds at least one row: got capacity={capacity}.")
         self.capacity = capacity
-        self._young: tuple[dict[Any, Row], ...] = ({}, {}, {})  # by length of context
+        self._new: tuple[dict[Any, Row], ...] = ({}, {}, {})  # by length of context
+        self._young: tuple[dict[Any, Row], ...] = ({}, {}, {})
         self._old: tuple[dict[Any, Row], ...] = ({}, {}, {})
 
     def __len__(self) -> int:
+        self.settle()
         return sum(map(len, self._young)) + sum(map(len, self._old))
 
     def put(self, contexts: Sequence[Context], rows: Sequence[Row]) -> None:
         """Write down what the model said after each of ``contexts``, of which the last token stands last. The rows
         are kept, not copied."""
-        start = 0
-        while start < len(contexts):
-            if len(self._young[2]) >= self.capacity:  # the longest contexts are the most
-                self._old, self._young = self._young, ({}, {}, {})
-            ones, twos, threes = self._young
-            part = slice(start, start + self.capacity - len(threes))
-            start = part.stop
-            written, places = rows[part], contexts[part]
+        most = min(_MOST_NEW, self.capacity)
+        for start in range(0, len(contexts), most):
+            if len(self._new[2]) + len(contexts) - start > most:
+                self.settle()
+            written, places = rows[start : start + most], contexts[start : start + most]
+            ones, twos, threes = self._new
             threes.update(zip(places, written, strict=True))
             twos.update(zip([context[1:] for context in places], written, strict=True))
             ones.update(zip([context[2] for context in places], written, strict=True))
 
+    def settle(self) -> None:
+        """Write the newest rows to the others. Nothing that is known changes by it."""
+        if len(self._young[2]) + len(self._new[2]) > self.capacity:  # the longest contexts are the most
+            self._old, self._young = self._young, ({}, {}, {})
+        for young, new in zip(self._young, self._new, strict=True):
+            young.update(new)
+            new.clear()
+
     def get(self, context: Context) -> tuple[int, Row] | None:
         """How many tokens the longest known suffix of ``context`` has, and its row; None where none is known."""
-        ones, twos, threes = self._young
-        if (row := threes.get(context) or self._old[2].get(context)) is not None:
+        (new_ones, new_twos, new_threes), (ones, twos, threes) = self._new, self._young
+        row = new_threes.get(context) or threes.get(context) or self._old[2].get(context)
+        if row is not None:
             return 3, row
         pair = context[1:]
-        if (row := twos.get(pair) or self._old[1].get(pair)) is not None:
+        row = new_twos.get(pair) or twos.get(pair) or self._old[1].get(pair)
+        if row is not None:
             return 2, row
-        row = ones.get(context[2]) or self._old[0].get(context[2])
+        last = context[2]
+        row = new_ones.get(last) or ones.get(last) or self._old[0].get(last)
         return None if row is None else (1, row)
 
 
@@ -92,7 +148,6 @@ _BEST_PRIORS = (
     (0.18, 0.20, 0.20, 0.30, 0.40, 0.50, 0.60, 0.85),
     (0.27, 0.33, 0.43, 0.47, 0.72, 0.85, 0.87, 0.94),
 )
-_KINDS = [range(order * BEST * LEVELS, (order + 1) * BEST * LEVELS, LEVELS) for order in range(_ORDERS)]  # of ranks
 _LATER_PRIORS = ((0.09, 0.05, 0.04, 0.03, 0.03), (0.12, 0.08, 0.06, 0.05, 0.04), (0.22, 0.13, 0.08, 0.06, 0.05))
 
 
@@ -115,9 +170,11 @@ class RecyclingSource:
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         text = [_BEFORE, _BEFORE, _BEFORE, *prompt]
         if successors is not None:
-            rows = rows_of(successors)[-len(prompt) :] if prompt else []  # earlier ones stand for padding
-            places = range(len(text) - len(rows), len(text))
-            self._table.put([(text[place - 2], text[place - 1], text[place]) for place in places], rows)
+            said = Said(successors)
+            nodes = range(max(0, len(said) - len(prompt)), len(said))  # earlier ones stand for padding
+            places = range(len(text) - len(nodes), len(text))
+            contexts = [(text[place - 2], text[place - 1], text[place]) for place in places]
+            self._table.put(contexts, [(said, node) for node in nodes])
         self._root = (text[-3], text[-2], text[-1])
 
     def root(self) -> Context:
@@ -129,15 +186,22 @@ class RecyclingSource:
     def propose(self, state: Context) -> list[tuple[int, int]]:
         if (found := self._table.get(state)) is None:
             return []
-        order, (tokens, levels, _, _) = found
-        return [(token, kind + level) for token, level, kind in zip(tokens, levels, _KINDS[order - 1], strict=False)]
+        order, (said, node) = found
+        return said.candidates(node, order)
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        if successors is not None:
+        self.take_in(tree, path, None if successors is None else Said(successors))
+
+    def take_in(self, tree: TokenTree, path: Path, said: Said | None) -> None:
+        """What :meth:`learn` does, for those who read what was said, too."""
+        if said is not None:
             contexts = [self._root]
             for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
                 _, before, last = contexts[parent]
                 contexts.append((before, last, token))
-            self._table.put(contexts, rows_of(successors)[: len(tree)])
+            self._table.put(contexts, [(said, node) for node in range(len(tree))])
         for token in path.tokens:
-            self._root = (self._root[1], self._root[2], token)
+            self._root = self.step(self._root, token)
+
+    def catch_up(self) -> None:
+        self._table.settle()

@@ -141,7 +141,7 @@ class AutomaticStrategy(Strategy):
             ]
             for row in call.rows
         ]
-        key = (tuple((source.name, len(source.priors)) for source in rows[0]), call.choice)
+        key = (tuple((source.name, tuple(source.priors)) for source in rows[0]), call.choice)
         window = [isinstance(source, WindowSource) for source in rows[0]]
         given = self.step_times()
         curve = call.curve if given is None else lambda: given
@@ -156,6 +156,7 @@ class AutomaticStrategy(Strategy):
             window_only=all(window),
             expensive=call.memory.expensive_sources(key) if any(map(is_expensive, rows[0])) else None,
             guard=call.memory.guard(key, len(rows)),
+            new_tokens=call.new_tokens,
             anew=curve,
         )
         top_k = _best(call.rows[0].draw is not None)

@@ -73,6 +73,11 @@ class Strategy:
         if not isinstance(value, bool):
             raise LookaheadError(f"{type(self).__name__}({field}=) must be True or False: got {value!r}.")
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: ``generate`` copies its settings in every call, and the weights of heads and draft models need no
+        copies."""
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data, for JSON; ``from_dict`` reads it back."""
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -90,6 +95,13 @@ class Strategy:
         if unknown:
             raise LookaheadError(f"Unknown field {unknown} for {cls.__name__}: it knows {', '.join(known)}.")
         return cls(**settings)
+
+    def assisted(self, draft: Any, tokenizers: Any = None) -> "Strategy":
+        """The same strategy with ``generate``'s assistant as its draft model; a LookaheadError where there is none."""
+        raise LookaheadError(
+            f"{type(self).__name__} takes no assistant_model: expected Lookahead() in the automatic mode (no W, N, G). "
+            "Use that, or drop assistant_model."
+        )
 
     @property
     def automatic(self) -> bool:
@@ -116,6 +128,18 @@ class Strategy:
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         """What the drafters want to be told by the model, in a call of this size whose tokens are ``drawn`` or not."""
         return Wants()
+
+    def _check_causal(self, model: Any) -> None:
+        if model.config.is_encoder_decoder:
+            raise LookaheadError(
+                f"{type(self).__name__} drafts with heads on a causal model, and {type(model).__name__} is an "
+                "encoder-decoder model. Use Lookahead() or Jacobi()."
+            )
+
+    def taps(self, model: Any, prompts: Tensor) -> tuple[str, ...]:
+        """Which hidden states of the model's passes drafters read (:attr:`jacobi.Wants.taps`) for ``prompts`` ``[batch,
+        token]``."""
+        return ()
 
     def drafts(self, call: CallContext) -> Drafts:
         """Make what one call needs."""

@@ -3,11 +3,17 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from transformers import PreTrainedModel
+
 from jacobi import Drafter, LookaheadError, PlainDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
+from lookahead.draft.memory import Memory
 from lookahead.draft.published import LookaheadDrafter
+from lookahead.sources.draft_model import DraftModelSource, DraftPasses
 from lookahead.sources.ngram_pool import NgramPool
-from lookahead.strategies.automatic import AutomaticStrategy
+from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
+from lookahead.strategies.base import Strategy
+from lookahead.strategies.draft_models import Tokenizers, check_draft_model, draft_model_for, vocabulary_for
 
 _DEFAULT_SOURCES = ("recycling", "suffix", "window")
 
@@ -33,7 +39,12 @@ class Lookahead(AutomaticStrategy):
             written.
         sources: (automatic) where candidates come from, in the order in which they are credited: ``"recycling"``,
             ``"suffix"``, ``"pool"``, ``"window"``, or functions that make a :class:`lookahead.sources.Source` from a
-            :class:`lookahead.strategy.RowContext`. None is recycling, suffix and window.
+            :class:`lookahead.strategy.RowContext`. None is recycling, suffix and window, after ``"draft"`` where a
+            ``draft_model`` is given.
+        draft_model: (automatic) a small causal model that drafts, the source ``"draft"``; or a number, to draft with so
+            many of the model's own first layers. ``generate(assistant_model=)`` and ``assistant_early_exit=`` set it.
+        tokenizers: (automatic) the model's tokenizer and the draft model's, where they are not the same;
+            ``generate(tokenizer=, assistant_tokenizer=)`` sets it.
         nodes: (automatic) draft so many nodes a pass whatever they cost, to compare drafts; None = as many as pay.
         max_nodes: (automatic) the most drafted nodes of a sequence.
         tuning: (automatic) a latency curve, or the file of a saved one, taken as it is: with a ``seed``, the same call
@@ -51,6 +62,7 @@ class Lookahead(AutomaticStrategy):
     """
 
     name: ClassVar[str] = "lookahead"
+    known_sources: ClassVar[tuple[str, ...]] = (*FREE_SOURCES, "draft")
 
     window_size: int | None = None
     ngram_size: int | None = None
@@ -58,11 +70,14 @@ class Lookahead(AutomaticStrategy):
     pool_from_prompt: bool = True
     pool_from_output: bool = True
     always_forward_one: bool = True
+    draft_model: PreTrainedModel | int | None = None
+    tokenizers: Tokenizers | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for flag in ("pool_from_prompt", "pool_from_output", "always_forward_one"):
             self._flag(flag)
+        self._check_draft_model()
         if self.automatic:
             return
         for name, default, least in (("window_size", 7, 1), ("ngram_size", 5, 1), ("verification_set_size", 7, 0)):
@@ -95,6 +110,34 @@ class Lookahead(AutomaticStrategy):
             pool_from_output=False,
         )
 
+    def _check_draft_model(self) -> None:
+        given = self.draft_model
+        if isinstance(given, bool) or not isinstance(given, PreTrainedModel | int | None):
+            expected = "a causal model of transformers, or a number of the model's own layers"
+            raise LookaheadError(f"Lookahead(draft_model=) must be {expected}: got {given!r}.")
+        if given is not None and not self.automatic:
+            raise LookaheadError("Lookahead(draft_model=) belongs to the automatic mode: leave W, N and G out.")
+        named = "draft" in (self.sources or ("draft",))
+        if named != (given is not None) and (self.sources is not None):
+            got = f"got sources={self.sources!r} and draft_model={'None' if given is None else 'a model'}"
+            raise LookaheadError(f"The source 'draft' and a draft_model belong together: {got}. Give both or neither.")
+        if self.tokenizers is not None and (given is None or isinstance(given, int) or len(self.tokenizers) != 2):
+            expected = "the model's tokenizer and the draft model's, beside draft_model="
+            raise LookaheadError(f"Lookahead(tokenizers=) must be {expected}: got {self.tokenizers!r}.")
+
+    def assisted(self, draft: PreTrainedModel | int, tokenizers: Tokenizers | None = None) -> Strategy:
+        if self.draft_model is not None:
+            raise LookaheadError("assistant_model and Lookahead(draft_model=) both name a model that drafts: drop one.")
+        if not self.automatic:
+            return super().assisted(draft, tokenizers)
+        sources = self.sources if self.sources is None or "draft" in self.sources else ("draft", *self.sources)
+        return replace(self, draft_model=draft, tokenizers=tokenizers, sources=sources)
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse a draft model that cannot draft for the model."""
+        if self.draft_model is not None:
+            check_draft_model(model, draft_model_for(model, self.draft_model), self.tokenizers)
+
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         wants = super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens, drawn=drawn)
         return wants if self.automatic else replace(wants, choices=drawn)  # of which the window is made
@@ -103,7 +146,15 @@ class Lookahead(AutomaticStrategy):
         """In the automatic mode drafters share one planner; others have nothing in common."""
         if not self.automatic:
             return super().drafts(call)
-        return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES)
+        if self.draft_model is None:
+            return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES)
+        draft = draft_model_for(call.model, self.draft_model)
+        given = (draft, vocabulary_for(call.model, draft, self.tokenizers), call.new_tokens, call.closing)
+
+        def source(row: RowContext, memory: Memory) -> DraftModelSource:
+            return DraftModelSource(DraftPasses(*given), row.draw)
+
+        return self.automatic_drafts(call, self.sources or ("draft", *_DEFAULT_SOURCES), {"draft": source})
 
     def drafter(self, row: RowContext) -> Drafter:
         if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:

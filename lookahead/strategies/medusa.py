@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from os import PathLike
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead.draft.context import CallContext, Drafts, Wants
+from lookahead.draft.context import CallContext, Drafts
 from lookahead.draft.published import MedusaDrafter
 from lookahead.models.output_layer import output_layer, output_sizes, placement
+from lookahead.models.traits import ModelTraits
 from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.heads import MedusaHeads, Placement, stored_heads, tree_beside
 from lookahead.sources.medusa.source import DRAWN, HeadCandidates, HeadsSource
@@ -103,10 +104,6 @@ class Medusa(AutomaticStrategy):
         if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
             raise LookaheadError(f"Medusa({field}=) must be a number {range_}: got {value!r}.")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: ``generate`` copies its settings in every call, and the heads' weights need no copies."""
-        return self
-
     @property
     def automatic(self) -> bool:
         """Whether sources are named; then sizes are chosen while decoding."""
@@ -163,16 +160,16 @@ class Medusa(AutomaticStrategy):
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse heads and a tree that do not fit the model, and broken heads, with a LookaheadError."""
+        self._check_causal(model)
         self._stored.check(model)
         if not self.automatic:
-            self.tree(output_sizes(model)[1])
+            self.tree(_proposable(model))
 
-    def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
-        wants = super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens, drawn=drawn)
-        return replace(wants, taps=("last",))
+    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
+        return ("last",)
 
     def drafts(self, call: CallContext) -> Drafts:
-        heads, vocab_size = self.heads_for(call.model), output_sizes(call.model)[1]
+        heads, vocab_size = self.heads_for(call.model), _proposable(call.model)
         assert call.hidden is not None  # it is wanted
         tree = None if self.automatic else self.tree(vocab_size)
         if tree is not None and call.rows[0].chain:
@@ -180,10 +177,16 @@ class Medusa(AutomaticStrategy):
         most = _BEST if tree is None else max(tree.candidates)
         if call.rows[0].draw is not None:
             most = max(most, DRAWN)
-        candidates = HeadCandidates(heads, output_layer(call.model), call.hidden, min(most, vocab_size), len(call.rows))
+        output, rows = output_layer(call.model), len(call.rows)
+        candidates = HeadCandidates(heads, output, call.hidden, most, rows, vocab_size)
         if tree is not None:
             return Drafts([MedusaDrafter(candidates, row.index, tree, row.draw) for row in call.rows])
         lossy = None if self.rule is None else (self.acceptance, self.posterior_threshold, self.posterior_alpha)
         call = replace(call, choice=(call.choice, lossy, self.top_p))
         heads_source: dict[str, Maker] = {"heads": lambda row, memory: HeadsSource(candidates, row.index, row.draw)}
         return self.automatic_drafts(call, self.sources or (), heads_source)
+
+
+def _proposable(model: PreTrainedModel) -> int:
+    """How many tokens the model scores and can be fed as well."""
+    return min(output_sizes(model)[1], ModelTraits.of(model).vocab_size)

@@ -4,11 +4,12 @@ from typing import Any
 
 from jacobi import LookaheadError
 from lookahead.strategies.base import Strategy
+from lookahead.strategies.eagle import Eagle
 from lookahead.strategies.jacobi import Jacobi
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.strategies.medusa import Medusa
 
-_BY_NAME: dict[str, type[Strategy]] = {"lookahead": Lookahead, "jacobi": Jacobi, "medusa": Medusa}
+_BY_NAME: dict[str, type[Strategy]] = {"lookahead": Lookahead, "jacobi": Jacobi, "medusa": Medusa, "eagle": Eagle}
 
 
 def strategy_from(value: Any) -> Strategy:

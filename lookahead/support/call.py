@@ -15,17 +15,15 @@ from lookahead.runtime.cache.snapshots import holds_text
 _UNMASKED = ("GPTNeoSelfAttention", "LEDDecoder")  # their passes over one token mask nothing in a static cache
 
 
-def check_mode(generation_config: GenerationConfig, assistant_model: Any = None) -> None:
-    """Refuse (with a LookaheadError) beams, an assistant, prompt lookup, multi-token prediction and their like."""
+def check_mode(generation_config: GenerationConfig) -> None:
+    """Refuse (with a LookaheadError) beams, prompt lookup, multi-token prediction and their like."""
 
     def refuse(culprit: str, way_out: str) -> None:
         raise LookaheadError(f"use_lookahead cannot be combined with {culprit}: {way_out}, or drop use_lookahead.")
 
     if (generation_config.num_beams or 1) > 1:
         refuse(f"num_beams={generation_config.num_beams}", "set num_beams=1")
-    if assistant_model is not None:
-        refuse("assistant_model", "drop assistant_model")
-    for name in ("prompt_lookup_num_tokens", "use_mtp", "assistant_early_exit"):
+    for name in ("prompt_lookup_num_tokens", "use_mtp"):
         if getattr(generation_config, name, None):
             refuse(f"{name}={getattr(generation_config, name)!r}", f"drop {name}")
     if getattr(generation_config, "cache_implementation", None) == "paged":

@@ -39,6 +39,7 @@ class Noise:
         self._told: dict[int, np.ndarray] = {}  # lines of a device that have been brought to the host, by index
         self._brought = range(0)  # indices of those on their way
         self._like: Tensor | None = None  # [0, vocab] in the noise's dtype, once it is known
+        self._bytes_each = 1  # of one index's noise, likewise
         self._states: dict[int, Tensor] = {}  # the generator's state after a line, where lines were drawn ahead
         self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
 
@@ -47,6 +48,7 @@ class Noise:
         ``ahead``: not all of them may be written."""
         self._resume()
         self._like = like.new_empty((0, like.shape[-1]))
+        self._bytes_each = self._sequences.batch * like.shape[-1] * like.element_size()
         generator, shape = _generator(like.device), (self._sequences.batch, like.shape[-1])
         while self._drawn <= max(index for _, index in at):
             if ahead:
@@ -56,6 +58,9 @@ class Noise:
         if ahead:
             self._states[self._drawn - 1] = generator.get_state()
         if not ahead:
+            same = self._kept[at[0][1]]
+            if at == [(row, at[0][1]) for row in range(len(same))]:  # as long as no sequence has got ahead
+                return same
             return torch.stack([self._kept[index][row] for row, index in at])
         first = min(index for _, index in at)
         known = torch.cat([self._kept[index] for index in range(first, self._drawn)])
@@ -81,8 +86,8 @@ class Noise:
         last drafts, and lines as far as they could reach have been drawn."""
         assert self._like is not None
         first = max([self._sequences.longest + 1, *(index + 1 for index in self._told)])
-        bytes_each = self._sequences.batch * self._like.shape[1] * self._like.element_size()
-        last = min(self._sequences.longest + 2 * depth + _MOST_AHEAD, self.limit(), first + _MOST_BROUGHT // bytes_each)
+        most = first + _MOST_BROUGHT // self._bytes_each
+        last = min(self._sequences.longest + 2 * depth + _MOST_AHEAD, self.limit(), most)
         if first < last:
             self.lines([(0, last - 1)], self._like, ahead=True)
         self._brought = range(first, last)
@@ -97,7 +102,7 @@ class Noise:
 
     def reachable(self, row: int, depth: int) -> int:
         """The index of the token that a node at ``depth`` decides; of one that cannot be reached now, any other."""
-        least = min(self._going())
+        least = self._sequences.slowest()
         return min(max(least, self.limit() - 1), max(least, len(self._sequences.written[row]) + depth))
 
     def settle(self) -> None:
@@ -129,19 +134,15 @@ class Noise:
 
     def limit(self) -> int:
         """How many tokens a sequence may have written before it waits for the slowest."""
-        most = _MOST_BYTES // max((noise.nbytes for noise in self._kept.values()), default=1)
-        return min(self._going(), default=0) + max(1, min(_MOST_LEAD, most) if self._sequences.batch > 1 else most)
+        most = _MOST_BYTES // self._bytes_each
+        return self._sequences.slowest() + max(1, min(_MOST_LEAD, most) if self._sequences.batch > 1 else most)
 
     def forget(self) -> None:
         """Drop the noise that every unfinished sequence has read."""
-        slowest = min(self._going(), default=self._drawn)
+        slowest = self._sequences.slowest(self._drawn)
         for index in [index for index in self._kept if index < slowest]:
             del self._kept[index]
             self._told.pop(index, None)
-
-    def _going(self) -> list[int]:
-        pairs = zip(self._sequences.written, self._sequences.finished, strict=True)
-        return [len(written) for written, finished in pairs if not finished]
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -1,13 +1,16 @@
 """Which of transformers' logits processors and stopping rules may be run row by row, or on scores alone."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as processors_module
 from transformers.generation import stopping_criteria as rules
+
+from lookahead.runtime.scores import send
 
 
 def _processors(names: str) -> frozenset[type]:
@@ -50,16 +53,38 @@ def warp_of(processors: LogitsProcessorList) -> dict[str, Any]:
     return {name: value for name, value in given.items() if isinstance(value, int | float)}
 
 
-def for_row(processors: LogitsProcessorList, row: int, batch: int) -> Processing:
-    """The processors as they treat one row: what they hold for every row of the batch is cut down to it."""
-    mine = LogitsProcessorList()
-    for processor in processors:
-        ignored = getattr(processor, "prompt_ignore_length", None)
-        if batch > 1 and isinstance(ignored, Tensor):
-            processor = copy.copy(processor)
-            processor.prompt_ignore_length = ignored[row : row + 1]
-        mine.append(processor)
-    return direct(mine)
+class RowProcessors:
+    """The processors for some rows of the batch, each of them maybe several times: what they hold for every row is
+    picked for these.
+
+    Attributes:
+        pads: texts may be padded with their own last token.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, prompt_length: int) -> None:
+        self._processors = processors
+        self._direct = direct(processors)
+        ignored = [tokens for tokens in map(_ignored, processors) if tokens is not None]
+        self._by_row = any(isinstance(tokens, Tensor) for tokens in ignored)
+        within = all(int(torch.as_tensor(tokens).max()) < prompt_length for tokens in ignored)
+        self.pads = {type(processor) for processor in processors} <= PLACE_FREE and within
+
+    def __call__(self, rows: Sequence[int], texts: Tensor, scores: Tensor) -> Tensor:
+        """Processed ``scores`` ``[place, vocab]`` after ``texts`` ``[place, token]`` of these rows."""
+        if not self._by_row:
+            return self._direct(texts, scores)
+        mine = LogitsProcessorList()
+        for processor in self._processors:
+            if isinstance(ignored := _ignored(processor), Tensor):
+                processor = copy.copy(processor)
+                processor.prompt_ignore_length = ignored[send(rows, ignored.device)]
+            mine.append(processor)
+        return direct(mine)(texts, scores)
+
+
+def _ignored(processor: Any) -> int | Tensor | None:
+    """How many tokens at the beginning of a text, or of each row's, a processor does not look at."""
+    return getattr(processor, "prompt_ignore_length", None)
 
 
 def direct(processors: LogitsProcessorList) -> Processing:

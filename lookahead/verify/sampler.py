@@ -14,7 +14,7 @@ from jacobi import LookaheadError, Path, Scores, TokenTree, reject
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
 from lookahead.verify.noise import Noise, is_drawn_by_noise
-from lookahead.verify.processors import PLACE_FREE, PREFIX_FREE, direct, for_row
+from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct
 from lookahead.verify.sequences import Sequences
 
 Place = tuple[int, int]  # (row, node)
@@ -67,9 +67,19 @@ class Records:
         return tuple(torch.stack([row.pop(index) for row in rows]) for index in range(min(map(len, rows))))
 
 
+def _argmax(lines: Tensor) -> Tensor:
+    if on_host(lines.device) and lines.dtype == torch.float32:  # NumPy takes a fifth of torch's time
+        return torch.from_numpy(lines.numpy().argmax(-1))[:, None]
+    return lines.argmax(-1, keepdim=True)
+
+
 def _packed(tokens: Tensor, chances: Tensor | None) -> Tensor:
     # Where one chance is not finite, none is.
     return tokens.int() if chances is None else torch.cat([tokens.int(), chances[:, :1].isfinite().int()], dim=1)
+
+
+def _branch(tree: TokenTree, node: int) -> list[int]:
+    return [tree.tokens[above] for above in tree.path(node)[1:]]
 
 
 class Sampler:
@@ -102,12 +112,10 @@ class Sampler:
         self.is_argmax = not (sample or processors or self.records)  # of the raw logits, and nothing is recorded
         self._sequences, self._sample, self._rejection, self._lockstep = sequences, sample, rejection, lockstep
         self._processors = direct(processors)
-        self._row_processors = [for_row(processors, row, sequences.batch) for row in range(sequences.batch)]
-        self._prefix_free, self._place_free = kinds <= PREFIX_FREE, kinds <= PLACE_FREE
-        # Several rows are asked about in one call, unless a processor knows how long each one's prompt is.
-        self._together = all(getattr(each, "prompt_ignore_length", None) is None for each in processors)
+        self._row_processors = RowProcessors(processors, sequences.prompt_length)
+        self._prefix_free = kinds <= PREFIX_FREE
         self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
-        self._looks = self._prefix_free and not (self.is_argmax or watched or (sample and self.noise is None))
+        self._looks = not (self.is_argmax or watched or (sample and self.noise is None))
         self._everywhere = everywhere
         self._seen: tuple[Tensor, Tensor] | None = None  # of the pass: processed scores and logits [batch, node, vocab]
 
@@ -116,14 +124,15 @@ class Sampler:
         left to :meth:`choose`."""
         self._seen = None
         waits = on_host(logits.device)
-        if not self._looks or (waits and not self._everywhere) or all(self._sequences.finished):
+        pays = not waits or (self._everywhere and self._prefix_free)
+        if not self._looks or not pays or all(self._sequences.finished):
             return ()
         batch, nodes, vocab = logits.shape
         raw = self._copied(logits.detach()).view(-1, vocab)
-        processed = self.process([], raw)
+        places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
+        processed = self.process(places, raw, trees)
         if self.records:
             self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
-        places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
         tokens, chances = self._chosen(trees, places, processed, ahead=True)
         chosen = _packed(tokens, chances).view(batch, nodes, -1)
         if self.noise is None or waits:
@@ -169,12 +178,12 @@ class Sampler:
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens ``[place, 1]``, and if they are drawn, from what: probabilities ``[place, vocab]``."""
         if not self._sample:
-            return processed.argmax(-1, keepdim=True), None
+            return _argmax(processed), None
         chances = processed.softmax(-1)
         if self.noise is None:
             return undisturbed(partial(torch.multinomial, chances, 1)), chances
         at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
-        return (chances / self.noise.lines(at, chances, ahead)).argmax(-1, keepdim=True), chances
+        return _argmax(chances / self.noise.lines(at, chances, ahead)), chances
 
     def _index(self, trees: Sequence[TokenTree], row: int, node: int, ahead: bool) -> int:
         if ahead and self.noise is not None:
@@ -202,6 +211,8 @@ class Sampler:
         logits = now.scores.logits
         if len(places) == 1:
             return self._copied(logits[places[0][0], places[0][1]][None])
+        if places == [(row, 0) for row in range(len(logits))]:
+            return self._copied(logits[:, 0])
         rows, nodes = send(places, logits.device).T
         return self._copied(logits[rows, nodes])
 
@@ -212,20 +223,21 @@ class Sampler:
         """What processors make of logits ``[place, vocab]`` after each row's text (and its path in ``below``)."""
         if self._prefix_free:
             return self._processors(torch.zeros((len(raw), 1), dtype=torch.long, device=raw.device), raw)
-        if self._lockstep:
+        if self._lockstep and below is None:
             return self._processors(self._sequences.prefixes(), raw)
-        if self._together and below is None and len(places) > 1:
-            texts, ragged = self._sequences.texts([row for row, _ in places])
-            if self._place_free or not ragged:
-                return self._processors(texts, raw)
-        lines = []
-        for place, (row, node) in enumerate(places):
-            prefix = self._sequences.prefix(row)
-            if below is not None:
-                branch = [below[row].tokens[above] for above in below[row].path(node)[1:]]
-                prefix = torch.cat([prefix, prefix.new_tensor([branch])], dim=1)
-            lines.append(self._row_processors[row](prefix, raw[place : place + 1]))
-        return lines[0] if len(lines) == 1 else torch.cat(lines)
+        rows = [row for row, _ in places]
+        branches = [_branch(below[row], node) for row, node in places] if below else [()] * len(rows)
+        by_length: dict[int, list[int]] = {}  # places whose texts are equally long, as those of one depth are
+        for place, (row, branch) in enumerate(zip(rows, branches, strict=True)):
+            by_length.setdefault(len(self._sequences.written[row]) + len(branch), []).append(place)
+        if self._row_processors.pads or len(by_length) == 1:
+            return self._row_processors(rows, self._sequences.texts(rows, branches), raw)
+        processed = torch.empty_like(raw)
+        for group in by_length.values():
+            mine, at = [rows[place] for place in group], send(group, raw.device)
+            texts = self._sequences.texts(mine, [branches[place] for place in group])
+            processed[at] = self._row_processors(mine, texts, raw[at])
+        return processed
 
     def check_finite(self, now: Pass, places: Sequence[Place]) -> None:
         """Refuse NaN at ``places`` of unfinished rows, unless a processor removes it."""

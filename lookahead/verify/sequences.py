@@ -8,6 +8,7 @@ from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from lookahead.models.compat import pad_token
+from lookahead.runtime.scores import send
 
 _MOST_NEW = 1 << 16  # tokens to write where no criterion limits the length
 
@@ -33,6 +34,7 @@ class Sequences:
         self.written: list[list[int]] = [[] for _ in range(self.batch)]  # new tokens, which the verifier appends
         self.finished = [False] * self.batch
         self.keep_up = keep_up and self.batch > 1
+        self.in_step = False  # those that are ahead wait for the others
         self.pad = pad_token(config)
         self.pads = any(hasattr(rule, "eos_token_id") for rule in criteria)  # after an end token
         ends = [rule.eos_token_id.flatten().tolist() for rule in criteria if isinstance(rule, EosTokenCriteria)]
@@ -52,6 +54,11 @@ class Sequences:
     def most_new(self) -> int:
         """New tokens that a sequence can have."""
         return max(0, self.max_length - self.prompt_length)
+
+    def slowest(self, default: int = 0) -> int:
+        """New tokens of the shortest sequence that has not ended; ``default`` if all have."""
+        pairs = zip(self.written, self.finished, strict=True)
+        return min((len(written) for written, done in pairs if not done), default=default)
 
     def lengths(self) -> list[int]:
         """New tokens of each sequence, padding left out."""
@@ -80,18 +87,26 @@ class Sequences:
         self._sync()
         return self._ids[:, : self.prompt_length + len(self.written[0])].contiguous()
 
-    def texts(self, rows: Sequence[int]) -> tuple[Tensor, bool]:
-        """Some sequences so far, ``[row, token]``, and whether any of them was shorter than others: those are padded
-        with their own last token."""
+    def texts(self, rows: Sequence[int], branches: Sequence[Sequence[int]] = ()) -> Tensor:
+        """Some sequences so far, ``[place, token]``, each followed by the tokens of its branch, if there are any. Those
+        that are shorter than others are padded with their own last token."""
         self._sync()
-        lengths = [self.prompt_length + len(self.written[row]) for row in rows]
-        most, least = max(lengths), min(lengths)
-        ids = self._ids[:, :most] if len(rows) == self.batch else self._ids[list(rows), :most]
-        if least < most:
-            ends = torch.tensor(lengths, device=self.device)[:, None]
-            beyond = torch.arange(most, device=self.device) >= ends
-            ids = torch.where(beyond, ids.gather(1, ends - 1), ids)
-        return ids, least < most
+        lengths, depths = [self.prompt_length + len(self.written[row]) for row in rows], list(map(len, branches))
+        most, deepest = max(lengths), max(depths, default=0)
+        if len(rows) == 1:
+            ids = self._ids[rows[0] : rows[0] + 1, :most]
+        else:
+            all_rows = list(rows) == list(range(self.batch))
+            ids = self._ids[:, :most] if all_rows else self._ids[send(rows, self.device), :most]
+        if not deepest and min(lengths) == most:
+            return ids
+        ends = send(lengths, self.device)[:, None]
+        totals = [length + depth for length, depth in zip(lengths, depths or [0] * len(rows), strict=True)]
+        at = torch.minimum(torch.arange(max(totals), device=self.device), send(totals, self.device)[:, None] - 1)
+        if deepest:
+            behind = send([[*branch, *[self.pad] * (deepest - len(branch))] for branch in branches], self.device)
+            ids, at = torch.cat([ids, behind], dim=1), torch.where(at < ends, at, at - ends + most)
+        return ids.gather(1, at)
 
     def padded(self) -> Tensor:
         """All sequences so far, ``[batch, token]``, shorter ones padded at the end."""
@@ -110,5 +125,5 @@ class Sequences:
             filled = self._filled[row]
             if filled < len(written):
                 start, new = self.prompt_length + filled, written[filled:]
-                self._ids[row, start : start + len(new)] = torch.tensor(new, device=self.device)
+                self._ids[row, start : start + len(new)] = send(new, self.device)
                 self._filled[row] = len(written)

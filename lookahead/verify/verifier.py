@@ -132,6 +132,8 @@ class Verifier:
             return
         finished, noise = list(self._sequences.finished), self._sampler.noise
         self._most_written = math.inf if noise is None else noise.limit()
+        if self._sequences.in_step:
+            self._most_written = 1 + self._sequences.slowest()
         going = [row for row, done in enumerate(finished) if not done and not self._waits(row)]
         if self._rule is not None:
             self._write_accepted(now, going, self._rule)
@@ -196,7 +198,7 @@ class Verifier:
         return self._sequences.finished[row] or self._waits(row)
 
     def _waits(self, row: int) -> bool:
-        """Whether a sequence has to wait for the others: for the model's sake, or sampled and far in the lead."""
+        """Whether a sequence has to wait for the others: for the model's sake, in step, or sampled and far ahead."""
         return self._limits.holds(row) or len(self._sequences.written[row]) >= self._most_written
 
     def _write(self, now: Pass, places: Sequence[Place], tokens: Sequence[int]) -> None:

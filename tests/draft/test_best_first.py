@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
+from unittest import mock
 
 import pytest
 from helpers.drafting import SLOTS, TableSource
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jacobi import Path, TokenTree
+from lookahead.draft import best_first
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.pass_costs import least_slopes
@@ -73,9 +75,12 @@ def grow(
     floor: float = 0.0,
     *,
     chain: bool = False,
+    likely: float = 1.0,
 ) -> tuple[TokenTree, list[float]]:
+    """A tree for which every node is asked that could still have a child in it, or only one with a ``likely`` child."""
     sources = [TableSource("one", table, [0.5] * len(rates))]
-    return BestFirstTree(sources, with_rates(sources, rates), chain).grow(7, room, times, least, floor)
+    with mock.patch.object(best_first, "_LIKELY", likely):
+        return BestFirstTree(sources, with_rates(sources, rates), chain).grow(7, room, times, least, floor)
 
 
 def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
@@ -100,6 +105,20 @@ def test_no_other_tree_of_the_size_is_expected_to_be_accepted_further(
         if all(path[:-1] in chosen or len(path) == 1 for path in chosen)
     )
     assert sum(values) == pytest.approx(best)
+
+
+@examples(150)
+@given(drafts(20), st.integers(1, 20), st.sampled_from([0.5, 0.8]))
+def test_what_is_not_asked_for_is_hardly_worth_more_than_what_is_taken(
+    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, likely: float
+) -> None:
+    """Nodes with little value are not asked, so the tree is nearly the best one, and as large."""
+    known = chances(*draft)
+    tree, values = grow(*draft, *flat(1 + nodes), likely=likely)
+    grown = paths_of(tree)
+    assert len(grown) == min(nodes, len(known))
+    assert values == pytest.approx([known[path] for path in grown])
+    assert all(chance * likely <= min(values) + 1e-9 for path, chance in known.items() if path not in grown)
 
 
 @examples(100)
@@ -201,7 +220,8 @@ def check_size(
     table, rates = draft
     sources = [TableSource("one", table, [0.5] * len(rates))]
     acceptance = with_rates(sources, rates).copy(trust)
-    tree, values = BestFirstTree(sources, acceptance).grow(7, 99, curve, least_slopes(curve))
+    with mock.patch.object(best_first, "_LIKELY", 1.0):
+        tree, values = BestFirstTree(sources, acceptance).grow(7, 99, curve, least_slopes(curve))
     assert len(tree) <= len(curve)
     assert len(values) == len(tree) - 1
     reached = (1.0 + trust * sum(values)) / curve[len(tree) - 1]
@@ -297,6 +317,7 @@ def test_only_visited_nodes_are_counted() -> None:
     five = tree.children[two][5]
     credited = trees.learn(tree, Path([0, two, five], [2, 5, 9]), values)
     assert credited == ["one", "one"]
+    trees.catch_up()
     assert acceptance.nodes == [
         (slots((1, 0), (2, 1), (3, 2)), 2),
         (slots((4, 0), (5, 1)), 5),
@@ -311,6 +332,7 @@ def test_a_carried_token_that_was_offered_is_right_but_not_credited() -> None:
     tree, values = trees.grow(7, 9, *flat(2))
     assert tree.tokens == [7, 1]
     assert trees.learn(tree, Path([0], [3]), values) == []
+    trees.catch_up()
     assert acceptance.nodes == [(slots((1, 0), (2, 1), (3, 2)), 3)]
     assert acceptance.trees == [(pytest.approx(sum(values)), 0)]
 
@@ -350,6 +372,7 @@ def test_nodes_of_others_are_not_taken_for_its_own() -> None:
     assert tree.tokens == [7], "a node was tried, and did not pay"
     other = tree.add(0, 8)
     assert trees.learn(tree, Path([0, other], [8, 2]), values) == []
+    trees.catch_up()
     assert acceptance.nodes == [(slots((1, 0)), None)]
 
 
@@ -378,6 +401,7 @@ def test_learning_a_random_walk(
     before = copy.deepcopy(tree.tokens)
     assert trees.learn(tree, path, values) == ["one"] * (len(path.tokens) - 1)
     assert tree.tokens == before
-    # A tree that is full is not asked for candidates below its last node.
+    trees.catch_up()
+    # Where no child could find a place any more, nobody was asked for candidates.
     assert acceptance.nodes[:-1] == expected[:-1]
-    assert acceptance.nodes[-1] in (expected[-1], ({}, expected[-1][1]))
+    assert acceptance.nodes[-1] in (expected[-1], ({}, None))

@@ -204,7 +204,7 @@ def test_probabilities_change_no_tree() -> None:
     given: Any = {path: [(*candidate, 0.5) for candidate in candidates] for path, candidates in table.items()}
     trees = []
     for each in (table, given):
-        source = TableSource("one", each, (0.6, 0.3))
+        source = CheckedSource(TableSource("one", each, (0.6, 0.3)), 50)
         trees.append(BestFirstTree([source], Acceptance([source])).grow(9, 9, [1.0] * 9, [0.0] * 9))
     assert trees[0][0].tokens == trees[1][0].tokens and trees[0][1] == trees[1][1]
     assert trees[1][0].drawn_from is None, "the draft is deterministic"

@@ -1,109 +1,166 @@
-"""Periods of drafting are judged by the clock, and rests follow those that do not pay."""
+"""The ledger of what drafts have won and lost by the clock."""
+
+import random
+
+import pytest
 
 from jacobi import Path, Step, TokenTree
-from lookahead.draft.guard import Guard
+from lookahead.draft.guard import Guard, reached
 
 CURVE = [10.0, 12.0, 14.0]  # milliseconds of passes over 1, 2, 3 nodes
 
 
-def passes(guard: Guard, count: int, written: list[int], width: int = 2, ms: float = 12.0, counts: bool = True) -> None:
-    """Passes that all took ``ms``, in which sequences wrote so many tokens each."""
+def seen(guard: Guard, written: list[int], width: int = 2, ms: float = 12.0, counts: bool = True) -> bool:
+    """A pass that took ``ms``, in which sequences wrote so many tokens each."""
     tree = TokenTree.chain(1, [2] * (width - 1))
     paths = [Path(list(range(tokens)), [2] * tokens) for tokens in written]
-    for _ in range(count):
-        step = Step([tree] * len(written), paths, 1.0, ms - 2.0, 0.5, 0.5)
-        guard.observe(step, ms, CURVE, counts)
+    step = Step([tree] * len(written), paths, 1.0, ms - 2.0, 0.5, 0.5)
+    return guard.observe(step, ms, CURVE, plain=width == 1, counts=counts)
 
 
-def rest_of(guard: Guard) -> int:
-    """Plain passes until the guard lets drafts be."""
-    count = 0
-    while guard.least_gain > 1.0:
-        passes(guard, 1, [1], width=1, ms=10.0)
-        count += 1
-    return count
-
-
-def test_rests_double_while_nothing_pays() -> None:
+def begun(batch: int = 1, new_tokens: int | None = None) -> Guard:
     guard = Guard()
-    guard.begin(1)
-    rests = []
-    for _ in range(7):
-        passes(guard, 16, [1])  # 1.2 plain passes a token
-        rests.append(rest_of(guard))
-    assert rests == [8, 16, 32, 64, 128, 256, 256]
+    guard.begin(batch, new_tokens)
+    return guard
 
 
-def test_a_period_that_pays_goes_on() -> None:
-    guard = Guard()
-    guard.begin(1)
-    passes(guard, 200, [2])
+def fails_until_it_rests(guard: Guard) -> int:
+    passes = 0
+    while not guard.rests:
+        seen(guard, [1], ms=13.0)
+        passes += 1
+    return passes
+
+
+def test_drafts_that_fail_have_a_stake_to_lose() -> None:
+    assert 3 <= fails_until_it_rests(begun()) <= 6
+
+
+def test_later_they_lose_a_hundredth_of_the_time() -> None:
+    guard = begun()
+    fails_until_it_rests(guard)
+    failed = 0
+    for _ in range(3000):
+        failed += not guard.rests
+        seen(guard, [1], width=1 if guard.rests else 2, ms=10.0 if guard.rests else 13.0)
+    assert 0.3 * failed <= 0.011 * 3000
+    assert failed > 50
+
+
+def test_drafts_that_pay_go_on() -> None:
+    guard = begun()
+    for _ in range(200):
+        seen(guard, [2])
+        assert not guard.rests
+    assert guard.wins
+
+
+def test_after_what_they_won_they_rest_later_and_shorter() -> None:
+    failed = []
+    for won in (0, 200):
+        guard = begun()
+        for _ in range(won):
+            seen(guard, [2])
+        first = fails_until_it_rests(guard)
+        again = 0
+        for _ in range(200):
+            again += not guard.rests
+            seen(guard, [1], width=1 if guard.rests else 2, ms=10.0 if guard.rests else 13.0)
+        failed.append((first, again))
+    (first, again), (later, oftener) = failed
+    assert later > 5 * first
+    assert oftener > 2 * again
+
+
+def test_no_text_makes_them_lose_more_than_they_have_won() -> None:
+    """Drafts that pay for a while, and fail for a while, as often as the ledger lets them."""
+    rng, guard, taken, tokens = random.Random(0), begun(), 0.0, 0
+    for passed in range(4000):
+        ms = 10.0 if guard.rests else 13.0
+        written = 1 if guard.rests or passed % 400 > 40 else rng.choice((1, 2))
+        seen(guard, [written], width=1 if guard.rests else 2, ms=ms)
+        taken, tokens = taken + ms, tokens + written
+        assert taken <= 1.011 * 10.0 * tokens + 20.0
+
+
+def test_drafts_have_to_promise_much_until_they_have_won() -> None:
+    guard = begun()
+    promised = guard.least_gain
+    for _ in range(3):
+        seen(guard, [2])
+    assert promised == 1.5
     assert guard.least_gain == 1.0
-    assert not guard.rests
 
 
-def test_a_clear_loss_is_told_after_eight_passes() -> None:
-    guard = Guard()
-    guard.begin(1)
-    passes(guard, 7, [1], ms=14.0)
-    assert guard.least_gain == 1.0
-    passes(guard, 1, [1], ms=14.0)
-    assert guard.least_gain > 1.0
-    assert not guard.rests, "a draft that promises much may come at once"
-    passes(guard, 1, [1], width=1, ms=10.0)
-    assert guard.rests
-    assert rest_of(guard) == 7
-    passes(guard, 8, [1], ms=14.0)
-    assert rest_of(guard) == 16, "and the next rest is longer"
+def test_a_question_in_vain_costs_what_it_took_to_ask() -> None:
+    guard = begun()
+    step = Step([TokenTree(1)], [Path([0], [2])], 1.0, 30.0, 0.5, 0.5)
+    asked = 0
+    while not guard.rests:
+        guard.observe(step, 32.0, CURVE, plain=False, counts=True)
+        asked += 1
+    assert 14 <= asked <= 17  # a tenth of a plain pass each, whatever else held the pass up
 
 
-def test_a_draft_that_is_kept_ends_a_rest() -> None:
-    guard = Guard()
-    guard.begin(1)
-    passes(guard, 8, [1], ms=14.0)
-    passes(guard, 1, [3], width=3)
-    assert guard.least_gain == 1.0
+def test_being_held_up_is_soon_forgotten() -> None:
+    guard = begun()
+    for _ in range(20):
+        seen(guard, [1], ms=500.0)
+    passes = 0
+    while guard.rests:
+        seen(guard, [1], width=1, ms=10.0)
+        passes += 1
+    assert passes <= 120
 
 
 def test_passes_that_tell_nothing_do_not_count() -> None:
-    guard = Guard()
-    guard.begin(1)
-    passes(guard, 50, [1], ms=14.0, counts=False)
-    assert guard.least_gain == 1.0
+    guard = begun()
+    for _ in range(50):
+        seen(guard, [1], ms=14.0, counts=False)
+    assert not guard.rests
 
 
-def test_a_batch_is_judged_by_those_that_end_it() -> None:
-    guard = Guard()
-    guard.begin(2)
-    passes(guard, 16, [1, 3], width=3, ms=14.0)
-    assert guard.least_gain > 1.0
-    guard = Guard()
-    guard.begin(2)
-    passes(guard, 24, [2, 3], width=3, ms=14.0)
-    assert guard.least_gain == 1.0
+def test_one_slow_pass_is_no_verdict() -> None:
+    guard = begun()
+    seen(guard, [2], ms=500.0)
+    assert not guard.rests
+
+
+@pytest.mark.parametrize(("written", "rests"), [([1, 3], True), ([3, 3], False)])
+def test_a_batch_is_judged_by_those_that_end_it(written: list[int], rests: bool) -> None:
+    guard = begun(2)
+    for _ in range(16):
+        seen(guard, written, width=3, ms=14.0)
+    assert guard.rests == rests
 
 
 def test_a_sequence_may_lag_behind_for_a_while() -> None:
     """Eight passes take the time of eleven plain ones; one of four sequences wrote eight tokens, the others twenty."""
-    guard = Guard()
-    guard.begin(4)
-    passes(guard, 4, [1, 2, 3, 2], width=3, ms=14.0)
-    passes(guard, 4, [1, 3, 2, 3], width=3, ms=14.0)
-    assert guard.least_gain == 1.0
+    guard = begun(4)
+    for written in [[1, 2, 3, 2]] * 4 + [[1, 3, 2, 3]] * 4:
+        seen(guard, written, width=3, ms=14.0)
+    assert not guard.rests
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_at_the_end_a_batch_has_come_as_far_as_it_has_written(seed: int) -> None:
+    rng, guard, written = random.Random(seed), begun(4, 60), [0] * 4
+    while min(written) < 60:
+        tokens = [min(rng.randint(1, 3), 60 - count) for count in written]
+        written = [count + more for count, more in zip(written, tokens, strict=True)]
+        seen(guard, tokens, width=3, ms=14.0)
+    assert guard._reached == pytest.approx(60.0)
 
 
 def test_what_one_sequence_accepts_is_not_faster_yet() -> None:
-    guard = Guard()
-    guard.begin(4)
-    tree = TokenTree.chain(1, [2, 2])
-    for tokens, expected in (([1, 1, 1, 2], False), ([2, 2, 2, 2], True)):
-        paths = [Path(list(range(count)), [2] * count) for count in tokens]
-        assert guard.observe(Step([tree] * 4, paths, 1.0, 12.0, 0.5, 0.5), 14.0, CURVE, True) == expected
+    guard = begun(4)
+    assert not seen(guard, [1, 1, 1, 2], width=3, ms=14.0)
+    assert seen(guard, [2, 2, 2, 2], width=3, ms=14.0)
 
 
-def test_one_slow_pass_is_no_verdict() -> None:
-    guard = Guard()
-    guard.begin(1)
-    passes(guard, 1, [2], ms=500.0)
-    passes(guard, 23, [2])
-    assert guard.least_gain == 1.0
+def test_a_lead_counts_until_the_end() -> None:
+    assert reached([20, 20], 50.0) == 20.0
+    assert 21.0 < reached([21, 25], 50.0) < 22.5
+    assert reached([21, 25], 0.0) == 21.0
+    assert reached([21, 25], 4.0) < reached([21, 25], 8.0) < reached([21, 25], 50.0)
+    assert reached([7], 50.0) == 7.0

@@ -7,6 +7,7 @@ import pytest
 from helpers.automatic import FLAT, NAMES, STEEP, USUAL, Limits, curve, drafted, nodes_of
 from helpers.models import counting_model, fresh_model, prompts, run, tiny_model
 
+from jacobi import Path
 from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.latency import StepTimes
@@ -95,7 +96,8 @@ def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree:
         planner.learn([0.5] * nodes, [], columns, False)
         width = 1 + nodes + 4 * columns
         times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "keep_ms": 0.0}
-        step: Any = SimpleNamespace(trees=[range(width)], paths=[], **times_taken)
+        path = Path([0], [1] * (1 + nodes // 2))
+        step: Any = SimpleNamespace(trees=[range(width)], paths=[path], **times_taken)
         planner.observe(step)
         seen.append((nodes, planner.columns))
     return seen

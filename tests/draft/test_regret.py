@@ -27,10 +27,19 @@ def test_where_nothing_pays_little_is_lost(kind: str) -> None:
     assert losses(MACHINES["dear"](), kind, sizes=(0, 2))[1] <= 0.02
 
 
-@pytest.mark.parametrize(("kind", "most"), [("code", 0.07), ("hot", 0.03), ("random", 0.02)])
+@pytest.mark.parametrize(("kind", "most"), [("looping", 0.12), ("code", 0.13), ("hot", 0.02), ("random", 0.02)])
 def test_a_batch(kind: str, most: float) -> None:
+    """Where drafts pay little and by chance, as in code, they are not found to pay in every call."""
     batch, machine = BATCHES["4"]
-    assert losses(machine(), kind, batch, (0, 2, 4))[0] <= most
+    against_best, against_plain = losses(machine(), kind, batch, (0, 2, 4, 8))
+    assert against_best <= most
+    assert against_plain <= 0.02
+
+
+@pytest.mark.parametrize("kind", ["code", "hot"])
+def test_a_large_batch_loses_little(kind: str) -> None:
+    batch, machine = BATCHES["16"]
+    assert losses(machine(), kind, batch, (0, 2))[1] <= 0.015
 
 
 def test_passes_that_warm_up_teach_nothing() -> None:

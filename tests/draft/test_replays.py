@@ -9,6 +9,7 @@ import pytest
 from helpers.automatic import Limits, curve, drafted
 from helpers.hybrids import counting_hybrid
 
+from jacobi import Path
 from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
@@ -28,8 +29,9 @@ def decode(planner: Planner, limits: Limits, waiting: int, width: int = 4) -> No
     planner.open(64)
     taken = planner.costs.times.ms(width + limits.again, 64)
     limits.again = waiting
+    paths = [Path([0], [1] * width)]
     step: Any = SimpleNamespace(
-        trees=[range(width)], paths=[], draft_ms=0.0, forward_ms=taken, verify_ms=0.0, keep_ms=0.0
+        trees=[range(width)], paths=paths, draft_ms=0.0, forward_ms=taken, verify_ms=0.0, keep_ms=0.0
     )
     planner.observe(step)
 

@@ -9,7 +9,7 @@ from helpers.drafting import TableSource
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.latency import NODES
 from lookahead.draft.planner import Planner
-from lookahead.draft.tree_worth import TreeWorth, WindowColumns, progress, shared_width
+from lookahead.draft.tree_worth import TreeWorth, WindowColumns, shared_width
 from lookahead.sources.jacobi_window import window_nodes
 
 
@@ -100,14 +100,6 @@ def test_trees_of_a_batch_have_one_of_the_curves_sizes() -> None:
     for count in range(1, 20):
         width = shared_width([([0.9] * count, 4)] * 3, flat, 1.0)
         assert width == max(size for size in NODES if size <= count + 1)
-
-
-def test_a_batch_comes_nearer_to_its_end_by_those_that_are_behind() -> None:
-    assert progress([7], [3]) == pytest.approx(3.0)
-    assert progress([5, 5, 5], [2, 2, 2]) == pytest.approx(2.0)
-    assert progress([20, 20], [1, 5]) == pytest.approx(2.1, abs=0.1)
-    assert progress([20, 40], [1, 5]) == pytest.approx(1.0, abs=0.1)
-    assert progress([20, 40], [5, 1]) == pytest.approx(5.0, abs=0.1)
 
 
 @pytest.mark.parametrize(("batch", "nodes", "expected"), [(1, None, True), (4, None, False), (4, 64, True)])

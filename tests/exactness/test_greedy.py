@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from helpers.calls import STRATEGIES, ids_of, random_strategy
+from helpers.calls import BLOCKS, STRATEGIES, ids_of, random_strategy
 from helpers.marks import few
 from helpers.models import MODELS, counting_model, fresh_model, prompts, run, same_as_plain, tiny_model
 from transformers import GenerationConfig
@@ -66,8 +66,9 @@ def test_random_settings(seed: int) -> None:
         Jacobi(mode="sliding", block_size=1),
         Jacobi(mode="sliding", block_size=8, initial_guess="pad"),
         Jacobi(mode="sliding", block_size=8, initial_guess=[3, 1, 4, 1, 5]),
+        *BLOCKS,
     ],
-    ids=lambda s: f"{s.mode}-{s.block_size}",
+    ids=lambda s: f"{s.mode}-{s.block_size}-{s.blocks}-{s.tails}",
 )
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_jacobi(name: str, strategy: Jacobi, batch: int) -> None:

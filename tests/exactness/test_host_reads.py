@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.calls import Drawing
 from helpers.devices import Reads, working_alone
 from helpers.models import counting_model, prompts, run, same_as_plain, tiny_model
-from transformers import LogitsProcessor
 
 from lookahead import Lookahead
 
@@ -18,6 +18,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 0},
     "warped": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9},
     "suppressed": {"suppress_tokens": [3, 4]},
+    "penalized": {"repetition_penalty": 1.2},
+    "penalized and sampled": {"do_sample": True, "temperature": 0.8, "repetition_penalty": 1.2},
 }
 
 
@@ -43,6 +45,10 @@ SETTINGS: list[dict[str, Any]] = [
     {"output_scores": True, "output_logits": True, "eos_token_id": 5},
     {"num_return_sequences": 2, "temperature": 0.6},
     {"repetition_penalty": 1.2},
+    {"repetition_penalty": 1.2, "do_sample": False, "output_scores": True, "output_logits": True},
+    {"no_repeat_ngram_size": 3, "eos_token_id": [5, 30]},
+    {"min_new_tokens": 20, "eos_token_id": [5, 6, 30], "bad_words_ids": [[7, 8]]},
+    {"exponential_decay_length_penalty": (5, 1.3), "eos_token_id": 5, "num_return_sequences": 2},
     {"do_sample": False, "suppress_tokens": [3, 4], "output_scores": True},
     {"max_time": 1000.0, "min_p": 0.05},
 ]
@@ -62,13 +68,6 @@ def test_choices_made_ahead_are_plain_decodings(settings: dict[str, Any], batch:
                     Lookahead(nodes=12),
                     **{"do_sample": True, "max_new_tokens": 30, "seed": seed} | settings,
                 )
-
-
-class Drawing(LogitsProcessor):
-    """A processor of the user's own that draws random numbers."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores + torch.rand_like(scores)
 
 
 def test_a_processor_that_draws_is_asked_before_each_draw() -> None:

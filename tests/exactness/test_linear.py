@@ -144,8 +144,9 @@ def test_batches(name: str, sample: bool) -> None:
         Lookahead(sources=("window",), nodes=4, seed=1),
         Jacobi(block_size=4, seed=1),
         Jacobi(mode="hybrid", block_size=4, seed=1),
+        Jacobi(mode="jacobi", block_size=4, blocks=2, spawn_ratio=0.5, tails=4, seed=1),
     ],
-    ids=["automatic", "wng", "window", "sliding", "jacobi-hybrid"],
+    ids=["automatic", "wng", "window", "sliding", "jacobi-hybrid", "blocks"],
 )
 def test_strategies(name: str, strategy: Any) -> None:
     """Whatever the drafts come from; a window has no place in a chain, and n-grams come from the text then."""

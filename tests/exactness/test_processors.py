@@ -121,7 +121,8 @@ def test_a_processor_sees_the_true_prefix(repetitive: bool, batch: int, sample: 
 def test_sequences_of_any_lengths_are_asked_about_together(
     ignored: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A penalty looks at which tokens a text has; a shorter text is padded with a token of its own."""
+    """A penalty looks at which tokens a text has; a shorter text is padded with a token of its own, but where that
+    could lie behind what is ignored."""
     asked: list[int] = []
     original = RepetitionPenaltyLogitsProcessor.__call__
 
@@ -140,7 +141,7 @@ def test_sequences_of_any_lengths_are_asked_about_together(
         )
         ours = asked[40:]  # plain decoding comes first
         asked.clear()
-        assert (sum(ours) > 2 * len(ours)) == (ignored is None)
+        assert sum(ours) > 2 * len(ours) or ignored is not None
     assert output.stats.steps
 
 

@@ -1,13 +1,15 @@
 """Calls with settings drawn at random write what plain decoding writes."""
 
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from helpers.calls import RowEnds, allowed_tokens
+from helpers.calls import Drawing, RowEnds, allowed_tokens
+from helpers.devices import working_alone
 from helpers.marks import few
 from helpers.models import MODELS, VOCAB, counting_model, prompts, same_as_plain, tiny_model
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from lookahead import Jacobi, Lookahead
 
@@ -31,6 +33,9 @@ def check_a_random_call(seed: int) -> None:
         sometimes(0.5, temperature=rng.choice([0.3, 0.7, 1.5]))
         sometimes(0.3, num_return_sequences=rng.choice([2, 3]))
         sometimes(0.2, top_k=5, top_p=0.9)
+        sometimes(0.2, min_p=0.05)
+        sometimes(0.1, typical_p=0.8)
+        sometimes(0.1, logits_processor_new=lambda: LogitsProcessorList([Drawing()]))
     if sometimes(0.5, eos_token_id=rng.sample(range(VOCAB), rng.choice([1, 3, 8]))):
         sometimes(0.3, min_new_tokens=min(rng.randint(1, 10), settings["max_new_tokens"]))
         sometimes(0.2, pad_token_id=rng.randrange(VOCAB))
@@ -56,7 +61,11 @@ def check_a_random_call(seed: int) -> None:
         mode: Any = rng.choice(["jacobi", "gauss-seidel", "hybrid", "sliding"])
         guess = rng.choice(["text", "tail", "pad", (1, 2, 3)])
         strategy = Jacobi(mode=mode, block_size=rng.choice([1, 3, 8, 20]), initial_guess=guess, seed=seed)
-    output = same_as_plain(model, prompts(batch, length, seed, ragged=rng.random() < 0.7), strategy, **settings)
+    elif rng.random() < 0.5:
+        strategy = Lookahead(nodes=rng.choice([None, 2, 8, 24]), remember=rng.random() < 0.5, seed=seed)
+    inputs = prompts(batch, length, seed, ragged=rng.random() < 0.7)
+    with working_alone() if rng.random() < 0.3 else nullcontext():
+        output = same_as_plain(model, inputs, strategy, **settings)
     if not stopped:
         ends = set(settings.get("eos_token_id", ()))
         new = output.sequences[:, length:].tolist()

@@ -5,13 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.calls import STRATEGIES
+from helpers.calls import BLOCKS, STRATEGIES
 from helpers.devices import working_alone
+from helpers.eagle import random_network
 from helpers.marks import few
-from helpers.models import counting_model, fresh_model, prompts, run, same_as_plain, successor_model, tiny_model
+from helpers.medusa import random_heads
+from helpers.models import VOCAB, counting_model, fresh_model, prompts, run, same_as_plain, successor_model, tiny_model
 from torch import Tensor
 
 from lookahead import Jacobi, Lookahead
+from lookahead.draft.acceptance import Acceptance
+from lookahead.eagle import Eagle, EagleHead
+from lookahead.medusa import Medusa
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -35,7 +40,7 @@ def test_sampling_from_a_seed(name: str, batch: int, warper: dict[str, Any]) -> 
         same_as_plain(tiny_model(name), prompts(batch), max_new_tokens=30, do_sample=True, seed=seed, **warper)
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES[1:], Jacobi(), Jacobi(mode="jacobi", block_size=None)])
+@pytest.mark.parametrize("strategy", [*STRATEGIES[1:], Jacobi(), Jacobi(mode="jacobi", block_size=None), *BLOCKS])
 def test_sampling_with_any_strategy(strategy: Any) -> None:
     """Drafts have no influence on draws."""
     for batch in (1, 4):
@@ -114,9 +119,17 @@ def chi_square(counts: Tensor, expected: Tensor) -> float:
     return (statistic - freedom) / (2 * freedom) ** 0.5
 
 
-@pytest.mark.parametrize("verification", ["rejection", "exact"])
+_WINDOW: dict[str, Any] = {"window_size": 4, "ngram_size": 4, "verification_set_size": 5}
+_SAMPLED = {
+    "rejection": Lookahead(**_WINDOW, verification="rejection", seed=2),
+    "exact": Lookahead(**_WINDOW, seed=2),
+    "noise": Lookahead(nodes=12, seed=2),
+}
+
+
+@pytest.mark.parametrize("strategy", _SAMPLED.values(), ids=list(_SAMPLED))
 @pytest.mark.parametrize("alone", few([True, False], False), ids=["alone", "batch"])
-def test_samples_follow_the_model(verification: Any, alone: bool) -> None:
+def test_samples_follow_the_model(strategy: Any, alone: bool) -> None:
     """Three drafted tokens have the joint distribution that the model gives them."""
     vocab = 6
     model = fresh_model("llama", seed=2, vocab_size=vocab, initializer_range=0.2)
@@ -128,7 +141,6 @@ def test_samples_follow_the_model(verification: Any, alone: bool) -> None:
         logits = model(torch.cat([prompt.expand(len(paths), -1), paths], dim=1)).logits[:, -4:-1]
     expected = logits.softmax(-1).gather(2, paths[:, :, None])[:, :, 0].prod(1) * samples
 
-    strategy = Lookahead(window_size=4, ngram_size=4, verification_set_size=5, verification=verification, seed=2)
     settings = {"max_new_tokens": 4, "do_sample": True, "lookahead_strategy": strategy, "return_dict_in_generate": True}
     rows = 1 if alone else 250
     inputs = {"input_ids": prompt.expand(rows, -1), "attention_mask": torch.ones(rows, 24, dtype=torch.long)}
@@ -159,3 +171,44 @@ def test_drafts_see_the_noise(batch: int, alone: bool) -> None:
     assert output.stats.by_noise > 0.8 * output.stats.accepted, "of 48 tokens, one is called the likeliest"
     assert "thanks to the noise" in output.stats.explain()
     assert output.stats.steps < 60 / 3, "without noise it is one token in 48 that is right"
+
+
+def test_drafts_that_see_the_noise_are_believed_at_any_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    trusts: list[float] = []
+
+    def noted(sources: Any, trust: float) -> Acceptance:
+        trusts.append(trust)
+        return Acceptance(sources, trust)
+
+    monkeypatch.setattr("lookahead.draft.memory.Acceptance", noted)
+    for sample in (False, True):
+        for verification in ("exact", "rejection"):
+            strategy = Lookahead(remember=False, verification=verification)
+            settings = {"do_sample": sample, "temperature": 1.5 if sample else None, "max_new_tokens": 4}
+            run(tiny_model("llama"), prompts(1), lookahead_strategy=strategy, use_lookahead=True, **settings)
+    greedy, also_greedy, seeing, blind = trusts
+    assert greedy == also_greedy == seeing
+    assert blind < seeing / 2
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "strategy",
+    [Lookahead(nodes=12), Lookahead(window_size=4, ngram_size=3), Jacobi(), "heads", "eagle", "draft"],
+    ids=["automatic", "window", "jacobi", "heads", "eagle", "draft"],
+)
+def test_tokens_that_cannot_be_fed_are_not_drafted(strategy: Any, sampled: bool) -> None:
+    """An output layer may score more tokens than the embeddings have; a call that excludes these can be decoded."""
+    model = fresh_model("llama")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.lm_head = torch.nn.Linear(model.config.hidden_size, 88, bias=False, dtype=model.dtype)
+        torch.nn.init.normal_(model.lm_head.weight, std=0.3)
+    if strategy == "heads":
+        strategy = Medusa(random_heads(model))
+    if strategy == "eagle":
+        strategy = Eagle(EagleHead(random_network(1)), tree="eagle-1")
+    if strategy == "draft":
+        strategy = Lookahead(draft_model=model, sources=("draft",), nodes=8)
+    excluded = list(range(VOCAB, 88))
+    same_as_plain(model, prompts(2), strategy, do_sample=sampled, max_new_tokens=30, suppress_tokens=excluded)

@@ -8,7 +8,7 @@ from helpers.models import VOCAB
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
-from lookahead import Lookahead
+from lookahead import Jacobi, Lookahead
 
 
 def allowed_tokens(row: int, ids: Tensor) -> list[int]:
@@ -33,6 +33,13 @@ class Recorder(LogitsProcessor):
         for row, text in enumerate(ids):
             scores[row, (text[-1] * 3 + len(self.calls)) % VOCAB] += 2.0
         return scores
+
+
+class Drawing(LogitsProcessor):
+    """A processor of the user's own that draws random numbers."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + torch.rand_like(scores)
 
 
 class LengthIs(StoppingCriteria):
@@ -76,3 +83,10 @@ STRATEGIES = [None, *(random_strategy(random.Random(n)) for n in range(2))]
 def ids_of(sequences: Tensor, index: int) -> list[int]:
     """The token that each row writes at ``index`` (prompts are 12 long)."""
     return sequences[:, 12 + index].tolist()
+
+
+BLOCKS = [
+    Jacobi(mode="jacobi", block_size=6, blocks=2, spawn_ratio=0.5, tails=4, seed=1),
+    Jacobi(mode="hybrid", block_size=4, blocks=3, spawn_ratio=0.25, tails=2, initial_guess="pad"),
+    Jacobi(tails=4, seed=1),
+]

@@ -11,6 +11,7 @@ from itertools import pairwise
 from jacobi import Path, Step, Successors, TokenTree, walk
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.automatic import AutomaticDrafter
+from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.planner import Planner
 
@@ -89,6 +90,8 @@ class Machine:
         noise: of the logarithm of what is measured; every hundredth pass takes ten times as long.
         touch: times what the first pass of a size takes.
         drift: the machine becomes so much slower and faster again, in the course of 500 passes.
+        apart: milliseconds more that passes take where sequences are out of step.
+        ask: milliseconds that it takes to ask a sequence's sources for a tree.
     """
 
     curve: Callable[[int, int], float]
@@ -98,6 +101,7 @@ class Machine:
     touch: float = 3.0
     drift: float = 0.15
     apart: float = 0.0
+    ask: float = 0.0
     seed: int = 0
     typical: bool = True
     plain_ms: float | None = None
@@ -154,8 +158,8 @@ MACHINES: dict[str, Callable[[], Machine]] = {
     "dear": lambda: Machine(knots(t1=10.0, t2=18.0, t64=600.0)),
 }
 BATCHES: dict[str, tuple[int, Callable[[], Machine]]] = {
-    "4": (4, lambda: Machine(knots(t1=10.0, t2=11.5, t4=14.5, t8=21.0, t64=110.0), apart=0.3)),
-    "16": (16, lambda: Machine(knots(t1=10.0, t2=15.0, t4=24.0, t8=42.0, t64=300.0), apart=0.5)),
+    "4": (4, lambda: Machine(knots(t1=10.0, t2=11.5, t4=14.5, t8=21.0, t64=110.0), apart=0.3, ask=0.3)),
+    "16": (16, lambda: Machine(knots(t1=10.0, t2=15.0, t4=24.0, t8=42.0, t64=300.0), apart=0.5, ask=0.2)),
 }
 
 
@@ -165,11 +169,12 @@ class Run:
 
     tokens: int
     host_ms: float = 0.0
+    asked: int = 0  # sequences' sources, for a tree
     passes: list[tuple[int, int, bool]] = field(default_factory=list)
 
     def ms(self, machine: Machine) -> float:
         """What it takes on average, warming up not counted."""
-        return self.host_ms + sum(machine.fair(*each) for each in self.passes)
+        return self.host_ms + machine.ask * self.asked + sum(machine.fair(*each) for each in self.passes)
 
 
 HOST_MS = 0.01  # for each node that is asked for candidates
@@ -185,18 +190,21 @@ def decode(machine: Machine, planner: Planner, texts: Sequence[Text], tokens: in
         places = [source.at for source in sources]
         context, apart = 64 + max(places), len(set(places)) > 1
         planner.open(context)
-        asked = sum(source.asked for source in sources)
+        asked = [source.asked for source in sources]
         trees = [TokenTree(0) for _ in texts]
         for row in rows:
             trees[row] = drafters[row].draft(tokens - places[row] - 1)
-        draft_ms = HOST_MS * (sum(source.asked for source in sources) - asked)
+        counts = [source.asked - before for source, before in zip(sources, asked, strict=True)]
+        host_ms, trees_grown = HOST_MS * sum(counts), sum(count > 0 for count in counts)
+        draft_ms = host_ms + machine.ask * trees_grown
         width = max(map(len, trees))
         taken = machine.run(width, context, apart)
         paths = [Path() for _ in trees]
-        for row in rows:
+        for row in [row for row in rows if not planner.in_step or places[row] == min(places)]:
             paths[row] = _followed(trees[row], sources[row])
             drafters[row].learn(trees[row], [], paths[row])
-        run.host_ms += draft_ms
+        run.host_ms += host_ms
+        run.asked += trees_grown
         run.passes.append((width, context, apart))
         planner.observe(Step(trees, paths, draft_ms, taken, 0.0, 0.0))
     return run
@@ -219,9 +227,11 @@ def calls(kind: str, batch: int, seed: int, count: int = CALLS) -> list[tuple[li
 
 def automatic(machine: Machine, kind: str, batch: int = 1, seed: int = 0, nodes: int | None = None) -> list[Run]:
     """Calls one after the other, with what drafts learn kept from call to call."""
-    times, acceptance, runs = StepTimes(), Acceptance([TextSource(Text([], []))]), []
+    times, acceptance, guard, runs = StepTimes(), Acceptance([TextSource(Text([], []))]), Guard(batch), []
     for texts, tokens in calls(kind, batch, seed):
-        planner = Planner(times, acceptance, limits=machine, batch=batch, most_nodes=128, nodes=nodes)
+        planner = Planner(
+            times, acceptance, limits=machine, batch=batch, most_nodes=128, nodes=nodes, guard=guard, new_tokens=tokens
+        )
         runs.append(decode(machine, planner, texts, tokens))
     return runs
 
@@ -231,7 +241,7 @@ def fixed(kind: str, batch: int, seed: int, nodes: int) -> list[Run]:
     """What ``nodes`` nodes a pass come to, whatever passes cost."""
     if nodes == 0:
         return [
-            Run(tokens, 0.0, [(1, 64 + at, False) for at in range(tokens)]) for _, tokens in calls(kind, batch, seed)
+            Run(tokens, 0.0, 0, [(1, 64 + at, False) for at in range(tokens)]) for _, tokens in calls(kind, batch, seed)
         ]
     return automatic(Machine(lambda nodes, context: 1.0), kind, batch, seed, nodes)
 

@@ -103,6 +103,17 @@ def rooms(steps: Iterable[Step], count: int) -> list[tuple[TokenTree, int]]:
     return pairs
 
 
+def decoded_as_plain(
+    drafter: Drafter, next_token: NextToken, prompt: Sequence[int], count: int, end_tokens: frozenset[int]
+) -> list[Step]:
+    """The steps of a decode whose text is plain decoding's, in no more passes, with no tree deeper than its room."""
+    text, steps = decode(drafter, next_token, prompt, count, end_tokens)
+    assert text == plain(next_token, prompt, count, end_tokens)
+    assert len(steps) <= len(text)
+    assert all(max(tree.depths) <= room for tree, room in rooms(steps, count))
+    return steps
+
+
 def seeded(seed: int) -> random.Random:
     """A source of randomness of the caller's own."""
     return random.Random(seed)

@@ -51,9 +51,9 @@ def test_chances_are_what_the_warpers_leave(name: str, value: float, seed: int) 
     expected = warper(torch.zeros(1, 1, dtype=torch.long), logits.clone()).softmax(-1)[0]  # type: ignore[operator]
     highest, tokens = logits[0].sort(descending=True)
     chances = Draw(lambda index: None, **{name: value}).chances(highest.numpy())  # type: ignore[arg-type]
-    assert len(chances) == int((expected > 0).sum())
+    assert ((chances > 0) == (expected[tokens].numpy() > 0)).all()
     whole = np.zeros(VOCAB, np.float32)
-    whole[tokens[: len(chances)].numpy()] = chances / chances.sum()
+    whole[tokens.numpy()] = chances / chances.sum()
     assert whole == pytest.approx(expected.numpy(), abs=1e-5)
 
 
@@ -125,3 +125,13 @@ def test_without_a_line_the_likeliest_comes_first() -> None:
     source = DrawnRecycling(SuccessorTable(), Draw(lambda index: None), VOCAB)
     source.start([1, 2, 3], said([0.0, 1.0, 5.0, *[0.0] * (VOCAB - 3)]))
     assert source.propose(((1, 2, 3), 0))[0][0] == 2
+
+
+def test_accepted_tokens_that_only_the_noise_told_are_counted() -> None:
+    """As plain numbers, which statistics can be written with."""
+    source = DrawnRecycling(SuccessorTable(), Draw(lambda index: None), VOCAB)
+    source.start([1, 2, 3], said([0.0, 1.0, 5.0, *[0.0] * (VOCAB - 3)]))
+    source.learn(TokenTree.chain(3, [2, 7]), Path([0, 1, 2], [2, 7, 9]), None)
+    assert source.by_noise == 1, "the second token's context was new"
+    source.learn(TokenTree.chain(9, []), Path([0], [2]), None)
+    assert source.by_noise == 1 and type(source.by_noise) is int

@@ -1,6 +1,7 @@
 """The table of top-k candidates, and the source that reads it."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,13 +11,13 @@ from hypothesis import strategies as st
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
 from lookahead.sources import RecyclingSource, SuccessorTable
-from lookahead.sources.recycling import BEST, LEVEL_STEPS, LEVELS, Row, rows_of
+from lookahead.sources.recycling import BEST, LEVEL_STEPS, LEVELS, Row, Said
 
-SAID = Successors(np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32))
+SAID = Said(Successors(np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)))
 
 
-def row_of(token: int) -> Row:
-    return [token], [0], SAID, 0
+def row_of(number: int) -> Row:
+    return SAID, number
 
 
 def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:
@@ -106,6 +107,23 @@ def test_an_old_row_of_a_longer_context_wins_over_a_young_shorter_one() -> None:
     assert table.get((7, 2, 3)) == (2, row_of(12))
 
 
+@examples(60)
+@given(st.integers(1, 12), st.integers(0, 60), st.integers(0, 99))
+def test_settling_changes_nothing_that_is_known(capacity: int, count: int, seed: int) -> None:
+    """Unless so many rows wait that old ones have to go."""
+    table, rng = SuccessorTable(capacity), seeded(seed)
+    for number in range(count):
+        context = (rng.randrange(3), rng.randrange(3), rng.randrange(3))
+        table.put([context], [row_of(number)])
+        if rng.random() < 0.2:
+            table.settle()
+        assert table.get(context) == (3, row_of(number))
+    before = {context: table.get(context) for context in product(range(3), repeat=3)}
+    gone = len(table._young[2]) + len(table._new[2]) > capacity
+    table.settle()
+    assert gone or before == {context: table.get(context) for context in before}
+
+
 def successors(*lines: Sequence[int]) -> Successors:
     return Successors(np.array(lines, np.int32), np.zeros((len(lines), len(lines[0])), np.float32))
 
@@ -148,14 +166,18 @@ def spread(*lines: Sequence[float]) -> Successors:
 
 
 def test_levels_are_distances_in_logits() -> None:
-    near, far, lone = rows_of(spread((2.0, 1.9, 1.2, -6.0), (5.0, -3.0, -np.inf, -np.inf), (5.0, *[-np.inf] * 3)))
-    assert near[:2] == ([4, 5, 6, 7], [0, 0, 2, LEVELS - 1])
-    assert far[:2] == ([4, 5], [LEVELS - 1] * 2), "excluded tokens are no successors"
-    assert lone[:2] == ([4], [LEVELS - 1])
-    assert [row[3] for row in (near, far, lone)] == [0, 1, 2]
+    said = Said(spread((2.0, 1.9, 1.2, -6.0), (5.0, -3.0, -np.inf, -np.inf), (5.0, *[-np.inf] * 3)))
+    assert levels_of(said.candidates(0, 1)) == [(4, 0), (5, 0), (6, 2), (7, LEVELS - 1)]
+    assert levels_of(said.candidates(1, 1)) == [(4, LEVELS - 1), (5, LEVELS - 1)], "excluded tokens are no successors"
+    assert levels_of(said.candidates(2, 1)) == [(4, LEVELS - 1)]
     gaps = [0.0, 0.3, 1.0, 2.0, 3.9, 4.0, 7.0]
-    (row,) = rows_of(spread([-gap for gap in gaps]))
-    assert row[1] == [sum(gap >= step for step in LEVEL_STEPS) for gap in (0.3, *gaps[1:BEST])]
+    steps = levels_of(Said(spread([-gap for gap in gaps])).candidates(0, 1))
+    assert [level for _, level in steps] == [sum(gap >= step for step in LEVEL_STEPS) for gap in (0.3, *gaps[1:BEST])]
+
+
+def levels_of(candidates: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Tokens and levels, of candidates in a context of one token."""
+    return [(token, kind - rank * LEVELS) for rank, (token, kind) in enumerate(candidates)]
 
 
 def test_recycling_kinds_tell_context_rank_and_level() -> None:

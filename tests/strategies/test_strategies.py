@@ -36,9 +36,19 @@ JACOBIS = st.builds(
     block_size=st.integers(1, 100),
     initial_guess=st.sampled_from(["text", "tail", "pad"]) | st.lists(st.integers(0, 99), min_size=1).map(tuple),
     return_trajectory=st.booleans(),
+    tails=st.integers(0, 5),
     **COMMON,
 )
-STRATEGIES = LOOKAHEADS | JACOBIS | st.just(Jacobi(mode="jacobi", block_size=None))
+BLOCKS = st.builds(
+    Jacobi,
+    mode=st.sampled_from(["jacobi", "gauss-seidel", "hybrid"]),
+    block_size=st.integers(1, 100),
+    blocks=st.integers(1, 4),
+    spawn_ratio=st.floats(0, 1, exclude_min=True),
+    tails=st.integers(0, 5),
+    **COMMON,
+)
+STRATEGIES = LOOKAHEADS | JACOBIS | BLOCKS | st.just(Jacobi(mode="jacobi", block_size=None))
 
 
 def row(prompt: list[int], **changes: Any) -> RowContext:
@@ -67,6 +77,8 @@ def test_lookahead_defaults() -> None:
         "pool_from_prompt": True,
         "pool_from_output": True,
         "always_forward_one": True,
+        "draft_model": None,
+        "tokenizers": None,
         "verification": "exact",
         "seed": None,
         "stats": "summary",
@@ -79,6 +91,9 @@ def test_jacobi_defaults() -> None:
         "mode": "sliding",
         "block_size": 16,
         "initial_guess": "text",
+        "blocks": 1,
+        "spawn_ratio": 0.85,
+        "tails": 0,
         "return_trajectory": False,
         "verification": "exact",
         "seed": None,
@@ -145,6 +160,15 @@ def test_lookahead_refuses(settings: dict[str, Any], message: str) -> None:
         ({"initial_guess": (1, True)}, r"list of token ids: got \(1, True\)"),
         ({"initial_guess": (1, 2.0)}, r"list of token ids: got \(1, 2.0\)"),
         ({"initial_guess": 5}, r"list of token ids: got 5"),
+        ({"blocks": 0}, r"Jacobi\(blocks=\) must be at least 1: got 0"),
+        ({"blocks": 2.0}, r"Jacobi\(blocks=\) must be a whole number: got 2.0 of type float"),
+        ({"tails": -1}, r"Jacobi\(tails=\) must be at least 0: got -1"),
+        ({"blocks": 2}, r"blocks=2\) needs blocks that end: expected mode='jacobi'.*got mode='sliding', block_size=16"),
+        ({"blocks": 2, "mode": "jacobi", "block_size": None}, r"a block_size, got mode='jacobi', block_size=None"),
+        ({"spawn_ratio": 0}, r"spawn_ratio=\) must be a number above 0 and at most 1: got 0"),
+        ({"spawn_ratio": 85}, r"spawn_ratio=\) must be a number above 0 and at most 1: got 85"),
+        ({"spawn_ratio": True}, r"spawn_ratio=\) must be a number above 0 and at most 1: got True"),
+        ({"spawn_ratio": "0.85"}, r"spawn_ratio=\) must be a number above 0 and at most 1: got '0.85'"),
         ({"return_trajectory": 0}, r"return_trajectory=\) must be True or False: got 0"),
     ],
 )
@@ -278,6 +302,16 @@ def test_jacobi_drafter_has_the_settings() -> None:
     assert drafter.draft(10).tokens[1:] == [1, 2, 1]
     ending = Jacobi(mode="hybrid", block_size=3, initial_guess=(1, 4)).drafter(row([1]))
     assert ending.draft(10).tokens[1:] == [1, 4], "the row's end token is watched"
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_jacobi_tails_are_branches(chain: bool) -> None:
+    """A model that takes one branch a pass is given one; the second block is in it."""
+    settings = {"mode": "jacobi", "block_size": 4, "blocks": 2, "spawn_ratio": 0.5, "tails": 4, "initial_guess": "pad"}
+    drafter = Jacobi(**settings).drafter(row([1, 2, 3], chain=chain, end_tokens=frozenset()))
+    _, steps = decode(drafter, hashed(3, 4, 2), [1, 2, 3], 30)
+    assert max(max(step.trees[0].depths) for step in steps) > 4
+    assert any(len(step.trees[0]) > max(step.trees[0].depths) + 1 for step in steps) is not chain
 
 
 def test_jacobi_guess_must_be_in_the_vocabulary() -> None:

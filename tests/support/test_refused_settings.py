@@ -113,7 +113,6 @@ def test_a_guess_outside_the_vocabulary(passes: Passes) -> None:
         ({"num_beams": 3, "do_sample": True}, "cannot be combined with num_beams=3"),
         ({"prompt_lookup_num_tokens": 3}, "cannot be combined with prompt_lookup_num_tokens=3: drop prompt_lookup"),
         ({"use_mtp": True}, "cannot be combined with use_mtp=True: drop use_mtp"),
-        ({"assistant_early_exit": 1}, "cannot be combined with assistant_early_exit=1"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "cannot be combined with output_attentions"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "with output_hidden_states=True"),
         ({"synced_gpus": True}, "synced_gpus=True is not supported"),
@@ -127,12 +126,6 @@ def test_modes(settings: dict[str, Any], match: str, passes: Passes) -> None:
     if "synced_gpus" not in settings:
         config = GenerationConfig(use_lookahead=True, **settings)
         refused(passes, tiny_model("llama"), match, generation_config=config)
-
-
-def test_assistant_model(passes: Passes) -> None:
-    """A second model."""
-    match = "cannot be combined with assistant_model: drop assistant_model"
-    refused(passes, tiny_model("llama"), match, assistant_model=tiny_model("llama_mha"))
 
 
 def test_continuous_batching(passes: Passes) -> None:

@@ -38,16 +38,22 @@ def test_prefixes_follow_what_is_written() -> None:
 
 def test_shorter_texts_are_padded_with_their_own_last_token() -> None:
     sequences = sequences_of([*PROMPTS, [3, 3, 3]])
-    assert sequences.texts([0, 1])[0].tolist() == PROMPTS
+    assert sequences.texts([0, 1]).tolist() == PROMPTS
     sequences.written[0] += [8, 9, 31]
     sequences.written[1] += [6]
     sequences.written[2] += [7]
-    texts, ragged = sequences.texts([0, 1, 2])
-    assert ragged
-    assert texts.tolist() == [[17, 41, 5, 8, 9, 31], [0, 9, 23, 6, 6, 6], [3, 3, 3, 7, 7, 7]]
-    texts, ragged = sequences.texts([1, 2])
-    assert not ragged
-    assert texts.tolist() == [[0, 9, 23, 6], [3, 3, 3, 7]]
+    assert sequences.texts([0, 1, 2]).tolist() == [[17, 41, 5, 8, 9, 31], [0, 9, 23, 6, 6, 6], [3, 3, 3, 7, 7, 7]]
+    assert sequences.texts([1, 2]).tolist() == [[0, 9, 23, 6], [3, 3, 3, 7]]
+
+
+def test_texts_go_on_along_branches() -> None:
+    sequences = sequences_of(PROMPTS)
+    sequences.written[0] += [8, 9]
+    branches = [[], [1, 2], [3], [4, 4]]
+    expected = [[0, 9, 23, 23, 23, 23], [17, 41, 5, 8, 9, 1, 2], [0, 9, 23, 3], [17, 41, 5, 8, 9, 4, 4]]
+    assert sequences.texts([1, 0, 1, 0], branches).tolist() == [line + line[-1:] * (7 - len(line)) for line in expected]
+    assert sequences.texts([1], [[]]).tolist() == [PROMPTS[1]]
+    assert sequences.texts([1], [[5]]).tolist() == [[0, 9, 23, 5]]
 
 
 def test_the_callers_prompt_is_not_written_into() -> None:

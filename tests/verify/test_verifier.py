@@ -62,6 +62,15 @@ def test_in_lockstep_all_wait_for_the_first_that_leaves_its_tree() -> None:
     assert seen.texts == [[[1], [1]], [[1, 2], [1, 2]]]
 
 
+def test_in_step_those_that_are_ahead_wait() -> None:
+    verifier, sequences, _ = verifier_of([[1], [1], [1]])
+    verifier.decide([CHAIN] * 3, writes([RIGHT, WRONG, [7, 7, 7, 7]]))
+    sequences.in_step = True
+    for lengths in ([4, 2, 2], [4, 3, 3], [4, 4, 4], [5, 5, 5]):
+        verifier.decide([TokenTree.chain(5, [6, 6])] * 3, writes([[6, 6, 6]] * 3))
+        assert sequences.lengths() == lengths
+
+
 def test_alone_the_callers_processor_sees_every_prefix() -> None:
     seen = Shown()
     verifier, _, _ = verifier_of([[1]], processors=[seen])

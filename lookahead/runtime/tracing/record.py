@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from jacobi import Path, TokenTree
+from jacobi import Path, TokenTree, Wants
 from lookahead.models.traits import ModelTraits
 from lookahead.models.twins import twin_of
 from lookahead.runtime.attention import attention_as, tree_forward
@@ -43,7 +43,7 @@ def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str], 
     trees = [[TokenTree.from_paths(token, branches)] * batch for token, branches in zip(word[6:], paths, strict=False)]
     prompt = torch.tensor([word[:_PROMPT]] * batch)
     with ExitStack() as stack:
-        view = stack.enter_context(bare_model(model, prompt, 64, taps=taps, packed=packed))
+        view = stack.enter_context(bare_model(model, prompt, 64, wants=Wants(taps=tuple(taps)), packed=packed))
         forward = view.forward_pass
         weights = weights_of(forward.module)
         for context in (torch.inference_mode(), tree_forward(), attention_as(packed=kind.packed)):

@@ -34,15 +34,18 @@ _stacks: PerModel[dict[Hashable, States]] = PerModel(dict)  # of each heads' mod
 
 
 class HeadCandidates:
-    """The ``count`` best candidates of every head, for all sequences of a call. The heads run on accepted nodes only:
-    once a pass, when the first sequence drafts its next tree, for all sequences that wrote something in the last pass,
-    with one transfer to the host."""
+    """The ``count`` best candidates of every head among the ``vocab_size`` tokens that the model can be fed, for all
+    sequences of a call. The heads run on accepted nodes only: once a pass, when the first sequence drafts its next
+    tree, for all sequences that wrote something in the last pass, with one transfer to the host."""
 
-    def __init__(self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int) -> None:
+    def __init__(
+        self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int, vocab_size: int
+    ) -> None:
         self.num_heads = heads.num_heads
         self.spent_ms = 0.0  # time that the heads have taken
         self._heads = fast_heads(heads)
-        self._output, self._hidden, self._count = output, hidden, count
+        self._output, self._hidden = output, hidden
+        self._count, self._vocab_size = min(count, vocab_size), vocab_size
         self._found: list[tuple[list[list[int]], list[list[float]]] | None] = [None] * batch
         self._nodes: dict[int, int] = {}  # by sequence, where the heads have not run yet
         self._pass = 0
@@ -65,7 +68,8 @@ class HeadCandidates:
         start, hidden = perf_counter(), self._hidden.of()
         sequences = list(self._nodes)
         at = torch.tensor([sequences, list(self._nodes.values())], device=hidden.device)
-        chances, tokens = best_of(self._heads(hidden[at[0], at[1]], self._output), self._count)
+        logits = self._heads(hidden[at[0], at[1]], self._output)[..., : self._vocab_size]
+        chances, tokens = best_of(logits, self._count)
         # Integers and floats of 32 bits share one transfer.
         both = torch.stack([tokens.int(), chances.float().view(torch.int32)]).transpose(1, 2).cpu()
         ids, logs = both[0].tolist(), both[1].contiguous().view(torch.float32).tolist()
@@ -111,7 +115,7 @@ class HeadsSource:
 
     def _offer(self, head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
         if self._draw is None:
-            return _offer(head, tokens, logs)
+            return _by_strength(head, tokens, logs)
         return [
             (token, head * BINS + level) for token, level in best_of_head(self._draw, tokens, logs, self._index + head)
         ]
@@ -129,11 +133,10 @@ class HeadsSource:
 
 def best_of_head(draw: Draw, tokens: list[int], logs: list[float], index: int) -> Offer:
     """Of one head's candidates for the token ``index``, those that the draw is most likely to choose."""
-    chances = draw.chances(np.array(logs, np.float32))
-    return draw.best(np.array(tokens[: len(chances)]), chances, draw.line(index))
+    return draw.best(np.array(tokens), draw.chances(np.array(logs, np.float32)), draw.line(index))
 
 
-def _offer(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
+def _by_strength(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
     chances = [0.0 if math.isnan(log) else math.exp(min(0.0, log)) for log in logs]
     rest = max(1e-3, 1.0 - sum(chances))
     offers = []

@@ -1,0 +1,4 @@
+"""EAGLE: a head of one decoder layer drafts from a model's features (arXiv 2401.15077, 2406.16858, 2503.01840)."""
+
+from lookahead.sources.eagle.head import EagleHead as EagleHead
+from lookahead.strategies.eagle import Eagle as Eagle

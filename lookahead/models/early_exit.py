@@ -1,0 +1,53 @@
+"""A model's own first layers as a smaller model."""
+
+import copy
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead._per_model import PerModel
+from lookahead.models.fingerprint import weights_stamp
+from lookahead.models.twins import twin_of
+
+_kept: PerModel[dict[int, tuple[Any, Any]]] = PerModel(dict)
+
+
+def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """A model that ends after the first ``layers`` of ``model``, with its final norm and output layer. It shares all
+    weights, and is kept until one of these changes. A LookaheadError if the model has no such layers."""
+    stamp, kept = weights_stamp(model.parameters()), _kept.of(model)
+    if layers not in kept or kept[layers][0] != stamp:
+        kept[layers] = stamp, _shortened(model, layers)
+    found: PreTrainedModel = kept[layers][1]
+    return found
+
+
+def _shortened(model: PreTrainedModel, layers: int) -> Any:
+    name, config = type(model).__name__, model.config.get_text_config()
+    count = int(getattr(config, "num_hidden_layers", None) or 0)
+    stacks = [part for part, held in model.named_modules() if isinstance(held, nn.ModuleList) and len(held) == count]
+    if len(stacks) != 1:
+        raise LookaheadError(
+            f"The layers of {name} cannot be told: expected one list of {count} layers, as the config has them, found "
+            f"{len(stacks)}. Give another model to draft with."
+        )
+    if not 1 <= layers < count:
+        raise LookaheadError(f"{name} has {count} layers: expected an early exit after 1 to {count - 1}, got {layers}.")
+    config = copy.deepcopy(model.config)
+    shorter = config.get_text_config()
+    shorter.num_hidden_layers = layers
+    if getattr(shorter, "layer_types", None):
+        shorter.layer_types = shorter.layer_types[:layers]
+
+    def change(twin: Any) -> None:
+        mine = vars(twin).get("config")
+        if mine is not None:
+            twin.__dict__["config"] = config if type(mine) is type(config) else shorter
+
+    twin = twin_of(model, change)
+    parent, _, last = stacks[0].rpartition(".")
+    held = twin.get_submodule(parent)
+    held._modules[last] = nn.ModuleList(list(held._modules[last])[:layers])
+    return twin

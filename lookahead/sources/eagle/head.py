@@ -1,0 +1,143 @@
+"""An EAGLE head as users hold it."""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead._per_model import PerModel
+from lookahead.models.hidden_states import NORM, decoder_layers, final_norm
+from lookahead.models.output_layer import output_layer, output_sizes, placement
+from lookahead.sources.eagle.network import EagleNetwork, PairCache
+from lookahead.sources.eagle.reading import read
+
+_counts: PerModel[WeakKeyDictionary[Any, int]] = PerModel(WeakKeyDictionary)  # by head, how much its file counts low
+_LEAST_TEXT, _MOST_TEXT = 12, 64  # tokens by which that is found out
+_CLEARLY = 0.05  # nats a token
+
+
+class EagleHead(nn.Module):
+    """One head, ready to draft beside models of its sizes.
+
+    Attributes:
+        network: its weights.
+        feature_layers: (EAGLE-3) which states of the model it reads, as ``hidden_states`` count: 0 is the embedding, i
+            what layer i (counted from 0) reads. Empty = the usual ones of the model it is used with: 2, the middle one,
+            and the third from the end. Some files count one less; where nobody gave the layers, that is found out by
+            the first prompt.
+    """
+
+    def __init__(self, network: EagleNetwork, feature_layers: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.network = network
+        self.feature_layers = feature_layers or network.sizes.feature_layers
+        self._given = bool(feature_layers)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | PathLike[str],
+        *,
+        model: PreTrainedModel | None = None,
+        feature_layers: tuple[int, ...] = (),
+        **hub: Any,
+    ) -> "EagleHead":
+        """Read a head from a folder, a file or a repository of the hub (``hub`` says how to download).
+
+        With ``model`` it is checked against that, and put on its device in the dtype that it computes in.
+
+        Raises:
+            LookaheadError: what is missing, foreign, broken, or does not fit the model.
+        """
+        head = cls(read(Path(source) if isinstance(source, PathLike) else source, hub), feature_layers)
+        if model is not None:
+            head.check(model)
+            device, dtype = placement(model)
+            head.to(device=device, dtype=dtype)
+        return head
+
+    def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
+        """The hidden states of ``model`` that the head reads, by the names of taps."""
+        if self.network.sizes.version != 3:
+            return (NORM,)
+        count = len(decoder_layers(model))
+        later = _counts.of(model).get(self, 0)
+        ids = tuple(index + later for index in self.feature_layers or (2, count // 2, count - 3))
+        if len(ids) != self.network.sizes.features or not all(0 <= index <= count for index in ids):
+            given = "its config names none, and the usual ones are" if not self.feature_layers else "it reads"
+            raise LookaheadError(
+                f"This EAGLE head takes {self.network.sizes.features} features, {given} {list(ids)}, and "
+                f"{type(model).__name__} has {count} layers: expected as many states from 0 to {count}. Give "
+                "feature_layers=."
+            )
+        return tuple(NORM if index == count else f"layer.{index}" for index in ids)
+
+    def told_by(self, model: PreTrainedModel, text: Tensor) -> None:
+        """Find out how the files count layers, once a model: by what a layer reads, or by what it gives, which is the
+        next one's input. The count is right under which the head finds ``text`` ``[1, token]`` likelier."""
+        known = _counts.of(model)
+        if self._given or self.network.sizes.version != 3 or self in known or text.shape[1] < _LEAST_TEXT:
+            return
+        ids = tuple(int(tap.removeprefix("layer.")) for tap in self.taps(model) if tap != NORM)
+        known[self] = 0
+        if len(ids) < self.network.sizes.features or max(ids) + 1 >= len(decoder_layers(model)):
+            return
+        as_read, as_given = self._likelihoods(model, text[:, -_MOST_TEXT:], (ids, tuple(index + 1 for index in ids)))
+        if as_given > as_read + _CLEARLY:
+            known[self] = 1
+
+    @torch.no_grad()
+    def _likelihoods(self, model: PreTrainedModel, text: Tensor, choices: Sequence[tuple[int, ...]]) -> list[float]:
+        """The mean log-probability of the text's tokens under the head, with the features of each choice."""
+        network, tokens = self.network, text[0, 1:-1]
+        states = model(text, output_hidden_states=True).hidden_states
+        weight, found = network.fc.weight, []
+        embedded = (network.embed_tokens or model.get_input_embeddings())(tokens).to(weight)
+        mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=weight.device).tril()
+        for ids in choices:
+            features = torch.cat([states[index][0, :-2] for index in ids], dim=-1).to(weight)
+            positions, cache = torch.arange(len(tokens), device=weight.device), PairCache(network.sizes.layers)
+            out = network(network.joined(features, embedded), embedded, positions, cache, mask)
+            chances = network.logits(out, output_layer(model)).float().log_softmax(-1)
+            offsets = 0 if network.d2t is None else network.d2t
+            ours = torch.arange(chances.shape[-1], device=weight.device) + offsets
+            matches = ours == text[0, 2:, None].to(weight.device)
+            found.append(float(chances[matches].mean()) if bool(matches.any()) else 0.0)
+        return found
+
+    def norm(self, model: PreTrainedModel) -> nn.Module | None:
+        """What features go through before the head reads them: EAGLE-1 and -2 read the final norm's output."""
+        return final_norm(model) if self.network.sizes.version != 3 else None
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse, with a LookaheadError, a model that the head was not made for."""
+        sizes, (hidden, vocab) = self.network.sizes, output_sizes(model)
+        name = type(model).__name__
+        facts: Mapping[str, tuple[int | None, int]] = {
+            "features of size": (sizes.target_size, hidden),
+            "embeddings for": (sizes.own_embeddings, model.get_input_embeddings().weight.shape[0]),
+        }
+        for what, (own, its) in facts.items():
+            if own is not None and own != its:
+                raise LookaheadError(f"This EAGLE head has {what} {own}, and {name} has {its}: it is another model's.")
+        if sizes.own_embeddings is None and model.get_input_embeddings().weight.shape[1] != sizes.hidden_size:
+            raise LookaheadError(
+                f"This EAGLE head has no embeddings of its own and {sizes.hidden_size} channels, and those of {name} "
+                f"have {model.get_input_embeddings().weight.shape[1]}: it is another model's."
+            )
+        if sizes.draft_vocab_size is None and sizes.hidden_size != hidden:
+            raise LookaheadError(
+                f"This EAGLE head scores by the model's output layer, which reads {hidden} channels in {name}, and "
+                f"gives {sizes.hidden_size}: it is another model's."
+            )
+        scored, offsets = sizes.draft_vocab_size, self.network.d2t
+        ids = torch.arange(scored or 0) if offsets is None else torch.arange(scored or 0) + offsets.cpu()
+        if len(ids) and int(ids.max()) >= vocab:
+            raise LookaheadError(f"This EAGLE head proposes tokens up to {int(ids.max())}, and {name} has {vocab}.")
+        self.taps(model)

@@ -1,0 +1,189 @@
+"""EAGLE's draft head: one small decoder over pairs of a feature of the model and the token that followed it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+
+@dataclass(frozen=True)
+class EagleSizes:
+    """What a head looks like.
+
+    Attributes:
+        version: 1 for EAGLE-1 and -2, whose weights are alike; 3 for EAGLE-3.
+        hidden_size: of the head; ``target_size`` of one feature of the model, of which it reads ``features``.
+        draft_vocab_size: tokens that the head scores; None = it scores by the model's output layer.
+        own_embeddings: the size of the head's own table of embeddings; None = it takes the model's.
+        norm_before_residual: (version 3) the residual starts from the normed feature.
+        feature_norms: (version 3) ``"each"`` feature is normed before they are joined, ``"all"`` after, or None are.
+        norm_output: (version 3) what is fed back is normed.
+        rope: as transformers' ``rope_parameters``.
+        feature_layers: which states of the model they are, as its ``hidden_states`` count; empty = the last, normed.
+    """
+
+    version: int
+    hidden_size: int
+    target_size: int
+    features: int
+    heads: int
+    key_heads: int
+    head_size: int
+    feed_forward: int
+    layers: int = 1
+    draft_vocab_size: int | None = None
+    own_embeddings: int | None = None
+    final_norm: bool = False
+    fusion_bias: bool = False
+    attention_bias: bool = False
+    norm_before_residual: bool = False
+    feature_norms: str | None = None
+    norm_output: bool = False
+    eps: float = 1e-6
+    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    max_positions: int = 2048
+    feature_layers: tuple[int, ...] = ()
+    base_model: str | None = None
+
+
+class PairCache:
+    """Keys and values ``[layer][key or value]`` ``[key head, pair, channel]`` of one sequence, stable pairs first."""
+
+    def __init__(self, layers: int) -> None:
+        self._held: list[tuple[Tensor, Tensor] | None] = [None] * layers
+        self.length = 0
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values so far, these behind them."""
+        held = self._held[layer]
+        if held is not None:
+            keys, values = torch.cat([held[0], keys], dim=1), torch.cat([held[1], values], dim=1)
+        self._held[layer] = keys, values
+        return keys, values
+
+    def crop(self, length: int) -> None:
+        """Forget all pairs behind the first ``length``."""
+        self._held = [held and (held[0][:, :length], held[1][:, :length]) for held in self._held]
+        self.length = length
+
+
+class EagleAttention(nn.Module):
+    """Grouped attention of pairs to pairs; its inputs are twice as wide in EAGLE-3's first layer."""
+
+    def __init__(self, sizes: EagleSizes, width: int) -> None:
+        super().__init__()
+        self._head_size = sizes.head_size
+        count, bias = sizes.key_heads * sizes.head_size, sizes.attention_bias
+        self.q_proj = nn.Linear(width, sizes.heads * sizes.head_size, bias=bias)
+        self.k_proj = nn.Linear(width, count, bias=bias)
+        self.v_proj = nn.Linear(width, count, bias=bias)
+        self.o_proj = nn.Linear(sizes.heads * sizes.head_size, sizes.hidden_size, bias=False)
+
+    def forward(
+        self, inputs: Tensor, turns: tuple[Tensor, Tensor], cache: PairCache, layer: int, mask: Tensor
+    ) -> Tensor:
+        """Rotary ``turns`` ``[1, pair, channel]`` of ``inputs`` ``[pair, width]``; bool ``mask`` ``[pair, seen]``."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        queries, keys, values = (
+            projection(inputs).view(len(inputs), -1, self._head_size).transpose(0, 1) for projection in projections
+        )
+        queries, keys = (turned[0] for turned in apply_rotary_pos_emb(queries[None], keys[None], *turns))
+        keys, values = cache.extend(layer, keys, values)
+        seen = scaled_dot_product_attention(queries[None], keys[None], values[None], mask, enable_gqa=True)
+        return self.o_proj(seen[0].transpose(0, 1).flatten(1))
+
+
+class EagleLayer(nn.Module):
+    """A decoder layer. Of EAGLE-1's first layer attention's input is not normed; EAGLE-3's is the normed embedding
+    beside the normed feature."""
+
+    def __init__(self, sizes: EagleSizes, config: LlamaConfig, index: int) -> None:
+        super().__init__()
+        size, eps = sizes.hidden_size, sizes.eps
+        self._joins = sizes.version == 3 and index == 0
+        self._keeps_normed = sizes.norm_before_residual
+        self.self_attn = EagleAttention(sizes, 2 * size if self._joins else size)
+        self.mlp = LlamaMLP(config)
+        self.post_attention_layernorm = LlamaRMSNorm(size, eps)
+        if self._joins or index > 0:
+            self.input_layernorm = LlamaRMSNorm(size, eps)
+        if self._joins:
+            self.hidden_norm = LlamaRMSNorm(size, eps)
+
+    def forward(
+        self, states: Tensor, embedded: Tensor, turns: tuple[Tensor, Tensor], cache: PairCache, layer: int, mask: Tensor
+    ) -> Tensor:
+        if self._joins:
+            normed = self.hidden_norm(states)
+            inputs = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+            states = normed if self._keeps_normed else states
+        else:
+            inputs = self.input_layernorm(states) if layer else states
+        states = states + self.self_attn(inputs, turns, cache, layer, mask)
+        outputs: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return outputs
+
+
+class EagleNetwork(nn.Module):
+    """The weights of a head, named as in the published files; ``d2t`` are offsets from its tokens to the model's."""
+
+    d2t: Tensor | None
+
+    def __init__(self, sizes: EagleSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        size, three = sizes.hidden_size, sizes.version == 3
+        config = LlamaConfig(
+            hidden_size=size,
+            intermediate_size=sizes.feed_forward,
+            num_attention_heads=sizes.heads,
+            num_key_value_heads=sizes.key_heads,
+            head_dim=sizes.head_size,
+            rope_parameters=dict(sizes.rope),
+            max_position_embeddings=sizes.max_positions,
+        )
+        self.fc = nn.Linear(sizes.features * sizes.target_size if three else 2 * size, size, bias=sizes.fusion_bias)
+        self.layers = nn.ModuleList(EagleLayer(sizes, config, index) for index in range(sizes.layers))
+        self.norm = LlamaRMSNorm(size, sizes.eps) if sizes.final_norm else None
+        self.lm_head = nn.Linear(size, sizes.draft_vocab_size, bias=False) if sizes.draft_vocab_size else None
+        self.embed_tokens = nn.Embedding(sizes.own_embeddings, size) if sizes.own_embeddings else None
+        norms = {"each": sizes.features, "all": 1}.get(sizes.feature_norms or "", 0)
+        width = sizes.target_size * (sizes.features if sizes.feature_norms == "all" else 1)
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, sizes.eps) for _ in range(norms)) if norms else None
+        self.register_buffer("d2t", None)
+        self.rotary = LlamaRotaryEmbedding(config)  # its own: the model's may turn in another way
+
+    def joined(self, features: Tensor, embedded: Tensor, fed_back: bool = False) -> Tensor:
+        """What the first layer starts from, ``[pair, hidden]``, of the model's features ``[pair, features * target]``,
+        or of the head's own outputs ``[pair, hidden]``, which are ``fed_back``."""
+        if self.sizes.version != 3:
+            return self.fc(torch.cat([embedded, features], dim=-1))
+        if fed_back:
+            return features
+        if self.fc_norm is not None:
+            parts = features.chunk(len(self.fc_norm), dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(features)
+
+    def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, cache: PairCache, mask: Tensor) -> Tensor:
+        """One pass over pairs: joined ``states`` and embeddings ``[pair, hidden]``, ``positions`` ``[pair]``, and bool
+        ``mask`` ``[pair, pairs in the cache and these]``; what comes out is fed back."""
+        turns = self.rotary(states[None], positions[None])
+        for index, layer in enumerate(self.layers):
+            states = layer(states, embedded, turns, cache, index, mask)
+        cache.length += len(states)
+        return self.norm(states) if self.sizes.norm_output and self.norm is not None else states
+
+    def logits(self, states: Tensor, output: nn.Module) -> Tensor:
+        """Scores ``[pair, draft token]`` of what came out, by the head's own output layer or the model's ``output``."""
+        if self.norm is not None and not self.sizes.norm_output:
+            states = self.norm(states)
+        if self.lm_head is not None:
+            return self.lm_head(states)
+        weight = getattr(output, "weight", None)
+        scored: Tensor = output(states.to(weight.dtype if isinstance(weight, Tensor) else states.dtype))
+        return scored

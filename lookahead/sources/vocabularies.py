@@ -1,0 +1,139 @@
+"""What a draft model's tokens are called in the model's vocabulary, and the other way round."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+_SPACE = "\u2581"  # how SentencePiece writes a space
+
+
+class Vocabulary(Protocol):
+    """From the model's tokens to a draft model's, and back."""
+
+    def prompt(self, tokens: Sequence[int]) -> list[int]:
+        """A prompt in the draft model's tokens."""
+
+    def fed(self, token: int) -> tuple[int, ...]:
+        """One token of the model in the draft model's tokens, at least one."""
+
+    def proposed(self, tokens: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A draft model's best next tokens ``[rank]`` as the model's, and their logits; those it has not are gone."""
+
+
+class SameVocabulary:
+    """Both models have the same tokens, but for padding behind them: ``size`` and ``draft_size`` can be fed."""
+
+    def __init__(self, size: int, draft_size: int) -> None:
+        self._size, self._draft_size = size, draft_size
+
+    def prompt(self, tokens: Sequence[int]) -> list[int]:
+        return [self.fed(token)[0] for token in tokens]
+
+    def fed(self, token: int) -> tuple[int, ...]:
+        return (token if token < self._draft_size else 0,)
+
+    def proposed(self, tokens: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if tokens.max() < self._size:
+            return tokens, logits
+        known = tokens < self._size
+        return tokens[known], logits[known]
+
+
+class OtherVocabulary:
+    """The models have tokenizers of their own. Tokens that are spelt alike stand for each other; the draft model reads
+    the spelling of others::
+
+        model's      "hel" "lo"           proposed, if the draft model has it:  " world"
+        draft's      "h" "el" "lo"        not proposed, as the model has no such token:  " wor"
+
+    Timor et al. (arXiv 2502.05202) compare ways to draft across vocabularies.
+    """
+
+    def __init__(
+        self, size: int, draft_size: int, tokenizer: PreTrainedTokenizerBase, draft_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self._tokenizer, self._draft_tokenizer = tokenizer, draft_tokenizer
+        self._spelling = {token: spelt for spelt, token in spellings(tokenizer).items() if token < size}
+        theirs = {spelt: token for spelt, token in spellings(draft_tokenizer).items() if token < draft_size}
+        self._fed: dict[int, tuple[int, ...]] = {
+            token: (theirs[spelt],) for token, spelt in self._spelling.items() if spelt in theirs
+        }
+        for name in ("eos_token_id", "bos_token_id"):
+            ours, others = getattr(tokenizer, name), getattr(draft_tokenizer, name)
+            if ours is not None and others is not None and ours < size and others < draft_size:
+                self._fed.setdefault(ours, (others,))
+        self._stand_in = (next((token for token in _stand_ins(draft_tokenizer) if token < draft_size), 0),)
+        self._back = np.full(draft_size, -1, np.int64)
+        for token, others in self._fed.items():
+            self._back[others[0]] = token
+
+    @property
+    def shared(self) -> int:
+        """How many tokens both have."""
+        return int((self._back >= 0).sum())
+
+    def prompt(self, tokens: Sequence[int]) -> list[int]:
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return list(self._draft_tokenizer(text).input_ids) or list(self._stand_in)
+
+    def fed(self, token: int) -> tuple[int, ...]:
+        if token not in self._fed:
+            self._fed[token] = self._read(token) or self._stand_in
+        return self._fed[token]
+
+    def _read(self, token: int) -> tuple[int, ...]:
+        try:
+            text = self._spelling[token].decode()
+        except (KeyError, UnicodeDecodeError):  # a special token, or a part of a character
+            return ()
+        return tuple(self._draft_tokenizer.encode(text, add_special_tokens=False))
+
+    def proposed(self, tokens: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        known = tokens < len(self._back)
+        ours = self._back[np.where(known, tokens, 0)]
+        known &= ours >= 0
+        return ours[known], logits[known]
+
+
+def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
+    """The bytes of every token of a tokenizer that is not special."""
+    special = set(tokenizer.all_special_ids)
+    names: dict[str, int] = tokenizer.get_vocab()
+    read = _bytes_of_letters() if _is_byte_level(names) else _bytes_of_pieces()
+    found = {}
+    for name, token in names.items():
+        if token not in special and (spelt := read(name)):
+            found[spelt] = token
+    return found
+
+
+def _is_byte_level(names: dict[str, Any]) -> bool:
+    """Whether tokens are written with one letter a byte, as GPT-2 does, where a space is a letter of its own."""
+    return sum(name.startswith("\u0120") for name in names) > sum(name.startswith(_SPACE) for name in names)
+
+
+def _bytes_of_letters() -> Callable[[str], bytes | None]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+    def read(name: str) -> bytes | None:
+        return bytes(table[letter] for letter in name) if all(letter in table for letter in name) else None
+
+    return read
+
+
+def _bytes_of_pieces() -> Callable[[str], bytes | None]:
+    def read(name: str) -> bytes | None:
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return bytes.fromhex(name[3:5])
+        return name.replace(_SPACE, " ").encode()
+
+    return read
+
+
+def _stand_ins(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    found = (tokenizer.unk_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    return [token for token in found if isinstance(token, int)]

@@ -1,0 +1,86 @@
+"""Which models may draft for another one, and under which vocabulary."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead._per_model import PerModel
+from lookahead.models.early_exit import early_exit
+from lookahead.models.traits import ModelTraits
+from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary
+from lookahead.support.route import check_model, route, self_test
+
+Tokenizers = tuple[Any, Any]  # the model's, and the draft model's
+
+_PADDED = 64  # tokens to whose multiples vocabularies are often padded
+_MOST_PADDING = 0.01  # of a large vocabulary
+
+_tried: PerModel[dict[Hashable, None]] = PerModel(dict)  # draft models whose logits are numbers
+_vocabularies: PerModel[dict[Hashable, OtherVocabulary]] = PerModel(dict)
+
+
+def draft_model_for(model: PreTrainedModel, given: PreTrainedModel | int) -> PreTrainedModel:
+    """The model that drafts: ``given``, or the first so many layers of ``model``."""
+    return early_exit(model, given) if isinstance(given, int) else given
+
+
+def check_draft_model(model: PreTrainedModel, draft: PreTrainedModel, tokenizers: Tokenizers | None) -> None:
+    """Refuse, with a LookaheadError, a draft model that cannot draft for ``model``; nothing of the text is read."""
+    traits, drafts = ModelTraits.of(model), ModelTraits.of(draft)
+    for each, what in ((traits, "model"), (drafts, "draft model")):
+        if each.is_encoder_decoder:
+            _refuse(f"the {what} {each.name} is an encoder-decoder model", "expected causal models")
+    if drafts.device != traits.device:
+        where = f"the draft model is on {drafts.device} and the model on {traits.device}"
+        _refuse(where, f"call draft.to({traits.device})")
+    check_model(draft, drafts)
+    way, why = route(draft, drafts)
+    if way != "tree":
+        _refuse(f"the draft model follows no trees ({why})", "expected a model whose layers are all attention")
+    self_test(draft, drafts)
+    vocabulary_for(model, draft, tokenizers)
+    _check_numbers(draft, drafts)
+
+
+def vocabulary_for(model: PreTrainedModel, draft: PreTrainedModel, tokenizers: Tokenizers | None) -> Vocabulary:
+    """How the tokens of ``model`` are told to the draft model; a LookaheadError if nobody can say."""
+    size, draft_size = ModelTraits.of(model).vocab_size, ModelTraits.of(draft).vocab_size
+    if tokenizers is None:
+        large, small = max(size, draft_size), min(size, draft_size)
+        padded = large % _PADDED == 0 and large - small < _PADDED
+        if not padded and large - small > _MOST_PADDING * large:
+            _refuse(
+                f"the draft model has {draft_size} tokens and the model {size}",
+                "expected the same vocabulary, or tokenizer= and assistant_tokenizer= as well",
+            )
+        return SameVocabulary(size, draft_size)
+    tokenizer, theirs = tokenizers
+    key = id(tokenizer), id(theirs), size, draft_size
+    known = _vocabularies.of(draft)
+    if key not in known:
+        known.clear()
+        known[key] = OtherVocabulary(size, draft_size, tokenizer, theirs)
+    if not known[key].shared:
+        _refuse("the two tokenizers have no token in common", "expected vocabularies that overlap")
+    return known[key]
+
+
+@torch.no_grad()
+def _check_numbers(draft: PreTrainedModel, traits: ModelTraits) -> None:
+    """Try the draft model on one token, once for its weights."""
+    stamp = tuple((weight.data_ptr(), weight.dtype) for weight in draft.parameters())
+    tried = _tried.of(draft)
+    if stamp in tried:
+        return
+    logits = draft(torch.zeros((1, 1), dtype=torch.long, device=traits.device)).logits
+    if bool(logits.isnan().any()):
+        _refuse("the draft model's logits are NaN", "check its weights and its dtype")
+    tried.clear()
+    tried[stamp] = None
+
+
+def _refuse(culprit: str, way_out: str) -> None:
+    raise LookaheadError(f"This model cannot draft: {culprit}; {way_out}.")

@@ -1,0 +1,109 @@
+"""EAGLE: a head that drafts from the model's features, as one source of the automatic tree."""
+
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from os import PathLike
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead.draft.context import CallContext, Drafts, RowContext
+from lookahead.draft.eagle_trees import EagleDrafter, Expansion
+from lookahead.draft.memory import Memory
+from lookahead.models.output_layer import output_layer
+from lookahead.sources.draft_model import DraftModelSource
+from lookahead.sources.eagle.head import EagleHead
+from lookahead.sources.eagle.passes import EaglePasses, joined_features
+from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
+
+_DEFAULT_SOURCES = ("eagle", "recycling", "suffix")
+
+
+@dataclass(frozen=True)
+class Eagle(AutomaticStrategy):
+    """Decoding with an EAGLE head (EAGLE-1: Li et al., arXiv 2401.15077; EAGLE-2: 2406.16858; EAGLE-3: 2503.01840).
+
+    The head is one source among others in the automatic mode's tree: it is asked level by level, about all nodes that
+    wait, and only where that pays. The text is plain ``generate``'s, greedy and sampled.
+
+    Attributes:
+        head: the head, or a folder or hub name that holds it, which is read once.
+        sources: where candidates come from, in the order of credit: ``"eagle"``, and any that
+            :class:`lookahead.Lookahead` knows.
+        tree: a published tree, of the head's candidates alone, in place of the automatic one: ``"eagle-1"``, 25 nodes
+            of fixed shape, or ``"eagle-2"``, expanded by the head's own probabilities and ranked again.
+        top_k, depth, total_tokens: (eagle-2) nodes of a level that are expanded, and children of each; levels beyond
+            the first; tokens of the tree with its root.
+        nodes, max_nodes, tuning, remember: see :class:`lookahead.Lookahead`.
+        verification, seed, stats, static: see :class:`lookahead.strategies.base.Strategy`.
+
+    For example::
+
+        model.generate(**inputs, custom_generate=Eagle(EagleHead.from_pretrained("folder", model=model)))
+    """
+
+    name: ClassVar[str] = "eagle"
+    known_sources: ClassVar[tuple[str, ...]] = ("eagle", *FREE_SOURCES)
+
+    head: EagleHead | str | PathLike[str] | None = None
+    _: KW_ONLY
+    tree: Literal["eagle-1", "eagle-2"] | None = None
+    top_k: int = 10
+    depth: int = 7
+    total_tokens: int = 60
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.head, PathLike):
+            object.__setattr__(self, "head", str(self.head))
+        if not isinstance(self.head, EagleHead | str):
+            raise LookaheadError(f"Eagle(head=) must be an EagleHead or the folder it lies in: got {self.head!r}.")
+        if self.tree is not None:
+            self._one_of("tree", ("eagle-1", "eagle-2"))
+            self._refuse_automatic(f"tree={self.tree!r} as well. Drop one of the two.")
+        for field, least in (("top_k", 1), ("depth", 0), ("total_tokens", 2)):
+            self._whole(field, least)
+        if self.sources is not None and "eagle" not in self.sources:
+            raise LookaheadError(f"Eagle(sources=) must name 'eagle': got {self.sources!r}. Add it, or use Lookahead.")
+        _ = self._read  # raises now what cannot be read
+
+    @property
+    def automatic(self) -> bool:
+        return self.tree is None
+
+    @cached_property
+    def _read(self) -> EagleHead:
+        return self.head if isinstance(self.head, EagleHead) else EagleHead.from_pretrained(str(self.head))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain data; a head in memory is named by its class only."""
+        return super().to_dict() | {"head": self.head if isinstance(self.head, str) else type(self.head).__name__}
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse a head that is another model's."""
+        self._check_causal(model)
+        self._read.check(model)
+
+    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
+        self._read.told_by(model, prompts[:1])
+        return self._read.taps(model)
+
+    def drafts(self, call: CallContext) -> Drafts:
+        head, model = self._read, call.model
+        assert call.hidden is not None  # it is wanted
+        features = joined_features(call.hidden, head.taps(model), head.norm(model))
+        given = (model.get_input_embeddings(), output_layer(model))
+
+        def passes(row: RowContext) -> EaglePasses:
+            return EaglePasses(head.network, features, row.index, *given, row.vocab_size)
+
+        if self.tree is not None:
+            shape = Expansion(self.top_k, self.depth, self.total_tokens) if self.tree == "eagle-2" else None
+            return Drafts([EagleDrafter(row.prompt, passes(row), shape, row.chain) for row in call.rows])
+
+        def source(row: RowContext, memory: Memory) -> DraftModelSource:
+            return DraftModelSource(passes(row), row.draw, "eagle")
+
+        return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"eagle": source})

@@ -1,0 +1,102 @@
+"""Draft models that cannot draft: named before any pass of the model, which stays as it was."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.encoder_decoders import seq2seq_model, sources
+from helpers.hybrids import fresh_hybrid
+from helpers.models import F32, fresh_model, letters_tokenizer, prompts, same_as_plain, tiny_model
+from helpers.refusals import Passes, refused
+from transformers import PreTrainedTokenizerFast
+
+import lookahead
+from lookahead import Jacobi, Lookahead, LookaheadError
+
+
+@pytest.fixture(autouse=True)
+def patched(restored: None) -> None:
+    lookahead.augment_all()
+    tiny_model("llama").generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+
+
+def broken() -> Any:
+    model = fresh_model("llama", 1)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    return model
+
+
+DRAFTS: dict[str, tuple[Any, str]] = {
+    "another vocabulary": (
+        lambda: fresh_model("llama", vocab_size=40),
+        "has 40 tokens and the model 48; expected the same",
+    ),
+    "recurrent": (lambda: fresh_hybrid("mamba2", dtype=F32), "the draft model follows no trees .*recurrent"),
+    "NaN": (broken, "the draft model's logits are NaN; check its weights"),
+    "elsewhere": (lambda: fresh_model("llama").to("meta"), "on meta and the model on cpu; call draft.to"),
+    "encoder-decoder": (lambda: seq2seq_model("bart"), "the draft model BartFor.* is an encoder-decoder model"),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_models_that_cannot_draft(name: str, passes: Passes) -> None:
+    make, match = DRAFTS[name]
+    draft = make()
+    refused(passes, tiny_model("llama"), match, lookahead_strategy=Lookahead(draft_model=draft))
+    refused(passes, tiny_model("llama"), match, assistant_model=draft)
+    same_as_plain(tiny_model("llama"), prompts(1), max_new_tokens=8)
+
+
+def test_layers_that_there_are_not(passes: Passes) -> None:
+    for layers in (0, 2, 7):
+        match = f"LlamaForCausalLM has 2 layers: expected an early exit after 1 to 1, got {layers}"
+        refused(passes, tiny_model("llama"), match, assistant_early_exit=layers)
+        refused(passes, tiny_model("llama"), match, lookahead_strategy=Lookahead(draft_model=layers))
+
+
+def test_an_encoder_decoder_model_has_no_draft_model(passes: Passes) -> None:
+    model = seq2seq_model("bart")
+    strategy = Lookahead(draft_model=tiny_model("llama"))
+    refused(
+        passes,
+        model,
+        "the model BartFor.* is an encoder-decoder",
+        sources("bart", 1, 6, 0),
+        lookahead_strategy=strategy,
+    )
+
+
+def test_tokenizers_without_a_common_token(passes: Passes) -> None:
+    from tokenizers import Tokenizer, models
+
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"1": 0, "2": 1}, "1")), unk_token="1")
+    given = {"assistant_model": tiny_model("gpt2"), "tokenizer": letters_tokenizer(), "assistant_tokenizer": other}
+    refused(passes, tiny_model("llama"), "the two tokenizers have no token in common", **given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"draft_model": "folder"}, r"draft_model=\) must be a causal model .*got 'folder'"),
+        ({"draft_model": True}, r"draft_model=\) must be a causal model"),
+        ({"draft_model": 1, "window_size": 3}, r"draft_model=\) belongs to the automatic mode"),
+        ({"sources": ("draft", "suffix")}, r"The source 'draft' and a draft_model belong together: got sources="),
+        ({"sources": ("suffix",), "draft_model": 1}, "belong together"),
+        ({"tokenizers": (1, 2)}, r"tokenizers=\) must be the model's tokenizer and the draft model's"),
+        ({"tokenizers": (1, 2), "draft_model": 1}, r"tokenizers=\) must be"),
+    ],
+    ids=str,
+)
+def test_settings(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(LookaheadError, match=match):
+        Lookahead(**settings)
+
+
+def test_strategies_that_take_no_assistant(passes: Passes) -> None:
+    draft, match = tiny_model("gpt2"), "takes no assistant_model: expected Lookahead"
+    for strategy in (Jacobi(), Lookahead(window_size=3)):
+        refused(passes, tiny_model("llama"), match, assistant_model=draft, lookahead_strategy=strategy)
+    strategy = Lookahead(draft_model=draft)
+    match = "both name a model that drafts"
+    refused(passes, tiny_model("llama"), match, assistant_model=draft, lookahead_strategy=strategy)
