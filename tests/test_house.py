@@ -65,15 +65,15 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert not long
 
 
-def test_the_library_has_at_most_20000_lines() -> None:
-    assert sum(map(lines_of, MODULES)) <= 20_000
+def test_the_library_has_at_most_24000_lines() -> None:
+    assert sum(map(lines_of, MODULES)) <= 24_000
 
 
-def test_there_are_ten_rooms_and_at_most_fifteen_modules_beside_them() -> None:
+def test_there_are_ten_rooms_and_at_most_eighteen_modules_beside_them() -> None:
     """Each room says in a few lines what it holds."""
     library = ROOT / "lookahead"
     assert sorted(folder.parent.name for folder in library.glob("*/__init__.py")) == list(ROOMS)
-    assert len(list(library.glob("*.py"))) <= 15
+    assert len(list(library.glob("*.py"))) <= 18
     told = {room: ast.get_docstring(tree_of(library / room / "__init__.py")) or "" for room in ROOMS}
     assert not {room: text for room, text in told.items() if len(text.splitlines()) < 3}
 
