@@ -23,11 +23,11 @@ from lookahead.cli import common
 from lookahead.cli.train_medusa import Teller, show
 from lookahead.medusa import MedusaHeads
 from lookahead.sources.medusa.accuracies import CalibratedTree, grow_tree
-from lookahead.training.calibration import calibrate
 from lookahead.training.evaluation import spread
 from lookahead.training.items import Item
-from lookahead.training.recipe import fit
-from lookahead.training.settings import TrainingSettings
+from lookahead.training.medusa.calibration import calibrate
+from lookahead.training.medusa.recipe import fit
+from lookahead.training.medusa.settings import MedusaSettings
 
 NAME = "tiny-coder"
 PIECE = 600  # characters of the corpus to begin an answer with; the model reads the first 128 tokens of them
@@ -73,7 +73,7 @@ def main(
         if total > 1e6 * data_mb:
             del train[count:]
             break
-    settings = TrainingSettings(
+    settings = MedusaSettings(
         num_heads=heads,
         num_layers=layers,
         batch_size=batch,

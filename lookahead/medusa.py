@@ -12,4 +12,4 @@ from lookahead.sources.medusa.heads import MedusaHeads as MedusaHeads
 from lookahead.sources.medusa.heads import read_heads as read_heads
 from lookahead.sources.medusa.heads import write_heads as write_heads
 from lookahead.strategies.medusa import Medusa as Medusa
-from lookahead.training.calibration import calibrate as calibrate
+from lookahead.training.medusa.calibration import calibrate as calibrate

@@ -19,8 +19,8 @@ from jacobi import LookaheadError
 from lookahead.cli import common
 from lookahead.cli.options import DtypeOption, JsonOption, ModelOptions
 from lookahead.training.items import Item, read_items, split
-from lookahead.training.recipe import Evaluation, fit
-from lookahead.training.settings import TrainingSettings
+from lookahead.training.medusa.recipe import Evaluation, fit
+from lookahead.training.medusa.settings import MedusaSettings
 
 _HOLD_OUT = 20
 _BUNDLED_HOLD_OUT = 50  # as the bundled model was trained: its held-out files are these
@@ -39,7 +39,7 @@ _STAGES = {
     "evaluating": "Evaluating",
 }
 _option = partial(Option, rich_help_panel="Training")
-# Settings of the training that are options; types and defaults are those of TrainingSettings.
+# Settings of the training that are options; types and defaults are those of MedusaSettings.
 _SETTINGS = {
     "method": _option(help="Train the heads alone, or the model with them."),
     "num_heads": _option("--heads", min=1, help="K; head k predicts k + 1 tokens ahead."),
@@ -66,7 +66,7 @@ _SETTINGS = {
     "save_steps": _option(help="Steps between two checkpoints."),
     "report_to": _option(help="A logger, for example tensorboard or wandb."),
 }
-_known = {field.name: field for field in fields(TrainingSettings)}
+_known = {field.name: field for field in fields(MedusaSettings)}
 _shown = [(name, Annotated[_known[name].type, option], _known[name].default) for name, option in _SETTINGS.items()]
 _Settings: Any = make_dataclass("_Settings", _shown, frozen=True, kw_only=True)
 Paths = list[Path] | None
@@ -85,10 +85,10 @@ class Options(ModelOptions, _Settings):
     force: Annotated[bool, Option(help="Overwrite what is in --output.")] = False
     as_json: JsonOption = False
 
-    def settings(self, device: str) -> TrainingSettings:
+    def settings(self, device: str) -> MedusaSettings:
         default = _CPU_MINUTES if device in ("auto", "cpu") else 0.0
         minutes = default if self.max_minutes is None else self.max_minutes
-        return TrainingSettings(**{name: getattr(self, name) for name in _SETTINGS}, max_minutes=minutes or None)
+        return MedusaSettings(**{name: getattr(self, name) for name in _SETTINGS}, max_minutes=minutes or None)
 
 
 def train_medusa(options: Options) -> None:

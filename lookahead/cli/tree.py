@@ -25,7 +25,7 @@ from lookahead.sources.medusa.choices import MAX_NODES
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.stats import DecodingStats
 from lookahead.strategies.medusa import Medusa
-from lookahead.training.calibration import calibrate, heads_ms
+from lookahead.training.medusa.calibration import calibrate, heads_ms
 from lookahead.tuning import Report
 
 _HALVES = 8  # prompts; fewer are not split

@@ -1,8 +1,7 @@
-"""From data to heads on disk: encode, train, save, evaluate."""
+"""From data to a folder on disk: checks, examples, the model's own answers, what is known of a run."""
 
 import hashlib
 import json
-import math
 import platform
 import shutil
 from collections.abc import Sequence
@@ -17,110 +16,24 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead._files import write_text
-from lookahead.sources.medusa.accuracies import HeadAccuracies, expected_length
-from lookahead.sources.medusa.choices import ChoiceTree
-from lookahead.sources.medusa.heads import MedusaHeads
-from lookahead.strategies.medusa import Medusa
+from lookahead.training.clock import Report
 from lookahead.training.data import Example, Progress, encode, prompts
 from lookahead.training.distillation import own_answers
-from lookahead.training.evaluation import Measured, OwnScores, continued, measure, score, spread
+from lookahead.training.evaluation import spread
 from lookahead.training.items import Item
 from lookahead.training.settings import TrainingSettings
-from lookahead.training.trainer import Report
-from lookahead.training.training import Trained, check_training, train
+from lookahead.training.stage import Trained
 
 _CHECKPOINTS = "checkpoints"
 _SETTINGS = "settings.json"
-_RESULTS = ("adapter", "model", _CHECKPOINTS)  # folders that a run leaves, beside the heads' files
+_RESULTS = ("adapter", "model", _CHECKPOINTS)  # folders that a run leaves, beside the drafter's files
 _PASSING = ("max_minutes", "save_steps", "report_to")  # settings that may change when a run is resumed
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How a training ended, measured on the held-out data."""
+class Run:
+    """One training from data to a folder on disk: what is the same whatever learns to draft."""
 
-    own: OwnScores  # with medusa-2, after the training
-    before: OwnScores | None  # with medusa-2, before it
-    accuracies: HeadAccuracies
-    choices: ChoiceTree  # the tree of the next two
-    expected: float  # tokens that a pass is expected to write, by the accuracies
-    measured: Measured | None  # what decoding really gave; None if not asked for
-    training: dict[str, Any]  # steps, seconds, tokens, versions and settings
-
-    @property
-    def ratio(self) -> float:
-        """The first head's top-1 accuracy over the model's own; NaN if that is 0."""
-        return self.accuracies.top(1)[0] / self.own.top1 if self.own.top1 else math.nan
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
-        heads = zip(self.accuracies.top(1), self.accuracies.top(5), self.accuracies.samples, strict=True)
-        return {
-            "own": asdict(self.own),
-            "before": None if self.before is None else asdict(self.before),
-            "heads": [{"top1": top1, "top5": top5, "tokens": tokens} for top1, top5, tokens in heads],
-            "accuracies": [list(row) for row in self.accuracies.accuracies],
-            "nodes": len(self.choices.paths),
-            "expected_tokens_per_pass": self.expected,
-            "measured": None if self.measured is None else asdict(self.measured) | {"speedup": self.measured.speedup},
-            "training": self.training,
-        }
-
-
-def fit(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    items: Sequence[Item],
-    held_out: Sequence[Item],
-    output: str | Path,
-    settings: TrainingSettings,
-    *,
-    name: str | None = None,
-    resume: bool = False,
-    force: bool = False,
-    evaluation_tokens: int = 32768,
-    evaluation_prompts: int = 8,
-    new_tokens: int = 96,
-    report: Report | None = None,
-) -> Evaluation | None:
-    """Train heads for a model in evaluation mode, save and evaluate them.
-
-    ``output``, a new or empty folder, then holds the heads with their card (``config.json``, ``model.safetensors``,
-    ``README.md``), ``evaluation.json``, ``checkpoints/``, and with medusa-2 ``adapter/`` or ``model/``. ``name`` is the
-    model's in config and card; None is where it was loaded from. ``resume`` continues the training in ``output``, with
-    the same data and settings; ``force`` drops it. About ``evaluation_tokens`` held-out tokens are scored, and
-    ``evaluation_prompts`` held-out texts continued by ``new_tokens``, with plain decoding and with the heads.
-    ``report`` gets the stage (``"encoding"``, ``"answering"``, ``"heads"``, ``"both"``, ``"evaluating"``), the share of
-    it that is done, and now and then losses and rates. Of several processes, all but the first return None.
-
-    Raises:
-        LookaheadError: the data, the model, the settings or the folder will not do (nothing is written then), or the
-            loss is not finite.
-    """
-    check_training(model, settings)
-    from accelerate import PartialState  # an optional package, which check_training has looked for
-
-    run = _Run(model, tokenizer, settings, Path(output).expanduser(), report or (lambda stage, done, logs: None))
-    run.check_folder(resume, force)
-    parts = [run.tokens(items, run.progress("encoding")), run.tokens(held_out)]
-    process = PartialState(cpu=model.device.type == "cpu")
-    if process.is_main_process:
-        run.open_folder(parts, resume, force)
-    process.wait_for_everyone()
-    learnt, seen = (run.answers(part) for part in parts) if settings.distil else parts
-    seen = spread(seen, max(1, evaluation_tokens // settings.block_size))
-    before = score(model, None, seen, pad=run.pad)[0] if settings.method == "medusa-2" else None
-    folder = run.output / _CHECKPOINTS
-    trained = train(model, learnt, settings, folder, pad=run.pad, resume=resume, report=report)
-    if not process.is_main_process:
-        return None
-    heads = run.save(trained, name)
-    facts = run.facts(trained, learnt) | {"items": len(items), "held_out_items": len(held_out)}
-    return run.evaluate(heads, seen, before, facts, continued(seen, evaluation_prompts), new_tokens)
-
-
-@dataclass(frozen=True)
-class _Run:
     model: PreTrainedModel
     tokenizer: Any
     settings: TrainingSettings
@@ -131,6 +44,27 @@ class _Run:
     def pad(self) -> int:
         return int(self.tokenizer.pad_token_id or 0)
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.output / _CHECKPOINTS
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the one that saves and evaluates."""
+        return bool(_processes(self.model).is_main_process)
+
+    def prepare(
+        self, items: Sequence[Item], held_out: Sequence[Item], tokens: int, *, resume: bool = False, force: bool = False
+    ) -> tuple[list[Example], list[Example]]:
+        """Check and open the folder; what to learn from, and about so many ``tokens`` of what was held out."""
+        self.check_folder(resume, force)
+        parts = [self.tokens(items, self.progress("encoding")), self.tokens(held_out)]
+        if self.writes:
+            self.open_folder(parts, resume, force)
+        _processes(self.model).wait_for_everyone()
+        learnt, seen = (self.answers(part) for part in parts) if self.settings.distil else parts
+        return learnt, spread(seen, max(1, tokens // self.settings.block_size))
+
     def progress(self, stage: str) -> Progress:
         return lambda done: self.report(stage, done, {})
 
@@ -140,7 +74,7 @@ class _Run:
             raise LookaheadError("resume and force cannot be combined: one keeps what is there, the other drops it.")
         if output.exists() and not output.is_dir():
             raise LookaheadError(f"The output {output} is a file: expected a folder, or a name for one.")
-        ours = (output / _CHECKPOINTS / _SETTINGS).exists()
+        ours = (self.checkpoints / _SETTINGS).exists()
         if resume and not ours:
             expected = f"{_CHECKPOINTS}/{_SETTINGS}"
             raise LookaheadError(f"There is no training to resume in {output}: expected {expected} there.")
@@ -165,7 +99,7 @@ class _Run:
         for example in chain(*parts) if self.settings.distil else parts[0]:
             digest.update(example.ids.numpy().tobytes() + example.loss.numpy().tobytes())
         record = kept | {"data": digest.hexdigest()[:16], "model": f"{type(self.model).__name__}, {weights} parameters"}
-        file = self.output / _CHECKPOINTS / _SETTINGS
+        file = self.checkpoints / _SETTINGS
         if resume:
             known = json.loads(file.read_text(encoding="utf-8"))
             for name, value in record.items():
@@ -182,7 +116,7 @@ class _Run:
         write_text(file, json.dumps(record, indent=1) + "\n")
 
     def answers(self, starts: Sequence[Example]) -> list[Example]:
-        texts, folder = [start.ids.tolist() for start in starts], self.output / _CHECKPOINTS / "answers"
+        texts, folder = [start.ids.tolist() for start in starts], self.checkpoints / "answers"
         found = own_answers(self.model, texts, folder, self.settings, self.progress("answering"))
         size, least = self.settings.block_size, self.settings.least
         found = [Example(example.ids[:size], example.loss[:size]) for example in found if len(example.ids) >= least]
@@ -192,21 +126,6 @@ class _Run:
                 "other prompts."
             )
         return found
-
-    def save(self, trained: Trained, name: str | None) -> MedusaHeads:
-        """Write heads, and the model's part; returns the heads as they were rounded, in the model's dtype."""
-        model, heads = self.model, trained.heads
-        if name is not None:
-            heads.base_model = name
-        heads.to(torch.bfloat16 if model.dtype is torch.bfloat16 else torch.float16)
-        heads.check_finite()
-        heads.save_pretrained(self.output)
-        if trained.model is not model:
-            trained.model.save_pretrained(self.output / "adapter", save_embedding_layers=False)
-        elif trained.changed:
-            model.save_pretrained(self.output / "model")
-            self.tokenizer.save_pretrained(self.output / "model")
-        return heads.to(model.dtype)
 
     def facts(self, trained: Trained, learnt: Sequence[Example]) -> dict[str, Any]:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -221,51 +140,8 @@ class _Run:
             "settings": asdict(self.settings),
         }
 
-    def evaluate(
-        self,
-        heads: MedusaHeads,
-        seen: Sequence[Example],
-        before: OwnScores | None,
-        facts: dict[str, Any],
-        starts: list[list[int]],
-        new_tokens: int,
-    ) -> Evaluation:
-        """Score and time the heads; write the result beside them and into their card."""
-        own, accuracies = score(self.model, heads, seen, pad=self.pad, report=self.progress("evaluating"))
-        assert accuracies is not None  # heads were given
-        choices = Medusa(heads).tree(heads.vocab_size or 1)
-        expected = 1.0 + expected_length(accuracies, choices)  # the accepted tokens, and the model's own
-        measured = measure(self.model, heads, starts, choices, new_tokens) if starts else None
-        evaluation = Evaluation(own, before, accuracies, choices, expected, measured, facts)
-        write_text(self.output / "evaluation.json", json.dumps(evaluation.to_dict(), indent=1) + "\n")
-        card = self.output / "README.md"
-        write_text(card, card.read_text(encoding="utf-8").rstrip() + "\n\n" + _card(evaluation, self.settings))
-        return evaluation
 
+def _processes(model: PreTrainedModel) -> Any:
+    from accelerate import PartialState  # an optional package, which check_stage has looked for
 
-def _card(evaluation: Evaluation, settings: TrainingSettings) -> str:
-    own, facts, measured, before = evaluation.own, evaluation.training, evaluation.measured, evaluation.before
-    tops = zip(evaluation.accuracies.top(1), evaluation.accuracies.top(5), strict=True)
-    rows = [f"| head {head} | +{head + 2} | {one:.3f} | {five:.3f} |\n" for head, (one, five) in enumerate(tops)]
-    source = " They are the model's own answers (self-distillation)." if settings.distil else ""
-    timed = "" if measured is None else f", {measured.tokens_per_pass:.2f} measured"
-    card = f"""## Training
-
-{settings.method}, {facts["steps"]} of {facts["planned_steps"]} planned steps of \
-{settings.batch_size * settings.accumulate} examples of up to {settings.block_size} tokens, \
-{facts["seconds"] / 60:.1f} minutes on {facts["device"]}; {facts["tokens"]:,} tokens in {facts["items"]:,} items.\
-{source}
-
-## Accuracy
-
-On {own.tokens:,} tokens of {facts["held_out_items"]} items that were held out:
-
-| | predicts the token | top-1 | top-5 |
-|---|---|---|---|
-| the model itself | next | {own.top1:.3f} | {own.top5:.3f} |
-{"".join(rows)}
-Tokens a pass over a tree of {len(evaluation.choices.paths)} nodes: {evaluation.expected:.2f} expected{timed}.
-"""
-    if before is not None:
-        card += f"\nThe model's own loss: {before.loss:.4f} before, {own.loss:.4f} after (nats a token).\n"
-    return card
+    return PartialState(cpu=model.device.type == "cpu")

@@ -1,148 +1,60 @@
-"""transformers' trainer for a model and its heads: learning rates, schedules, the clock, checkpoints."""
+"""transformers' trainer for what learns to draft: learning rates, schedules, checkpoints."""
 
 import math
 import os
-import time
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerState
-from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers import TrainerState
+from transformers.trainer_callback import PrinterCallback
 
 from jacobi import LookaheadError
-from lookahead.models.hidden_states import passed
-from lookahead.models.output_layer import output_layer
 from lookahead.models.trainer import OwnCheckpoints
-from lookahead.sources.medusa.heads import MedusaHeads
-from lookahead.training.losses import distillation_loss, heads_loss, next_token_loss
+from lookahead.training.clock import Clock
 from lookahead.training.settings import TrainingSettings
-
-Report = Callable[[str, float, dict[str, float]], None]
 
 _STATE = "trainer_state.json"  # as transformers calls it
 _FINISHED = "finished.safetensors"
 
 
-class MedusaModel(nn.Module):
-    """A model, the ``backbone``, and its heads as the trainer sees them: tokens in, loss out. With ``both`` the
-    backbone is trained too, with ``distil`` compared with itself without its adapter; otherwise it stays in evaluation
-    mode and makes no logits."""
+class Learner(nn.Module):
+    """What is trained, with the model beside it, as the trainer sees it: tokens in, loss out.
 
-    def __init__(self, backbone: Any, heads: MedusaHeads, *, both: bool = False, distil: bool = False) -> None:
+    Attributes:
+        backbone: the model, in an adapter or as it is.
+        parts: what the last batch's loss was made of, by the names that logs take; no gradients.
+    """
+
+    def __init__(self, backbone: Any) -> None:
         super().__init__()
         self.backbone = backbone
-        self.heads = heads
-        self.heads_weight = 1.0  # lambda_0
-        self.parts: Tensor | None = None  # the last batch's losses: the backbone's, if it is trained, then each head's
-        self._both = both
-        self._distil = distil
-        self._inner: bool | None = None  # whether the model without its output layer gives the hidden states
+        self.parts: dict[str, Tensor] = {}
 
-    def train(self, mode: bool = True) -> "MedusaModel":
-        super().train(mode)
-        self.backbone.train(mode and self._both)
-        return self
+    @abstractmethod
+    def rates(self) -> Iterable[tuple[nn.Module, float]]:
+        """What may hold weights to train, and their peak learning rates."""
 
+    def advance(self, done: float) -> None:
+        """A share of the stage is over, as every batch begins."""
+
+    @abstractmethod
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The loss of a batch; all ``[batch, token]``, padded on the right."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
-        layer = output_layer(self._model)
-        if not self._both:
-            with torch.no_grad():
-                hidden = self._hidden(inputs)
-            loss, self.parts = heads_loss(self.heads, layer, hidden, labels)
-            return {"loss": loss}
-        logits, hidden = passed(self.backbone, layer, inputs)
-        target = self._original(inputs) if self._distil else None
-        own = next_token_loss(logits, labels) if target is None else distillation_loss(logits, target, labels)
-        del logits, target
-        loss, each = heads_loss(self.heads, layer, hidden, labels)
-        self.parts = torch.cat([own.detach()[None], each])
-        return {"loss": own + self.heads_weight * loss}
-
-    @property
-    def _model(self) -> Any:
-        return self.backbone.get_base_model() if hasattr(self.backbone, "get_base_model") else self.backbone
-
-    def _hidden(self, inputs: dict[str, Any]) -> Tensor:
-        """What the output layer reads; the layer itself runs only if the model gives no such states."""
-        if self._inner is None:
-            few = {name: value[:1, :8] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-            _, expected = passed(self.backbone, output_layer(self._model), few)
-            found = getattr(self.backbone.base_model(**few), "last_hidden_state", None)
-            self._inner = found is not None and found.shape == expected.shape and torch.allclose(found, expected)
-        if self._inner:
-            return cast(Tensor, self.backbone.base_model(**inputs).last_hidden_state)
-        return passed(self.backbone, output_layer(self._model), inputs)[1]
-
-    @torch.no_grad()
-    def _original(self, inputs: dict[str, Any]) -> Tensor:
-        self.backbone.eval()
-        with self.backbone.disable_adapter():
-            logits: Tensor = self.backbone(**inputs).logits
-        self.backbone.train()
-        return logits
+        """The ``"loss"`` of a batch; all ``[batch, token]``, padded on the right."""
 
 
-class Clock(TrainerCallback, ExportableState):
-    """Counts the time of a stage over restarts, stops it after ``limit_s`` seconds (None is no limit), and reports."""
+class DrafterTrainer(OwnCheckpoints):
+    """transformers' trainer with a learning rate for each part, our schedules, and checkpoints of trained weights
+    only."""
 
-    def __init__(self, limit_s: float | None = None, stage: str = "", report: Report | None = None) -> None:
-        self.limit_s = limit_s
-        self.spent_s = 0.0  # from the end of the first step on; the same in all processes
-        self._last: float | None = None
-        self._stage = stage
-        self._report = report
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"spent_s": self.spent_s}}
-
-    def done(self, step: int, max_steps: int) -> float:
-        """The share of the training that is over after ``step`` steps: of steps or of time, whichever is more."""
-        by_time = 0.0 if self.limit_s is None else self.spent_s / self.limit_s
-        return min(1.0, max(step / max_steps, by_time))
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.spent_s = state.stateful_callbacks[type(self).__name__]["attributes"]["spent_s"]
-        self._last = None
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Read the clock before the next learning rates are made; all processes take the first one's."""
-        now = time.monotonic()
-        if self._last is not None:
-            self.spent_s += now - self._last
-        self._last = now
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            spent = torch.tensor(self.spent_s, dtype=torch.float64, device=args.device)
-            torch.distributed.broadcast(spent, src=0)
-            self.spent_s = spent.item()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell(state, {})
-        if self.limit_s is not None and self.spent_s >= self.limit_s:
-            control.should_training_stop = control.should_save = True
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        if logs is not None and "loss" in logs:
-            self._tell(state, logs | {"step": state.global_step})
-
-    def _tell(self, state: Any, logs: dict[str, float]) -> None:
-        if self._report is not None and state.is_world_process_zero:
-            self._report(self._stage, self.done(state.global_step, state.max_steps), logs)
-
-
-class MedusaTrainer(OwnCheckpoints):
-    """transformers' trainer with two learning rates, our schedules, and checkpoints of trained weights only."""
-
-    def __init__(self, model: MedusaModel, settings: TrainingSettings, stage: str, clock: Clock, **kwargs: Any) -> None:
+    def __init__(self, model: Learner, settings: TrainingSettings, clock: Clock, **kwargs: Any) -> None:
         self.clock = clock
         self._settings = settings
-        self._stage = stage
-        self._parts: list[Tensor] = []
+        self._parts: list[dict[str, Tensor]] = []
         self.optimizer: Any = None
         self.lr_scheduler: Any = None
         super().__init__(model, **kwargs)
@@ -167,12 +79,11 @@ class MedusaTrainer(OwnCheckpoints):
         return self.state
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Heads and model have a learning rate each; weights do not decay."""
+        """Every part has its learning rate; weights do not decay."""
         if self.optimizer is None:
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            heads_rate = self._settings.heads_rate(self._stage, self.model.heads.hidden_size)
             groups = []
-            for part, rate in ((self.model.heads, heads_rate), (self.model.backbone, self._settings.backbone_rate)):
+            for part, rate in self.model.rates():
                 if weights := [weight for weight in part.parameters() if weight.requires_grad]:
                     groups.append({"params": weights, "lr": rate, "weight_decay": 0.0})
             self.optimizer = kind(groups, **settings)
@@ -191,8 +102,7 @@ class MedusaTrainer(OwnCheckpoints):
         return self.lr_scheduler
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        done = self.clock.done(self.state.global_step, self.state.max_steps)
-        self.model.heads_weight = self._settings.heads_weight(done)
+        self.model.advance(self.clock.done(self.state.global_step, self.state.max_steps))
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self._parts.append(self.model.parts)
         return loss
@@ -210,10 +120,7 @@ class MedusaTrainer(OwnCheckpoints):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the parts of the loss: the first process's means since the last time."""
         if self._parts and "loss" in logs:
-            means = torch.stack(self._parts).mean(0).tolist()
-            names = ["loss_model"] if self._stage == "both" else []
-            names += [f"loss_head_{head}" for head in range(self._settings.num_heads)]
-            logs |= dict(zip(names, means, strict=True))
+            logs |= {name: torch.stack([parts[name] for parts in self._parts]).mean().item() for name in self._parts[0]}
             self._parts.clear()
         super().log(logs, *args, **kwargs)
 

@@ -11,7 +11,7 @@ import pytest
 import lookahead
 from lookahead.cli import COMMANDS, load_command
 from lookahead.cli.train_medusa import Options
-from lookahead.training.settings import TrainingSettings
+from lookahead.training.medusa.settings import MedusaSettings
 
 ROOT = Path(lookahead.__file__).parent.parent
 
@@ -66,7 +66,7 @@ def test_every_module_of_a_command_is_listed() -> None:
 def test_the_options_of_a_training_are_its_settings() -> None:
     """With the same defaults, but for the minutes, which depend on the device, and the warm-up, which is fixed."""
     given = Options(output=Path("heads"))
-    assert given.settings("cuda") == TrainingSettings()
-    assert given.settings("cpu") == TrainingSettings(max_minutes=15.0)
-    missing = {field.name for field in fields(TrainingSettings) if not hasattr(given, field.name)}
+    assert given.settings("cuda") == MedusaSettings()
+    assert given.settings("cpu") == MedusaSettings(max_minutes=15.0)
+    missing = {field.name for field in fields(MedusaSettings) if not hasattr(given, field.name)}
     assert missing == {"warmup"}

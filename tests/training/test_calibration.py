@@ -12,7 +12,7 @@ from helpers.models import F64, VOCAB, counting_model, prompts, tiny_model
 from jacobi import LookaheadError
 from lookahead.medusa import MedusaHeads, choices_from
 from lookahead.sources.medusa.accuracies import CalibratedTree, HeadAccuracies, grow_tree
-from lookahead.training.calibration import calibrate, heads_ms
+from lookahead.training.medusa.calibration import calibrate, heads_ms
 
 PERIOD = 7
 
@@ -130,7 +130,7 @@ def test_many_logits_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         return top(hidden, output, count)
 
     monkeypatch.setattr(heads, "top", watch)
-    monkeypatch.setattr("lookahead.training.calibration._LOGITS", 4 * 3 * VOCAB)
+    monkeypatch.setattr("lookahead.training.medusa.calibration._LOGITS", 4 * 3 * VOCAB)
     assert calibrate(model, heads, [[5, 6, 7]], 20) == whole
     assert asked == [4, 4, 4, 4, 3]
 

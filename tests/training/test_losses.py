@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.models.hidden_states import HiddenStates
-from lookahead.training import losses
 from lookahead.training.data import IGNORE, Example, collate
-from lookahead.training.losses import HEAD_DECAY, distillation_loss, heads_loss, next_token_loss, shifted
-from lookahead.training.trainer import MedusaModel
-from lookahead.training.training import train
+from lookahead.training.medusa import losses
+from lookahead.training.medusa.learner import MedusaModel
+from lookahead.training.medusa.losses import HEAD_DECAY, distillation_loss, heads_loss, next_token_loss, shifted
+from lookahead.training.medusa.training import train
 
 
 def test_labels_are_shifted_by_what_a_head_predicts() -> None:
@@ -166,10 +166,9 @@ def test_a_fresh_adapter_diverges_by_nothing(tmp_path: Path) -> None:
     """The reference is the model without its adapter, and without the adapter's dropout."""
     pytest.importorskip("peft")
     trained = train(small_model(), texts(2), dataclasses.replace(LORA, learning_rate=1e-30), tmp_path)
-    together = MedusaModel(trained.model, trained.heads, both=True, distil=True).train()
+    together = MedusaModel(trained.model, trained.heads, dataclasses.replace(LORA, distil=True), "both").train()
     together(**batch())
-    assert together.parts is not None
-    assert together.parts[0].item() == pytest.approx(0.0, abs=1e-6)
+    assert together.parts["loss_model"].item() == pytest.approx(0.0, abs=1e-6)
     with torch.no_grad():
         for name, weight in trained.model.named_parameters():
             if "lora_B" in name:

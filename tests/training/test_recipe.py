@@ -20,10 +20,11 @@ from lookahead.medusa import ChoiceTree, Medusa, MedusaHeads, output_layer
 from lookahead.sources.medusa.accuracies import HeadAccuracies, expected_length
 from lookahead.training.data import IGNORE, Example, collate
 from lookahead.training.distillation import own_answers
-from lookahead.training.evaluation import continued, measure, score, spread
+from lookahead.training.evaluation import continued, measure, spread
 from lookahead.training.items import Item
-from lookahead.training.recipe import Evaluation, fit
-from lookahead.training.settings import TrainingSettings
+from lookahead.training.medusa.evaluation import score
+from lookahead.training.medusa.recipe import Evaluation, fit
+from lookahead.training.medusa.settings import MedusaSettings
 
 TEXTS = [
     "def add(a, b):\n    return a + b\n" * 3,
@@ -31,7 +32,7 @@ TEXTS = [
     "x = [1, 2, 3]\ny = x * 2\n" * 3,
 ]
 ITEMS = [Item(f"item {number}", text) for number, text in enumerate(TEXTS * 3)]
-SETTINGS = TrainingSettings(num_heads=2, block_size=32, epochs=1.0, min_steps=0)
+SETTINGS = MedusaSettings(num_heads=2, block_size=32, epochs=1.0, min_steps=0)
 TWO = dataclasses.replace(SETTINGS, method="medusa-2", schedule="sine", lora_rank=2)
 
 
@@ -46,7 +47,7 @@ def loaded(folder: Path) -> tuple[Any, Any]:
     return bundled.load_model(folder, dtype=torch.float32)
 
 
-def fitted(loaded: tuple[Any, Any], output: Path, settings: TrainingSettings = SETTINGS, **more: Any) -> Evaluation:
+def fitted(loaded: tuple[Any, Any], output: Path, settings: MedusaSettings = SETTINGS, **more: Any) -> Evaluation:
     given: dict[str, Any] = {"new_tokens": 6, "evaluation_prompts": 1}
     evaluation = fit(*loaded, ITEMS[1:], ITEMS[:1], output, settings, **given | more)
     assert evaluation is not None  # one process
@@ -57,7 +58,7 @@ def fitted(loaded: tuple[Any, Any], output: Path, settings: TrainingSettings = S
 
 
 def test_scores_are_counted_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lookahead.training.evaluation._BATCH", 3)
+    monkeypatch.setattr("lookahead.training.medusa.evaluation._BATCH", 3)
     model = fresh_model("llama")
     heads = drawn(model)
     examples = [*texts(3), Example.of([3, 4, 5, 6, 7])]
@@ -105,7 +106,7 @@ def test_heads_that_know_the_text_are_always_right() -> None:
     assert (own.top1, own.top5) == (1.0, 1.0)
     assert table.top(1) == (1.0, 1.0)
     assert expected_length(table, ChoiceTree(((0,), (0, 0)))) == 2.0
-    measured = measure(model, heads, [[1, 2, 3]], ChoiceTree(((0,), (0, 0))), 13)
+    measured = measure(model, Medusa(heads, ChoiceTree(((0,), (0, 0))), seed=0), [[1, 2, 3]], 13)
     assert (measured.prompts, measured.tokens) == (1, 13)
     assert measured.tokens_per_pass == pytest.approx(13 / 5), "one for the prompt, and then three a pass"
     assert measured.tokens_per_s > 0.0 and measured.plain_tokens_per_s > 0.0
@@ -266,7 +267,7 @@ def test_refusals_leave_no_folder(loaded: tuple[Any, Any], tmp_path: Path) -> No
 # --- own answers ------------------------------------------------------------------------------------------------
 
 
-def answering(tokens: int, **changes: Any) -> TrainingSettings:
+def answering(tokens: int, **changes: Any) -> MedusaSettings:
     return dataclasses.replace(SETTINGS, answer_tokens=tokens, **changes)
 
 

@@ -17,19 +17,20 @@ from transformers import TrainerCallback
 
 from jacobi import LookaheadError
 from lookahead.medusa import MedusaHeads, output_layer
+from lookahead.training.clock import Clock
 from lookahead.training.data import Example
-from lookahead.training.losses import heads_loss
-from lookahead.training.settings import TrainingSettings
-from lookahead.training.trainer import Clock, MedusaTrainer
-from lookahead.training.training import train
+from lookahead.training.medusa.losses import heads_loss
+from lookahead.training.medusa.settings import MedusaSettings
+from lookahead.training.medusa.training import train
+from lookahead.training.trainer import DrafterTrainer
 
 
 def test_the_sine_schedule() -> None:
     settings = dataclasses.replace(LORA, lambda_0=0.4)
     assert [settings.heads_weight(done) for done in (0.0, 1 / 3, 1.0)] == pytest.approx([0.0, 0.2, 0.4])
     assert dataclasses.replace(settings, schedule="two-stage").heads_weight(1 / 3) == 0.4
-    assert TrainingSettings(schedule="two-stage").heads_weight(0.5) == 0.2
-    assert TrainingSettings(schedule="two-stage", distil=True).heads_weight(0.5) == 0.01
+    assert MedusaSettings(schedule="two-stage").heads_weight(0.5) == 0.2
+    assert MedusaSettings(schedule="two-stage", distil=True).heads_weight(0.5) == 0.01
 
 
 def test_medusa_1_leaves_the_model_as_it_was(tmp_path: Path) -> None:
@@ -154,14 +155,14 @@ def test_rates_rise_first(tmp_path: Path) -> None:
 
 
 def test_rates_that_are_given() -> None:
-    settings = TrainingSettings(method="medusa-2", learning_rate=4e-3)
+    settings = MedusaSettings(method="medusa-2", learning_rate=4e-3)
     assert (settings.heads_rate("heads", 99), settings.heads_rate("both", 99), settings.backbone_rate) == (
         4e-3,
         4e-3,
         1e-3,
     )
     assert dataclasses.replace(settings, backbone_learning_rate=1e-5).backbone_rate == 1e-5
-    assert TrainingSettings().heads_rate("heads", 4096) == 1e-3
+    assert MedusaSettings().heads_rate("heads", 4096) == 1e-3
 
 
 def test_small_data_is_passed_over_more_often(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_the_clock_counts_steps_or_time() -> None:
 
 def test_training_stops_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 10))
-    monkeypatch.setattr("lookahead.training.trainer.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("lookahead.training.clock.time.monotonic", lambda: float(next(now)))
     rates = Rates()
     settings = dataclasses.replace(SETTINGS, epochs=5.0, max_minutes=0.5, warmup=0.0, learning_rate=1.0)
     trained = train(small_model(), texts(), settings, tmp_path, callbacks=[rates])
@@ -237,7 +238,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(LookaheadError, match=message):
-        TrainingSettings(**settings)
+        MedusaSettings(**settings)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_weights_that_are_too_coarse_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_missing_packages_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: list[str], settings: TrainingSettings, named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: list[str], settings: MedusaSettings, named: str
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in gone else find(name))
@@ -291,4 +292,4 @@ def test_mixed_precision_trains(tmp_path: Path) -> None:
 def test_the_trainer_is_transformers_own() -> None:
     import transformers
 
-    assert issubclass(MedusaTrainer, transformers.Trainer)
+    assert issubclass(DrafterTrainer, transformers.Trainer)
