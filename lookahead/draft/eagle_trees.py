@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jacobi import Path, Successors, TokenTree
+from jacobi import TokenTree
 from lookahead.sources.draft_model import Branch, Passes
 
 # EAGLE-1's 25 nodes by the ranks of their tokens among their siblings (mc_sim_7b_63).
@@ -86,23 +86,3 @@ class Expansion:
 
 def _rank(entry: Made) -> tuple[float, int]:
     return -entry[0], entry[1]  # of equals the one made first, so that no child comes before its parent
-
-
-class EagleDrafter:
-    """One sequence's drafter with a head alone: every pass scores a tree of the published kind."""
-
-    def __init__(self, prompt: Sequence[int], passes: Passes, expansion: Expansion | None, chain: bool) -> None:
-        self._prompt, self._passes, self._expansion, self._chain = prompt, passes, expansion, chain
-        self._root = -1
-        self._started = False
-
-    def draft(self, room: int) -> TokenTree:
-        grow = fixed_tree if self._expansion is None else self._expansion.grow
-        return grow(self._root, self._passes, room, self._chain)
-
-    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        if not self._started:
-            self._passes.start(self._prompt)
-            self._started = True
-        self._passes.write(path)
-        self._root = path.tokens[-1]

@@ -1,10 +1,11 @@
-"""Lookahead and Medusa decoding as published: a draft of given size in every pass."""
+"""Drafts as published: a draft of given size in every pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.context import RowContext
+from lookahead.sources.draft_model import Passes
 from lookahead.sources.jacobi_window import JacobiWindow
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.source import HeadCandidates, best_of_head
@@ -138,3 +139,26 @@ class MedusaDrafter:
         self._root = path.tokens[-1]
         self._index += len(path.tokens)
         self._candidates.note(self._sequence, path.nodes[-1])
+
+
+# From the root's token, what drafts, the greatest depth, and whether the model takes one branch only, to a tree.
+Grow = Callable[[int, Passes, int, bool], TokenTree]
+
+
+class HeadDrafter:
+    """One sequence's drafter with a head alone: every pass scores a tree that ``grow`` makes of what it says."""
+
+    def __init__(self, prompt: Sequence[int], passes: Passes, grow: Grow, chain: bool) -> None:
+        self._prompt, self._passes, self._grow, self._chain = prompt, passes, grow, chain
+        self._root = -1
+        self._started = False
+
+    def draft(self, room: int) -> TokenTree:
+        return self._grow(self._root, self._passes, room, self._chain)
+
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
+        if not self._started:
+            self._passes.start(self._prompt)
+            self._started = True
+        self._passes.write(path)
+        self._root = path.tokens[-1]

@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.draft.context import CallContext, Drafts, RowContext
-from lookahead.draft.eagle_trees import EagleDrafter, Expansion
+from lookahead.draft.eagle_trees import Expansion, fixed_tree
 from lookahead.draft.memory import Memory
+from lookahead.draft.published import HeadDrafter
 from lookahead.models.output_layer import output_layer
 from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.eagle.head import EagleHead
@@ -100,8 +101,9 @@ class Eagle(AutomaticStrategy):
             return EaglePasses(head.network, features, row.index, *given, row.vocab_size)
 
         if self.tree is not None:
-            shape = Expansion(self.top_k, self.depth, self.total_tokens) if self.tree == "eagle-2" else None
-            return Drafts([EagleDrafter(row.prompt, passes(row), shape, row.chain) for row in call.rows])
+            expansion = Expansion(self.top_k, self.depth, self.total_tokens)
+            grow = expansion.grow if self.tree == "eagle-2" else fixed_tree
+            return Drafts([HeadDrafter(row.prompt, passes(row), grow, row.chain) for row in call.rows])
 
         def source(row: RowContext, memory: Memory) -> DraftModelSource:
             return DraftModelSource(passes(row), row.draw, "eagle")
