@@ -36,7 +36,16 @@ _HOMES = {
     "release": "lookahead._per_model",
     "restore_all": "lookahead.patch",
 }
-_MODULES = ("bundled", "medusa", "sources", "stats", "strategy", "tuning")  # documented as lookahead.<module>
+_MODULES = (
+    "bundled",
+    "eagle",
+    "medusa",
+    "redrafter",
+    "sources",
+    "stats",
+    "strategy",
+    "tuning",
+)  # documented as lookahead.<module>
 
 __all__ = ["__version__", *_HOMES]
 

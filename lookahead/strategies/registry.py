@@ -8,8 +8,11 @@ from lookahead.strategies.eagle import Eagle
 from lookahead.strategies.jacobi import Jacobi
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.strategies.medusa import Medusa
+from lookahead.strategies.redrafter import ReDrafter
 
-_BY_NAME: dict[str, type[Strategy]] = {"lookahead": Lookahead, "jacobi": Jacobi, "medusa": Medusa, "eagle": Eagle}
+_BY_NAME: dict[str, type[Strategy]] = {
+    strategy.name: strategy for strategy in (Lookahead, Jacobi, Medusa, Eagle, ReDrafter)
+}
 
 
 def strategy_from(value: Any) -> Strategy:

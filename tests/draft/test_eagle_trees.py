@@ -1,10 +1,9 @@
 """EAGLE's published trees, against the examples worked out by hand."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
+from helpers.drafting import Told
 from helpers.eagle import random_network
 from helpers.models import fresh_model, prompts, same_as_plain
 
@@ -19,22 +18,6 @@ SAID = {
     ("A", "C"): ("GH", (-0.3, -1.4)),
     ("A", "D"): ("IJ", (-0.2, -1.9)),
 }
-
-
-class Told:
-    """Passes that say what a table says, and nothing after other branches; they note what they are asked."""
-
-    def __init__(self, table: dict[Any, Any]) -> None:
-        self.asked: list[list[Any]] = []
-        self._table = {tuple(map(ord, branch)): said for branch, said in table.items()}
-
-    def after(self, branches: Sequence[Any]) -> list[Any]:
-        self.asked.append(["".join(map(chr, branch)) for branch in branches])
-        said = [self._table.get(tuple(branch)) for branch in branches]
-        return [each and (np.array([*map(ord, each[0])]), np.array(each[1])) for each in said]
-
-    def start(self, prompt: Any) -> None: ...
-    def write(self, path: Any) -> None: ...
 
 
 def test_the_example_worked_out_by_hand() -> None:

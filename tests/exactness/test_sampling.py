@@ -11,12 +11,14 @@ from helpers.eagle import random_network
 from helpers.marks import few
 from helpers.medusa import random_heads
 from helpers.models import VOCAB, counting_model, fresh_model, prompts, run, same_as_plain, successor_model, tiny_model
+from helpers.redrafter import random_head
 from torch import Tensor
 
 from lookahead import Jacobi, Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.eagle import Eagle, EagleHead
 from lookahead.medusa import Medusa
+from lookahead.redrafter import ReDrafter
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -194,8 +196,8 @@ def test_drafts_that_see_the_noise_are_believed_at_any_temperature(monkeypatch: 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     "strategy",
-    [Lookahead(nodes=12), Lookahead(window_size=4, ngram_size=3), Jacobi(), "heads", "eagle", "draft"],
-    ids=["automatic", "window", "jacobi", "heads", "eagle", "draft"],
+    [Lookahead(nodes=12), Lookahead(window_size=4, ngram_size=3), Jacobi(), "heads", "eagle", "redrafter", "draft"],
+    ids=["automatic", "window", "jacobi", "heads", "eagle", "redrafter", "draft"],
 )
 def test_tokens_that_cannot_be_fed_are_not_drafted(strategy: Any, sampled: bool) -> None:
     """An output layer may score more tokens than the embeddings have; a call that excludes these can be decoded."""
@@ -208,6 +210,8 @@ def test_tokens_that_cannot_be_fed_are_not_drafted(strategy: Any, sampled: bool)
         strategy = Medusa(random_heads(model))
     if strategy == "eagle":
         strategy = Eagle(EagleHead(random_network(1)), tree="eagle-1")
+    if strategy == "redrafter":
+        strategy = ReDrafter(random_head(vocab_size=88), tree="beam")
     if strategy == "draft":
         strategy = Lookahead(draft_model=model, sources=("draft",), nodes=8)
     excluded = list(range(VOCAB, 88))

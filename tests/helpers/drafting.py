@@ -1,6 +1,9 @@
-"""A source whose candidates stand in a table, and estimates with given rates."""
+"""A source and a head whose candidates stand in a table, and estimates with given rates."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from jacobi import Path, Successors, TokenTree
 
@@ -33,3 +36,19 @@ class TableSource:
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         pass
+
+
+class Told:
+    """Passes that say what a table says, and nothing after other branches; they note what they are asked."""
+
+    def __init__(self, table: dict[Any, Any]) -> None:
+        self.asked: list[list[Any]] = []
+        self._table = {tuple(map(ord, branch)): said for branch, said in table.items()}
+
+    def after(self, branches: Sequence[Any]) -> list[Any]:
+        self.asked.append(["".join(map(chr, branch)) for branch in branches])
+        said = [self._table.get(tuple(branch)) for branch in branches]
+        return [each and (np.array([*map(ord, each[0])]), np.array(each[1])) for each in said]
+
+    def start(self, prompt: Any) -> None: ...
+    def write(self, path: Any) -> None: ...

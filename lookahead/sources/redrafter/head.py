@@ -1,0 +1,134 @@
+"""A recurrent head as users hold it, with the names of Apple's files."""
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead._files import whole_folder
+from lookahead.models.output_layer import output_sizes, placement
+from lookahead.sources.medusa.checkpoints.storage import MODEL_FILE
+from lookahead.sources.redrafter.reading import RecurrentSizes, check_tensors, read
+
+MODEL_TYPE = "recurrent_drafting_drafter"
+
+
+class ResidualBlock(nn.Module):
+    """``x + SiLU(Wx + b)``."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states + silu(self.linear(states))
+
+
+class RecurrentHead(nn.Module):
+    """One head, ready to draft beside models of its sizes (Cheng et al., arXiv 2403.09919, section 3.1).
+
+    It walks along a draft from the last decided token on. The model's hidden state ``h`` at the token before stays the
+    same; the state ``s`` takes in one token after the other::
+
+        decided    once  upon  a            h = what the output layer read at "upon", where it chose "a"
+        draft                  a   time     s = 0 -> "a" -> s1     scores of (h, s1) say what follows "a"
+                                                 -> "time" -> s2   scores of (h, s2) say what follows "a time"
+    """
+
+    def __init__(self, sizes: RecurrentSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        hidden, exit_size = sizes.hidden_size, sizes.exit_size or 2 * sizes.hidden_size
+        self.input_proj = nn.Linear(2 * hidden, exit_size) if sizes.exit_size else None
+        blocks = (ResidualBlock(exit_size) for _ in range(sizes.layers))
+        self.lm_head = nn.Sequential(*blocks, nn.Linear(exit_size, sizes.vocab_size, bias=False))
+        self.rnn_u = nn.Linear(hidden, hidden) if sizes.rnn else None
+        self.rnn_w = nn.Linear(hidden, hidden, bias=False) if sizes.rnn else None
+
+    def step(self, states: Tensor, embedded: Tensor) -> Tensor:
+        """The states ``[branch, hidden]`` one token further on, by its embedding."""
+        if self.rnn_u is None or self.rnn_w is None:
+            return states + embedded
+        return silu(self.rnn_w(embedded) + self.rnn_u(states))
+
+    def forward(self, hidden: Tensor, states: Tensor) -> Tensor:
+        """Scores ``[branch, vocab]`` of what follows ``states`` ``[branch, hidden]``, beside the model's ``hidden``."""
+        joined = torch.cat([hidden, states], dim=-1)
+        scores: Tensor = self.lm_head(joined if self.input_proj is None else self.input_proj(joined))
+        return scores
+
+    @property
+    def weight(self) -> Tensor:
+        """The output layer's: it has the head's device and dtype."""
+        last = self.lm_head[-1]
+        assert isinstance(last, nn.Linear)
+        return last.weight
+
+    @classmethod
+    def from_pretrained(
+        cls, source: str | PathLike[str], *, model: PreTrainedModel | None = None, **hub: Any
+    ) -> "RecurrentHead":
+        """Read a head from a folder, a file or a repository of the hub (``hub`` says how to download).
+
+        With ``model`` it is checked against that, and put on its device in the dtype that it computes in.
+
+        Raises:
+            LookaheadError: what is missing, foreign, broken, or does not fit the model.
+        """
+        sizes, tensors = read(Path(source) if isinstance(source, PathLike) else source, hub)
+        with torch.device("meta"):
+            head = cls(sizes)
+        check_tensors(tensors, {name: value.shape for name, value in head.state_dict().items()}, str(source))
+        head.load_state_dict(tensors, assign=True)
+        head.eval()
+        if model is not None:
+            head.check(model)
+            head.to(*placement(model))
+        return head
+
+    def save_pretrained(self, folder: str | PathLike[str], *, replace: bool = False) -> None:
+        """Write the head as Apple's files have it: all of it or nothing. With ``replace``, files in the folder are
+        deleted. A LookaheadError if it is not empty or cannot be written to, or weights are not finite."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        for name, tensor in tensors.items():
+            if not bool(tensor.isfinite().all()):
+                raise LookaheadError(
+                    f"{name} of this head is NaN or infinite: expected finite weights. Train it again."
+                )
+        sizes = self.sizes
+        config = {
+            "architectures": ["Drafter"],
+            "exit_dim": self.weight.shape[1],
+            "hidden_size": sizes.hidden_size,
+            "model_type": MODEL_TYPE,
+            "num_draft_layers": sizes.layers,
+            "rnn": sizes.rnn,
+            "torch_dtype": str(self.weight.dtype).removeprefix("torch."),
+            "vocab_size": sizes.vocab_size,
+        }
+        try:
+            with whole_folder(Path(folder), replace) as part:
+                save_file(tensors, part / MODEL_FILE, {"format": "pt"})
+                (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise LookaheadError(f"{folder} cannot be written: {error}.") from error
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse, with a LookaheadError, a model that the head was not made for."""
+        hidden, vocab = output_sizes(model)
+        embedded = model.get_input_embeddings().weight.shape[1]
+        name = type(model).__name__
+        for what, own, its in (
+            ("reads hidden states of size", self.sizes.hidden_size, hidden),
+            ("reads embeddings of size", self.sizes.hidden_size, embedded),
+            ("scores a vocabulary of", self.sizes.vocab_size, vocab),
+        ):
+            if own != its:
+                raise LookaheadError(f"This ReDrafter head {what} {own}, and {name} has {its}: it is another model's.")
