@@ -18,7 +18,7 @@ def random_network(version: int, seed: int = 0, **changes: Any) -> EagleNetwork:
     """A random head in float64; EAGLE-3's scores all tokens unless ``d2t`` or sizes say otherwise."""
     sizes: dict[str, Any] = BASE | {"version": version, "features": 3 if version == 3 else 1}
     if version == 3:
-        sizes |= {"draft_vocab_size": VOCAB, "final_norm": True}
+        sizes |= {"draft_vocab_size": VOCAB, "own_output": True, "final_norm": True, "vocab_size": VOCAB}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = EagleNetwork(EagleSizes(**sizes | changes)).double()

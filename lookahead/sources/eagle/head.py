@@ -1,6 +1,7 @@
 """An EAGLE head as users hold it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lookahead.models.hidden_states import NORM, decoder_layers, final_norm
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.eagle.network import EagleNetwork, PairCache
 from lookahead.sources.eagle.reading import read
+from lookahead.sources.eagle.writing import FORMATS, Format, write
 
 _counts: PerModel[WeakKeyDictionary[Any, int]] = PerModel(WeakKeyDictionary)  # by head, how much its file counts low
 _LEAST_TEXT, _MOST_TEXT = 12, 64  # tokens by which that is found out
@@ -58,9 +60,33 @@ class EagleHead(nn.Module):
         head = cls(read(Path(source) if isinstance(source, PathLike) else source, hub), feature_layers)
         if model is not None:
             head.check(model)
+            network = head.network
+            network.sizes = replace(network.sizes, vocab_size=output_sizes(model)[1])
             device, dtype = placement(model)
             head.to(device=device, dtype=dtype)
         return head
+
+    def save_pretrained(self, folder: str | PathLike[str], *, format: Format = "safeailab") -> None:
+        """Write ``config.json`` and ``model.safetensors`` as SafeAILab publishes heads, or as speculators does, beside
+        what else is in ``folder``.
+
+        Raises:
+            LookaheadError: the format is unknown, a weight is not finite, the size of the model's vocabulary is unknown
+                to a head that scores only some of it, or the folder cannot be written.
+        """
+        if format not in FORMATS:
+            raise LookaheadError(f"EAGLE heads cannot be written as {format!r}: expected one of {', '.join(FORMATS)}.")
+        for name, weight in self.network.named_parameters():
+            if not bool(weight.isfinite().all()):
+                raise LookaheadError(f"The head is broken: {name} holds NaN or infinite numbers. Train it again.")
+        network, sizes = self.network, self.network.sizes
+        if self.feature_layers != sizes.feature_layers:
+            network.sizes = replace(sizes, feature_layers=self.feature_layers)
+        try:
+            Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
+            write(network, Path(folder).expanduser(), format)
+        except OSError as error:
+            raise LookaheadError(f"{folder} cannot be written: {error}.") from error
 
     def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
         """The hidden states of ``model`` that the head reads, by the names of taps."""
@@ -131,13 +157,13 @@ class EagleHead(nn.Module):
                 f"This EAGLE head has no embeddings of its own and {sizes.hidden_size} channels, and those of {name} "
                 f"have {model.get_input_embeddings().weight.shape[1]}: it is another model's."
             )
-        if sizes.draft_vocab_size is None and sizes.hidden_size != hidden:
+        if not sizes.own_output and sizes.hidden_size != hidden:
             raise LookaheadError(
                 f"This EAGLE head scores by the model's output layer, which reads {hidden} channels in {name}, and "
                 f"gives {sizes.hidden_size}: it is another model's."
             )
-        scored, offsets = sizes.draft_vocab_size, self.network.d2t
-        ids = torch.arange(scored or 0) if offsets is None else torch.arange(scored or 0) + offsets.cpu()
+        scored = sizes.draft_vocab_size or 0
+        ids = torch.arange(scored) if self.network.d2t is None else self.network.scored().cpu()
         if len(ids) and int(ids.max()) >= vocab:
             raise LookaheadError(f"This EAGLE head proposes tokens up to {int(ids.max())}, and {name} has {vocab}.")
         self.taps(model)

@@ -1,7 +1,7 @@
 """EAGLE's draft head: one small decoder over pairs of a feature of the model and the token that followed it."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ class EagleSizes:
     Attributes:
         version: 1 for EAGLE-1 and -2, whose weights are alike; 3 for EAGLE-3.
         hidden_size: of the head; ``target_size`` of one feature of the model, of which it reads ``features``.
-        draft_vocab_size: tokens that the head scores; None = it scores by the model's output layer.
+        draft_vocab_size: tokens that the head scores; None = all of the model's.
+        own_output: whether it scores by an output layer of its own; otherwise by the model's.
+        vocab_size: tokens of the model, if the file says so.
         own_embeddings: the size of the head's own table of embeddings; None = it takes the model's.
         norm_before_residual: (version 3) the residual starts from the normed feature.
         feature_norms: (version 3) ``"each"`` feature is normed before they are joined, ``"all"`` after, or None are.
@@ -36,6 +38,8 @@ class EagleSizes:
     feed_forward: int
     layers: int = 1
     draft_vocab_size: int | None = None
+    own_output: bool = False
+    vocab_size: int | None = None
     own_embeddings: int | None = None
     final_norm: bool = False
     fusion_bias: bool = False
@@ -50,6 +54,15 @@ class EagleSizes:
     base_model: str | None = None
 
 
+class Pairs(Protocol):
+    """What pairs see of each other: keeps each layer's keys and values, and attends to them."""
+
+    length: int  # pairs so far
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """``queries``, ``keys`` and ``values`` are ``[..., head, pair, channel]``, of as many pairs each."""
+
+
 class PairCache:
     """Keys and values ``[layer][key or value]`` ``[key head, pair, channel]`` of one sequence, stable pairs first."""
 
@@ -57,13 +70,14 @@ class PairCache:
         self._held: list[tuple[Tensor, Tensor] | None] = [None] * layers
         self.length = 0
 
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values so far, these behind them."""
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """What ``queries`` ``[query head, pair, channel]`` see of all keys so far, these behind them, by a bool
+        ``mask`` ``[pair, seen]``."""
         held = self._held[layer]
         if held is not None:
             keys, values = torch.cat([held[0], keys], dim=1), torch.cat([held[1], values], dim=1)
         self._held[layer] = keys, values
-        return keys, values
+        return scaled_dot_product_attention(queries[None], keys[None], values[None], mask, enable_gqa=True)[0]
 
     def crop(self, length: int) -> None:
         """Forget all pairs behind the first ``length``."""
@@ -84,17 +98,16 @@ class EagleAttention(nn.Module):
         self.o_proj = nn.Linear(sizes.heads * sizes.head_size, sizes.hidden_size, bias=False)
 
     def forward(
-        self, inputs: Tensor, turns: tuple[Tensor, Tensor], cache: PairCache, layer: int, mask: Tensor
+        self, inputs: Tensor, turns: tuple[Tensor, Tensor], cache: Pairs, layer: int, mask: Tensor | None
     ) -> Tensor:
-        """Rotary ``turns`` ``[1, pair, channel]`` of ``inputs`` ``[pair, width]``; bool ``mask`` ``[pair, seen]``."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
+        """Rotary ``turns`` ``[pair, channel]`` of ``inputs`` ``[..., pair, width]``; ``mask`` as the cache has it."""
         queries, keys, values = (
-            projection(inputs).view(len(inputs), -1, self._head_size).transpose(0, 1) for projection in projections
+            projection(inputs).unflatten(-1, (-1, self._head_size)).transpose(-2, -3)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        queries, keys = (turned[0] for turned in apply_rotary_pos_emb(queries[None], keys[None], *turns))
-        keys, values = cache.extend(layer, keys, values)
-        seen = scaled_dot_product_attention(queries[None], keys[None], values[None], mask, enable_gqa=True)
-        return self.o_proj(seen[0].transpose(0, 1).flatten(1))
+        queries, keys = apply_rotary_pos_emb(queries, keys, *turns, unsqueeze_dim=0)
+        seen = cache.attend(layer, queries, keys, values, mask)
+        return self.o_proj(seen.transpose(-2, -3).flatten(-2))
 
 
 class EagleLayer(nn.Module):
@@ -115,7 +128,13 @@ class EagleLayer(nn.Module):
             self.hidden_norm = LlamaRMSNorm(size, eps)
 
     def forward(
-        self, states: Tensor, embedded: Tensor, turns: tuple[Tensor, Tensor], cache: PairCache, layer: int, mask: Tensor
+        self,
+        states: Tensor,
+        embedded: Tensor,
+        turns: tuple[Tensor, Tensor],
+        cache: Pairs,
+        layer: int,
+        mask: Tensor | None,
     ) -> Tensor:
         if self._joins:
             normed = self.hidden_norm(states)
@@ -149,7 +168,8 @@ class EagleNetwork(nn.Module):
         self.fc = nn.Linear(sizes.features * sizes.target_size if three else 2 * size, size, bias=sizes.fusion_bias)
         self.layers = nn.ModuleList(EagleLayer(sizes, config, index) for index in range(sizes.layers))
         self.norm = LlamaRMSNorm(size, sizes.eps) if sizes.final_norm else None
-        self.lm_head = nn.Linear(size, sizes.draft_vocab_size, bias=False) if sizes.draft_vocab_size else None
+        scored = sizes.draft_vocab_size if sizes.own_output else None
+        self.lm_head = nn.Linear(size, scored, bias=False) if scored else None
         self.embed_tokens = nn.Embedding(sizes.own_embeddings, size) if sizes.own_embeddings else None
         norms = {"each": sizes.features, "all": 1}.get(sizes.feature_norms or "", 0)
         width = sizes.target_size * (sizes.features if sizes.feature_norms == "all" else 1)
@@ -158,8 +178,8 @@ class EagleNetwork(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)  # its own: the model's may turn in another way
 
     def joined(self, features: Tensor, embedded: Tensor, fed_back: bool = False) -> Tensor:
-        """What the first layer starts from, ``[pair, hidden]``, of the model's features ``[pair, features * target]``,
-        or of the head's own outputs ``[pair, hidden]``, which are ``fed_back``."""
+        """What the first layer starts from, ``[..., pair, hidden]``, of the model's features ``[..., pair, features *
+        target]``, or of the head's own outputs ``[..., pair, hidden]``, which are ``fed_back``."""
         if self.sizes.version != 3:
             return self.fc(torch.cat([embedded, features], dim=-1))
         if fed_back:
@@ -169,21 +189,28 @@ class EagleNetwork(nn.Module):
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return self.fc(features)
 
-    def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, cache: PairCache, mask: Tensor) -> Tensor:
-        """One pass over pairs: joined ``states`` and embeddings ``[pair, hidden]``, ``positions`` ``[pair]``, and bool
-        ``mask`` ``[pair, pairs in the cache and these]``; what comes out is fed back."""
-        turns = self.rotary(states[None], positions[None])
+    def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, cache: Pairs, mask: Tensor | None) -> Tensor:
+        """One pass over pairs: joined ``states`` and embeddings ``[..., pair, hidden]``, ``positions`` ``[pair]``, and
+        bool ``mask`` ``[pair, pairs in the cache and these]``; what comes out is fed back."""
+        cos, sin = self.rotary(states, positions[None])
+        turns = cos[0], sin[0]
         for index, layer in enumerate(self.layers):
             states = layer(states, embedded, turns, cache, index, mask)
-        cache.length += len(states)
+        cache.length += states.shape[-2]
         return self.norm(states) if self.sizes.norm_output and self.norm is not None else states
 
     def logits(self, states: Tensor, output: nn.Module) -> Tensor:
-        """Scores ``[pair, draft token]`` of what came out, by the head's own output layer or the model's ``output``."""
+        """Scores ``[..., pair, draft token]`` of what came out, by the head's own output layer or the model's
+        ``output``."""
         if self.norm is not None and not self.sizes.norm_output:
             states = self.norm(states)
         if self.lm_head is not None:
             return self.lm_head(states)
         weight = getattr(output, "weight", None)
-        scored: Tensor = output(states.to(weight.dtype if isinstance(weight, Tensor) else states.dtype))
-        return scored
+        scores: Tensor = output(states.to(weight.dtype if isinstance(weight, Tensor) else states.dtype))
+        return scores if self.d2t is None else scores[..., self.scored()]
+
+    def scored(self) -> Tensor:
+        """The model's ids of the tokens that the head scores, where these are not all, ``[draft token]``."""
+        assert self.d2t is not None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)

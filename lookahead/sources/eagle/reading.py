@@ -3,6 +3,7 @@ is; config.json says only what they cannot: how many heads attention has, RoPE, 
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lookahead.sources.eagle.network import EagleNetwork, EagleSizes
 from lookahead.sources.medusa.checkpoints.storage import locate, some
 
 _LAYER = re.compile(r"^(?:midlayer|transformer)\.")
-_NOT_READ = ("verifier_", "rotary_emb.", "t2d", "mask_token", "lm_head.bias")
+_NOT_READ = ("verifier_", "rotary_emb.", "mask_token", "lm_head.bias")
 _FIRST = "layers.0."
 
 
@@ -24,10 +25,16 @@ def read(source: str | Path, hub: Mapping[str, Any] | None = None) -> EagleNetwo
     location = locate(source, hub or {})
     stored, config = location.tensors(), location.config()
     tensors = {_canonical(name): stored.get(name) for name in stored.files if not _is_left(_canonical(name))}
+    mask, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
+    if offsets is None and mask is not None and not bool(mask.all()):
+        offsets = mask.nonzero()[:, 0] - torch.arange(int(mask.sum()))
     sizes = sizes_of(tensors, config, str(source))
+    if offsets is not None and sizes.draft_vocab_size is None:  # it takes these rows of the model's output layer
+        sizes = replace(sizes, draft_vocab_size=len(offsets))
+    if mask is not None:
+        sizes = replace(sizes, vocab_size=len(mask))
     with torch.device("meta"):
         network = EagleNetwork(sizes)
-    offsets = tensors.pop("d2t", None)
     _fill(network, tensors, str(source))
     if offsets is not None:
         network.d2t = _checked_offsets(offsets, sizes, str(source))
@@ -36,6 +43,7 @@ def read(source: str | Path, hub: Mapping[str, Any] | None = None) -> EagleNetwo
 
 def _canonical(name: str) -> str:
     name = name.removeprefix("model.")
+    name = name.replace("fusion_fc.", "fc.", 1) if name.startswith("fusion_fc.") else name
     return name if name.startswith("layers.") else _LAYER.sub(_FIRST, name)
 
 
@@ -83,6 +91,8 @@ def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: s
         feed_forward=shape(f"{_FIRST}mlp.gate_proj.weight")[0],
         layers=layers,
         draft_vocab_size=None if output is None else int(output.shape[0]),
+        own_output=output is not None,
+        vocab_size=layer.get("vocab_size") or (None if table is None else int(table.shape[0])),
         own_embeddings=None if table is None else int(table.shape[0]),
         final_norm="norm.weight" in tensors,
         fusion_bias="fc.bias" in tensors,
@@ -94,7 +104,7 @@ def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: s
         rope=_rope(layer),
         max_positions=int(layer.get("max_position_embeddings", 2048)),
         feature_layers=ids,
-        base_model=verifier.get("name_or_path"),
+        base_model=verifier.get("name_or_path") or config.get("base_model_name_or_path"),
     )
 
 
