@@ -1,0 +1,221 @@
+"""An EAGLE head as something to train: fresh for a model, and its losses."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
+from torch.utils.checkpoint import checkpoint
+
+from jacobi import LookaheadError
+from lookahead.models.hidden_states import decoder_layers, final_norm
+from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
+from lookahead.sources.eagle.head import EagleHead
+from lookahead.sources.eagle.network import EagleNetwork, EagleSizes
+from lookahead.training.data import IGNORE, Example
+from lookahead.training.drafter import Seen
+from lookahead.training.eagle.settings import EagleSettings
+from lookahead.training.eagle.unrolled import UnrolledPairs
+
+_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once
+_SOFT = 0.1  # (eagle-1) weight of the cross-entropy beside that of the features
+_NOISE_TOKENS = 512  # (eagle-1) length of the texts for which the noise is given
+
+
+class TrainedEagle(nn.Module):
+    """A head that is trained; ``head`` is what decoding takes."""
+
+    def __init__(self, head: EagleHead, settings: EagleSettings) -> None:
+        super().__init__()
+        self.head = head
+        self._settings = settings
+
+    def taps(self, model: Any) -> tuple[str, ...]:
+        return self.head.taps(model)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        self.head.save_pretrained(folder)
+
+    def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted mean of the steps' soft cross-entropies; with EAGLE-1, that of features and a tenth of it."""
+        if self.head.network.sizes.version == 1:
+            return self._feature_loss(seen, model)
+        losses: list[Tensor] = []
+        parts: dict[str, Tensor] = {}
+        for step, out in enumerate(self.unrolled(seen, model, self._settings.steps)):
+            loss, right = self._step_loss(seen, model, out, step)
+            losses.append(loss * self._settings.decay**step)
+            parts |= {f"loss_{step}": loss.detach(), f"right_{step}": right}
+        return torch.stack(losses).sum(), parts
+
+    def unrolled(self, seen: Seen, model: Any, steps: int) -> Sequence[Tensor]:
+        """What comes out of the head at all pairs of a text, ``[batch, pair, hidden]`` for each step.
+
+        Pair i is the features of token i and token i + 1; in step s it is its output of the step before and token
+        i + 1 + s, at position i + s. There are pairs for as long as there are tokens::
+
+            tokens   a b c d e         step 0  (h_a, b) (h_b, c) (h_c, d) (h_d, e)
+                                       step 1  (z_0, c) (z_1, d) (z_2, e)
+        """
+        network = self.head.network
+        weight, count = network.fc.weight, seen.tokens.shape[1] - 1
+        embed = network.embed_tokens or model.get_input_embeddings()
+        with torch.no_grad():
+            embedded = embed(seen.tokens).to(weight)
+        states, pairs, outputs = self._features(seen, model), UnrolledPairs(network.sizes.layers), []
+        for step in range(steps):
+            following = embedded[:, 1 + step :]
+            following = torch.cat([following, following.new_zeros(len(following), step, following.shape[-1])], dim=1)
+            positions = torch.arange(step, step + count, device=weight.device)
+            joined = network.joined(states, following, fed_back=step > 0)
+            states = network(joined, following, positions, pairs, None)
+            outputs.append(states[:, : count - step])
+        return outputs
+
+    def _features(self, seen: Seen, model: Any) -> Tensor:
+        """What the head reads of the model, of all tokens but the last, ``[batch, pair, channel]``."""
+        states = [seen.states[tap] for tap in self.taps(model)]
+        norm = self.head.norm(model)
+        with torch.no_grad():
+            features = torch.cat(states, dim=-1) if norm is None else norm(states[0])
+        return features[:, :-1].to(self.head.network.fc.weight)
+
+    def _wanted(self, labels: Tensor, step: int) -> Tensor:
+        """Where pair i of a step has something to predict: token i + 2 + step. ``[batch, token - 2 - step]``."""
+        return labels[:, 2 + step :] != IGNORE
+
+    def _step_loss(self, seen: Seen, model: Any, out: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """The mean soft cross-entropy against the model's own distribution, over the tokens that the head scores, where
+        the model's best token is one of them; and the share of all places where both have the same best token."""
+        kept = self._wanted(seen.labels, step)
+        states, logits = out[:, : kept.shape[1]][kept], seen.logits[:, 1 + step : -1][kept]
+        ids = self.scored(logits.shape[-1], logits.device)
+        best = logits.argmax(-1)
+        if ids is not None:
+            inside = torch.zeros(logits.shape[-1], dtype=torch.bool, device=ids.device).scatter(0, ids, True)[best]
+            states, best, logits = states[inside], best[inside], logits[inside]
+        size = max(1, _LOGITS.get(out.device.type, _LOGITS["cuda"]) // logits.shape[-1])
+        total, right = out.sum() * 0.0, torch.zeros((), device=out.device)
+        for part, target, wanted in zip(states.split(size), logits.split(size), best.split(size), strict=True):
+            given = (part, target, wanted, ids, model)
+            loss, hits = (
+                self._soft(*given) if len(states) <= size else checkpoint(self._soft, *given, use_reentrant=False)
+            )
+            total, right = total + loss, right + hits.detach()
+        return total / max(1, len(states)), right / max(1, int(kept.sum()))
+
+    def _soft(
+        self, states: Tensor, target: Tensor, best: Tensor, ids: Tensor | None, model: Any
+    ) -> tuple[Tensor, Tensor]:
+        scores = self.head.network.logits(states, output_layer(model)).float()
+        target = (target if ids is None else target[:, ids]).float().softmax(-1)
+        said = scores.argmax(-1)
+        right = ((said if ids is None else ids[said]) == best).sum()
+        return -(target * scores.log_softmax(-1)).sum(), right.float()
+
+    def scored(self, vocab: int, device: Any) -> Tensor | None:
+        """The ids of the tokens that the head scores, ``[draft token]``; None where these are the model's own."""
+        network = self.head.network
+        if network.d2t is not None:
+            return network.scored().to(device)
+        size = network.sizes.draft_vocab_size or vocab
+        return None if size == vocab else torch.arange(size, device=device)
+
+    def _feature_loss(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """EAGLE-1's (arXiv 2401.15077, section 3.2): the next feature, and the distribution that the model's output
+        layer makes of it."""
+        network = self.head.network
+        features = self._features(seen, model)
+        if self.training and self._settings.noise:
+            width = self._settings.noise * _NOISE_TOKENS / features.shape[1]
+            noisy = features + (torch.rand_like(features) - 0.5) * width
+        else:
+            noisy = features
+        embed = network.embed_tokens or model.get_input_embeddings()
+        with torch.no_grad():
+            embedded = embed(seen.tokens[:, 1:]).to(features)
+        positions = torch.arange(features.shape[1], device=features.device)
+        out = network(network.joined(noisy, embedded), embedded, positions, UnrolledPairs(network.sizes.layers), None)
+        kept = self._wanted(seen.labels, 0)
+        off = smooth_l1_loss(out[:, : kept.shape[1]][kept], features[:, 1:][kept], reduction="none").mean(-1)
+        feature = off.sum() / max(1, len(off))
+        soft, right = self._step_loss(seen, model, out, 0)
+        parts = {"loss_feature": feature.detach(), "loss_0": soft.detach(), "right_0": right}
+        return feature + _SOFT * soft, parts
+
+
+def fresh_head(model: Any, settings: EagleSettings, examples: Sequence[Example] = ()) -> EagleHead:
+    """A head for a model, float32, drawn by ``settings.seed``; its output layer starts as the model's. ``examples``
+    tell which tokens are frequent, where it is to score only some. A LookaheadError says what the model cannot give."""
+    hidden, vocab = output_sizes(model)
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 1)
+    three = settings.version == "eagle-3"
+    channels = model.get_input_embeddings().weight.shape[1]
+    if channels != hidden:
+        raise LookaheadError(f"{type(model).__name__} has embeddings of {channels} channels and features of {hidden}.")
+    scored = None if not three or not settings.own_output else settings.draft_vocab or vocab
+    if scored is not None and scored > vocab:
+        raise LookaheadError(f"draft_vocab={scored}: {type(model).__name__} has {vocab} tokens. Give fewer.")
+    layers = settings.feature_layers or _usual_layers(model)
+    sizes = EagleSizes(
+        version=3 if three else 1,
+        hidden_size=hidden,
+        target_size=hidden,
+        features=len(layers) if three else 1,
+        heads=heads,
+        key_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or hidden // heads,
+        feed_forward=settings.feed_forward or getattr(config, "intermediate_size", None) or 4 * hidden,
+        layers=settings.num_layers,
+        draft_vocab_size=scored,
+        own_output=scored is not None,
+        vocab_size=vocab,
+        final_norm=three,
+        eps=float(getattr(config, "rms_norm_eps", 1e-6)),
+        max_positions=getattr(config, "max_position_embeddings", 2048),
+        feature_layers=layers if three else (),
+        base_model=getattr(model.config, "name_or_path", None) or None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        network = EagleNetwork(sizes)
+        for name, weight in network.named_parameters():
+            if weight.ndim == 2:
+                nn.init.normal_(weight, std=0.02 if "lm_head" in name else weight.shape[1] ** -0.5)
+    network.to(placement(model)[0])
+    _take_output(network, model, examples)
+    head = EagleHead(network)
+    head.check(model)
+    return head
+
+
+def _usual_layers(model: Any) -> tuple[int, ...]:
+    """The input of layer 2, of the middle one and of the third from the end; of a small model, spread over all."""
+    count = len(decoder_layers(model))
+    usual = (2, count // 2, count - 3)
+    return usual if len(set(usual)) == 3 and min(usual) >= 0 else tuple(round(count * part / 3) for part in (1, 2, 3))
+
+
+def _take_output(network: EagleNetwork, model: Any, examples: Sequence[Example]) -> None:
+    """Begin with the model's final norm and its output layer, or the lines of it that stand for frequent tokens."""
+    with torch.no_grad():
+        if network.norm is not None:
+            weight = getattr(final_norm(model), "weight", None)
+            if isinstance(weight, Tensor) and weight.shape == network.norm.weight.shape:
+                network.norm.weight.copy_(weight)
+        if network.lm_head is None:
+            return
+        size, vocab = network.lm_head.weight.shape[0], output_sizes(model)[1]
+        ids = torch.arange(vocab)
+        if size < vocab:
+            counts = torch.zeros(vocab, dtype=torch.long)
+            for example in examples:
+                counts += torch.bincount(example.ids[example.loss].long(), minlength=vocab)
+            ids = counts.argsort(descending=True, stable=True)[:size].sort().values
+            network.d2t = (ids - torch.arange(size)).to(network.lm_head.weight.device)
+        weight = copyable_weight(output_layer(model))
+        if weight is not None:
+            network.lm_head.weight.copy_(weight[ids.to(weight.device)])
