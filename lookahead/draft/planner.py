@@ -179,7 +179,7 @@ class Planner:
         self.expensive.spent(self.expensive_ms)
         # Nor are drafts that were looked for in vain a part of what one node costs.
         tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
-        if self._nodes is None:
+        if self._nodes is None and not self.costs.times.frozen:  # a frozen curve repeats passes, whatever they took
             plain = self.mode in (Mode.REST, Mode.MEASURE)
             was_faster = self._guard.observe(step, taken, self.costs.curve, plain, self.costs.comparable)
             if self._batch > 1:  # what some sequence accepts has not paid yet
