@@ -1,6 +1,8 @@
-"""An EAGLE head beside one sequence: what it says after branches, from the model's features of the text."""
+"""Heads beside one sequence that read pairs of a feature and a token, as EAGLE's: what they say after branches, from
+the model's features of the text."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +15,31 @@ from lookahead.sources.eagle.network import EagleNetwork, PairCache
 from lookahead.sources.vocabularies import SameVocabulary
 
 
-class EaglePasses:
+class PairNetwork(Protocol):
+    """What :class:`PairPasses` runs over pairs; ``d2t`` are the offsets of the tokens that it scores, if any."""
+
+    d2t: Tensor | None
+
+    def joined(self, features: Tensor, embedded: Tensor, fed_back: bool = False) -> Tensor:
+        """What its layers start from ``[pair, hidden]``; ``fed_back`` features are its own outputs."""
+
+    def __call__(self, states: Tensor, embedded: Tensor, positions: Tensor, cache: Any, mask: Tensor) -> Tensor:
+        """What comes out ``[pair, hidden]``, by bool ``mask`` ``[pair, pairs in the cache and these]``."""
+
+    def logits(self, states: Tensor, output: nn.Module) -> Tensor:
+        """Scores ``[pair, draft token]`` of what came out."""
+
+
+class Pairs(Protocol):
+    """The KV cache of a network, one entry a pair."""
+
+    length: int
+
+    def crop(self, length: int) -> None:
+        """Forget all pairs behind the first ``length``."""
+
+
+class PairPasses:
     """What a head says at the nodes of one sequence's drafts.
 
     A pair is a feature of the model at a token, and the token after it. Pairs of the text are *stable*; those of a
@@ -24,30 +50,37 @@ class EaglePasses:
         pairs      (h0, upon)  (h1, a)  (h2, time) -> z   scores the root's children
         draft      (z, there)  position 3          -> z'  scores those of the branch "there"
 
+    Where a head has several networks, each has a cache of its own, and they take turns: number d modulo their count
+    reads the nodes at depth d. Of the text each reads what the one before it gave, one token later::
+
+        network 0  (h0, upon) -> y0  (h1, a) -> y1    (h2, time) -> z
+        network 1                    (y0, a) -> ..    (y1, time) -> ..    and at the node "there": (z, there) -> z'
+
     Args:
+        networks: each with its empty cache.
+        weight: a tensor whose device and dtype are the head's.
         features: gives the model's features of the last pass, ``[row, node, channel]``.
-        embed, output: the model's own, used where the head has none.
+        embed, output: by which tokens are embedded, and by which outputs are scored where a network does not itself.
         vocab_size: tokens that the model can be fed.
     """
 
     def __init__(
         self,
-        network: EagleNetwork,
+        networks: Sequence[tuple[PairNetwork, Pairs]],
+        weight: Tensor,
         features: Callable[[], Tensor],
         row: int,
-        embed: nn.Module,
+        embed: Callable[[Tensor], Tensor],
         output: nn.Module,
         vocab_size: int,
     ) -> None:
-        weight = network.fc.weight
-        self._network, self._features, self._row = network, features, row
-        self._embed, self._output = network.embed_tokens or embed, output
+        self._networks, self._features, self._row = networks, features, row
+        self._embed, self._output, self._weight = embed, output, weight
         self._vocabulary = SameVocabulary(vocab_size, vocab_size)
-        self._weight = weight  # whose device and dtype are the head's
-        self._cache = PairCache(network.sizes.layers)
-        self._stable = 0
+        self._stable = [0] * len(networks)  # pairs of the text, in each cache
+        self._waiting: dict[int, Tensor] = {}  # by network, the feature whose next token is not known yet
         self._new: list[tuple[Tensor, list[int]]] = []  # features and next tokens that are still to be fed
-        self._seen: dict[Branch, tuple[int, Tensor]] = {}  # place in the cache, and what came out
+        self._seen: dict[Branch, tuple[int, Tensor]] = {}  # place in its cache, and what came out
         self._starts = False
 
     def start(self, prompt: Sequence[int]) -> None:
@@ -63,7 +96,8 @@ class EaglePasses:
         else:
             nodes = torch.tensor(path.nodes)
             self._new.append((self._features()[self._row][nodes], list(path.tokens)))
-        self._cache.crop(self._stable)
+        for (_, cache), stable in zip(self._networks, self._stable, strict=True):
+            cache.crop(stable)
         self._seen.clear()
 
     @torch.no_grad()
@@ -74,10 +108,19 @@ class EaglePasses:
         missing = {branch[:end] for branch in branches for end in range(1, len(branch) + 1)} - self._seen.keys()
         for depth in sorted({len(branch) for branch in missing}):
             self._grow(sorted(branch for branch in missing if len(branch) == depth))
-        out = torch.stack([self._seen[branch][1] for branch in branches])
-        scores = self._network.logits(out, self._output).float().log_softmax(-1)
+        said: list[Said | None] = [None] * len(branches)
+        for turn, (network, _) in enumerate(self._networks):
+            asked = [index for index, branch in enumerate(branches) if len(branch) % len(self._networks) == turn]
+            if asked:
+                out = torch.stack([self._seen[branches[index]][1] for index in asked])
+                for index, line in zip(asked, self._told(network, out), strict=True):
+                    said[index] = line
+        return said
+
+    def _told(self, network: PairNetwork, out: Tensor) -> list[Said]:
+        scores = network.logits(out, self._output).float().log_softmax(-1)
         values, ids = scores.topk(min(BEST, scores.shape[-1]))
-        offsets = self._network.d2t
+        offsets = network.d2t
         tokens = ids if offsets is None else ids + offsets[ids]
         told = zip(np.asarray(tokens.cpu()), np.asarray(values.cpu()), strict=True)
         return [self._vocabulary.proposed(*line) for line in told]
@@ -85,32 +128,61 @@ class EaglePasses:
     def _read_text(self) -> None:
         features = torch.cat([each for each, _ in self._new]).to(self._weight)
         tokens = [token for _, each in self._new for token in each]
-        count, before = len(tokens), self._stable
-        mask = torch.ones(count, before + count, dtype=torch.bool, device=features.device).tril(before)
-        out = self._pass(features, tokens, range(before, before + count), mask, fed_back=False)
-        self._new, self._stable = [], before + count
-        self._seen = {(): (-1, out[-1])}
+        end = self._stable[0] + len(tokens)
+        root = features[:0]
+        for turn, before in enumerate(self._stable):
+            if turn:
+                features = torch.cat([self._waiting.get(turn, features[:0]), features])
+                self._waiting[turn], features = features[-1:], features[:-1]
+            if not (count := len(features)):
+                continue
+            mask = torch.ones(count, before + count, dtype=torch.bool, device=features.device).tril(before)
+            features = self._pass(turn, features, tokens[-count:], range(end - count, end), mask, fed_back=turn > 0)
+            self._stable[turn] = before + count
+            root = features[-1] if not turn else root
+        self._new, self._seen = [], {(): (-1, root)}
 
     def _grow(self, branches: Sequence[Branch]) -> None:
-        """Feed nodes of one depth: each sees the stable pairs, its ancestors and itself."""
-        held, stable = self._cache.length, self._stable
+        """Feed nodes of one depth: each sees the stable pairs, its ancestors (those of its network) and itself."""
+        depth = len(branches[0])
+        turns = len(self._networks)
+        turn = depth % turns
+        held, stable = self._networks[turn][1].length, self._stable[turn]
         mask = torch.zeros(len(branches), held + len(branches), dtype=torch.bool)
         mask[:, :stable] = True
         for line, branch in enumerate(branches):
-            mask[line, [self._seen[branch[:end]][0] for end in range(1, len(branch))] + [held + line]] = True
-        above = torch.stack([self._seen[branch[:-1]][1] for branch in branches])
-        positions = [stable + len(branch) - 1 for branch in branches]
-        out = self._pass(above, [branch[-1] for branch in branches], positions, mask, fed_back=True)
+            above = range(turn or turns, depth, turns)
+            mask[line, [self._seen[branch[:end]][0] for end in above] + [held + line]] = True
+        features = torch.stack([self._seen[branch[:-1]][1] for branch in branches])
+        positions = [self._stable[0] + depth - 1] * len(branches)
+        out = self._pass(turn, features, [branch[-1] for branch in branches], positions, mask, fed_back=True)
         for line, branch in enumerate(branches):
             self._seen[branch] = held + line, out[line]
 
     def _pass(
-        self, features: Tensor, tokens: Sequence[int], positions: Sequence[int], mask: Tensor, fed_back: bool
+        self, turn: int, features: Tensor, tokens: Sequence[int], positions: Sequence[int], mask: Tensor, fed_back: bool
     ) -> Tensor:
-        device, network = features.device, self._network
+        device, (network, cache) = features.device, self._networks[turn]
         embedded = self._embed(torch.tensor(tokens, device=device)).to(self._weight)
         states = network.joined(features, embedded, fed_back)
-        return network(states, embedded, torch.tensor(positions, device=device), self._cache, mask.to(device))
+        return network(states, embedded, torch.tensor(positions, device=device), cache, mask.to(device))
+
+
+class EaglePasses(PairPasses):
+    """An EAGLE head's, with the model's ``embed`` and ``output`` where the head has none of its own."""
+
+    def __init__(
+        self,
+        network: EagleNetwork,
+        features: Callable[[], Tensor],
+        row: int,
+        embed: nn.Module,
+        output: nn.Module,
+        vocab_size: int,
+    ) -> None:
+        networks = [(network, PairCache(network.sizes.layers))]
+        embed = network.embed_tokens or embed
+        super().__init__(networks, network.fc.weight, features, row, embed, output, vocab_size)
 
 
 def joined_features(hidden: HiddenStates, taps: Sequence[str], norm: nn.Module | None) -> Callable[[], Tensor]:

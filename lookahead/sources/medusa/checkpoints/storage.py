@@ -1,7 +1,7 @@
 """Where tensors are stored: in a file, in the shards of a model, in a folder or in a repository of the hub."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from lookahead._files import on_hub
 HEADS_FILE = "medusa_lm_head.safetensors"
 MODEL_FILE = "model.safetensors"
 
-_WHOLE_MODELS = ("model.safetensors.index.json", MODEL_FILE, "pytorch_model.bin.index.json", "pytorch_model.bin")
-_FILES = (HEADS_FILE, "medusa_lm_head.pt", *_WHOLE_MODELS)
+WHOLE_MODELS = ("model.safetensors.index.json", MODEL_FILE, "pytorch_model.bin.index.json", "pytorch_model.bin")
+_FILES = (HEADS_FILE, "medusa_lm_head.pt", *WHOLE_MODELS)
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class Location:
     def config(self) -> dict[str, Any]:
         return {} if (path := self.find("config.json")) is None else _json(path)
 
-    def tensors(self) -> StoredTensors:
-        """The tensors of the file that was named, or of the first published file name that is there."""
-        for file in _FILES if self.file is None else (self.file,):
+    def tensors(self, files: Sequence[str] = _FILES, what: str = "Medusa heads") -> StoredTensors:
+        """The tensors of the file that was named, or of the first of ``files`` that is there; ``what`` is sought."""
+        for file in files if self.file is None else (self.file,):
             if (path := self.find(file)) is not None:
                 return self._open(path)
         if self.folder is None:
             raise LookaheadError(
-                f"{self.name} on the hub has none of {', '.join(_FILES)}, or cannot be reached: expected a folder here "
-                "or a repository with Medusa heads."
+                f"{self.name} on the hub has none of {', '.join(files)}, or cannot be reached: expected a folder here "
+                f"or a repository with {what}."
             )
         suffixes = (".safetensors", ".pt", ".bin")
         others = sorted(path.name for path in self.folder.iterdir() if path.suffix in suffixes and path.is_file())
         if len(others) == 1:
             return self._open(self.folder / others[0])
         found = f"found {', '.join(others)}; name the one to read" if others else "found no file of tensors"
-        raise LookaheadError(f"{self.name} holds no Medusa heads: expected one of {', '.join(_FILES)}, {found}.")
+        raise LookaheadError(f"{self.name} holds no {what}: expected one of {', '.join(files)}, {found}.")
 
     def _open(self, path: Path) -> StoredTensors:
         if path.suffix == ".json":
