@@ -251,6 +251,7 @@ class LinearModel:
         """Leave the text in ``cache``, the one that was given; costs a pass if tokens wait for their replay."""
         if self._live:
             return
+        self.hidden = None  # nobody drafts any more
         with self._inference.entered():
             self._snapshot.restore()
             if self.again:
