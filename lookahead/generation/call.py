@@ -124,6 +124,9 @@ class Strategy(Protocol):
     def assisted(self, draft: Any, tokenizers: Any = None) -> "Strategy":
         """The same with a draft model; an error where there is none."""
 
+    def predicting(self) -> "Strategy":
+        """The same with the model's MTP layers (``use_mtp``)."""
+
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a model for which nothing can be drafted, before any pass."""
 

@@ -103,6 +103,13 @@ class Strategy:
             "Use that, or drop assistant_model."
         )
 
+    def predicting(self) -> "Strategy":
+        """The same strategy with the model's MTP layers (``use_mtp=True``); a LookaheadError where there is none."""
+        raise LookaheadError(
+            f"{type(self).__name__} takes no use_mtp: expected Lookahead() in automatic mode (no W, N, G) or Mtp(). "
+            "Use that, or drop use_mtp."
+        )
+
     @property
     def automatic(self) -> bool:
         """Whether sizes are chosen while decoding."""

@@ -1,6 +1,6 @@
 """Lookahead decoding: the automatic mode, or the published method with given W, N and G."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from transformers import PreTrainedModel
@@ -14,6 +14,7 @@ from lookahead.sources.ngram_pool import NgramPool
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Strategy
 from lookahead.strategies.draft_models import Tokenizers, check_draft_model, draft_model_for, vocabulary_for
+from lookahead.strategies.mtp import Mtp
 
 _DEFAULT_SOURCES = ("recycling", "suffix", "window")
 
@@ -132,6 +133,14 @@ class Lookahead(AutomaticStrategy):
             return super().assisted(draft, tokenizers)
         sources = self.sources if self.sources is None or "draft" in self.sources else ("draft", *self.sources)
         return replace(self, draft_model=draft, tokenizers=tokenizers, sources=sources)
+
+    def predicting(self) -> Strategy:
+        if self.draft_model is not None:
+            raise LookaheadError("use_mtp and Lookahead(draft_model=) both say what drafts: drop one of them.")
+        if not self.automatic:
+            return super().predicting()
+        shared = {field.name: getattr(self, field.name) for field in fields(AutomaticStrategy)}
+        return Mtp(**shared | {"sources": self.sources and ("mtp", *self.sources)})
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a draft model that cannot draft for the model."""

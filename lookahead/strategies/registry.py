@@ -8,10 +8,11 @@ from lookahead.strategies.eagle import Eagle
 from lookahead.strategies.jacobi import Jacobi
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.strategies.medusa import Medusa
+from lookahead.strategies.mtp import Mtp
 from lookahead.strategies.redrafter import ReDrafter
 
 _BY_NAME: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (Lookahead, Jacobi, Medusa, Eagle, ReDrafter)
+    strategy.name: strategy for strategy in (Lookahead, Jacobi, Medusa, Eagle, Mtp, ReDrafter)
 }
 
 

@@ -16,16 +16,16 @@ _UNMASKED = ("GPTNeoSelfAttention", "LEDDecoder")  # their passes over one token
 
 
 def check_mode(generation_config: GenerationConfig) -> None:
-    """Refuse (with a LookaheadError) beams, prompt lookup, multi-token prediction and their like."""
+    """Refuse (with a LookaheadError) beams, prompt lookup and their like."""
 
     def refuse(culprit: str, way_out: str) -> None:
         raise LookaheadError(f"use_lookahead cannot be combined with {culprit}: {way_out}, or drop use_lookahead.")
 
     if (generation_config.num_beams or 1) > 1:
         refuse(f"num_beams={generation_config.num_beams}", "set num_beams=1")
-    for name in ("prompt_lookup_num_tokens", "use_mtp"):
-        if getattr(generation_config, name, None):
-            refuse(f"{name}={getattr(generation_config, name)!r}", f"drop {name}")
+    if getattr(generation_config, "prompt_lookup_num_tokens", None):
+        count = generation_config.prompt_lookup_num_tokens
+        refuse(f"prompt_lookup_num_tokens={count!r}", "drop prompt_lookup_num_tokens")
     if getattr(generation_config, "cache_implementation", None) == "paged":
         refuse("cache_implementation='paged'", "leave cache_implementation unset")
     for name in ("output_attentions", "output_hidden_states"):

@@ -33,7 +33,7 @@ class Tiny:
 
 
 # Weights are drawn widely, so that texts neither settle on one token at once nor never repeat anything.
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -47,8 +47,8 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-_MHA = _SIZES | {"num_key_value_heads": 4}
-_NO_KV = {key: value for key, value in _SIZES.items() if key != "num_key_value_heads"}
+_MHA = SIZES | {"num_key_value_heads": 4}
+_NO_KV = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 _LEARNED = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -66,25 +66,25 @@ _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 # float64 wherever the model has it: only there is equality more than very likely. Eager attention with left padding
 # and expert kernels exist in float32 only.
 MODELS = {
-    "llama": Tiny("LlamaConfig", _SIZES),
+    "llama": Tiny("LlamaConfig", SIZES),
     "llama_mha": Tiny("LlamaConfig", _MHA),
-    "llama_eager": Tiny("LlamaConfig", _SIZES, F32, "eager"),
+    "llama_eager": Tiny("LlamaConfig", SIZES, F32, "eager"),
     "gpt2": Tiny("GPT2Config", _LEARNED),
-    "mistral": Tiny("MistralConfig", _SIZES | _WINDOW),
-    "qwen2": Tiny("Qwen2Config", _SIZES),
-    "qwen2_mixed": Tiny("Qwen2Config", _SIZES | _MIXED | {"use_sliding_window": True, "max_window_layers": 1}),
-    "qwen3": Tiny("Qwen3Config", _SIZES | {"head_dim": 8}),
-    "gemma2": Tiny("Gemma2Config", _SIZES | _MIXED | {"query_pre_attn_scalar": 20}, F32, "eager"),
-    "gemma3": Tiny("Gemma3TextConfig", _SIZES | _MIXED | {"query_pre_attn_scalar": 20}),
-    "cohere2": Tiny("Cohere2Config", _SIZES | _MIXED | {"logit_scale": 1.0}),
-    "olmo2": Tiny("Olmo2Config", _SIZES),
-    "phi3": Tiny("Phi3Config", _SIZES | {"sliding_window": 6}),
+    "mistral": Tiny("MistralConfig", SIZES | _WINDOW),
+    "qwen2": Tiny("Qwen2Config", SIZES),
+    "qwen2_mixed": Tiny("Qwen2Config", SIZES | _MIXED | {"use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3": Tiny("Qwen3Config", SIZES | {"head_dim": 8}),
+    "gemma2": Tiny("Gemma2Config", SIZES | _MIXED | {"query_pre_attn_scalar": 20}, F32, "eager"),
+    "gemma3": Tiny("Gemma3TextConfig", SIZES | _MIXED | {"query_pre_attn_scalar": 20}),
+    "cohere2": Tiny("Cohere2Config", SIZES | _MIXED | {"logit_scale": 1.0}),
+    "olmo2": Tiny("Olmo2Config", SIZES),
+    "phi3": Tiny("Phi3Config", SIZES | {"sliding_window": 6}),
     "gpt_neox": Tiny("GPTNeoXConfig", _NO_KV),
-    "gpt_oss": Tiny("GptOssConfig", _SIZES | _MIXED | _EXPERTS, F32, "eager"),
-    "mixtral": Tiny("MixtralConfig", _SIZES | _EXPERTS, F32),
+    "gpt_oss": Tiny("GptOssConfig", SIZES | _MIXED | _EXPERTS, F32, "eager"),
+    "mixtral": Tiny("MixtralConfig", SIZES | _EXPERTS, F32),
     "llama4": Tiny(
         "Llama4TextConfig",
-        _SIZES
+        SIZES
         | {"head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 8, "no_rope_layers": [1, 0]}
         | {"num_local_experts": 2, "num_experts_per_tok": 1, "floor_scale": 12, "attn_scale": 0.5},
         F32,

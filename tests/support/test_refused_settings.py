@@ -112,7 +112,6 @@ def test_a_guess_outside_the_vocabulary(passes: Passes) -> None:
         ({"num_beams": 2}, "cannot be combined with num_beams=2: set num_beams=1, or drop use_lookahead"),
         ({"num_beams": 3, "do_sample": True}, "cannot be combined with num_beams=3"),
         ({"prompt_lookup_num_tokens": 3}, "cannot be combined with prompt_lookup_num_tokens=3: drop prompt_lookup"),
-        ({"use_mtp": True}, "cannot be combined with use_mtp=True: drop use_mtp"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "cannot be combined with output_attentions"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "with output_hidden_states=True"),
         ({"synced_gpus": True}, "synced_gpus=True is not supported"),

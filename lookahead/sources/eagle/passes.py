@@ -33,7 +33,9 @@ class PairNetwork(Protocol):
 class Pairs(Protocol):
     """The KV cache of a network, one entry a pair."""
 
-    length: int
+    @property
+    def length(self) -> int:
+        """How many pairs there are."""
 
     def crop(self, length: int) -> None:
         """Forget all pairs behind the first ``length``."""
@@ -51,10 +53,11 @@ class PairPasses:
         draft      (z, there)  position 3          -> z'  scores those of the branch "there"
 
     Where a head has several networks, each has a cache of its own, and they take turns: number d modulo their count
-    reads the nodes at depth d. Of the text each reads what the one before it gave, one token later::
+    speaks at depth d. Each reads what the one before it gave, one token later, as far as that goes back to the text::
 
-        network 0  (h0, upon) -> y0  (h1, a) -> y1    (h2, time) -> z
-        network 1                    (y0, a) -> ..    (y1, time) -> ..    and at the node "there": (z, there) -> z'
+        network 0  (h0, upon) -> y0   (h1, a) -> y1   (h2, time) -> z   | speaks below the root
+        network 1                     (y0, a) -> x0   (y1, time) -> x1  | (z, there) -> z'   speaks below "there"
+        network 2                                     (x0, time) -> ..  | (x1, there) -> ..  (z', was) -> z''
 
     Args:
         networks: each with its empty cache.
@@ -80,7 +83,7 @@ class PairPasses:
         self._stable = [0] * len(networks)  # pairs of the text, in each cache
         self._waiting: dict[int, Tensor] = {}  # by network, the feature whose next token is not known yet
         self._new: list[tuple[Tensor, list[int]]] = []  # features and next tokens that are still to be fed
-        self._seen: dict[Branch, tuple[int, Tensor]] = {}  # place in its cache, and what came out
+        self._seen: dict[Branch, dict[int, tuple[int, Tensor]]] = {}  # by network: place in its cache, what came out
         self._starts = False
 
     def start(self, prompt: Sequence[int]) -> None:
@@ -112,7 +115,7 @@ class PairPasses:
         for turn, (network, _) in enumerate(self._networks):
             asked = [index for index, branch in enumerate(branches) if len(branch) % len(self._networks) == turn]
             if asked:
-                out = torch.stack([self._seen[branches[index]][1] for index in asked])
+                out = torch.stack([self._seen[branches[index]][turn][1] for index in asked])
                 for index, line in zip(asked, self._told(network, out), strict=True):
                     said[index] = line
         return said
@@ -129,7 +132,7 @@ class PairPasses:
         features = torch.cat([each for each, _ in self._new]).to(self._weight)
         tokens = [token for _, each in self._new for token in each]
         end = self._stable[0] + len(tokens)
-        root = features[:0]
+        root = self._seen[()] = {}
         for turn, before in enumerate(self._stable):
             if turn:
                 features = torch.cat([self._waiting.get(turn, features[:0]), features])
@@ -139,25 +142,31 @@ class PairPasses:
             mask = torch.ones(count, before + count, dtype=torch.bool, device=features.device).tril(before)
             features = self._pass(turn, features, tokens[-count:], range(end - count, end), mask, fed_back=turn > 0)
             self._stable[turn] = before + count
-            root = features[-1] if not turn else root
-        self._new, self._seen = [], {(): (-1, root)}
+            root[turn] = -1, features[-1]
+        self._new = []
 
     def _grow(self, branches: Sequence[Branch]) -> None:
-        """Feed nodes of one depth: each sees the stable pairs, its ancestors (those of its network) and itself."""
-        depth = len(branches[0])
-        turns = len(self._networks)
-        turn = depth % turns
-        held, stable = self._networks[turn][1].length, self._stable[turn]
+        """Feed nodes of one depth, to the network whose turn it is and to those that still read what the text gave."""
+        depth, turns = len(branches[0]), len(self._networks)
+        for branch in branches:
+            self._seen[branch] = {}
+        for turn in range(depth, turns) if depth < turns else (depth % turns,):
+            if (turn - 1) % turns in self._seen[branches[0][:-1]]:  # else the text is too short
+                self._feed(turn, branches)
+
+    def _feed(self, turn: int, branches: Sequence[Branch]) -> None:
+        """Each node sees the stable pairs, its ancestors and itself."""
+        held, before = self._networks[turn][1].length, (turn - 1) % len(self._networks)
         mask = torch.zeros(len(branches), held + len(branches), dtype=torch.bool)
-        mask[:, :stable] = True
+        mask[:, : self._stable[turn]] = True
         for line, branch in enumerate(branches):
-            above = range(turn or turns, depth, turns)
-            mask[line, [self._seen[branch[:end]][0] for end in above] + [held + line]] = True
-        features = torch.stack([self._seen[branch[:-1]][1] for branch in branches])
-        positions = [self._stable[0] + depth - 1] * len(branches)
+            above = [self._seen[branch[:end]] for end in range(1, len(branch))]
+            mask[line, [each[turn][0] for each in above if turn in each] + [held + line]] = True
+        features = torch.stack([self._seen[branch[:-1]][before][1] for branch in branches])
+        positions = [self._stable[0] + len(branch) - 1 for branch in branches]
         out = self._pass(turn, features, [branch[-1] for branch in branches], positions, mask, fed_back=True)
         for line, branch in enumerate(branches):
-            self._seen[branch] = held + line, out[line]
+            self._seen[branch][turn] = held + line, out[line]
 
     def _pass(
         self, turn: int, features: Tensor, tokens: Sequence[int], positions: Sequence[int], mask: Tensor, fed_back: bool

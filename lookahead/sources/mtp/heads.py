@@ -1,0 +1,128 @@
+"""MTP layers as users hold them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead._per_model import PerModel
+from lookahead.models.hidden_states import decoder_layers, final_norm
+from lookahead.models.one_layer import OneLayer, one_layer
+from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
+from lookahead.sources.medusa.checkpoints.storage import some
+from lookahead.sources.mtp.network import MtpLayer
+from lookahead.sources.mtp.reading import LayerTensors, read
+
+_read: PerModel[dict[str, "MtpHeads"]] = PerModel(dict)  # by where they were read from
+
+
+class MtpHeads(nn.Module):
+    """The MTP layers of a checkpoint, ready to draft beside its model.
+
+    Attributes:
+        layers: one or more, which take turns: layer d modulo their number drafts the token at depth d + 1.
+        source: the file that they were read from.
+    """
+
+    def __init__(self, layers: Sequence[MtpLayer], source: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.source = source
+
+    @classmethod
+    def from_pretrained(
+        cls, source: str | PathLike[str] | None = None, *, model: PreTrainedModel, **hub: Any
+    ) -> "MtpHeads":
+        """Read the layers from a folder, a file or a repository of the hub (``hub`` says how to download); None = where
+        ``model`` was loaded from. They are built of the model's own kind of layer, and put where its output layer is.
+
+        Raises:
+            LookaheadError: what is missing, foreign, broken, quantised, or does not fit the model.
+        """
+        name = type(model).__name__
+        if source is None:
+            source, hub = model.name_or_path, {"revision": getattr(model.config, "_commit_hash", None)} | hub
+            if not source:
+                raise LookaheadError(
+                    f"{name} was not loaded from a checkpoint, so there are no MTP layers of its own: name one that "
+                    "has them, Mtp(MtpHeads.from_pretrained(FOLDER, model=model))."
+                )
+        final_norm(model)  # tells if there is none to read hidden states behind
+        tensors = read(str(source), hub, len(decoder_layers(model)), name)
+        layers = [
+            _built(model, layer, index, f"{tensors.source}: MTP layer {index}")
+            for index, layer in enumerate(tensors.layers)
+        ]
+        return cls(layers, tensors.source).to(placement(model)[0]).eval()
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, source: str | None = None) -> "MtpHeads":
+        """The layers of ``source``, or of the model's own checkpoint, read once a model."""
+        known, key = _read.of(model), source or model.name_or_path
+        if key not in known:
+            known[key] = cls.from_pretrained(source, model=model)
+        return known[key]
+
+    def networks(self) -> list[MtpLayer]:
+        """The layers, in turn."""
+        return [layer for layer in self.layers if isinstance(layer, MtpLayer)]
+
+    @property
+    def first(self) -> MtpLayer:
+        return self.networks()[0]
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse, with a LookaheadError, a model that the layers were not made for."""
+        own, kind, hidden = type(self.first.decoder), type(model.get_decoder()), output_sizes(model)[0]
+        if own is not kind or self.first.fc.out_features != hidden:
+            raise LookaheadError(
+                f"These MTP layers belong to a {own.__name__} of {self.first.fc.out_features} channels, and "
+                f"{type(model).__name__} is a {kind.__name__} of {hidden}: they are another model's."
+            )
+        device, where = self.first.fc.weight.device, placement(model)[0]
+        if device != where:
+            raise LookaheadError(
+                f"The MTP layers are on {device} and the model's output layer is on {where}: call heads.to('{where}')."
+            )
+
+    def embedder(self, model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+        """How tokens are embedded: by the layers' own table, or the model's, without a norm that it may have in it."""
+        if self.first.embed is not None:
+            return self.first.embed
+        module = model.get_input_embeddings()
+        return partial(embedding, weight=module.weight) if hasattr(module, "embed_norm") else module
+
+
+def _built(model: PreTrainedModel, tensors: LayerTensors, index: int, source: str) -> MtpLayer:
+    name, dtype = type(model).__name__, placement(model)[1]
+    hidden, vocab = output_sizes(model)
+    table, norm = (model.get_input_embeddings().weight.shape[0], hidden), (hidden,)
+    expected = {"fc": (hidden, 2 * hidden), "embed_norm": norm, "hidden_norm": norm, "norm": norm}
+    expected |= {"embed": table, "head": (vocab, hidden)}
+    for part, tensor in sorted(tensors.parts.items()):
+        if tuple(tensor.shape) != expected[part]:
+            wanted = f"expected {list(expected[part])} for {name}: the layers are another model's"
+            raise LookaheadError(f"{source}: {part} is {list(tensor.shape)}, {wanted}.")
+    parts = {part: tensor.to(dtype) for part, tensor in tensors.parts.items()}
+    for part, layer in (("embed", model.get_input_embeddings()), ("head", output_layer(model))):
+        own = copyable_weight(layer)
+        if part in parts and own is not None and torch.equal(parts[part].to(own.device), own):
+            del parts[part]  # a copy of the model's
+    built = one_layer(model, tensors.block, parts.get("norm", torch.ones(hidden, dtype=dtype)), index, dtype)
+    _check_block(built, source, name)
+    return MtpLayer(built.decoder, LayerTensors(parts, {}, tensors.hidden_first))
+
+
+def _check_block(built: OneLayer, source: str, model: str) -> None:
+    if built.missing or built.foreign:
+        parts = [f"lacks {some(built.missing)}"] * bool(built.missing)
+        parts += [f"has {some(built.foreign)} besides"] * bool(built.foreign)
+        raise LookaheadError(f"{source} is no whole decoder layer of {model}: it {' and '.join(parts)}.")
+    for name, got, expected in built.misshapen:
+        raise LookaheadError(f"{source}: {name} is {list(got)}, expected {list(expected)}, as {model} has it.")

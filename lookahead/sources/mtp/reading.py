@@ -1,0 +1,114 @@
+"""MTP layers from checkpoints, in every published layout. The names of the tensors decide which it is::
+
+    DeepSeek-V3, GLM-4.5   model.layers.61.{enorm, hnorm, eh_proj, shared_head.norm, self_attn..}  behind the model's
+    Qwen3-Next, Qwen3.5    mtp.{fc, pre_fc_norm_embedding, pre_fc_norm_hidden, norm}, mtp.layers.0.{self_attn..}
+    MiMo                   model.mtp_layers.0.{token_layernorm, hidden_layernorm, input_proj, final_layernorm, ..}
+    MiMo-V2                model.mtp.layers.0.{enorm, hnorm, eh_proj, pre_mlp_layernorm, final_layernorm, ..}
+    Inkling                model.mtp.layers.0.{embed_norm, hidden_norm, input_proj, transformer_block..}, mtp.chain_norm
+    speculators            mtp_layers.0.{..}, as MiMo's
+
+``fc`` reads [embedding, hidden], except MiMo's and Inkling's, which read [hidden, embedding].
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from jacobi import LookaheadError
+from lookahead.models.output_layer import COMPUTE_DTYPES
+from lookahead.sources.medusa.checkpoints.storage import WHOLE_MODELS, StoredTensors, locate, some
+
+_BEHIND = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.(.+)")
+_APART = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.(.+)")
+_SHARED = re.compile(r"(?:model\.)?mtp\.((?:fc|pre_fc_norm_embedding|pre_fc_norm_hidden|norm|chain_norm)\.weight)")
+_PARTS = {
+    **dict.fromkeys(("eh_proj", "input_proj", "fc"), "fc"),
+    **dict.fromkeys(("enorm", "token_layernorm", "embed_norm", "pre_fc_norm_embedding"), "embed_norm"),
+    **dict.fromkeys(("hnorm", "hidden_layernorm", "hidden_norm", "pre_fc_norm_hidden"), "hidden_norm"),
+    **dict.fromkeys(("shared_head.norm", "final_layernorm", "post_norm", "norm", "chain_norm"), "norm"),
+    "embed_tokens": "embed",
+    "shared_head.head": "head",
+}
+_BLOCK = re.compile(r"^(?:transformer_block|mtp_block)\.")
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """One layer's: ``parts`` (fc, embed_norm, hidden_norm; norm, embed and head where there are any), and those of its
+    decoder layer, as its family's checkpoints name them."""
+
+    parts: dict[str, Tensor]
+    block: dict[str, Tensor]
+    hidden_first: bool  # of what fc reads
+
+
+@dataclass(frozen=True)
+class MtpTensors:
+    source: str  # the file that was read, or the index of several
+    layers: tuple[LayerTensors, ...]
+
+
+def read(source: str | Path, hub: Mapping[str, Any], decoder_layers: int, model: str) -> MtpTensors:
+    """The MTP layers that ``source`` holds beside a ``model`` of so many decoder layers: a folder, a file in it, or a
+    repository of the hub. A LookaheadError names what is missing, foreign or quantised; no code from a file is run."""
+    location = locate(source, hub)
+    stored = location.tensors(WHOLE_MODELS, "MTP layers")
+    looked_at = some(sorted({str(file) for file in stored.files.values()}))
+    found = _found(stored, decoder_layers)
+    if not found:
+        raise LookaheadError(
+            f"No MTP layers for {model} in {looked_at}: expected tensors like model.layers.{decoder_layers}.eh_proj."
+            f"weight, mtp.fc.weight or mtp_layers.0.input_proj.weight, found {some(sorted(stored.files))}. Name a "
+            "checkpoint that has them: Mtp(MtpHeads.from_pretrained(FOLDER, model=model))."
+        )
+    if sorted(found) != list(range(len(found))):
+        raise LookaheadError(f"{looked_at}: MTP layers are numbered {sorted(found)}: expected all from 0 on.")
+    return MtpTensors(looked_at, tuple(_layer(stored, found[index], index, looked_at) for index in sorted(found)))
+
+
+def _found(stored: StoredTensors, decoder_layers: int) -> dict[int, dict[str, str]]:
+    """The stored name of every tensor, by layer and by its name there."""
+    found: dict[int, dict[str, str]] = {}
+    shared: dict[str, str] = {}
+    for name in stored.files:
+        if match := _SHARED.fullmatch(name):
+            shared[match[1]] = name
+        elif match := _APART.fullmatch(name):
+            found.setdefault(int(match[1]), {})[match[2]] = name
+        elif (match := _BEHIND.fullmatch(name)) and int(match[1]) >= decoder_layers:
+            found.setdefault(int(match[1]) - decoder_layers, {})[match[2]] = name
+    found = {index: shared | names for index, names in found.items()}
+    joining = {f"{name}.weight" for name, part in _PARTS.items() if part == "fc"}
+    return {index: names for index, names in found.items() if names.keys() & joining}  # not a longer model's own
+
+
+def _layer(stored: StoredTensors, names: Mapping[str, str], index: int, source: str) -> LayerTensors:
+    parts: dict[str, Tensor] = {}
+    block: dict[str, Tensor] = {}
+    for name, full in names.items():
+        part = _PARTS.get(name.removesuffix(".weight"))
+        if name.endswith("rotary_emb.inv_freq"):
+            continue
+        tensor = stored.get(full)
+        if tensor.dtype not in COMPUTE_DTYPES:
+            raise LookaheadError(
+                f"{source}: {full} is {tensor.dtype}: expected floats that are not quantised. Use a checkpoint whose "
+                "MTP layers are stored in bfloat16, float16 or float32."
+            )
+        if not bool(tensor.isfinite().all()):
+            raise LookaheadError(f"{source}: {full} holds infinite numbers or NaN: expected finite ones.")
+        if part is not None:
+            parts[part] = tensor
+        else:
+            block[_BLOCK.sub("", name).replace("pre_mlp_layernorm", "post_attention_layernorm")] = tensor
+    if missing := [part for part in ("fc", "embed_norm", "hidden_norm") if part not in parts]:
+        told = [some(sorted(name for name, its in _PARTS.items() if its == part)) for part in missing]
+        raise LookaheadError(
+            f"{source}: MTP layer {index} lacks a weight: expected one of {'; and one of '.join(told)}."
+        )
+    mimo = any(full.startswith("model.mtp_layers.") and name == "input_proj.weight" for name, full in names.items())
+    return LayerTensors(parts, block, hidden_first=mimo or "embed_norm.weight" in names)

@@ -1,0 +1,96 @@
+"""Multi-token prediction: layers that a model was trained with draft for it, as one source of the automatic tree."""
+
+from dataclasses import KW_ONLY, dataclass
+from os import PathLike
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead.draft.context import CallContext, Drafts, RowContext
+from lookahead.draft.memory import Memory
+from lookahead.models.hidden_states import NORM, final_norm
+from lookahead.models.output_layer import output_layer
+from lookahead.sources.draft_model import DraftModelSource
+from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joined_features
+from lookahead.sources.mtp.heads import MtpHeads
+from lookahead.sources.mtp.network import LayerCache
+from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
+
+_DEFAULT_SOURCES = ("mtp", "recycling", "suffix")
+
+
+@dataclass(frozen=True)
+class Mtp(AutomaticStrategy):
+    """Decoding with a model's multi-token-prediction layers (DeepSeek-V3: arXiv 2412.19437, section 2.2).
+
+    The layers are one source among others in the automatic mode's tree, asked level by level where that pays. They are
+    used again and again, so drafts may be deeper than there are layers. The text is plain ``generate``'s, greedy and
+    sampled. ``model.generate(**inputs, use_lookahead=True, use_mtp=True)`` is short for the model's own layers.
+
+    Attributes:
+        heads: the layers, or the folder or hub name of a checkpoint that has them, which is read once a model; None =
+            the checkpoint that the model was loaded from.
+        sources: where candidates come from, in the order of credit: ``"mtp"``, and any that
+            :class:`lookahead.Lookahead` knows.
+        nodes, max_nodes, tuning, remember: see :class:`lookahead.Lookahead`.
+        verification, seed, stats, static: see :class:`lookahead.strategies.base.Strategy`.
+
+    For example::
+
+        model.generate(**inputs, custom_generate=Mtp(MtpHeads.from_pretrained("folder", model=model)))
+    """
+
+    name: ClassVar[str] = "mtp"
+    known_sources: ClassVar[tuple[str, ...]] = ("mtp", *FREE_SOURCES)
+
+    heads: MtpHeads | str | PathLike[str] | None = None
+    _: KW_ONLY
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.heads, PathLike):
+            object.__setattr__(self, "heads", str(self.heads))
+        if not isinstance(self.heads, MtpHeads | str | None):
+            raise LookaheadError(f"Mtp(heads=) must be MtpHeads or the folder they lie in: got {self.heads!r}.")
+        if self.sources is not None and "mtp" not in self.sources:
+            raise LookaheadError(f"Mtp(sources=) must name 'mtp': got {self.sources!r}. Add it, or use Lookahead.")
+
+    @property
+    def automatic(self) -> bool:
+        return True
+
+    def predicting(self) -> "Mtp":
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain data; heads in memory are named by their class only."""
+        named = type(self.heads).__name__ if isinstance(self.heads, MtpHeads) else self.heads
+        return super().to_dict() | {"heads": named}
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse layers that are another model's, or that cannot be read."""
+        self._check_causal(model)
+        self._read(model).check(model)
+
+    def _read(self, model: PreTrainedModel) -> MtpHeads:
+        if isinstance(self.heads, MtpHeads):
+            return self.heads
+        return MtpHeads.of(model, None if self.heads is None else str(self.heads))
+
+    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
+        return (NORM,)
+
+    def drafts(self, call: CallContext) -> Drafts:
+        model, heads = call.model, self._read(call.model)
+        assert call.hidden is not None  # it is wanted
+        features = joined_features(call.hidden, (NORM,), final_norm(model))
+        given = (heads.embedder(model), output_layer(model))
+
+        def source(row: RowContext, memory: Memory) -> DraftModelSource:
+            networks: list[tuple[PairNetwork, Pairs]] = [(layer, LayerCache()) for layer in heads.networks()]
+            passes = PairPasses(networks, heads.first.fc.weight, features, row.index, *given, row.vocab_size)
+            return DraftModelSource(passes, row.draw, "mtp")
+
+        return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"mtp": source})

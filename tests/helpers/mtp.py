@@ -1,0 +1,179 @@
+"""Tiny models with MTP layers in their checkpoints, in every published layout."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from helpers.hybrids import fresh_hybrid
+from helpers.models import F32, F64, SIZES, fresh_model, initialised
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+_EXPERTS = {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+
+def deepseek(**changes: Any) -> Any:
+    fields = SIZES | _LATENT | _EXPERTS | {"num_key_value_heads": 4} | changes
+    return _in_float64(initialised(transformers.DeepseekV3Config(**fields), dtype=F64, attention="sdpa"))
+
+
+def glm4(**changes: Any) -> Any:
+    fields = SIZES | _EXPERTS | {"head_dim": 8} | changes
+    return _in_float64(initialised(transformers.Glm4MoeConfig(**fields), dtype=F64, attention="sdpa"))
+
+
+def mimo_v2_flash() -> Any:
+    kinds = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6}
+    experts = {name: size for name, size in _EXPERTS.items() if not name.startswith("first")}
+    fields = SIZES | experts | kinds | {"head_dim": 8, "v_head_dim": 4}
+    return initialised(transformers.MiMoV2FlashConfig(**fields), dtype=F32)
+
+
+def _in_float64(model: Any) -> Any:
+    model.set_experts_implementation("eager")  # others have no kernel in float64
+    return model
+
+
+def layer_tensors(model: Any, seed: int = 0, **changes: Any) -> dict[str, Tensor]:
+    """Random weights of one decoder layer of the model's kind, experts stored one by one."""
+    config = copy.deepcopy(model.config.get_text_config())
+    config.num_hidden_layers = 1
+    for name, value in {"first_k_dense_replace": 0, **changes}.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        shapes = type(model.get_decoder())(config).layers[0].state_dict()
+    tensors = {name: _random(value.shape, generator) for name, value in shapes.items()}
+    for name in [name for name in tensors if name.startswith("mlp.experts.")]:
+        for index, expert in enumerate(tensors.pop(name)):
+            parts = dict(zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True))
+            parts = parts if name.endswith("gate_up_proj") else {"down_proj": expert}
+            tensors |= {f"mlp.experts.{index}.{part}.weight": weight for part, weight in parts.items()}
+    return tensors
+
+
+def _random(shape: Any, generator: torch.Generator) -> Tensor:
+    wide = torch.randn(shape, generator=generator, dtype=F64) * 0.3
+    return wide + 1.0 if len(shape) == 1 else wide
+
+
+def other_tensors(model: Any, names: tuple[str, str, str, str], seed: int = 0) -> dict[str, Tensor]:
+    """Random weights of the rest, by the layout's names for fc and the norms of embedding, hidden state and output."""
+    size, generator = model.config.get_text_config().hidden_size, torch.Generator().manual_seed(100 + seed)
+    shapes = ((size, 2 * size), (size,), (size,), (size,))
+    return {f"{name}.weight": _random(shape, generator) for name, shape in zip(names, shapes, strict=True)}
+
+
+def behind(model: Any, layers: int = 1) -> dict[str, Tensor]:
+    """DeepSeek-V3's and GLM-4's layout."""
+    names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+    first = model.config.num_hidden_layers
+    tensors: dict[str, Tensor] = {}
+    for index in range(layers):
+        own = layer_tensors(model, index) | other_tensors(model, names, index)
+        own |= {"embed_tokens.weight": model.get_input_embeddings().weight.detach()}
+        own |= {"shared_head.head.weight": model.lm_head.weight.detach()}
+        tensors |= {f"model.layers.{first + index}.{name}": tensor for name, tensor in own.items()}
+    return tensors
+
+
+def qwen(model: Any, layers: int = 1) -> dict[str, Tensor]:
+    """Qwen3-Next's and Qwen3.5's layout: one fc and its norms, for all layers."""
+    names = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+    tensors = other_tensors(model, names)
+    for index in range(layers):
+        own = layer_tensors(model, index, layer_types=["full_attention"])
+        tensors |= {f"mtp.layers.{index}.{name}": tensor for name, tensor in own.items()}
+    return tensors
+
+
+def mimo(model: Any, layers: int = 1, prefix: str = "model.mtp_layers") -> dict[str, Tensor]:
+    """MiMo's layout; without ``model.`` that of speculators."""
+    names = ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+    tensors: dict[str, Tensor] = {}
+    for index in range(layers):
+        own = layer_tensors(model, index, layer_types=["full_attention"]) | other_tensors(model, names, index)
+        tensors |= {f"{prefix}.{index}.{name}": tensor for name, tensor in own.items()}
+    return tensors
+
+
+def mimo_v2(model: Any, layers: int = 1) -> dict[str, Tensor]:
+    """MiMo-V2's layout: dense layers with a window."""
+    names = ("eh_proj", "enorm", "hnorm", "final_layernorm")
+    tensors: dict[str, Tensor] = {}
+    for index in range(layers):
+        kind = {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]}
+        own = layer_tensors(model, index, **kind) | other_tensors(model, names, index)
+        own = {name.replace("post_attention_layernorm", "pre_mlp_layernorm"): each for name, each in own.items()}
+        tensors |= {f"model.mtp.layers.{index}.{name}": tensor for name, tensor in own.items()}
+    return tensors
+
+
+def inkling(model: Any, layers: int = 1) -> dict[str, Tensor]:
+    """Inkling's layout, without its converted names."""
+    names = ("input_proj", "embed_norm", "hidden_norm", "chain_norm")
+    tensors: dict[str, Tensor] = {}
+    for index in range(layers):
+        own = layer_tensors(model, index, layer_types=["hybrid"], mlp_layer_types=["dense"])
+        others = other_tensors(model, names, index)
+        tensors["model.mtp.chain_norm.weight"] = others.pop("chain_norm.weight")
+        own = {f"transformer_block.{name}": tensor for name, tensor in own.items()} | others
+        tensors |= {f"model.mtp.layers.{index}.{name}": tensor for name, tensor in own.items()}
+    return tensors
+
+
+def written(folder: Path, model: Any, tensors: dict[str, Tensor]) -> Path:
+    """Save a model with more tensors than its class knows."""
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(
+        load_file(file) | {name: each.contiguous().clone() for name, each in tensors.items()}, file, {"format": "pt"}
+    )
+    return folder
+
+
+def loaded(folder: Path, model: Any) -> Any:
+    """The model as transformers reads it back."""
+    read = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=model.dtype, attn_implementation=model.config._attn_implementation
+    )
+    if model.dtype is F64 and hasattr(model.config, "_experts_implementation"):
+        read.set_experts_implementation("eager")
+    read.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    return read.eval()
+
+
+# A model and its MTP layers' tensors, by the layout of its family.
+FAMILIES: dict[str, tuple[Callable[[], Any], Callable[..., dict[str, Tensor]]]] = {
+    "deepseek_v3": (deepseek, behind),
+    "glm4_moe": (glm4, behind),
+    "qwen3_next": (partial(fresh_hybrid, "qwen3_next"), qwen),
+    "qwen3_5": (partial(fresh_hybrid, "qwen3_5"), qwen),
+    "qwen3_5_moe": (partial(fresh_hybrid, "qwen3_5_moe"), qwen),
+    "mimo": (partial(fresh_model, "qwen2"), mimo),
+    "mimo_v2": (mimo_v2_flash, mimo_v2),
+    "speculators": (partial(fresh_model, "qwen3"), partial(mimo, prefix="mtp_layers")),
+}
+
+
+def with_layers(folder: Path, family: str, layers: int = 1, change: Callable[[Any], None] | None = None) -> Any:
+    """A family's model as it is loaded from a checkpoint with so many MTP layers; ``change`` it before."""
+    make, layout = FAMILIES[family]
+    model = make()
+    if change is not None:
+        change(model)
+    tensors = {name: tensor.to(model.dtype) for name, tensor in layout(model, layers).items()}
+    return loaded(written(folder, model, tensors), model)
