@@ -40,6 +40,7 @@ _MODULES = (
     "bundled",
     "eagle",
     "medusa",
+    "mtp",
     "redrafter",
     "sources",
     "stats",
