@@ -19,6 +19,7 @@ from jacobi.tree import TokenTree as TokenTree
 from jacobi.tree import ancestor_bits as ancestor_bits
 from jacobi.tree import branch_mask as branch_mask
 from jacobi.verify import Path as Path
+from jacobi.verify import chances_of as chances_of
 from jacobi.verify import longest as longest
 from jacobi.verify import reject as reject
 from jacobi.verify import walk as walk

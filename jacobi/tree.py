@@ -7,7 +7,7 @@ The papers' drafts are trees: the lookahead window (Fu et al., arXiv 2402.02057,
 *trie*, a Jacobi block (Santilli et al., ACL 2023) a *chain*, Medusa's candidates (Cai et al., arXiv 2401.10774) paths.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ class TokenTree:
         tokens, parents, depths: as drawn; a node's position is the root's position plus its depth.
         children: for each node, its children by token id, in the order in which they were added.
         top_k: how many of the model's best next tokens the drafter wants to know at every node; 0 = none.
-        drawn_from: for a node, the probabilities ``[vocab]`` from which its children were drawn, one after the other
-            and each at most once (see :func:`jacobi.reject`). None = no child was drawn by chance.
+        drawn_from: for a node, the probabilities, by token, from which its children were drawn, one after the other and
+            each at most once (see :func:`jacobi.reject`). None = no child was drawn by chance.
     """
 
     __slots__ = ("children", "depths", "drawn_from", "parents", "tokens", "top_k")
@@ -43,7 +43,7 @@ class TokenTree:
         self.depths: list[int] = [0]
         self.children: list[dict[int, int]] = [{}]
         self.top_k = 0
-        self.drawn_from: dict[int, Tensor] | None = None
+        self.drawn_from: dict[int, Mapping[int, float]] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -136,9 +136,24 @@ def reject(
             return token
         if drafts is not None:
             left = (left - total * drafts).clamp_(min=0)
-            drafts[token] = 0.0
-            drafts /= drafts.sum().clamp(min=torch.finfo(drafts.dtype).tiny)
+            _take(drafts, token)
         left[token] = 0.0
     if left.sum() <= 0:  # rounding only: every candidate with mass was rejected
         return int(probabilities.argmax())
     return int(torch.multinomial(left, 1, generator=generator))
+
+
+def chances_of(tree: TokenTree, node: int, like: Tensor) -> Tensor | None:
+    """From what the children of a node were drawn, ``[vocab]`` as ``like`` is; None = they were not drawn by chance."""
+    drawn = (tree.drawn_from or {}).get(node)
+    if drawn is None:
+        return None
+    chances = torch.zeros_like(like)
+    chances[torch.tensor([*drawn], device=like.device)] = torch.tensor([*drawn.values()], dtype=torch.float64).to(like)
+    return chances
+
+
+def _take(chances: Tensor, token: int) -> None:
+    """What is left when ``token`` has been drawn and is not put back."""
+    chances[token] = 0.0
+    chances /= chances.sum().clamp(min=torch.finfo(chances.dtype).tiny)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.logits_process import InfNanRemoveLogitsProcessor
 
-from jacobi import LookaheadError, Path, Scores, TokenTree, reject
+from jacobi import LookaheadError, Path, Scores, TokenTree, chances_of, reject
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
 from lookahead.verify.noise import Noise, is_drawn_by_noise
@@ -194,7 +194,7 @@ class Sampler:
         tokens = []
         for (row, node), line in zip(places, chances, strict=True):
             tree = now.trees[row]
-            tokens.append(reject(line, list(tree.children[node]), drawn_from=(tree.drawn_from or {}).get(node)))
+            tokens.append(reject(line, list(tree.children[node]), drawn_from=chances_of(tree, node, line)))
         return tokens
 
     def processed(self, now: Pass, places: Sequence[Place]) -> Tensor:

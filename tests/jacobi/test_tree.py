@@ -205,7 +205,7 @@ def test_a_tree_asks_for_nothing_unless_told() -> None:
     assert tree.drawn_from is None
     tree.truncate(3)
     assert tree.drawn_from is None
-    tree.drawn_from = {0: torch.ones(4) / 4, 2: torch.ones(4) / 4}
+    tree.drawn_from = {0: {1: 0.5, 3: 0.5}, 2: {1: 1.0}}
     tree.truncate(2)
     assert list(tree.drawn_from) == [0]
 

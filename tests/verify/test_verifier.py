@@ -187,7 +187,7 @@ def test_rejection_knows_what_candidates_were_drawn_from() -> None:
             tree = TokenTree(1)
             for token in torch.multinomial(DRAFTS, 2).tolist():
                 tree.add(0, token)
-            tree.drawn_from = {0: DRAFTS} if known else None
+            tree.drawn_from = {0: dict(enumerate(DRAFTS.tolist()))} if known else None
             (path,) = verifier.decide([tree], scores)
             counts[path.tokens[0]] += 1
             kept += len(path.tokens) - 1
