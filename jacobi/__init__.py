@@ -22,4 +22,5 @@ from jacobi.verify import Path as Path
 from jacobi.verify import chances_of as chances_of
 from jacobi.verify import longest as longest
 from jacobi.verify import reject as reject
+from jacobi.verify import traverse as traverse
 from jacobi.verify import walk as walk

@@ -20,7 +20,8 @@ from lookahead.sources.perturbed import Draw
 class RowContext:
     """What a drafter may know of its sequence, row ``index`` of the batch. ``prompt`` has no padding; ``rng`` is seeded
     if the strategy is; ``chain`` says that the model can only be given one branch a pass, see
-    :mod:`lookahead.runtime.linear`; ``draw`` says how tokens are drawn: None = they are not, or nobody can know."""
+    :mod:`lookahead.runtime.linear`; ``draw`` says how tokens are drawn: None = they are not, or nobody can know;
+    ``chance`` says what happens to the logits of candidates that are drawn by chance: None = none are."""
 
     prompt: Sequence[int]
     vocab_size: int
@@ -30,6 +31,7 @@ class RowContext:
     index: int = 0
     chain: bool = False
     draw: Draw | None = None
+    chance: Draw | None = None
 
 
 @dataclass(frozen=True, slots=True)

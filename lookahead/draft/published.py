@@ -146,10 +146,18 @@ Grow = Callable[[int, Passes, int, bool], TokenTree]
 
 
 class HeadDrafter:
-    """One sequence's drafter with a head alone: every pass scores a tree that ``grow`` makes of what it says."""
+    """One sequence's drafter with a head alone: every pass scores a tree that ``grow`` makes of what it says.
+    ``learnt`` is told what became of each."""
 
-    def __init__(self, prompt: Sequence[int], passes: Passes, grow: Grow, chain: bool) -> None:
-        self._prompt, self._passes, self._grow, self._chain = prompt, passes, grow, chain
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        passes: Passes,
+        grow: Grow,
+        chain: bool,
+        learnt: Callable[[TokenTree, Path], None] = lambda tree, path: None,
+    ) -> None:
+        self._prompt, self._passes, self._grow, self._chain, self._learnt = prompt, passes, grow, chain, learnt
         self._root = -1
         self._started = False
 
@@ -160,5 +168,6 @@ class HeadDrafter:
         if not self._started:
             self._passes.start(self._prompt)
             self._started = True
+        self._learnt(tree, path)
         self._passes.write(path)
         self._root = path.tokens[-1]

@@ -30,7 +30,7 @@ from lookahead.runtime.tree import TreeModel
 from lookahead.support import route as support
 from lookahead.support.call import check_mode
 from lookahead.verify.sequences import Sequences
-from lookahead.verify.typical import check_lossy
+from lookahead.verify.typical import check_paths
 from lookahead.verify.verifier import Verifier
 
 Output = LookaheadOutput | LookaheadSeq2SeqOutput | Tensor
@@ -72,7 +72,8 @@ def decode(strategy: Strategy, call: Call) -> Output:
             return step_times(call.model, call.batch, memory.times, None, *how)
 
         known = (call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback)
-        drafts = strategy.drafts(draft_context(*known))
+        by_chance = strategy.draws_candidates and bool(call.config.do_sample)
+        drafts = strategy.drafts(draft_context(*known, by_chance))
         depths = [0] * call.batch
         drafters = [
             WhileWriting(drafter, row, sequences, depths, call.traits.vocab_size)
@@ -149,8 +150,12 @@ def _wanted(
     if plan.route == "chain" and strategy.static is True:
         raise LookaheadError(f"static=True cannot be used: {plan.reason}. Leave static unset, or set it to False.")
     rule = strategy.rule if call.config.do_sample else None
+    given = call.batch, call.processors, call.criteria
     if rule is not None:
-        check_lossy(call.batch, call.processors, call.criteria, in_lockstep=plan.route == "chain")
+        check_paths(*given, in_lockstep=plan.route == "chain")
+    elif strategy.verification == "traversal" and call.config.do_sample:
+        name = "Traversal verification"
+        check_paths(*given, in_lockstep=plan.route == "chain", what=name, instead="verification='rejection'")
     drawn = bool(call.config.do_sample) and strategy.verification == "exact" and rule is None
     wants = strategy.wants(batch=call.batch, vocab_size=call.traits.vocab_size, new_tokens=new_tokens, drawn=drawn)
     strategy.check(call.model)

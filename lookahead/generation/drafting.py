@@ -28,18 +28,21 @@ def draft_context(
     seed: int | None,
     noise: Noise | None,
     closing: Callable[[Callable[[], None]], object],
+    by_chance: bool,
 ) -> CallContext:
     """What a strategy may know of a call; ``curve`` finds the latency curve of passes as they are run now, ``noise`` is
-    what sequences draw from, where that can be known, and ``closing`` is told what to call in the end."""
+    what sequences draw from, where that can be known, ``closing`` is told what to call in the end, and ``by_chance``
+    says that candidates are drawn, too."""
     vocab_size = call.traits.vocab_size
     pad = sequences.pad if 0 <= sequences.pad < vocab_size else 0  # drafts must be tokens that the model can be fed
     linear = isinstance(model, LinearModel)
     warp = warp_of(call.processors)
+    chance = Draw(lambda index: None, **warp) if by_chance else None
     rows = []
     for index, prompt in enumerate(call.prompts()):
         draw = None if noise is None else Draw(partial(noise.line, index), **warp)
         rng = _generator(seed, index)
-        rows.append(RowContext(prompt, vocab_size, pad, sequences.end_tokens, rng, index, linear, draw))
+        rows.append(RowContext(prompt, vocab_size, pad, sequences.end_tokens, rng, index, linear, draw, chance))
     trust = call.trust(sees_noise=noise is not None)
     how = (call.choice, sequences.most_new, trust, model, curve, closing)
     return CallContext(call.model, rows, memory, *how, model.hidden)

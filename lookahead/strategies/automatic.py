@@ -8,12 +8,15 @@ from typing import Any, ClassVar
 from jacobi import LookaheadError
 from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
+from lookahead.draft.drawn_trees import DrawnTree
 from lookahead.draft.expensive_sources import is_expensive
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.planner import Planner
+from lookahead.draft.published import HeadDrafter
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
 from lookahead.sources.checked import CheckedSource
+from lookahead.sources.draft_model import Passes
 from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
 from lookahead.sources.recycling import BEST
 from lookahead.strategies.base import Strategy
@@ -98,6 +101,19 @@ class AutomaticStrategy(Strategy):
     def remembers(self) -> bool:
         """In the automatic mode without a seed, unless it is switched off."""
         return self.automatic and self.remember and self.seed is None
+
+    def _draws_from(self, source: str) -> bool:
+        """Whether a given number of candidates comes from one source alone, and is compared with its probabilities."""
+        alone = self.sources is not None and tuple(self.sources) == (source,)
+        return self.automatic and self.nodes is not None and alone and self.verification != "exact"
+
+    def drawn_drafts(self, call: CallContext, passes: Callable[[RowContext], Passes]) -> Drafts | None:
+        """Drafters of a head or a model alone, whose candidates are drawn by chance; None where they are not."""
+        if self.nodes is None or call.rows[0].chance is None:
+            return None
+        drawn = DrawnTree(call.rows[0].chance, self.nodes)
+        how = drawn.grow, call.rows[0].chain, drawn.rates.learn
+        return Drafts([HeadDrafter(row.prompt, passes(row), *how) for row in call.rows])
 
     def step_times(self) -> StepTimes | None:
         """The curve given as ``tuning``, which then stays as it is."""

@@ -20,7 +20,8 @@ class Strategy:
 
     Attributes:
         verification: ``"exact"`` takes one draw (or the argmax) at each visited node, so that a seed gives plain
-            ``generate``'s text; ``"rejection"`` is the papers' scheme, with the same distribution but other draws.
+            ``generate``'s text. Two schemes of the papers, to compare with, have the same distribution but other
+            draws: ``"rejection"`` decides token by token, and ``"traversal"`` about a whole tree of candidates.
         seed: seeds the tokens that drafts are started from, so that step counts repeat. It never touches the text.
         stats: how much is counted; see :class:`lookahead.stats.DecodingStats`.
         static: run passes with static shapes, on CUDA as captured graphs: None where it is possible and on CUDA, True
@@ -34,7 +35,7 @@ class Strategy:
 
     name: ClassVar[str]
 
-    verification: Literal["exact", "rejection"] = "exact"
+    verification: Literal["exact", "rejection", "traversal"] = "exact"
     seed: int | None = None
     stats: Stats = "summary"
     static: bool | None = None
@@ -43,7 +44,13 @@ class Strategy:
     attention: Literal["sdpa", "eager", "flex_attention"] | None = None
 
     def __post_init__(self) -> None:
-        self._one_of("verification", ("exact", "rejection"))
+        self._one_of("verification", ("exact", "rejection", "traversal"))
+        if self.verification == "traversal" and not self.traverses:
+            raise LookaheadError(
+                f"{type(self).__name__}(verification='traversal') needs candidates of a model or a head alone, in a "
+                "tree of given size: expected nodes= and sources=('eagle',), ('redrafter',) or ('draft',), or a tree "
+                "of the head's paper. Use that, or verification='rejection'."
+            )
         self._one_of("stats", ("none", "summary", "detailed"))
         if self.seed is not None:
             self._whole("seed")
@@ -119,6 +126,16 @@ class Strategy:
     def rule(self) -> Callable[[Tensor], Tensor] | None:
         """Which tokens a lossy verifier may keep: processed scores ``[..., vocab]`` to bool; None = it is exact."""
         return None
+
+    @property
+    def draws_candidates(self) -> bool:
+        """Whether candidates of a sampled call are drawn by chance, as the verification can make use of."""
+        return False
+
+    @property
+    def traverses(self) -> bool:
+        """Whether whole trees can be verified at once: they are one head's or model's."""
+        return self.draws_candidates
 
     @property
     def remembers(self) -> bool:

@@ -1,7 +1,7 @@
 """EAGLE: a head that drafts from the model's features, as one source of the automatic tree."""
 
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from typing import Any, ClassVar, Literal
 
@@ -74,6 +74,15 @@ class Eagle(AutomaticStrategy):
     def automatic(self) -> bool:
         return self.tree is None
 
+    @property
+    def draws_candidates(self) -> bool:
+        """For the fixed tree, and where the head alone fills a given number of nodes."""
+        return self._draws_from("eagle") or (self.tree == "eagle-1" and self.verification != "exact")
+
+    @property
+    def traverses(self) -> bool:
+        return self.draws_candidates or self.tree is not None
+
     @cached_property
     def _read(self) -> EagleHead:
         return self.head if isinstance(self.head, EagleHead) else EagleHead.from_pretrained(str(self.head))
@@ -102,10 +111,11 @@ class Eagle(AutomaticStrategy):
 
         if self.tree is not None:
             expansion = Expansion(self.top_k, self.depth, self.total_tokens)
-            grow = expansion.grow if self.tree == "eagle-2" else fixed_tree
+            grow = expansion.grow if self.tree == "eagle-2" else partial(fixed_tree, draw=call.rows[0].chance)
             return Drafts([HeadDrafter(row.prompt, passes(row), grow, row.chain) for row in call.rows])
 
         def source(row: RowContext, memory: Memory) -> DraftModelSource:
             return DraftModelSource(passes(row), row.draw, "eagle")
 
-        return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"eagle": source})
+        drawn = self.drawn_drafts(call, passes)
+        return drawn or self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"eagle": source})

@@ -97,6 +97,11 @@ class Lookahead(AutomaticStrategy):
         """No W, N or G is given: sizes are chosen while decoding."""
         return self.window_size is None and self.ngram_size is None and self.verification_set_size is None
 
+    @property
+    def draws_candidates(self) -> bool:
+        """Where the draft model alone fills a given number of nodes."""
+        return self._draws_from("draft")
+
     @classmethod
     def from_lade(
         cls, *, LEVEL: int, WINDOW_SIZE: int, GUESS_SET_SIZE: int, POOL_FROM_PROMPT: bool = False
@@ -160,10 +165,14 @@ class Lookahead(AutomaticStrategy):
         draft = draft_model_for(call.model, self.draft_model)
         given = (draft, vocabulary_for(call.model, draft, self.tokenizers), call.new_tokens, call.closing)
 
-        def source(row: RowContext, memory: Memory) -> DraftModelSource:
-            return DraftModelSource(DraftPasses(*given), row.draw)
+        def passes(row: RowContext) -> DraftPasses:
+            return DraftPasses(*given)
 
-        return self.automatic_drafts(call, self.sources or ("draft", *_DEFAULT_SOURCES), {"draft": source})
+        def source(row: RowContext, memory: Memory) -> DraftModelSource:
+            return DraftModelSource(passes(row), row.draw)
+
+        drawn = self.drawn_drafts(call, passes)
+        return drawn or self.automatic_drafts(call, self.sources or ("draft", *_DEFAULT_SOURCES), {"draft": source})
 
     def drafter(self, row: RowContext) -> Drafter:
         if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:

@@ -73,6 +73,15 @@ class ReDrafter(AutomaticStrategy):
     def automatic(self) -> bool:
         return self.tree is None
 
+    @property
+    def draws_candidates(self) -> bool:
+        """Where the head alone fills a given number of nodes."""
+        return self._draws_from("redrafter")
+
+    @property
+    def traverses(self) -> bool:
+        return self.draws_candidates or self.tree is not None
+
     @cached_property
     def _read(self) -> RecurrentHead:
         return self.head if isinstance(self.head, RecurrentHead) else RecurrentHead.from_pretrained(str(self.head))
@@ -103,4 +112,5 @@ class ReDrafter(AutomaticStrategy):
         def source(row: RowContext, memory: Memory) -> DraftModelSource:
             return DraftModelSource(passes(row), row.draw, "redrafter")
 
-        return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"redrafter": source})
+        drawn = self.drawn_drafts(call, passes)
+        return drawn or self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"redrafter": source})

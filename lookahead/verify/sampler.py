@@ -85,7 +85,7 @@ def _branch(tree: TokenTree, node: int) -> list[int]:
 class Sampler:
     """Chooses tokens for one or several sequences at once: it draws (``sample``), or takes the argmax. In ``lockstep``
     all sequences are always asked about together and are equally long, so that processors and one ``multinomial`` see
-    the batch as plain decoding shows it. With ``rejection`` it draws by :func:`jacobi.reject`. If nobody ``watches``,
+    the batch as plain decoding shows it. With ``own_draws`` it draws by :func:`jacobi.reject`. If nobody ``watches``,
     only transformers' own row-wise processors and rules run between two tokens.
 
     A choice is a function of the logits at a node and of the noise of its index, so tokens can be chosen at all nodes
@@ -99,7 +99,7 @@ class Sampler:
         processors: LogitsProcessorList,
         config: GenerationConfig,
         sample: bool,
-        rejection: bool,
+        own_draws: bool,
         lockstep: bool,
         watched: bool,
         everywhere: bool = False,
@@ -107,10 +107,10 @@ class Sampler:
         kinds = {type(processor) for processor in processors}
         self.records = Records(config, sequences.batch)
         # What sequences draw from, each at its own pace; None where nothing is drawn, or not by noise.
-        by_noise = sample and not (rejection or watched) and is_drawn_by_noise(sequences.device)
+        by_noise = sample and not (own_draws or watched) and is_drawn_by_noise(sequences.device)
         self.noise = Noise(sequences) if by_noise else None
         self.is_argmax = not (sample or processors or self.records)  # of the raw logits, and nothing is recorded
-        self._sequences, self._sample, self._rejection, self._lockstep = sequences, sample, rejection, lockstep
+        self._sequences, self._sample, self._own_draws, self._lockstep = sequences, sample, own_draws, lockstep
         self._processors = direct(processors)
         self._row_processors = RowProcessors(processors, sequences.prompt_length)
         self._prefix_free = kinds <= PREFIX_FREE
@@ -154,7 +154,7 @@ class Sampler:
             now.scores.beside = ()  # chosen by other numbers than are drawn now
         if not now.scores.beside:
             processed = self.processed(now, places)
-            if self._rejection:
+            if self._own_draws:
                 return self._rejected(now, places, processed.softmax(-1))
             tokens, chances = self._chosen(now.trees, places, processed)
             if chances is not None and on_host(chances.device):

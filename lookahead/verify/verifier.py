@@ -6,13 +6,14 @@ How trees are walked is decided once a call. In every mode but lockstep each seq
 ``lossy``      The longest path of candidates that a rule accepts is written, which is no text of ``generate``'s.
 ``lockstep``   All sequences write token t before any writes t+1, so that a processor or stopping rule of the caller's
                sees the batch as plain ``generate`` shows it. Sequences whose tree goes further wait.
+``traversal``  One decision about each whole tree, from its leaves up: the same distribution from other draws.
 ``in turn``    One sequence after the other draws, as the rejection scheme does.
 ``abreast``    All trees are walked together, depth by depth, with one choice for all of them.
 =============  ======================================================================================================
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -27,9 +28,13 @@ from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Pass, Place, Sampler
 from lookahead.verify.sequences import Sequences
-from lookahead.verify.typical import accepted
+from lookahead.verify.traversal import traversed
+from lookahead.verify.typical import Decided, accepted
 
-Mode = Literal["lossy", "lockstep", "in turn", "abreast"]
+Mode = Literal["lossy", "traversal", "lockstep", "in turn", "abreast"]
+
+
+Verification = Literal["exact", "rejection", "traversal"]
 
 
 class Limits(Protocol):
@@ -44,10 +49,11 @@ class Limits(Protocol):
 
 class Verifier:
     """Writes what plain decoding would write into ``sequences``, as far as the trees go (a :class:`jacobi.Verifier`).
-    Draws are plain decoding's own, or those of :func:`jacobi.reject` (``"rejection"``). Some models can only advance
-    all sequences ``in_lockstep``. The ``rule`` of a lossy call (None = exact) gives the tokens that may be accepted,
-    bool ``[place, vocab]``, by processed scores of this shape. With ``everywhere`` the drafts are told what would be
-    chosen at every node, in place of argmaxes, where that does not depend on the path."""
+    Draws are plain decoding's own, or those of :func:`jacobi.reject` (``"rejection"``) or :func:`jacobi.traverse`
+    (``"traversal"``). Some models can only advance all sequences ``in_lockstep``. The ``rule`` of a lossy call (None =
+    exact) gives the tokens that may be accepted, bool ``[place, vocab]``, by processed scores of this shape. With
+    ``everywhere`` the drafts are told what would be chosen at every node, in place of argmaxes, where that does not
+    depend on the path."""
 
     def __init__(
         self,
@@ -57,7 +63,7 @@ class Verifier:
         config: GenerationConfig,
         limits: Limits,
         *,
-        verification: Literal["exact", "rejection"],
+        verification: Verification,
         in_lockstep: bool = False,
         rule: Callable[[Tensor], Tensor] | None = None,
         everywhere: bool = False,
@@ -66,18 +72,20 @@ class Verifier:
         # Without an end token finished sequences write real tokens until the last one is done.
         end_together = sequences.pads or kinds <= {MaxLengthCriteria}
         watched = bool(not_row_wise(processors, criteria))
-        apart = rule is not None or not (in_lockstep or watched or not end_together)
+        sample = bool(config.do_sample) and rule is None
+        traversal = sample and verification == "traversal"
+        apart = rule is not None or traversal or not (in_lockstep or watched or not end_together)
         self._sequences, self._criteria, self._limits, self._rule = sequences, criteria, limits, rule
         lockstep = sequences.batch > 1 and not apart
-        sample = bool(config.do_sample) and rule is None
-        rejection = sample and verification == "rejection"
-        if sample and sequences.batch > 1 and not (rejection or is_drawn_by_noise(sequences.device)):
+        own_draws = sample and verification != "exact"
+        if sample and sequences.batch > 1 and not (own_draws or is_drawn_by_noise(sequences.device)):
             lockstep = True
-        self._sampler = Sampler(sequences, processors, config, sample, rejection, lockstep, watched, everywhere)
+        self._sampler = Sampler(sequences, processors, config, sample, own_draws, lockstep, watched, everywhere)
         modes: dict[Mode, bool] = {
             "lossy": rule is not None,
+            "traversal": traversal,
             "lockstep": lockstep,
-            "in turn": rejection,
+            "in turn": own_draws,
             "abreast": True,
         }
         self._mode = next(mode for mode, holds in modes.items() if holds)
@@ -136,7 +144,10 @@ class Verifier:
             self._most_written = 1 + self._sequences.slowest()
         going = [row for row, done in enumerate(finished) if not done and not self._waits(row)]
         if self._rule is not None:
-            self._write_accepted(now, going, self._rule)
+            end_tokens = self._sequences.end_tokens
+            self._write_paths(now, accepted(now, going, self._sampler, self._rule, end_tokens))
+        elif self._mode == "traversal":
+            self._write_paths(now, {row: traversed(now, row, self._sampler) for row in going})
         else:
             for rows in ([row] for row in going) if self._mode == "in turn" else [going]:
                 self._walk(now, rows)
@@ -170,8 +181,8 @@ class Verifier:
             if self._mode == "lockstep" and len(nodes) < len(places):
                 return
 
-    def _write_accepted(self, now: Pass, rows: Sequence[int], rule: Callable[[Tensor], Tensor]) -> None:
-        for row, decided in accepted(now, rows, self._sampler, rule, self._sequences.end_tokens).items():
+    def _write_paths(self, now: Pass, paths: Mapping[int, Sequence[Decided]]) -> None:
+        for row, decided in paths.items():
             for node, token, scores, logits in decided:
                 self._sampler.records.note(row, len(self._sequences.written[row]), scores, logits)
                 self._write(now, [(row, node)], [token])

@@ -7,12 +7,12 @@ import pytest
 import torch
 from helpers.calls import BLOCKS, STRATEGIES
 from helpers.devices import working_alone
+from helpers.distributions import drawn_by_the_model
 from helpers.eagle import random_network
 from helpers.marks import few
 from helpers.medusa import random_heads
 from helpers.models import VOCAB, counting_model, fresh_model, prompts, run, same_as_plain, successor_model, tiny_model
 from helpers.redrafter import random_head
-from torch import Tensor
 
 from lookahead import Jacobi, Lookahead
 from lookahead.draft.acceptance import Acceptance
@@ -111,16 +111,6 @@ def test_num_return_sequences(batch: int) -> None:
     assert output.sequences.shape[0] == 3 * batch
 
 
-def chi_square(counts: Tensor, expected: Tensor) -> float:
-    """How many standard deviations the chi-square statistic lies above its mean; rare cells are put together."""
-    rare = expected < 5
-    counts = torch.cat([counts[~rare], counts[rare].sum()[None]])
-    expected = torch.cat([expected[~rare], expected[rare].sum()[None]]).clamp(min=1e-9)
-    statistic = ((counts - expected) ** 2 / expected).sum().item()
-    freedom = len(expected) - 1
-    return (statistic - freedom) / (2 * freedom) ** 0.5
-
-
 _WINDOW: dict[str, Any] = {"window_size": 4, "ngram_size": 4, "verification_set_size": 5}
 _SAMPLED = {
     "rejection": Lookahead(**_WINDOW, verification="rejection", seed=2),
@@ -133,27 +123,8 @@ _SAMPLED = {
 @pytest.mark.parametrize("alone", few([True, False], False), ids=["alone", "batch"])
 def test_samples_follow_the_model(strategy: Any, alone: bool) -> None:
     """Three drafted tokens have the joint distribution that the model gives them."""
-    vocab = 6
-    model = fresh_model("llama", seed=2, vocab_size=vocab, initializer_range=0.2)
-    # A prompt of the model's own words, so that its n-grams are plausible guesses.
-    prompt = run(model, {"input_ids": torch.tensor([[1, 2, 3]])}, seed=0, max_new_tokens=40, do_sample=True)[0][:, -24:]
     samples = 500 if alone else 4000
-    paths = torch.cartesian_prod(*[torch.arange(vocab)] * 3)
-    with torch.no_grad():
-        logits = model(torch.cat([prompt.expand(len(paths), -1), paths], dim=1)).logits[:, -4:-1]
-    expected = logits.softmax(-1).gather(2, paths[:, :, None])[:, :, 0].prod(1) * samples
-
-    settings = {"max_new_tokens": 4, "do_sample": True, "lookahead_strategy": strategy, "return_dict_in_generate": True}
-    rows = 1 if alone else 250
-    inputs = {"input_ids": prompt.expand(rows, -1), "attention_mask": torch.ones(rows, 24, dtype=torch.long)}
-    outputs = [run(model, inputs, seed=seed, **settings)[0] for seed in range(samples // rows)]
-    assert sum(output.stats.accepted for output in outputs) > samples / 2
-    drawn = torch.cat([output.sequences for output in outputs])[:, 24:27]
-    counts = torch.bincount(drawn @ torch.tensor([vocab**2, vocab, 1]), minlength=vocab**3).double()
-    assert chi_square(counts, expected) < 4
-    pairs = counts.view(vocab, vocab, vocab)
-    for axis in ((0, 1), (0, 2), (1, 2)):
-        assert chi_square(pairs.sum(axis), expected.view(vocab, vocab, vocab).sum(axis)) < 4
+    assert drawn_by_the_model(strategy, samples, 1 if alone else 250) > samples / 2
 
 
 def test_greedy_rejection_is_greedy() -> None:

@@ -181,9 +181,15 @@ def test_jacobi_refuses(settings: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"verification": "typical"}, r"\(verification=\) must be one of 'exact', 'rejection': got 'typical'"),
-        ({"verification": None}, r"\(verification=\) must be one of 'exact', 'rejection': got None"),
-        ({"verification": ["exact"]}, r"\(verification=\) must be one of 'exact', 'rejection': got \['exact'\]"),
+        (
+            {"verification": "typical"},
+            r"\(verification=\) must be one of 'exact', 'rejection', 'traversal': got 'typical'",
+        ),
+        ({"verification": None}, r"\(verification=\) must be one of 'exact', 'rejection', 'traversal': got None"),
+        (
+            {"verification": ["exact"]},
+            r"\(verification=\) must be one of 'exact', 'rejection', 'traversal': got \['exact'\]",
+        ),
         ({"stats": "all"}, r"\(stats=\) must be one of 'none', 'summary', 'detailed': got 'all'"),
         ({"stats": True}, r"\(stats=\) must be one of .*: got True"),
         ({"seed": 1.5}, r"\(seed=\) must be a whole number: got 1.5 of type float"),

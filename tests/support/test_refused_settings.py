@@ -35,7 +35,10 @@ def patched(restored: None) -> None:
         ({"ngram_size": [5]}, r"must be a whole number: got \[5\]"),
         ({"pool_from_prompt": 1}, r"pool_from_prompt=\) must be True or False: got 1"),
         ({"always_forward_one": "yes"}, r"always_forward_one=\) must be True or False: got 'yes'"),
-        ({"verification": "typical"}, r"verification=\) must be one of 'exact', 'rejection': got 'typical'"),
+        (
+            {"verification": "typical"},
+            r"verification=\) must be one of 'exact', 'rejection', 'traversal': got 'typical'",
+        ),
         ({"verification": ["exact"]}, r"verification=\) must be one of"),
         ({"stats": "some"}, r"stats=\) must be one of 'none', 'summary', 'detailed': got 'some'"),
         ({"seed": "x"}, r"seed=\) must be a whole number: got 'x'"),
