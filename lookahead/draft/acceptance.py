@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from math import exp, log, prod
 from typing import Self
 
-from lookahead.sources.base import Source
+from lookahead.sources.base import Source, runs_a_model
 
 SLOTS = 2  # weights of a kind: where its source is the first to propose the token, and where it agrees with another
 _AGREEMENT = (0.8, 0.5)  # a supporting vote starts with so much, and this share of what it would count on its own
+_UNSAID = 1.0  # of a weight, that candidates of later sources are worth less if a model did not propose them
 _INFORMATION = 2.0  # that a prior is worth; a trial of a candidate with chance p brings p(1-p), at most a quarter
 _MOST_INFORMATION = 40.0  # so that old trials fade
 _LONGEST_STEP = 1.0  # of a weight in one trial
@@ -41,11 +42,14 @@ class Acceptance:
         self.names = [source.name for source in sources]
         self.offsets: list[int] = []
         weights: list[float] = []
+        unsaid = 0.0
         for source in sources:
             self.offsets.append(len(weights))
             for prior in source.priors:
                 weight = log(prior / (1.0 - prior))
-                weights += [weight, max(0.0, _AGREEMENT[0] + _AGREEMENT[1] * weight)]
+                weights += [weight - unsaid, max(0.0, _AGREEMENT[0] + _AGREEMENT[1] * weight)]
+            if runs_a_model(source):
+                unsaid = _UNSAID
         self.weights = weights
         self._information = [_INFORMATION] * len(weights)
         self._expected = _GAIN_TRIALS

@@ -8,7 +8,7 @@ from lookahead.draft.expensive_sources import is_expensive, spent_ms
 from lookahead.draft.planner import Planner
 from lookahead.draft.trials import Mode
 from lookahead.sources import Source
-from lookahead.sources.base import has_late_work, is_batch
+from lookahead.sources.base import has_late_work, is_batch, runs_a_model
 from lookahead.sources.drawn_recycling import DrawnRecycling
 from lookahead.sources.jacobi_window import WindowSource
 from lookahead.sources.recycling import BEST
@@ -36,6 +36,7 @@ class AutomaticDrafter:
         self._drawn = next((source for source in sources if isinstance(source, DrawnRecycling)), None)
         self._asked = [source for source in sources if source is not self._window]
         self._expensive = [source for source in sources if is_expensive(source)]
+        self._whole = not all(map(runs_a_model, self._expensive))  # asked for whole trees
         self._batched = [source for source in sources if is_batch(source)]
         self._late = [source.catch_up for source in sources if has_late_work(source)]
         self._trees.use(self._asked)
@@ -93,11 +94,9 @@ class AutomaticDrafter:
         return self._grow_weighing(room) if self._expensive else self._grow(room)
 
     def _grow(self, room: int, beside_ms: float = 0.0) -> TokenTree:
-        times, least = self._planner.sizes
-        if beside_ms:
-            times = [time + beside_ms for time in times]
-        planner = self._planner
-        tree, self._values = self._trees.grow(self._root, room, times, least, planner.floor, planner.gain, planner.cut)
+        planner, (times, least) = self._planner, self._planner.sizes
+        settings = planner.floor, planner.gain, planner.cut, beside_ms
+        tree, self._values = self._trees.grow(self._root, room, times, least, *settings)
         return tree
 
     def _grow_weighing(self, room: int) -> TokenTree:
@@ -112,12 +111,16 @@ class AutomaticDrafter:
                 return tree
             speed = (1.0 + expected) / times[len(tree) - 1]
         trees.use(self._asked)
-        before, beside_ms = spent_ms(self._expensive), planner.expensive.ms if planner.weighs else 0.0
+        before, beside_ms = (
+            spent_ms(self._expensive),
+            planner.expensive.time.ms if planner.weighs and self._whole else 0.0,
+        )
         tree = self._grow(room, beside_ms)
         planner.expensive_ms += spent_ms(self._expensive) - before
-        if planner.weighs and planner.expensive.ms:
+        if planner.weighs and planner.expensive.time.ms:
             reached = 1.0 + self._acceptance.expected(self._values)
-            planner.expensive.learn(expected, reached / (times[len(tree) - 1] + beside_ms) / speed)
+            taken = times[len(tree) - 1] + beside_ms + trees.asked_ms
+            planner.expensive.learn(expected, reached / taken / speed)
         return tree
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:

@@ -79,6 +79,7 @@ class BestFirstTree:
         self._views = [Frontier(source) if is_batch(source) else source for source in sources]
         self.use(self._all)
         self._offered: list[Proposed] = []
+        self.asked_ms = 0.0  # what batch sources were asked for the tree grown last takes, as far as they know
         self._uncounted: list[tuple[list[int], Proposed, int]] = []  # at visited nodes, and the token written there
 
     def use(self, sources: Sequence[Source]) -> None:
@@ -106,6 +107,7 @@ class BestFirstTree:
         floor: float = 0.0,
         gain: float = 1.0,
         cut: Cut | None = None,
+        beside_ms: float = 0.0,
     ) -> tuple[TokenTree, list[float]]:
         """Grow the tree that writes the most tokens per unit of time; with it come its nodes' values, falling.
 
@@ -116,6 +118,8 @@ class BestFirstTree:
             floor: candidates of less value are left out.
             gain: of speed over drafting nothing, that a tree has to promise.
             cut: what it costs that a chain is not kept whole; None = nothing.
+            beside_ms: what sources cost that are asked whatever the tree. What batch sources take is added as they are
+                asked: it is spent then, for a small tree as for a large one.
         """
         calibration = self._acceptance.calibration
         odds, steps = self._acceptance.odds, self._steps
@@ -127,7 +131,9 @@ class BestFirstTree:
         states: list[Any] = [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value, node, token, expected = 1.0, 0, root, 1.0
-        best, best_count = gain * expected / times[0], 1
+        self.asked_ms = 0.0
+        promised, time, spent = gain * expected, times[0], beside_ms  # of the best tree so far
+        best, best_count = promised / (time + spent), 1
         rest, look = 0.0, most  # what is worth no more has no place any more; nodes left, at which that is looked at
         while True:
             proposed: Proposed = ()
@@ -135,7 +141,9 @@ class BestFirstTree:
             if depths[node] < room and (not node or (value > worth and value * _LIKELY > rest)):
                 if node:
                     states = [step(above, token) for step, above in zip(steps, states, strict=True)]
-                self._expand(states, heap, depths, node, value, most, best / calibration if cheapest else 0.0)
+                if self._expand(states, heap, depths, node, value, most, best / calibration if cheapest else 0.0):
+                    spent = beside_ms + self.asked_ms
+                    best = promised / (time + spent)
                 proposed = self._proposed(states)
                 found = _odds(proposed, kinds)
                 share = value / (1.0 + sum(found.values()))
@@ -160,9 +168,10 @@ class BestFirstTree:
             node = tree.add(parent, token)
             values.append(value)
             expected += value * calibration
-            time = times[node] + (cut.cost(expected, min(1.0, value * calibration), node + 1) if cut else 0.0)
-            if expected / time >= best:
-                best, best_count = expected / time, node + 1
+            takes = times[node] + (cut.cost(expected, min(1.0, value * calibration), node + 1) if cut else 0.0)
+            if expected / (takes + spent) >= best:
+                promised, time, best_count = expected, takes, node + 1
+                best = promised / (time + spent)
         tree.truncate(best_count)
         del values[best_count - 1 :]
         self._offered = offered[:best_count]
@@ -183,9 +192,10 @@ class BestFirstTree:
         value: float,
         most: int,
         rate: float,
-    ) -> None:
+    ) -> bool:
         """Ask batch sources about a node and those that wait on its level, where that promises more than ``rate``, the
-        drafted tokens that a millisecond is worth."""
+        drafted tokens that a millisecond is worth. Whether any was asked."""
+        asked_any = False
         for part, frontier in self._frontiers:
             if states[part] in frontier.made:
                 continue
@@ -197,6 +207,9 @@ class BestFirstTree:
                 frontier.leave(asked)
             else:
                 frontier.expand(asked)
+                self.asked_ms += frontier.ask_ms
+                asked_any = True
+        return asked_any
 
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last, and name the source of each accepted token."""

@@ -135,7 +135,7 @@ class Planner:
     def _choose_sizes(self) -> None:
         costs = self.costs
         if self._batch > 1:
-            beside_ms = costs.cut_ms + (0.0 if costs.times.frozen else self.expensive.ms)
+            beside_ms = costs.cut_ms + (0.0 if costs.times.frozen else self.expensive.time.ms)
             self.sizes = [costs.trees[0], *(cost + beside_ms for cost in costs.trees[1:])], costs.least
         else:
             self.sizes, self.gain, self.cut = (costs.trees, costs.least), self._least_gain, costs.cut
@@ -176,7 +176,7 @@ class Planner:
         taken = step.draft_ms + step.forward_ms + step.keep_ms
         if self._batch > 1:  # sequences choose tokens together depth by depth, so here a longer path costs more
             taken += step.verify_ms
-        self.expensive.spent(self.expensive_ms)
+        self.expensive.time.observe(self.expensive_ms)
         # Nor are drafts that were looked for in vain a part of what one node costs.
         tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
         if self._nodes is None and not self.costs.times.frozen:  # a frozen curve repeats passes, whatever they took

@@ -78,6 +78,11 @@ def is_batch(source: Source) -> TypeGuard[BatchSource]:
     return hasattr(source, "expand")
 
 
+def runs_a_model(source: Source) -> bool:
+    """Whether a source says what asking it takes: it runs a model, or a head, for every level of a tree."""
+    return hasattr(source, "ask_ms")
+
+
 class LateSource(Source, Protocol):
     """A source that leaves work for a time when nobody waits."""
 

@@ -16,13 +16,13 @@ from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.runtime.tree import TreeModel
 from lookahead.sources.perturbed import BINS, Draw, Offer
+from lookahead.sources.usual_time import UsualTime
 from lookahead.sources.vocabularies import Vocabulary
 
 Branch = tuple[int, ...]  # tokens below the root
 Said = tuple[np.ndarray, np.ndarray]  # the best next tokens [rank] and their logits [rank], best first
 
 BEST = 64  # next tokens that are looked at
-_NEWEST = 0.1  # weight of the last pass in what passes take
 # Shares that were right with disturbed copies of the bundled model (argmaxes alike in 60 to 90 % of all places), by
 # bin: of the best candidate, and of others.
 GREEDY_PRIORS = (
@@ -136,10 +136,15 @@ class DraftModelSource:
         self.name = name
         self.priors = GREEDY_PRIORS if draw is None else DRAWN_PRIORS
         self.spent_ms = 0.0
-        self.ask_ms = 0.0  # what a pass takes
+        self._time = UsualTime()  # of a pass
         self._passes = passes
         self._draw = Draw(lambda index: None) if draw is None else draw
         self._index = 0  # of the next token
+
+    @property
+    def ask_ms(self) -> float:
+        """What a pass takes."""
+        return self._time.ms
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         self._passes.start(prompt)
@@ -158,7 +163,7 @@ class DraftModelSource:
         offers = [self._offer(state, said) for state, said in zip(states, self._passes.after(states), strict=True)]
         taken = 1e3 * (perf_counter() - start)
         self.spent_ms += taken
-        self.ask_ms += (taken - self.ask_ms) * (_NEWEST if self.ask_ms else 1.0)
+        self._time.observe(taken)
         return offers
 
     def _offer(self, state: Branch, said: Said | None) -> Offer:

@@ -101,8 +101,8 @@ def test_with_a_frozen_curve_choices_repeat(batch: int) -> None:
 
 
 def test_a_batch_counts_the_cost_into_its_passes() -> None:
-    assert decoded(Dear, batch=2).mean_acceptance_length < 1.5
-    assert decoded(Cheap, batch=2).mean_acceptance_length > 3
+    """Whatever else the clock says of drafts in a batch."""
+    assert decoded(Dear, batch=2).drafted < decoded(Cheap, batch=2).drafted
 
 
 @pytest.mark.parametrize("kind", [Cheap, Dear])
@@ -126,21 +126,31 @@ def test_who_is_expensive() -> None:
 def test_every_level_is_tried_and_judged_by_its_own_gains(trials: list[tuple[float, float]]) -> None:
     expensive, gains = ExpensiveSources(), dict[int, list[float]]()
     for expected, gain in trials:
-        level = sum(expected >= step for step in (0.3, 1.0, 2.5))
-        before = gains.setdefault(level, [])
+        before = gains.setdefault(sum(expected >= step for step in (0.3, 1.0, 2.5)), [])
         pays = expensive.pay(expected)
-        if not before or (len(before) == 1 and before[0] > 0.95) or min(before) > 1.05:
+        if min(before, default=gain) > 1.03 or not before:
             assert pays
         if pays:
             expensive.learn(expected, gain)
             before.append(gain)
 
 
-def test_a_level_that_does_not_pay_is_tried_again_now_and_then() -> None:
+def test_one_bad_trial_is_no_verdict() -> None:
+    """What heads promise in a single pass varies, and a level that was given up is not looked at for long."""
     expensive = ExpensiveSources()
+    expensive.learn(0.5, 0.8)
     assert expensive.pay(0.5)
-    expensive.learn(0.5, 0.7)
-    assert [expensive.pay(0.5) for _ in range(96)].count(True) == 3
+    for _ in range(3):
+        expensive.learn(0.5, 0.8)
+    assert not expensive.pay(0.5)
+
+
+def test_a_level_that_does_not_pay_is_tried_again_ever_more_seldom() -> None:
+    expensive = ExpensiveSources()
+    for _ in range(8):
+        expensive.learn(0.5, 0.7)
+    tried = [expensive.pay(0.5) for _ in range(97)]
+    assert [place for place, pays in enumerate(tried) if pays] == [4, 13, 30, 63, 96]
     assert expensive.pay(2.0)  # another level
     for _ in range(12):  # things have changed
         expensive.learn(0.5, 2.0)
@@ -150,10 +160,10 @@ def test_a_level_that_does_not_pay_is_tried_again_now_and_then() -> None:
 def test_the_cost_follows_what_runs_take_but_not_their_outliers() -> None:
     expensive = ExpensiveSources()
     for ms in (30.0, 2.0, 2.2, 0.0):
-        expensive.spent(ms)
-    assert expensive.ms == 2.0
-    expensive.spent(500.0)
-    assert expensive.ms < 2.3
+        expensive.time.observe(ms)
+    assert expensive.time.ms == 2.0
+    expensive.time.observe(500.0)
+    assert expensive.time.ms < 2.3
     for _ in range(100):
-        expensive.spent(4.0)
-    assert expensive.ms == pytest.approx(4.0, rel=0.01)
+        expensive.time.observe(4.0)
+    assert expensive.time.ms == pytest.approx(4.0, rel=0.01)
