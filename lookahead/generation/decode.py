@@ -72,7 +72,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
             return step_times(call.model, call.batch, memory.times, None, *how)
 
         known = (call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback)
-        by_chance = strategy.draws_candidates and bool(call.config.do_sample)
+        by_chance = strategy.candidates == "drawn" and bool(call.config.do_sample)
         drafts = strategy.drafts(draft_context(*known, by_chance))
         depths = [0] * call.batch
         drafters = [

@@ -19,7 +19,7 @@ from lookahead.sources.checked import CheckedSource
 from lookahead.sources.draft_model import Passes
 from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
 from lookahead.sources.recycling import BEST
-from lookahead.strategies.base import Strategy
+from lookahead.strategies.base import Candidates, Strategy
 
 SourceFactory = Callable[[RowContext], Source]
 Maker = Callable[[RowContext, Memory], Source]
@@ -102,10 +102,11 @@ class AutomaticStrategy(Strategy):
         """In the automatic mode without a seed, unless it is switched off."""
         return self.automatic and self.remember and self.seed is None
 
-    def _draws_from(self, source: str) -> bool:
-        """Whether a given number of candidates comes from one source alone, and is compared with its probabilities."""
+    def _alone(self, source: str) -> Candidates:
+        """What candidates are where a given number of them may come from one source."""
         alone = self.sources is not None and tuple(self.sources) == (source,)
-        return self.automatic and self.nodes is not None and alone and self.verification != "exact"
+        drawn = self.automatic and self.nodes is not None and alone and self.verification != "exact"
+        return "drawn" if drawn else "mixed"
 
     def drawn_drafts(self, call: CallContext, passes: Callable[[RowContext], Passes]) -> Drafts | None:
         """Drafters of a head or a model alone, whose candidates are drawn by chance; None where they are not."""

@@ -12,6 +12,7 @@ from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.generation.decode import generate
 
 Stats = Literal["none", "summary", "detailed"]
+Candidates = Literal["mixed", "chosen", "drawn"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Strategy:
 
     def __post_init__(self) -> None:
         self._one_of("verification", ("exact", "rejection", "traversal"))
-        if self.verification == "traversal" and not self.traverses:
+        if self.verification == "traversal" and self.candidates == "mixed":
             raise LookaheadError(
                 f"{type(self).__name__}(verification='traversal') needs candidates of a model or a head alone, in a "
                 "tree of given size: expected nodes= and sources=('eagle',), ('redrafter',) or ('draft',), or a tree "
@@ -128,14 +129,10 @@ class Strategy:
         return None
 
     @property
-    def draws_candidates(self) -> bool:
-        """Whether candidates of a sampled call are drawn by chance, as the verification can make use of."""
-        return False
-
-    @property
-    def traverses(self) -> bool:
-        """Whether whole trees can be verified at once: they are one head's or model's."""
-        return self.draws_candidates
+    def candidates(self) -> Candidates:
+        """Whether they are one head's or model's alone, in a tree of given size: ``"chosen"``, or in a sampled call
+        ``"drawn"`` by chance, where the verification makes use of that; ``"mixed"`` = they are not."""
+        return "mixed"
 
     @property
     def remembers(self) -> bool:

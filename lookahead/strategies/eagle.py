@@ -18,6 +18,7 @@ from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import EaglePasses, joined_features
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
+from lookahead.strategies.base import Candidates
 
 _DEFAULT_SOURCES = ("eagle", "recycling", "suffix")
 
@@ -75,13 +76,11 @@ class Eagle(AutomaticStrategy):
         return self.tree is None
 
     @property
-    def draws_candidates(self) -> bool:
-        """For the fixed tree, and where the head alone fills a given number of nodes."""
-        return self._draws_from("eagle") or (self.tree == "eagle-1" and self.verification != "exact")
-
-    @property
-    def traverses(self) -> bool:
-        return self.draws_candidates or self.tree is not None
+    def candidates(self) -> Candidates:
+        """Drawn for the fixed tree, and where the head alone fills a given number of nodes."""
+        if self.tree == "eagle-1" and self.verification != "exact":
+            return "drawn"
+        return "chosen" if self.tree is not None else self._alone("eagle")
 
     @cached_property
     def _read(self) -> EagleHead:

@@ -12,7 +12,7 @@ from lookahead.draft.published import LookaheadDrafter
 from lookahead.sources.draft_model import DraftModelSource, DraftPasses
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Strategy
+from lookahead.strategies.base import Candidates, Strategy
 from lookahead.strategies.draft_models import Tokenizers, check_draft_model, draft_model_for, vocabulary_for
 from lookahead.strategies.mtp import Mtp
 
@@ -98,9 +98,9 @@ class Lookahead(AutomaticStrategy):
         return self.window_size is None and self.ngram_size is None and self.verification_set_size is None
 
     @property
-    def draws_candidates(self) -> bool:
-        """Where the draft model alone fills a given number of nodes."""
-        return self._draws_from("draft")
+    def candidates(self) -> Candidates:
+        """Drawn where the draft model alone fills a given number of nodes."""
+        return self._alone("draft")
 
     @classmethod
     def from_lade(

@@ -18,6 +18,7 @@ from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.sources.redrafter.passes import RecurrentPasses
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
+from lookahead.strategies.base import Candidates
 
 _DEFAULT_SOURCES = ("redrafter", "recycling", "suffix")
 
@@ -74,13 +75,9 @@ class ReDrafter(AutomaticStrategy):
         return self.tree is None
 
     @property
-    def draws_candidates(self) -> bool:
-        """Where the head alone fills a given number of nodes."""
-        return self._draws_from("redrafter")
-
-    @property
-    def traverses(self) -> bool:
-        return self.draws_candidates or self.tree is not None
+    def candidates(self) -> Candidates:
+        """Drawn where the head alone fills a given number of nodes."""
+        return "chosen" if self.tree is not None else self._alone("redrafter")
 
     @cached_property
     def _read(self) -> RecurrentHead:
