@@ -15,7 +15,6 @@ from lookahead.models.output_layer import output_layer
 from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joined_features
 from lookahead.sources.mtp.heads import MtpHeads
-from lookahead.sources.mtp.network import LayerCache
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 
 _DEFAULT_SOURCES = ("mtp", "recycling", "suffix")
@@ -89,7 +88,7 @@ class Mtp(AutomaticStrategy):
         given = (heads.embedder(model), output_layer(model))
 
         def source(row: RowContext, memory: Memory) -> DraftModelSource:
-            networks: list[tuple[PairNetwork, Pairs]] = [(layer, LayerCache()) for layer in heads.networks()]
+            networks: list[tuple[PairNetwork, Pairs]] = [(layer, layer.cache()) for layer in heads.networks()]
             passes = PairPasses(networks, heads.first.fc.weight, features, row.index, *given, row.vocab_size)
             return DraftModelSource(passes, row.draw, "mtp")
 

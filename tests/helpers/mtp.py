@@ -41,6 +41,23 @@ def mimo_v2_flash() -> Any:
     return initialised(transformers.MiMoV2FlashConfig(**fields), dtype=F32)
 
 
+def mellum() -> Any:
+    kinds = {"layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"]}
+    experts = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "num_nextn_predict_layers": 1}
+    fields = SIZES | kinds | experts | {"head_dim": 8, "sliding_window": 6}
+    return initialised(transformers.MellumConfig(**fields), dtype=F32)
+
+
+def qwen3_5_with_images() -> Any:
+    """The model that Qwen3.5 is published as; its MTP layers are the text's."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
+    text = fresh_hybrid("qwen3_5").config.to_dict()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+        return transformers.Qwen3_5ForConditionalGeneration(config).to(F32).eval()
+
+
 def _in_float64(model: Any) -> Any:
     model.set_experts_implementation("eager")  # others have no kernel in float64
     return model
@@ -77,25 +94,26 @@ def other_tensors(model: Any, names: tuple[str, str, str, str], seed: int = 0) -
     return {f"{name}.weight": _random(shape, generator) for name, shape in zip(names, shapes, strict=True)}
 
 
-def behind(model: Any, layers: int = 1) -> dict[str, Tensor]:
-    """DeepSeek-V3's and GLM-4's layout."""
-    names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+def behind(model: Any, layers: int = 1, norm: str = "shared_head.norm") -> dict[str, Tensor]:
+    """The layout of DeepSeek-V3, GLM-4 and, with another norm, Ling."""
+    names = ("eh_proj", "enorm", "hnorm", norm)
     first = model.config.num_hidden_layers
     tensors: dict[str, Tensor] = {}
     for index in range(layers):
-        own = layer_tensors(model, index) | other_tensors(model, names, index)
+        kinds = {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]}
+        own = layer_tensors(model, index, **kinds) | other_tensors(model, names, index)
         own |= {"embed_tokens.weight": model.get_input_embeddings().weight.detach()}
         own |= {"shared_head.head.weight": model.lm_head.weight.detach()}
         tensors |= {f"model.layers.{first + index}.{name}": tensor for name, tensor in own.items()}
     return tensors
 
 
-def qwen(model: Any, layers: int = 1) -> dict[str, Tensor]:
-    """Qwen3-Next's and Qwen3.5's layout: one fc and its norms, for all layers."""
+def qwen(model: Any, layers: int = 1, kind: str = "full_attention") -> dict[str, Tensor]:
+    """The layout of Qwen3-Next, Qwen3.5 and Mellum: one fc and its norms, for all layers."""
     names = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
     tensors = other_tensors(model, names)
     for index in range(layers):
-        own = layer_tensors(model, index, layer_types=["full_attention"])
+        own = layer_tensors(model, index, layer_types=[kind], mlp_layer_types=["sparse"])
         tensors |= {f"mtp.layers.{index}.{name}": tensor for name, tensor in own.items()}
     return tensors
 
@@ -122,14 +140,33 @@ def mimo_v2(model: Any, layers: int = 1) -> dict[str, Tensor]:
     return tensors
 
 
-def inkling(model: Any, layers: int = 1) -> dict[str, Tensor]:
-    """Inkling's layout, without its converted names."""
+_INKLING = {
+    **{
+        f"self_attn.{part}_proj.": f"attn.w{part}_{how}."
+        for part, how in zip("qkvro", ("du", "dv", "dv", "du", "ud"), strict=True)
+    },
+    **{f"self_attn.{part}_sconv.conv1d.": f"attn.{part}_sconv." for part in "kv"},
+    "self_attn.": "attn.",
+    "_sconv.conv1d.": "_sconv.",
+    "input_layernorm.": "attn_norm.",
+    "post_attention_layernorm.": "mlp_norm.",
+    "mlp.down_proj.": "mlp.w2_md.",
+}
+
+
+def inkling(model: Any, layers: int = 1, published: bool = True) -> dict[str, Tensor]:
+    """Inkling's layout; if not ``published``, with the names in the layers that transformers' class has."""
     names = ("input_proj", "embed_norm", "hidden_norm", "chain_norm")
     tensors: dict[str, Tensor] = {}
     for index in range(layers):
         own = layer_tensors(model, index, layer_types=["hybrid"], mlp_layer_types=["dense"])
         others = other_tensors(model, names, index)
         tensors["model.mtp.chain_norm.weight"] = others.pop("chain_norm.weight")
+        if published:
+            pair = [own.pop(f"mlp.{part}_proj.weight") for part in ("gate", "up")]
+            own["mlp.w13_dn.weight"] = torch.stack(pair, dim=1).flatten(0, 1)
+            for name, theirs in _INKLING.items():
+                own = {key.replace(name, theirs): tensor for key, tensor in own.items()}
         own = {f"transformer_block.{name}": tensor for name, tensor in own.items()} | others
         tensors |= {f"model.mtp.layers.{index}.{name}": tensor for name, tensor in own.items()}
     return tensors
@@ -147,9 +184,7 @@ def written(folder: Path, model: Any, tensors: dict[str, Tensor]) -> Path:
 
 def loaded(folder: Path, model: Any) -> Any:
     """The model as transformers reads it back."""
-    read = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=model.dtype, attn_implementation=model.config._attn_implementation
-    )
+    read = type(model).from_pretrained(folder, dtype=model.dtype, attn_implementation=model.config._attn_implementation)
     if model.dtype is F64 and hasattr(model.config, "_experts_implementation"):
         read.set_experts_implementation("eager")
     read.generation_config = transformers.GenerationConfig(pad_token_id=0)
@@ -163,8 +198,13 @@ FAMILIES: dict[str, tuple[Callable[[], Any], Callable[..., dict[str, Tensor]]]] 
     "qwen3_next": (partial(fresh_hybrid, "qwen3_next"), qwen),
     "qwen3_5": (partial(fresh_hybrid, "qwen3_5"), qwen),
     "qwen3_5_moe": (partial(fresh_hybrid, "qwen3_5_moe"), qwen),
+    "qwen3_5, images": (qwen3_5_with_images, qwen),
+    "mellum": (mellum, partial(qwen, kind="sliding_attention")),
+    "bailing_hybrid": (partial(fresh_hybrid, "bailing_hybrid"), partial(behind, norm="final_layernorm")),
     "mimo": (partial(fresh_model, "qwen2"), mimo),
     "mimo_v2": (mimo_v2_flash, mimo_v2),
+    "inkling": (partial(fresh_hybrid, "inkling"), inkling),
+    "inkling, renamed": (partial(fresh_hybrid, "inkling"), partial(inkling, published=False)),
     "speculators": (partial(fresh_model, "qwen3"), partial(mimo, prefix="mtp_layers")),
 }
 

@@ -40,8 +40,16 @@ def refused(folder: Path, match: str, change: Any) -> None:
         (r"self_attn.o_proj.weight is \[32, 8\], expected \[32, 32\]", {"self_attn.o_proj.weight": torch.ones(32, 8)}),
         ("2.hnorm.weight holds infinite numbers or NaN", {"hnorm.weight": torch.full((32,), torch.nan)}),
         (
-            r"self_attn.o_proj.weight is torch.float8_e4m3fn: expected floats that are not quantised",
+            r"self_attn.o_proj.weight is torch.float8_e4m3fn: expected bfloat16, .* or FP8 with weight_scale_inv",
             {"self_attn.o_proj.weight": torch.ones(32, 32).to(torch.float8_e4m3fn)},
+        ),
+        ("qweight is torch.int32", {"self_attn.o_proj.weight": None, "self_attn.o_proj.qweight": torch.ones(4).int()}),
+        (
+            r"weight_scale_inv is \[2, 2\], expected \[1, 1\] for blocks of \[128, 128\] of \[32, 32\]",
+            {
+                "self_attn.o_proj.weight": torch.ones(32, 32).to(torch.float8_e4m3fn),
+                "self_attn.o_proj.weight_scale_inv": torch.ones(2, 2),
+            },
         ),
         (
             "No MTP layers for DeepseekV3ForCausalLM in .*model.safetensors: expected tensors like",
@@ -127,3 +135,35 @@ def test_layers_are_read_once_a_model(tmp_path: Path) -> None:
     heads = MtpHeads.of(model)
     assert MtpHeads.of(model) is heads
     assert heads.source == str(tmp_path / "model.safetensors")
+
+
+def test_inkling_under_both_names(tmp_path: Path) -> None:
+    """Those of its checkpoints, and those of transformers' class."""
+    states = [
+        MtpHeads.from_pretrained(model=with_layers(tmp_path / family, family)).state_dict()
+        for family in ("inkling", "inkling, renamed")
+    ]
+    assert all(torch.equal(states[1][name], tensor) for name, tensor in states[0].items())
+
+
+@pytest.mark.parametrize("size", [16, 24])
+def test_weights_of_fp8_blocks(size: int, tmp_path: Path) -> None:
+    """As DeepSeek-V3's are stored: each block has its scale; the last ones may be smaller."""
+    model = deepseek()
+    tensors = behind(model)
+    name = "model.layers.2.self_attn.o_proj.weight"
+    torch.manual_seed(0)
+    weight = (torch.randint(-8, 9, (32, 32)) / 4).to(torch.float8_e4m3fn)
+    scale = torch.tensor([[0.5, 2.0], [4.0, 0.25]])
+    tensors |= {name: weight, f"{name}_scale_inv": scale}
+    expected = weight.double()
+    for row in (0, 1):
+        for column in (0, 1):
+            rows, columns = (slice(part * size, (part + 1) * size) for part in (row, column))
+            expected[rows, columns] *= scale[row, column]
+    read = loaded(written(tmp_path, model, tensors), model)
+    told = json.loads((tmp_path / "config.json").read_text())
+    told["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [size, size]}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    heads = MtpHeads.from_pretrained(model=read)
+    assert torch.equal(heads.first.decoder.layers[0].self_attn.o_proj.weight, expected)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import VOCAB, prompts
+from helpers.models import F64, VOCAB, prompts
 from helpers.mtp import with_layers
 from torch import Tensor
 from transformers.cache_utils import MtpCache
@@ -15,11 +15,10 @@ from transformers.modeling_layers import MtpModel
 from jacobi import Path
 from lookahead.mtp import MtpHeads
 from lookahead.sources.eagle.passes import PairPasses
-from lookahead.sources.mtp.network import LayerCache
 
 
 def passes_of(model: Any, heads: MtpHeads, features: Any, row: int = 0) -> PairPasses:
-    networks = [(layer, LayerCache()) for layer in heads.networks()]
+    networks = [(layer, layer.cache()) for layer in heads.networks()]
     weight = heads.first.fc.weight
     return PairPasses(networks, weight, features, row, heads.embedder(model), model.lm_head, VOCAB)
 
@@ -28,7 +27,7 @@ def naive(model: Any, heads: MtpHeads, features: Tensor, tokens: list[int], draf
     """Scores after ``drafted``, from nothing: each layer over the text and the tokens that it may read of the draft,
     then one pair after the other."""
     layers, embed, count = heads.networks(), heads.embedder(model), len(tokens)
-    caches = [LayerCache() for _ in layers]
+    caches = [layer.cache() for layer in layers]
     out, text = features, tokens + drafted
     for turn, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
         if turn <= len(drafted):
@@ -45,7 +44,7 @@ def naive(model: Any, heads: MtpHeads, features: Tensor, tokens: list[int], draf
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next", "mimo_v2"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next", "mimo_v2", "inkling"])
 @torch.no_grad()
 def test_the_caches_are_the_text(family: str, layers: int, tmp_path: FilePath) -> None:
     """After any sequence of questions and texts, with branches that were given up."""
@@ -76,16 +75,23 @@ def test_the_caches_are_the_text(family: str, layers: int, tmp_path: FilePath) -
             held, following = torch.cat([held, now[1, nodes]]), following + new[: len(nodes)]
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [(family, layers) for family in ("deepseek_v3", "glm4_moe") for layers in (1, 2, 3)]
+    + [("inkling, renamed", 1), ("inkling, renamed", 2)],
+)
 @torch.no_grad()
 def test_drafts_are_transformers_own(family: str, layers: int, tmp_path: FilePath) -> None:
     """As far as transformers drafts: each layer once."""
     model = with_layers(tmp_path, family, layers)
     model.config.num_mtp_layers = layers
-    model._keys_to_ignore_on_load_unexpected = [r"layers\.[2-9]\."]  # by which transformers finds them
+    if family.startswith("inkling"):
+        model.config.chain_hidden_post_norm = True
+    else:
+        model._keys_to_ignore_on_load_unexpected = [r"layers\.[2-9]\."]  # by which transformers finds them
     theirs = MtpModel.from_pretrained(model)
-    theirs.set_experts_implementation("eager")
+    if model.dtype is F64:
+        theirs.set_experts_implementation("eager")
     for seed in range(4):
         ids = prompts(1, seed=seed)["input_ids"]
         prompt, states = ids[:, :-1], model(ids[:, :-1], output_hidden_states=True).hidden_states[-1]
@@ -99,4 +105,4 @@ def test_drafts_are_transformers_own(family: str, layers: int, tmp_path: FilePat
             (said,) = passes.after([tuple(expected[0, :depth].tolist())])
             assert said is not None and said[0][0] == expected[0, depth]
             chances = logits[0, depth].log_softmax(-1)[torch.from_numpy(said[0]).long()].float()
-            torch.testing.assert_close(chances, torch.from_numpy(said[1]), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(chances, torch.from_numpy(said[1]), atol=1e-4, rtol=1e-5)

@@ -1,6 +1,8 @@
 """An MTP layer: a decoder layer of the model's own kind, over pairs of a hidden state and the token after it."""
 
 import copy
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,26 +10,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from lookahead.models.mask_rules import MaskRule, mask_rules
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.cache.snapshots import recurrent_layers
 from lookahead.runtime.masks import map_rules
+from lookahead.sources.mtp.caches import LinearCache, TreeCache
 from lookahead.sources.mtp.reading import LayerTensors
-
-
-class LayerCache:
-    """Keys and values of one layer for one sequence, in a cache of transformers' own, and its pairs' positions."""
-
-    def __init__(self) -> None:
-        self.states = DynamicCache()  # without a config: nothing is dropped that a window does not see any more
-        self.positions = torch.empty(0, dtype=torch.long)
-
-    @property
-    def length(self) -> int:
-        return len(self.positions)
-
-    def crop(self, length: int) -> None:
-        """Forget all pairs behind the first ``length``."""
-        if length < self.length:
-            self.states.crop(length - self.length)
-            self.positions = self.positions[:length]
 
 
 def _linear(weight: Tensor) -> nn.Linear:
@@ -65,6 +51,7 @@ class MtpLayer(nn.Module):
         if "norm" not in parts:
             decoder.norm = nn.Identity()
         self._hidden_first = tensors.hidden_first
+        self.is_linear = bool(recurrent_layers(DynamicCache(config=decoder.config)))  # and follows no tree
         self._rules = mask_rules(decoder, ModelTraits.of(decoder))
         self._scale = float(getattr(decoder.config, "logits_mup_width_multiplier", None) or 1.0)
 
@@ -73,27 +60,42 @@ class MtpLayer(nn.Module):
         parts = [self.embed_norm(embedded), self.hidden_norm(features)]
         return self.fc(torch.cat(parts[::-1] if self._hidden_first else parts, dim=-1))
 
-    def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, cache: LayerCache, mask: Tensor) -> Tensor:
+    def cache(self) -> TreeCache | LinearCache:
+        """An empty one, for one sequence."""
+        return LinearCache(self.decoder.config) if self.is_linear else TreeCache()
+
+    def forward(
+        self, states: Tensor, embedded: Tensor, positions: Tensor, cache: TreeCache | LinearCache, mask: Tensor
+    ) -> Tensor:
         """One pass over pairs, as :class:`lookahead.sources.eagle.passes.PairNetwork` has it."""
-        keys = torch.cat([cache.positions.to(positions), positions])
+        decode = partial(self._decoded, cache.states)
+        if isinstance(cache, LinearCache):
+            return cache.run(decode, states, positions, mask)
+        cache.positions = torch.cat([cache.positions.to(positions), positions])
+        return decode(states, positions, self._masks(mask, positions, cache.positions, states.dtype))
+
+    def _decoded(self, cache: DynamicCache, states: Tensor, positions: Tensor, masks: Any) -> Tensor:
+        outputs = self.decoder(
+            inputs_embeds=states[None],
+            position_ids=positions[None],
+            attention_mask=masks,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        out: Tensor = outputs.last_hidden_state[0]
+        return out
+
+    def _masks(self, mask: Tensor, positions: Tensor, keys: Tensor, dtype: torch.dtype) -> Any:
+        """What attention adds ``[1, 1, pair, key]``, by the layer's own rule as well, in the form that it takes."""
         first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=mask.device)
 
         def build(rule: MaskRule) -> Tensor:
             seen = mask[None, None]
             if rule.function is not None:
                 seen = seen & rule.function(first, first, positions[None, None, :, None], keys[None, None, None, :])
-            return torch.zeros_like(seen, dtype=states.dtype).masked_fill(~seen, torch.finfo(states.dtype).min)
+            return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
-        outputs = self.decoder(
-            inputs_embeds=states[None],
-            position_ids=positions[None],
-            attention_mask=map_rules(self._rules, build),
-            past_key_values=cache.states,
-            use_cache=True,
-        )
-        cache.positions = keys
-        out: Tensor = outputs.last_hidden_state[0]
-        return out
+        return map_rules(self._rules, build)
 
     def logits(self, states: Tensor, output: nn.Module) -> Tensor:
         """Scores ``[pair, token]`` by the model's ``output`` layer, or the layer's own."""

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.models.output_layer import COMPUTE_DTYPES
 from lookahead.sources.medusa.checkpoints.storage import WHOLE_MODELS, StoredTensors, locate, some
+from lookahead.sources.mtp.conversions import inklings, unquantised
 
 _BEHIND = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.(.+)")
 _APART = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.(.+)")
@@ -33,6 +35,7 @@ _PARTS = {
     "embed_tokens": "embed",
     "shared_head.head": "head",
 }
+_SCALE = "weight_scale_inv"
 _BLOCK = re.compile(r"^(?:transformer_block|mtp_block)\.")
 
 
@@ -67,7 +70,9 @@ def read(source: str | Path, hub: Mapping[str, Any], decoder_layers: int, model:
         )
     if sorted(found) != list(range(len(found))):
         raise LookaheadError(f"{looked_at}: MTP layers are numbered {sorted(found)}: expected all from 0 on.")
-    return MtpTensors(looked_at, tuple(_layer(stored, found[index], index, looked_at) for index in sorted(found)))
+    block = _fp8_block(location.config(), looked_at)
+    layers = (_layer(stored, found[index], index, looked_at, block) for index in sorted(found))
+    return MtpTensors(looked_at, tuple(layers))
 
 
 def _found(stored: StoredTensors, decoder_layers: int) -> dict[int, dict[str, str]]:
@@ -86,22 +91,16 @@ def _found(stored: StoredTensors, decoder_layers: int) -> dict[int, dict[str, st
     return {index: names for index, names in found.items() if names.keys() & joining}  # not a longer model's own
 
 
-def _layer(stored: StoredTensors, names: Mapping[str, str], index: int, source: str) -> LayerTensors:
+def _layer(
+    stored: StoredTensors, names: Mapping[str, str], index: int, source: str, fp8_block: tuple[int, int]
+) -> LayerTensors:
     parts: dict[str, Tensor] = {}
     block: dict[str, Tensor] = {}
     for name, full in names.items():
-        part = _PARTS.get(name.removesuffix(".weight"))
-        if name.endswith("rotary_emb.inv_freq"):
+        if name.endswith(("rotary_emb.inv_freq", _SCALE)):
             continue
-        tensor = stored.get(full)
-        if tensor.dtype not in COMPUTE_DTYPES:
-            raise LookaheadError(
-                f"{source}: {full} is {tensor.dtype}: expected floats that are not quantised. Use a checkpoint whose "
-                "MTP layers are stored in bfloat16, float16 or float32."
-            )
-        if not bool(tensor.isfinite().all()):
-            raise LookaheadError(f"{source}: {full} holds infinite numbers or NaN: expected finite ones.")
-        if part is not None:
+        tensor = _floats(stored, full, source, fp8_block)
+        if (part := _PARTS.get(name.removesuffix(".weight"))) is not None:
             parts[part] = tensor
         else:
             block[_BLOCK.sub("", name).replace("pre_mlp_layernorm", "post_attention_layernorm")] = tensor
@@ -111,4 +110,26 @@ def _layer(stored: StoredTensors, names: Mapping[str, str], index: int, source: 
             f"{source}: MTP layer {index} lacks a weight: expected one of {'; and one of '.join(told)}."
         )
     mimo = any(full.startswith("model.mtp_layers.") and name == "input_proj.weight" for name, full in names.items())
-    return LayerTensors(parts, block, hidden_first=mimo or "embed_norm.weight" in names)
+    inkling = "embed_norm.weight" in names
+    return LayerTensors(parts, inklings(block) if inkling else block, hidden_first=mimo or inkling)
+
+
+def _floats(stored: StoredTensors, full: str, source: str, fp8_block: tuple[int, int]) -> Tensor:
+    tensor, scale = stored.get(full), full.removesuffix("weight") + _SCALE
+    if tensor.dtype is torch.float8_e4m3fn and tensor.ndim == 2 and scale in stored.files:
+        tensor = unquantised(tensor, stored.get(scale), fp8_block, f"{source}: {full}")
+    if tensor.dtype not in COMPUTE_DTYPES:
+        raise LookaheadError(
+            f"{source}: {full} is {tensor.dtype}: expected bfloat16, float16, float32, or FP8 with weight_scale_inv. "
+            "Use a checkpoint whose MTP layers are not quantised in another way."
+        )
+    if not bool(tensor.isfinite().all()):
+        raise LookaheadError(f"{source}: {full} holds infinite numbers or NaN: expected finite ones.")
+    return tensor
+
+
+def _fp8_block(config: Mapping[str, Any], source: str) -> tuple[int, int]:
+    block = (config.get("quantization_config") or {}).get("weight_block_size") or (128, 128)
+    if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
+        raise LookaheadError(f"{source}: weight_block_size in config.json must be two sizes: got {block!r}.")
+    return tuple(block)
