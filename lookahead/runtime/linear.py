@@ -281,9 +281,10 @@ class LinearModel:
     def room(self) -> list[int] | None:
         """How long each sequence's draft may be; 0 where too much would be replayed, or drafts are not known to be
         right."""
-        if self.again >= _MOST_AGAIN or not self._test.allows(self.repeated):
+        written = self._committed + self.again
+        hoped = self.repeated if self.hidden is None else max(self.repeated, written // 2)  # heads draft what is new
+        if self.again >= _MOST_AGAIN or not self._test.allows(hoped):
             return [0] * len(self._last)
         if self._depth_limit is None:
             return None
-        written = self._committed + self.again
         return [max(0, self._depth_limit - last - written - 2) for last in self._last]
