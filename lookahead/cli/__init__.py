@@ -14,10 +14,12 @@ from lookahead._version import versions
 
 # The first paragraph of each command's docstring, so that the list of commands needs none of their modules.
 COMMANDS = {
+    "convert-eagle": "Convert an EAGLE head between the published formats.",
     "convert-medusa": "Convert Medusa heads between the published formats.",
     "demo": "Write a few texts with and without lookahead, and compare texts and times.",
     "generate": "Continue a prompt; the text appears as it is written.",
     "support": "Say whether lookahead can decode a model, by which route, and why; exit status 1 if it cannot.",
+    "train-eagle": "Train an EAGLE head for a model.",
     "train-medusa": "Train Medusa heads for a model.",
     "tree": "Grow the best tree of Medusa's candidates, from the heads' accuracies on texts.",
     "tune": "Measure the latency curve of a model on this machine, save it, and recommend a budget and W, N, G.",

@@ -99,6 +99,7 @@ class Run:
         for example in chain(*parts) if self.settings.distil else parts[0]:
             digest.update(example.ids.numpy().tobytes() + example.loss.numpy().tobytes())
         record = kept | {"data": digest.hexdigest()[:16], "model": f"{type(self.model).__name__}, {weights} parameters"}
+        record = json.loads(json.dumps(record))  # as the file gives it back
         file = self.checkpoints / _SETTINGS
         if resume:
             known = json.loads(file.read_text(encoding="utf-8"))
