@@ -69,6 +69,25 @@ class Frontier:
         return self.made[state]
 
 
+class _Best:
+    """The fastest of the sizes that a tree had while it grew: what it is expected to write in its time, and in what is
+    ``spent`` whatever the size."""
+
+    def __init__(self, expected: float, time: float, spent: float) -> None:
+        self.count = 1
+        self._expected, self._time, self._spent = expected, time, 0.0
+        self.spend(spent)
+
+    def spend(self, ms: float) -> None:
+        self._spent += ms
+        self.speed = self._expected / (self._time + self._spent)
+
+    def compare(self, expected: float, time: float, count: int) -> None:
+        speed = expected / (time + self._spent)
+        if speed >= self.speed:
+            self._expected, self._time, self.speed, self.count = expected, time, speed, count
+
+
 class BestFirstTree:
     """Grows one sequence's trees from its sources and learns from what became of them; a ``chain`` has one branch."""
 
@@ -125,25 +144,21 @@ class BestFirstTree:
         odds, steps = self._acceptance.odds, self._steps
         kinds = [(odds[offset::SLOTS], odds[offset + 1 :: SLOTS]) for offset in self._offsets]
         tree = TokenTree(root)
-        depths, most, heap = tree.depths, len(times), list[Any]()
-        order = count()  # tells entries of the heap apart
+        depths, most, heap, order = tree.depths, len(times), list[Any](), count()  # which tells its entries apart
         offered, values = list[Proposed](), list[float]()
         states: list[Any] = [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value, node, token, expected = 1.0, 0, root, 1.0
         self.asked_ms = 0.0
-        promised, time, spent = gain * expected, times[0], beside_ms  # of the best tree so far
-        best, best_count = promised / (time + spent), 1
+        best = _Best(gain * expected, times[0], beside_ms)
         rest, look = 0.0, most  # what is worth no more has no place any more; nodes left, at which that is looked at
         while True:
             proposed: Proposed = ()
-            worth = max(floor, best * cheapest / calibration)
+            worth = max(floor, best.speed * cheapest / calibration)
             if depths[node] < room and (not node or (value > worth and value * _LIKELY > rest)):
                 if node:
                     states = [step(above, token) for step, above in zip(steps, states, strict=True)]
-                if self._expand(states, heap, depths, node, value, most, best / calibration if cheapest else 0.0):
-                    spent = beside_ms + self.asked_ms
-                    best = promised / (time + spent)
+                self._expand(states, heap, depths, node, value, most, best, cheapest > 0.0)
                 proposed = self._proposed(states)
                 found = _odds(proposed, kinds)
                 share = value / (1.0 + sum(found.values()))
@@ -163,18 +178,16 @@ class BestFirstTree:
             if self._chain:
                 heap.clear()
             value = -loss
-            if value * calibration <= best * least[node]:
+            if value * calibration <= best.speed * least[node]:
                 break
             node = tree.add(parent, token)
             values.append(value)
             expected += value * calibration
-            takes = times[node] + (cut.cost(expected, min(1.0, value * calibration), node + 1) if cut else 0.0)
-            if expected / (takes + spent) >= best:
-                promised, time, best_count = expected, takes, node + 1
-                best = promised / (time + spent)
-        tree.truncate(best_count)
-        del values[best_count - 1 :]
-        self._offered = offered[:best_count]
+            time = times[node] + (cut.cost(expected, min(1.0, value * calibration), node + 1) if cut else 0.0)
+            best.compare(expected, time, node + 1)
+        tree.truncate(best.count)
+        del values[best.count - 1 :]
+        self._offered = offered[: best.count]
         return tree, values
 
     def _proposed(self, states: list[Any]) -> Proposed:
@@ -191,11 +204,12 @@ class BestFirstTree:
         node: int,
         value: float,
         most: int,
-        rate: float,
-    ) -> bool:
-        """Ask batch sources about a node and those that wait on its level, where that promises more than ``rate``, the
-        drafted tokens that a millisecond is worth. Whether any was asked."""
-        asked_any = False
+        best: _Best,
+        weighs: bool,
+    ) -> None:
+        """Ask batch sources about a node and those that wait on its level; if it is to be weighed, only where that
+        promises more drafted tokens than its time is worth."""
+        rate = best.speed / self._acceptance.calibration if weighs else 0.0
         for part, frontier in self._frontiers:
             if states[part] in frontier.made:
                 continue
@@ -208,8 +222,7 @@ class BestFirstTree:
             else:
                 frontier.expand(asked)
                 self.asked_ms += frontier.ask_ms
-                asked_any = True
-        return asked_any
+                best.spend(frontier.ask_ms)
 
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last, and name the source of each accepted token."""
