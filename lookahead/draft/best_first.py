@@ -149,8 +149,7 @@ class BestFirstTree:
         states: list[Any] = [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value, node, token, expected = 1.0, 0, root, 1.0
-        self.asked_ms = 0.0
-        best = _Best(gain * expected, times[0], beside_ms)
+        best, self.asked_ms = _Best(gain * expected, times[0], beside_ms), 0.0
         rest, look = 0.0, most  # what is worth no more has no place any more; nodes left, at which that is looked at
         while True:
             proposed: Proposed = ()
