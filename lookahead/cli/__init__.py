@@ -21,6 +21,7 @@ COMMANDS = {
     "support": "Say whether lookahead can decode a model, by which route, and why; exit status 1 if it cannot.",
     "train-eagle": "Train an EAGLE head for a model.",
     "train-medusa": "Train Medusa heads for a model.",
+    "train-redrafter": "Train a ReDrafter head for a model.",
     "tree": "Grow the best tree of Medusa's candidates, from the heads' accuracies on texts.",
     "tune": "Measure the latency curve of a model on this machine, save it, and recommend a budget and W, N, G.",
     "verify": "Compare plain decoding with lookahead: exit status 0 if texts are identical or tied, 1 on a bug.",

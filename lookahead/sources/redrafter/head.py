@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead._files import whole_folder
+from lookahead._files import write_text
 from lookahead.models.output_layer import output_sizes, placement
 from lookahead.sources.medusa.checkpoints.storage import MODEL_FILE
 from lookahead.sources.redrafter.reading import RecurrentSizes, check_tensors, read
@@ -93,9 +93,9 @@ class RecurrentHead(nn.Module):
             head.to(*placement(model))
         return head
 
-    def save_pretrained(self, folder: str | PathLike[str], *, replace: bool = False) -> None:
-        """Write the head as Apple's files have it: all of it or nothing. With ``replace``, files in the folder are
-        deleted. A LookaheadError if it is not empty or cannot be written to, or weights are not finite."""
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write ``config.json`` and ``model.safetensors`` as Apple's files are, beside what else is in ``folder``. A
+        LookaheadError if it cannot be written to, or weights are not finite."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         for name, tensor in tensors.items():
             if not bool(tensor.isfinite().all()):
@@ -114,9 +114,10 @@ class RecurrentHead(nn.Module):
             "vocab_size": sizes.vocab_size,
         }
         try:
-            with whole_folder(Path(folder), replace) as part:
-                save_file(tensors, part / MODEL_FILE, {"format": "pt"})
-                (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            path = Path(folder).expanduser()
+            path.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, path / MODEL_FILE, {"format": "pt"})
+            write_text(path / "config.json", json.dumps(config, indent=2) + "\n")
         except OSError as error:
             raise LookaheadError(f"{folder} cannot be written: {error}.") from error
 

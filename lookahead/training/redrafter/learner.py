@@ -1,0 +1,104 @@
+"""A recurrent head as something to train: fresh for a model, and its loss."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from lookahead.models.hidden_states import LAST
+from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
+from lookahead.sources.redrafter.head import RecurrentHead, ResidualBlock
+from lookahead.sources.redrafter.reading import RecurrentSizes
+from lookahead.training.data import IGNORE
+from lookahead.training.drafter import Seen
+from lookahead.training.redrafter.settings import ReDrafterSettings
+
+_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once
+
+
+class TrainedRecurrent(nn.Module):
+    """A head that is trained; ``head`` is what decoding takes."""
+
+    def __init__(self, head: RecurrentHead, settings: ReDrafterSettings) -> None:
+        super().__init__()
+        self.head = head
+        self._settings = settings
+
+    def taps(self, model: Any) -> tuple[str, ...]:
+        return (LAST,)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        self.head.save_pretrained(folder)
+
+    def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of the steps' mean cross-entropies (as Cheng et al., arXiv 2403.09919, train it); and for each step
+        the share of places where the head's best token is the right one."""
+        losses: list[Tensor] = []
+        parts: dict[str, Tensor] = {}
+        for step, (hidden, states) in enumerate(self.unrolled(seen, model)):
+            kept = seen.labels[:, 2 + step :] != IGNORE
+            tokens = seen.labels[:, 2 + step :][kept]
+            targets = tokens
+            if self._settings.targets == "model":
+                targets = seen.logits[:, 1 + step : -1][kept].float().softmax(-1)
+            loss, right = self._cross_entropy(hidden[kept], states[kept], targets, tokens)
+            losses.append(loss)
+            parts |= {f"loss_{step}": loss.detach(), f"right_{step}": right}
+        return torch.stack(losses).sum(), parts
+
+    def unrolled(self, seen: Seen, model: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """The model's hidden states and the head's own, ``[batch, place, hidden]`` each, for every step: of place i in
+        step s, what the output layer read at token i, and tokens i + 1 to i + 1 + s taken in; token i + 2 + s is to be
+        predicted::
+
+            tokens   a b c d e         step 0  h_a, "b" -> c    h_b, "c" -> d    h_c, "d" -> e
+                                       step 1  h_a, "b c" -> d  h_b, "c d" -> e
+        """
+        head, weight = self.head, self.head.weight
+        with torch.no_grad():
+            embedded = model.get_input_embeddings()(seen.tokens).to(weight)
+        hidden = seen.states[LAST].to(weight)
+        states = torch.zeros_like(hidden)
+        for step in range(self._settings.unroll):
+            places = seen.tokens.shape[1] - 2 - step
+            states = head.step(states[:, :places], embedded[:, 1 + step : 1 + step + places])
+            yield hidden[:, :places], states
+
+    def _cross_entropy(self, hidden: Tensor, states: Tensor, targets: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean over places, whose scores never exist all at once, and the share of right tokens."""
+        size = max(1, _LOGITS.get(hidden.device.type, _LOGITS["cuda"]) // self.head.sizes.vocab_size)
+        total, right = states.sum() * 0.0, torch.zeros((), device=states.device)
+        for given in zip(*(each.split(size) for each in (hidden, states, targets, tokens)), strict=True):
+            whole = len(tokens) <= size
+            loss, hits = self._part(*given) if whole else checkpoint(self._part, *given, use_reentrant=False)
+            total, right = total + loss, right + hits.detach()
+        return total / max(1, len(tokens)), right / max(1, len(tokens))
+
+    def _part(self, hidden: Tensor, states: Tensor, targets: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.head(hidden, states).float()
+        right = (scores.argmax(-1) == tokens).sum()
+        return cross_entropy(scores, targets, reduction="sum"), right.float()
+
+
+def fresh_head(model: Any, settings: ReDrafterSettings) -> RecurrentHead:
+    """A head for a model, float32, drawn by ``settings.seed``. Blocks start as nothing, and the output layer as the
+    model's, for the hidden and the recurrent state alike. A LookaheadError says what the model cannot give."""
+    hidden, vocab = output_sizes(model)
+    sizes = RecurrentSizes(vocab, hidden, settings.exit_size, settings.num_layers, settings.rnn)
+    weight = copyable_weight(output_layer(model))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(settings.seed)
+        head = RecurrentHead(sizes)
+        for part in head.modules():
+            if isinstance(part, ResidualBlock):
+                part.linear.weight.zero_()
+                part.linear.bias.zero_()
+        if weight is not None and settings.exit_size is None:
+            head.weight.copy_(torch.cat([weight, weight], dim=1).float())
+    head.to(placement(model)[0])
+    head.check(model)
+    return head
