@@ -1,16 +1,10 @@
 """``lookahead train-eagle``: train an EAGLE head for a model, save it, and say what it is worth."""
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console
-
 from jacobi import LookaheadError
-from lookahead.cli import common
-from lookahead.cli.training import SHARED, Teller, TrainingOptions, as_options, option
-from lookahead.training.drafter_recipe import DrafterEvaluation
+from lookahead.cli.training import SHARED, TrainingOptions, as_options, fit_and_tell, option
 from lookahead.training.eagle.recipe import fit
 from lookahead.training.eagle.settings import EagleSettings
 
@@ -50,31 +44,4 @@ def train_eagle(options: Options) -> None:
 
     On several GPUs: `torchrun --no-python lookahead train-eagle ...`.
     """
-    settings = options.settings(options.place)
-    items, held_out = options.items()
-    model, tokenizer = common.load(options.model, options.dtype, options.place)
-    others: dict[str, Any] = {"resume": options.resume, "force": options.force}
-    if options.model is None:
-        others["name"] = "tiny-coder"
-    with common.progress() as progress:
-        report = Teller(progress).tell if options.tells else None
-        evaluation = fit(model, tokenizer, items, held_out, options.output, settings, report=report, **others)
-    if evaluation is not None and options.as_json:
-        typer.echo(json.dumps(evaluation.to_dict() | {"output": str(options.output)}, indent=2))
-    elif evaluation is not None:
-        show(Console(highlight=False), evaluation)
-        typer.echo(f"Saved in {options.output}.")
-
-
-def show(console: Console, evaluation: DrafterEvaluation) -> None:
-    """What the drafter's losses are, and what it is worth in decoding."""
-    rows = [(name, f"{value:.3f}") for name, value in evaluation.parts.items()]
-    console.print(common.columns(("", "mean"), rows, f"On {evaluation.tokens:,} held-out tokens"))
-    rates = evaluation.tokens_per_pass
-    if rates:
-        lines = [(name, *(f"{rates[mode][name]:.2f}" for mode in rates)) for name in rates["greedy"]]
-        console.print(common.columns(("", *rates), lines, f"Tokens a pass, {evaluation.nodes} nodes"))
-    training = evaluation.training
-    steps, planned = training["steps"], training["planned_steps"]
-    short = "" if steps >= planned else f" of {planned} planned; --max-minutes allows more"
-    console.print(f"{steps} steps{short}, {training['seconds'] / 60:.1f} minutes.")
+    fit_and_tell(options, fit)

@@ -1,15 +1,9 @@
 """``lookahead train-redrafter``: train a ReDrafter head for a model, save it, and say what it is worth."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-import typer
-from rich.console import Console
-
-from lookahead.cli import common
-from lookahead.cli.train_eagle import show
-from lookahead.cli.training import SHARED, Teller, TrainingOptions, as_options, option
+from lookahead.cli.training import SHARED, TrainingOptions, as_options, fit_and_tell, option
 from lookahead.training.redrafter.recipe import fit
 from lookahead.training.redrafter.settings import ReDrafterSettings
 
@@ -36,17 +30,4 @@ def train_redrafter(options: Options) -> None:
 
     On several GPUs: `torchrun --no-python lookahead train-redrafter ...`.
     """
-    settings = options.settings(options.place)
-    items, held_out = options.items()
-    model, tokenizer = common.load(options.model, options.dtype, options.place)
-    others: dict[str, Any] = {"resume": options.resume, "force": options.force}
-    if options.model is None:
-        others["name"] = "tiny-coder"
-    with common.progress() as progress:
-        report = Teller(progress).tell if options.tells else None
-        evaluation = fit(model, tokenizer, items, held_out, options.output, settings, report=report, **others)
-    if evaluation is not None and options.as_json:
-        typer.echo(json.dumps(evaluation.to_dict() | {"output": str(options.output)}, indent=2))
-    elif evaluation is not None:
-        show(Console(highlight=False), evaluation)
-        typer.echo(f"Saved in {options.output}.")
+    fit_and_tell(options, fit)

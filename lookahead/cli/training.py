@@ -1,9 +1,10 @@
 """What commands that train share: their data, and bars that tell how far they are."""
 
+import json
 import os
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, make_dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 from rich.progress import Progress, TaskID
 from typer import Option
 
 from jacobi import LookaheadError
+from lookahead.cli import common
 from lookahead.cli.options import DtypeOption, JsonOption, ModelOptions
+from lookahead.training.drafter_recipe import DrafterEvaluation
 from lookahead.training.items import Item, read_items, split
 from lookahead.training.settings import TrainingSettings
 
@@ -132,3 +136,36 @@ class Teller:
         if self._progress.disable and time.monotonic() - self._last > _QUIET_S:
             self._last = time.monotonic()
             typer.echo(f"{told}, {done:.0%}", err=True)
+
+
+def fit_and_tell(options: Any, fit: Callable[..., DrafterEvaluation | None]) -> None:
+    """Train a drafter by one of the recipes, and say what it is worth; ``options`` are :class:`TrainingOptions` that
+    give their settings."""
+    settings = options.settings(options.place)
+    items, held_out = options.items()
+    model, tokenizer = common.load(options.model, options.dtype, options.place)
+    others: dict[str, Any] = {"resume": options.resume, "force": options.force}
+    if options.model is None:
+        others["name"] = "tiny-coder"
+    with common.progress() as progress:
+        report = Teller(progress).tell if options.tells else None
+        evaluation = fit(model, tokenizer, items, held_out, options.output, settings, report=report, **others)
+    if evaluation is not None and options.as_json:
+        typer.echo(json.dumps(evaluation.to_dict() | {"output": str(options.output)}, indent=2))
+    elif evaluation is not None:
+        show(Console(highlight=False), evaluation)
+        typer.echo(f"Saved in {options.output}.")
+
+
+def show(console: Console, evaluation: DrafterEvaluation) -> None:
+    """What the drafter's losses are, and what it is worth in decoding."""
+    rows = [(name, f"{value:.3f}") for name, value in evaluation.parts.items()]
+    console.print(common.columns(("", "mean"), rows, f"On {evaluation.tokens:,} held-out tokens"))
+    rates = evaluation.tokens_per_pass
+    if rates:
+        lines = [(name, *(f"{rates[mode][name]:.2f}" for mode in rates)) for name in rates["greedy"]]
+        console.print(common.columns(("", *rates), lines, f"Tokens a pass, {evaluation.nodes} nodes"))
+    training = evaluation.training
+    steps, planned = training["steps"], training["planned_steps"]
+    short = "" if steps >= planned else f" of {planned} planned; --max-minutes allows more"
+    console.print(f"{steps} steps{short}, {training['seconds'] / 60:.1f} minutes.")
