@@ -1,12 +1,19 @@
 """What the heads need of the model that they run beside: its output layer."""
 
+from copy import deepcopy
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from jacobi import LookaheadError
+from lookahead._per_model import PerModel
+
+Head = TypeVar("Head", bound=nn.Module)
+
+_copies: PerModel[WeakKeyDictionary[nn.Module, nn.Module]] = PerModel(WeakKeyDictionary)  # of heads, for their models
 
 COMPUTE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # others only store
 
@@ -58,6 +65,24 @@ def placement(model: Any) -> tuple[torch.device, torch.dtype]:
     stored = [weight.dtype if weight is not None else None, getattr(model, "dtype", None)]
     computes = next((dtype for dtype in stored + [tensor.dtype for tensor in tensors] if dtype in COMPUTE_DTYPES), None)
     return torch.device(device), computes or torch.float32
+
+
+def beside(model: Any, head: Head) -> Head:
+    """A head that computes where the output layer of ``model`` does, and as it does: itself, or a copy, which goes with
+    the model."""
+    place = placement(model)
+    copies = _copies.of(model)
+    for known in (head, copies.get(head)):
+        if known is not None and _place(known) == place:
+            return known  # type: ignore[return-value]
+    device, dtype = place
+    copies[head] = deepcopy(head).to(device=device, dtype=dtype)
+    return copies[head]  # type: ignore[return-value]
+
+
+def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    first = next(module.parameters())
+    return first.device, first.dtype
 
 
 def _weight(layer: nn.Module) -> Tensor | None:

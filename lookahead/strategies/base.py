@@ -49,8 +49,8 @@ class Strategy:
         if self.verification == "traversal" and self.candidates == "mixed":
             raise LookaheadError(
                 f"{type(self).__name__}(verification='traversal') needs candidates of a model or a head alone, in a "
-                "tree of given size: expected nodes= and sources=('eagle',), ('redrafter',) or ('draft',), or a tree "
-                "of the head's paper. Use that, or verification='rejection'."
+                "tree of given size: expected nodes= and sources=('eagle',), ('redrafter',), ('mtp',) or ('draft',), "
+                "or a tree of the head's paper. Use that, or verification='rejection'."
             )
         self._one_of("stats", ("none", "summary", "detailed"))
         if self.seed is not None:

@@ -16,6 +16,7 @@ from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joined_features
 from lookahead.sources.mtp.heads import MtpHeads
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
+from lookahead.strategies.base import Candidates
 
 _DEFAULT_SOURCES = ("mtp", "recycling", "suffix")
 
@@ -60,6 +61,11 @@ class Mtp(AutomaticStrategy):
     def automatic(self) -> bool:
         return True
 
+    @property
+    def candidates(self) -> Candidates:
+        """Drawn where the layers alone fill a given number of nodes."""
+        return self._alone("mtp")
+
     def predicting(self) -> "Mtp":
         return self
 
@@ -87,9 +93,12 @@ class Mtp(AutomaticStrategy):
         features = joined_features(call.hidden, (NORM,), final_norm(model))
         given = (heads.embedder(model), output_layer(model))
 
-        def source(row: RowContext, memory: Memory) -> DraftModelSource:
+        def passes(row: RowContext) -> PairPasses:
             networks: list[tuple[PairNetwork, Pairs]] = [(layer, layer.cache()) for layer in heads.networks()]
-            passes = PairPasses(networks, heads.first.fc.weight, features, row.index, *given, row.vocab_size)
-            return DraftModelSource(passes, row.draw, "mtp")
+            return PairPasses(networks, heads.first.fc.weight, features, row.index, *given, row.vocab_size)
 
-        return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"mtp": source})
+        def source(row: RowContext, memory: Memory) -> DraftModelSource:
+            return DraftModelSource(passes(row), row.draw, "mtp")
+
+        drawn = self.drawn_drafts(call, passes)
+        return drawn or self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"mtp": source})

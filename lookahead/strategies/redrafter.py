@@ -14,6 +14,7 @@ from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.memory import Memory
 from lookahead.draft.published import HeadDrafter
 from lookahead.models.hidden_states import LAST
+from lookahead.models.output_layer import beside
 from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.sources.redrafter.passes import RecurrentPasses
@@ -31,7 +32,7 @@ class ReDrafter(AutomaticStrategy):
     wait, and only where that pays. The text is plain ``generate``'s, greedy and sampled.
 
     Attributes:
-        head: the head, or a folder or hub name that holds it, which is read once.
+        head: the head, or a folder or hub name that holds it, which is read once, and computes as the model does.
         sources: where candidates come from, in the order of credit: ``"redrafter"``, and any that
             :class:`lookahead.Lookahead` knows.
         tree: ``"beam"`` drafts as published, from the head alone, in place of the automatic tree.
@@ -96,7 +97,8 @@ class ReDrafter(AutomaticStrategy):
         return (LAST,)
 
     def drafts(self, call: CallContext) -> Drafts:
-        head, embed, hidden = self._read, call.model.get_input_embeddings(), call.hidden
+        embed, hidden = call.model.get_input_embeddings(), call.hidden
+        head = beside(call.model, self._read) if isinstance(self.head, str) else self._read
         assert hidden is not None  # it is wanted
 
         def passes(row: RowContext) -> RecurrentPasses:

@@ -1,5 +1,6 @@
 """Verification of drawn candidates through ``generate``: other draws, and the model's distribution."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ from helpers.distributions import SMALL_VOCAB, drawn_by_the_model, small_model
 from helpers.eagle import random_network
 from helpers.marks import few
 from helpers.models import VOCAB, fresh_model, prompts, run, same_as_plain, tiny_model
+from helpers.mtp import mimo, written
 from helpers.redrafter import random_head
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
 from lookahead.eagle import Eagle, EagleHead
+from lookahead.mtp import Mtp
 from lookahead.redrafter import ReDrafter
 
 pytestmark = pytest.mark.usefixtures("augmented")
@@ -43,6 +46,15 @@ def test_samples_follow_the_model(way: tuple[str, str]) -> None:
     samples, temperature = 1500, 0.7 if way in QUICK else 1.0
     accepted = drawn_by_the_model(strategies(verification)[kind], samples, 250, temperature)
     assert accepted > samples / 2, "six tokens of the vocabulary are soon guessed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verification", ["rejection", "traversal"])
+def test_samples_of_mtp_layers_follow_the_model(verification: Any, tmp_path: Path) -> None:
+    model = small_model()
+    folder = written(tmp_path / "layers", model, mimo(model, prefix="mtp_layers"))
+    strategy = Mtp(folder, sources=("mtp",), nodes=6, verification=verification)
+    assert drawn_by_the_model(strategy, 1500, 250) > 750
 
 
 @pytest.mark.parametrize("verification", ["rejection", "traversal"])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from jacobi import LookaheadError, Path
+from lookahead.models.output_layer import beside
 from lookahead.redrafter import RecurrentHead, ReDrafter
 from lookahead.sources.redrafter.passes import RecurrentPasses
 
@@ -146,6 +147,20 @@ def test_a_recurrent_model_is_given_one_branch(family: str) -> None:
             output = same_as_plain(model, prompts(batch, ragged=False), strategy, max_new_tokens=30)
             assert not output.stats.plain
             assert output.stats.drafted > 10
+
+
+@pytest.mark.usefixtures("augmented")
+def test_a_head_in_a_folder_computes_as_its_model_does(tmp_path: FilePath) -> None:
+    """A copy for each model, which goes with it; a head in memory is the caller's, and stays as it is."""
+    head, model = random_head().float(), fresh_model("llama")
+    strategy = ReDrafter(write_head(tmp_path / "head", head), nodes=4)
+    for each in (model, fresh_model("llama").float(), model):
+        same_as_plain(each, prompts(1), strategy, max_new_tokens=8)
+        copy = beside(each, strategy._read)
+        assert {weight.dtype for weight in copy.parameters()} == {each.dtype}
+        assert beside(each, strategy._read) is copy
+    same_as_plain(model, prompts(1), ReDrafter(head, nodes=4), max_new_tokens=8)
+    assert {weight.dtype for weight in head.parameters()} == {torch.float32}
 
 
 @pytest.mark.usefixtures("augmented")
