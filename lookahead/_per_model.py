@@ -12,8 +12,8 @@ _lock = threading.RLock()
 
 def release(model: Any = None) -> None:
     """Free all that is kept for the next call of a model, or of every model (None): KV buffers and CUDA graphs, traces,
-    packed weights, what drafts have learnt, verdicts of the self-test. The next call makes it anew; one under way keeps
-    what it uses.
+    packed weights, MTP layers, what drafts have learnt, verdicts of the self-test. The next call makes it anew; one
+    under way keeps what it uses.
     """
     with _lock:
         kept = list(_registry.values()) if model is None else [_registry.pop(model, {})]

@@ -1,5 +1,6 @@
 """Multi-token prediction: texts stay plain decoding's in every layout, and layers that know the model are right."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +59,30 @@ def knowing(tensors: dict[str, Any], order: str = "embed") -> dict[str, Any]:
     return tensors
 
 
+def counting_deepseek() -> Any:
+    model = deepseek(hidden_size=VOCAB)
+    counting(model)
+    return model
+
+
+def knowing_deepseek(model: Any, layers: int = 1) -> dict[str, Any]:
+    tensors = knowing(FAMILIES["deepseek_v3"][1](model, layers))
+    return {name: each for name, each in tensors.items() if "embed_tokens" not in name and "head.head" not in name}
+
+
+def knowing_qwen(model: Any) -> dict[str, Any]:
+    """Norms of Qwen3-Next count from 1."""
+    tensors = {name: tensor.float() for name, tensor in qwen(model).items()}
+    return {name: torch.zeros_like(each) if "norm" in name else each for name, each in knowing(tensors).items()}
+
+
 @pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_layers_that_know_the_model_are_right_to_the_end(layers: int, batch: int, tmp_path: Path) -> None:
     """Also deeper than there are layers, at every pass but the first ones."""
-    model = deepseek(hidden_size=VOCAB)
-    counting(model)
-    tensors = knowing(FAMILIES["deepseek_v3"][1](model, layers))
-    tensors = {
-        name: tensor for name, tensor in tensors.items() if "embed_tokens" not in name and "head.head" not in name
-    }
-    read = loaded(written(tmp_path, model, tensors), model)
+    model = counting_deepseek()
+    read = loaded(written(tmp_path, model, knowing_deepseek(model, layers)), model)
     output = same_as_plain(read, prompts(batch), Mtp(nodes=5, seed=0, sources=("mtp",)), max_new_tokens=60)
     assert output.stats.steps <= 2 + 59 / 5
 
@@ -90,12 +103,38 @@ def test_mimo_and_speculators_join_in_another_order(order: str, prefix: str, tmp
 @pytest.mark.usefixtures("augmented")
 def test_linear_drafts_of_a_hybrid_are_right_to_the_end(tmp_path: Path) -> None:
     model = counting_hybrid("qwen3_next")
-    tensors = {name: tensor.float() for name, tensor in qwen(model).items()}
-    tensors = {name: torch.zeros_like(each) if "norm" in name else each for name, each in knowing(tensors).items()}
-    read = loaded(written(tmp_path, model, tensors), model)
+    read = loaded(written(tmp_path, model, knowing_qwen(model)), model)
     strategy = Mtp(nodes=5, seed=0, sources=("mtp",))
     output = same_as_plain(read, prompts(1), strategy, max_new_tokens=40, tolerance=1e-2)
     assert output.stats.steps <= 2 + 39 / 5
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
+def test_prompts_of_which_few_hidden_states_are_seen(family: str, tmp_path: Path) -> None:
+    """Read in chunks, given as embeddings, or behind a cache that is continued; drafts are as good as ever."""
+    model = counting_deepseek() if family == "deepseek_v3" else counting_hybrid(family)
+    tensors = knowing_deepseek(model) if family == "deepseek_v3" else knowing_qwen(model)
+    read = loaded(written(tmp_path, model, tensors), model)
+    strategy, inputs = Mtp(nodes=5, seed=0, sources=("mtp",)), prompts(1)
+    settings: dict[str, Any] = {"max_new_tokens": 40, "tolerance": 1e-2}
+    outputs = [
+        same_as_plain(read, inputs, strategy, prefill_chunk_size=5, **settings),
+        same_as_plain(read, _embedded(read, inputs), strategy, **settings),
+    ]
+    before = read.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)
+    text, kept = before.sequences, before.past_key_values
+    longer = {"input_ids": text, "attention_mask": torch.ones_like(text), "past_key_values": kept}
+    plain = read.generate(**longer | {"past_key_values": copy.deepcopy(kept)}, max_new_tokens=40)
+    ours = {"return_dict_in_generate": True, "use_lookahead": True, "lookahead_strategy": strategy}
+    outputs.append(read.generate(**longer, max_new_tokens=40, **ours))
+    assert outputs[-1].sequences.tolist() == plain.tolist()
+    assert all(output.stats.steps <= 2 + 39 / 5 for output in outputs)
+
+
+def _embedded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    embeddings = model.get_input_embeddings()(inputs["input_ids"]).detach()
+    return {"inputs_embeds": embeddings, "attention_mask": inputs["attention_mask"]}
 
 
 @pytest.mark.usefixtures("augmented")
@@ -117,8 +156,7 @@ def test_layers_promise_that_a_linear_models_test_pays(tmp_path: Path, monkeypat
 @pytest.mark.usefixtures("augmented")
 def test_a_layers_own_head_and_embedding_are_used(tmp_path: Path) -> None:
     """Where they are not copies of the model's, as here, where the model's own would say other tokens."""
-    model = deepseek(hidden_size=VOCAB)
-    counting(model)
+    model = counting_deepseek()
     tensors = knowing(FAMILIES["deepseek_v3"][1](model))
     tensors["model.layers.2.embed_tokens.weight"] = model.get_input_embeddings().weight.detach().flip(1)
     tensors["model.layers.2.shared_head.head.weight"] = model.lm_head.weight.detach().flip(1)

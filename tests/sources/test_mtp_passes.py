@@ -34,6 +34,7 @@ def naive(model: Any, heads: MtpHeads, features: Tensor, tokens: list[int], draf
             embedded = embed(torch.tensor(text[turn : turn + count]))
             mask, places = torch.ones(count, count, dtype=torch.bool).tril(), torch.arange(turn, turn + count)
             out = layer(layer.joined(out, embedded), embedded, places, cache, mask)
+            cache.crop(count)
     out = out[-1:]
     for step in range(len(layers), len(drafted) + 1):
         layer, cache = layers[step % len(layers)], caches[step % len(layers)]
@@ -55,8 +56,9 @@ def test_the_caches_are_the_text(family: str, layers: int, tmp_path: FilePath) -
         now = torch.zeros(0)
         passes = passes_of(model, heads, lambda: now, 1)  # noqa: B023
         text = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 9))]
-        now = torch.randn(2, len(text) + 2, width, dtype=model.dtype)  # the row is padded on the left
-        held, following = now[1, -len(text) :], [*text[1:], rng.randrange(VOCAB)]
+        now = torch.randn(2, rng.randint(1, len(text) + 2), width, dtype=model.dtype)  # padding, or a prompt's end
+        count = min(len(text), now.shape[1])
+        held, following = now[1, -count:], [*text[len(text) - count + 1 :], rng.randrange(VOCAB)]
         passes.start(text)
         passes.write(Path([0], following[-1:]))
         for _ in range(5):

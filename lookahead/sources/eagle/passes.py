@@ -38,7 +38,7 @@ class Pairs(Protocol):
         """How many pairs there are."""
 
     def crop(self, length: int) -> None:
-        """Forget all pairs behind the first ``length``."""
+        """Forget all pairs behind the first ``length``, which are the text's."""
 
 
 class PairPasses:
@@ -87,8 +87,11 @@ class PairPasses:
         self._starts = False
 
     def start(self, prompt: Sequence[int]) -> None:
-        """Take the prompt's features, which the last pass has left."""
-        self._new = [(self._features()[self._row, -len(prompt) :].clone(), list(prompt[1:]))]
+        """Take the prompt's features, which the last pass has left: of its last tokens only, where a cache was
+        continued or the prompt was read in chunks; of one, where it was given as embeddings."""
+        features = self._features()[self._row]
+        count = min(len(features), max(1, len(prompt)))
+        self._new = [(features[-count:].clone(), list(prompt[len(prompt) - count + 1 :]))]
         self._starts = True
 
     def write(self, path: Path) -> None:
@@ -142,6 +145,7 @@ class PairPasses:
             mask = torch.ones(count, before + count, dtype=torch.bool, device=features.device).tril(before)
             features = self._pass(turn, features, tokens[-count:], range(end - count, end), mask, fed_back=turn > 0)
             self._stable[turn] = before + count
+            self._networks[turn][1].crop(before + count)  # all that it holds is text
             root[turn] = -1, features[-1]
         self._new = []
 

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from lookahead.runtime.cache.snapshots import Snapshot
 
-Decode = Callable[[Tensor, Tensor, Any], Tensor]  # states [pair, hidden], positions [pair], masks: what comes out
+Decode = Callable[[DynamicCache, Tensor, Tensor, Any], Tensor]  # of states [pair, hidden], positions [pair], masks
 
 
 class TreeCache:
@@ -39,47 +39,51 @@ class LinearCache:
     """
 
     def __init__(self, config: Any) -> None:
-        self.states = DynamicCache(config=config)
         self._config = config
-        self._snapshot = Snapshot(self.states)
         self._text = 0  # pairs of it
         self._nodes: list[tuple[Tensor, Tensor]] = []  # state and position of every pair behind the text
         self._branch: list[int] = []  # the nodes that the states have seen
-        self._at_text = False  # the text's pairs have been read up to its end
+        self._states = DynamicCache(config=config)
+        self._snapshot = Snapshot(self._states)  # of the end of the text
 
     @property
     def length(self) -> int:
         return self._text + len(self._nodes)
 
-    def crop(self, length: int) -> None:
-        """Forget all pairs behind the first ``length``, which are the text's; its next pairs follow."""
-        if length < self._text:
-            self.__init__(self._config)  # type: ignore[misc]  # what was fed first was no text
-        elif self._branch:
+    def _back(self) -> None:
+        """To the end of the text."""
+        if self._text:
             self._snapshot.restore()
-        self._nodes, self._branch, self._at_text = [], [], False
+        else:
+            self._states = DynamicCache(config=self._config)
+            self._snapshot = Snapshot(self._states)
+        self._branch = []
+
+    def crop(self, length: int) -> None:
+        """Forget all pairs behind the first ``length``: those of the text, or all that are held, which then are it."""
+        if self._nodes and length == self.length and self._branch == list(range(len(self._nodes))):
+            self._text, self._branch = length, []
+            self._snapshot.take()
+        elif self._branch:
+            self._back()
+        self._nodes = []
 
     def run(self, decode: Decode, states: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """What comes out for pairs ``[pair, hidden]``: those of the text that follow a crop, all at once, then nodes,
-        which see what bool ``mask`` ``[pair, pairs]`` shows."""
-        if not self._at_text:
-            out = decode(states, positions, None)
-            self._text += len(states)
-            self._snapshot.take()
-            self._at_text = True
-            return out
+        """What comes out for pairs ``[pair, hidden]``, each of which sees the text, and what bool ``mask`` ``[pair,
+        pairs]`` shows of the nodes."""
         first = len(self._nodes)
         self._nodes += zip(states.split(1), positions.split(1), strict=True)
         seen = mask[:, self._text :]
-        return torch.cat(
-            [self._reached(decode, line.nonzero()[:, 0].tolist()) for line in seen[:, : first + len(states)]]
-        )
+        if self._branch == list(range(first)) and bool((seen == torch.ones_like(seen).tril(first)).all()):
+            self._branch = list(range(len(self._nodes)))  # the text, or one branch, goes on
+            return decode(self._states, states, positions, None)
+        return torch.cat([self._reached(decode, line.nonzero()[:, 0].tolist()) for line in seen])
 
     def _reached(self, decode: Decode, branch: list[int]) -> Tensor:
         """What comes out at the last node of a branch."""
         if self._branch != branch[:-1]:
-            self._snapshot.restore()
-            self._branch = []
+            self._back()
         new = [self._nodes[node] for node in branch[len(self._branch) :]]
         self._branch = branch
-        return decode(torch.cat([state for state, _ in new]), torch.cat([place for _, place in new]), None)[-1:]
+        states, positions = (torch.cat(each) for each in zip(*new, strict=True))
+        return decode(self._states, states, positions, None)[-1:]

@@ -1,7 +1,6 @@
 """An MTP layer: a decoder layer of the model's own kind, over pairs of a hidden state and the token after it."""
 
 import copy
-from functools import partial
 from typing import Any
 
 import torch
@@ -68,11 +67,11 @@ class MtpLayer(nn.Module):
         self, states: Tensor, embedded: Tensor, positions: Tensor, cache: TreeCache | LinearCache, mask: Tensor
     ) -> Tensor:
         """One pass over pairs, as :class:`lookahead.sources.eagle.passes.PairNetwork` has it."""
-        decode = partial(self._decoded, cache.states)
         if isinstance(cache, LinearCache):
-            return cache.run(decode, states, positions, mask)
+            return cache.run(self._decoded, states, positions, mask)
         cache.positions = torch.cat([cache.positions.to(positions), positions])
-        return decode(states, positions, self._masks(mask, positions, cache.positions, states.dtype))
+        masks = self._masks(mask, positions, cache.positions, states.dtype)
+        return self._decoded(cache.states, states, positions, masks)
 
     def _decoded(self, cache: DynamicCache, states: Tensor, positions: Tensor, masks: Any) -> Tensor:
         outputs = self.decoder(
