@@ -29,6 +29,13 @@ def deepseek(**changes: Any) -> Any:
     return _in_float64(initialised(transformers.DeepseekV3Config(**fields), dtype=F64, attention="sdpa"))
 
 
+def deepseek_v32() -> Any:
+    """With an indexer that still picks all keys."""
+    experts = {name: size for name, size in _EXPERTS.items() if not name.startswith("first")}
+    index = {"index_topk": 64, "index_head_dim": 16, "index_n_heads": 2, "num_key_value_heads": 4}
+    return initialised(transformers.DeepseekV32Config(**SIZES | _LATENT | experts | index), dtype=F32)
+
+
 def glm4(**changes: Any) -> Any:
     fields = SIZES | _EXPERTS | {"head_dim": 8} | changes
     return _in_float64(initialised(transformers.Glm4MoeConfig(**fields), dtype=F64, attention="sdpa"))
@@ -94,13 +101,15 @@ def other_tensors(model: Any, names: tuple[str, str, str, str], seed: int = 0) -
     return {f"{name}.weight": _random(shape, generator) for name, shape in zip(names, shapes, strict=True)}
 
 
-def behind(model: Any, layers: int = 1, norm: str = "shared_head.norm") -> dict[str, Tensor]:
+def behind(
+    model: Any, layers: int = 1, norm: str = "shared_head.norm", kind: str = "full_attention"
+) -> dict[str, Tensor]:
     """The layout of DeepSeek-V3, GLM-4 and, with another norm, Ling."""
     names = ("eh_proj", "enorm", "hnorm", norm)
     first = model.config.num_hidden_layers
     tensors: dict[str, Tensor] = {}
     for index in range(layers):
-        kinds = {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]}
+        kinds = {"layer_types": [kind], "mlp_layer_types": ["sparse"]}
         own = layer_tensors(model, index, **kinds) | other_tensors(model, names, index)
         own |= {"embed_tokens.weight": model.get_input_embeddings().weight.detach()}
         own |= {"shared_head.head.weight": model.lm_head.weight.detach()}
@@ -194,6 +203,7 @@ def loaded(folder: Path, model: Any) -> Any:
 # A model and its MTP layers' tensors, by the layout of its family.
 FAMILIES: dict[str, tuple[Callable[[], Any], Callable[..., dict[str, Tensor]]]] = {
     "deepseek_v3": (deepseek, behind),
+    "deepseek_v32": (deepseek_v32, partial(behind, kind="indexed_attention")),
     "glm4_moe": (glm4, behind),
     "qwen3_next": (partial(fresh_hybrid, "qwen3_next"), qwen),
     "qwen3_5": (partial(fresh_hybrid, "qwen3_5"), qwen),

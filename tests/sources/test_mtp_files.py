@@ -43,6 +43,10 @@ def refused(folder: Path, match: str, change: Any) -> None:
             r"self_attn.o_proj.weight is torch.float8_e4m3fn: expected bfloat16, .* or FP8 with weight_scale_inv",
             {"self_attn.o_proj.weight": torch.ones(32, 32).to(torch.float8_e4m3fn)},
         ),
+        (
+            "MTP layer 0 gives NaN or infinite numbers",
+            {"mlp.shared_experts.down_proj.weight": torch.full((32, 16), 1e308, dtype=torch.float64)},
+        ),
         ("qweight is torch.int32", {"self_attn.o_proj.weight": None, "self_attn.o_proj.qweight": torch.ones(4).int()}),
         (
             r"weight_scale_inv is \[2, 2\], expected \[1, 1\] for blocks of \[128, 128\] of \[32, 32\]",
@@ -66,6 +70,13 @@ def test_broken_layers(match: str, changes: dict[str, Tensor | None], tmp_path: 
                 own[name] = tensor
 
     refused(tmp_path, match, change)
+
+
+def test_layers_that_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_layers(tmp_path, "mimo")
+    monkeypatch.setattr(type(model.model), "forward", lambda *_, **__: {}["states of other layers"])
+    with pytest.raises(LookaheadError, match=r"a Qwen2Model of one layer, cannot be run by itself: 'states of other"):
+        MtpHeads.from_pretrained(model=model)
 
 
 @pytest.mark.usefixtures("augmented")

@@ -45,7 +45,7 @@ def naive(model: Any, heads: MtpHeads, features: Tensor, tokens: list[int], draf
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next", "mimo_v2", "inkling"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32", "qwen3_next", "mimo_v2", "inkling"])
 @torch.no_grad()
 def test_the_caches_are_the_text(family: str, layers: int, tmp_path: FilePath) -> None:
     """After any sequence of questions and texts, with branches that were given up."""

@@ -11,12 +11,17 @@ from lookahead.runtime.cache.snapshots import Snapshot
 
 Decode = Callable[[DynamicCache, Tensor, Tensor, Any], Tensor]  # of states [pair, hidden], positions [pair], masks
 
+_INDEXED = "indexed_attention"
+
 
 class TreeCache:
     """Keys and values of a layer of attention, one entry a pair, and the pairs' positions."""
 
-    def __init__(self) -> None:
-        self.states = DynamicCache()  # without a config: nothing is dropped that a window does not see any more
+    def __init__(self, config: Any) -> None:
+        # Without a config nothing is dropped that a window does not see any more; indexers need one.
+        self.states = (
+            DynamicCache(config=config) if _INDEXED in (getattr(config, "layer_types", None) or ()) else DynamicCache()
+        )
         self.positions = torch.empty(0, dtype=torch.long)
 
     @property

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel
-from lookahead.models.hidden_states import decoder_layers, final_norm
+from lookahead.models.hidden_states import final_norm
 from lookahead.models.one_layer import OneLayer, one_layer
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
+from lookahead.models.traits import decoder_config
 from lookahead.sources.medusa.checkpoints.storage import some
 from lookahead.sources.mtp.network import MtpLayer
 from lookahead.sources.mtp.reading import LayerTensors, read
@@ -54,12 +55,15 @@ class MtpHeads(nn.Module):
                     "has them, Mtp(MtpHeads.from_pretrained(FOLDER, model=model))."
                 )
         final_norm(model)  # tells if there is none to read hidden states behind
-        tensors = read(str(source), hub, len(decoder_layers(model)), name)
+        tensors = read(str(source), hub, int(decoder_config(model).num_hidden_layers), name)
         layers = [
             _built(model, layer, index, f"{tensors.source}: MTP layer {index}")
             for index, layer in enumerate(tensors.layers)
         ]
-        return cls(layers, tensors.source).to(placement(model)[0]).eval()
+        heads = cls(layers, tensors.source).to(placement(model)[0]).eval()
+        for index, layer in enumerate(heads.networks()):
+            _try(layer, f"{tensors.source}: MTP layer {index}")
+        return heads
 
     @classmethod
     def of(cls, model: PreTrainedModel, source: str | None = None) -> "MtpHeads":
@@ -67,6 +71,8 @@ class MtpHeads(nn.Module):
         known, key = _read.of(model), source or model.name_or_path
         if key not in known:
             known[key] = cls.from_pretrained(source, model=model)
+        if known[key].first.fc.weight.device != (device := placement(model)[0]):
+            known[key].to(device)
         return known[key]
 
     def networks(self) -> list[MtpLayer]:
@@ -117,6 +123,25 @@ def _built(model: PreTrainedModel, tensors: LayerTensors, index: int, source: st
     built = one_layer(model, tensors.block, parts.get("norm", torch.ones(hidden, dtype=dtype)), index, dtype)
     _check_block(built, source, name)
     return MtpLayer(built.decoder, LayerTensors(parts, {}, tensors.hidden_first))
+
+
+@torch.no_grad()
+def _try(layer: MtpLayer, source: str) -> None:
+    """Run a layer on two pairs and a node behind them; a LookaheadError if it cannot be, or gives NaN."""
+    states = torch.ones(3, layer.fc.out_features).to(layer.fc.weight)
+    mask, places, cache = torch.ones(3, 3, dtype=torch.bool).tril().to(states.device), torch.arange(3), layer.cache()
+    try:
+        for part in (slice(0, 2), slice(2, 3)):
+            joined = layer.joined(states[part], states[part])
+            out = layer(joined, states[part], places[part].to(states.device), cache, mask[part, : part.stop])
+            cache.crop(part.stop)
+    except (RuntimeError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise LookaheadError(
+            f"{source}, a {type(layer.decoder).__name__} of one layer, cannot be run by itself: {error} Decode without "
+            "use_mtp."
+        ) from error
+    if not bool(out.isfinite().all()):
+        raise LookaheadError(f"{source} gives NaN or infinite numbers: check its weights and its dtype.")
 
 
 def _check_block(built: OneLayer, source: str, model: str) -> None:

@@ -61,7 +61,7 @@ class MtpLayer(nn.Module):
 
     def cache(self) -> TreeCache | LinearCache:
         """An empty one, for one sequence."""
-        return LinearCache(self.decoder.config) if self.is_linear else TreeCache()
+        return LinearCache(self.decoder.config) if self.is_linear else TreeCache(self.decoder.config)
 
     def forward(
         self, states: Tensor, embedded: Tensor, positions: Tensor, cache: TreeCache | LinearCache, mask: Tensor
