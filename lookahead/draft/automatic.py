@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.expensive_sources import is_expensive, spent_ms
+from lookahead.draft.frontier import Growth, grown
 from lookahead.draft.planner import Planner
 from lookahead.draft.trials import Mode
 from lookahead.sources import Source
@@ -69,13 +70,13 @@ class AutomaticDrafter:
             self._window.grow(tree, self._columns, room)
         return tree
 
-    def grow_ahead(self) -> tuple[Sequence[float], int] | None:
+    def grow_ahead(self) -> Growth[tuple[Sequence[float], int] | None]:
         """Grow the next tree as if there were no other sequence: its nodes' values, and the tokens written so far; None
         if the sequence has not written in the last pass."""
         if not self._wrote:
             return None
         self._wrote = False
-        self._ahead = self._grow_own(self._room)
+        self._ahead = yield from self._growing(self._room)
         return self._values, self._written
 
     def _grow_shared(self, room: int) -> TokenTree:
@@ -91,21 +92,24 @@ class AutomaticDrafter:
         return tree
 
     def _grow_own(self, room: int) -> TokenTree:
+        return grown(self._growing(room))
+
+    def _growing(self, room: int) -> Growth[TokenTree]:
         return self._grow_weighing(room) if self._expensive else self._grow(room)
 
-    def _grow(self, room: int, beside_ms: float = 0.0) -> TokenTree:
+    def _grow(self, room: int, beside_ms: float = 0.0) -> Growth[TokenTree]:
         planner, (times, least) = self._planner, self._planner.sizes
         settings = planner.floor, planner.gain, planner.cut, beside_ms
-        tree, self._values = self._trees.grow(self._root, room, times, least, *settings)
+        tree, self._values = yield from self._trees.growing(self._root, room, times, least, *settings)
         return tree
 
-    def _grow_weighing(self, room: int) -> TokenTree:
+    def _grow_weighing(self, room: int) -> Growth[TokenTree]:
         planner, trees = self._planner, self._trees
         times, _ = planner.sizes
         speed = expected = 0.0
         if planner.weighs or len(times) == 1:
             trees.use([source for source in self._asked if source not in self._expensive])
-            tree = self._grow(room)
+            tree = yield from self._grow(room)
             expected = self._acceptance.expected(self._values)
             if len(times) == 1 or not planner.expensive.pay(expected):
                 return tree
@@ -115,7 +119,7 @@ class AutomaticDrafter:
             spent_ms(self._expensive),
             planner.expensive.time.ms if planner.weighs and self._whole else 0.0,
         )
-        tree = self._grow(room, beside_ms)
+        tree = yield from self._grow(room, beside_ms)
         planner.expensive_ms += spent_ms(self._expensive) - before
         if planner.weighs and planner.expensive.time.ms:
             reached = 1.0 + self._acceptance.expected(self._values)

@@ -11,15 +11,16 @@ EAGLE-2 (arXiv 2406.16858) and OPT-Tree (arXiv 2406.17276) do so with a draft mo
 learnt from what was right.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush, nsmallest
 from itertools import count
 from typing import Any
 
 from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import MOST_ODDS, SLOTS, Acceptance
+from lookahead.draft.frontier import Ask, Frontier, Growth, grown
 from lookahead.draft.replays import Cut
-from lookahead.sources.base import BatchSource, Candidate, Source, is_batch
+from lookahead.sources.base import Source, is_batch
 from lookahead.sources.checked import CheckedSource
 
 _WIDEST = 16  # nodes that wait beside one, about which a batch source is asked with it
@@ -29,44 +30,6 @@ Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for 
 
 # A node is not asked for candidates if only one with more than this chance could still find a place in the tree.
 _LIKELY = 0.5
-
-
-class Frontier:
-    """A batch source that is asked like any other, but has made candidates before they are asked for.
-
-    When node ``a`` is taken first of its level, the source is asked for all that wait beside it, best first::
-
-        0.9 a   <- taken      expand([a, b, c])
-        0.6 b   <- waits      b and c are served from the same answer,
-        0.2 c   <- waits      if they are taken at all
-
-    If asking takes time, as a pass of a draft model does, those that wait have to be worth it together.
-    """
-
-    def __init__(self, source: BatchSource) -> None:
-        self.made: dict[Any, Sequence[Candidate]] = {}  # of this pass's tree, by state; nothing where none is asked for
-        self.step = source.step
-        self._source = source
-
-    def root(self) -> Any:
-        self.made.clear()
-        return self._source.root()
-
-    def expand(self, states: Iterable[Any]) -> None:
-        asked = [state for state in dict.fromkeys(states) if state not in self.made]
-        self.made.update(zip(asked, self._source.expand(asked), strict=True))
-
-    def leave(self, states: Iterable[Any]) -> None:
-        """Ask nothing about these."""
-        self.made.update(dict.fromkeys(states, ()))
-
-    @property
-    def ask_ms(self) -> float:
-        """What asking takes, as far as the source knows."""
-        return getattr(self._source, "ask_ms", 0.0)
-
-    def propose(self, state: Any) -> Sequence[Candidate]:
-        return self.made[state]
 
 
 class _Best:
@@ -117,7 +80,11 @@ class BestFirstTree:
         """Whether there was any candidate for the root of the tree grown last."""
         return bool(self._offered and any(self._offered[0]))
 
-    def grow(
+    def grow(self, *args: Any, **settings: Any) -> tuple[TokenTree, list[float]]:
+        """Do what :meth:`growing` says, for one sequence alone."""
+        return grown(self.growing(*args, **settings))
+
+    def growing(
         self,
         root: int,
         room: int,
@@ -127,7 +94,7 @@ class BestFirstTree:
         gain: float = 1.0,
         cut: Cut | None = None,
         beside_ms: float = 0.0,
-    ) -> tuple[TokenTree, list[float]]:
+    ) -> Growth[tuple[TokenTree, list[float]]]:
         """Grow the tree that writes the most tokens per unit of time; with it come its nodes' values, falling.
 
         Args:
@@ -157,7 +124,8 @@ class BestFirstTree:
             if depths[node] < room and (not node or (value > worth and value * _LIKELY > rest)):
                 if node:
                     states = [step(above, token) for step, above in zip(steps, states, strict=True)]
-                self._expand(states, heap, depths, node, value, most, best, cheapest > 0.0)
+                if self._frontiers:
+                    yield from self._expand(states, heap, depths, node, value, most, best, cheapest > 0.0)
                 proposed = self._proposed(states)
                 found = _odds(proposed, kinds)
                 share = value / (1.0 + sum(found.values()))
@@ -205,7 +173,7 @@ class BestFirstTree:
         most: int,
         best: _Best,
         weighs: bool,
-    ) -> None:
+    ) -> Growth[None]:
         """Ask batch sources about a node and those that wait on its level; if it is to be weighed, only where that
         promises more drafted tokens than its time is worth."""
         rate = best.speed / self._acceptance.calibration if weighs else 0.0
@@ -219,7 +187,7 @@ class BestFirstTree:
             if node and promised < rate * frontier.ask_ms:
                 frontier.leave(asked)
             else:
-                frontier.expand(asked)
+                yield Ask(frontier, [state for state in dict.fromkeys(asked) if state not in frontier.made])
                 self.asked_ms += frontier.ask_ms
                 best.spend(frontier.ask_ms)
 

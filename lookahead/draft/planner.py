@@ -7,6 +7,7 @@ from weakref import WeakMethod
 from jacobi import Step
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import ExpensiveSources
+from lookahead.draft.frontier import Growth, grown_together
 from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.pass_costs import ModelLimits, PassCosts
@@ -73,7 +74,7 @@ class Planner:
         # Columns that every sequence of a batch pays for have brought less than they cost.
         window = window and (batch == 1 or window_only or nodes is not None)
         self._columns = WindowColumns(self._worth, window_only) if window else None
-        self._rows: list[WeakMethod[Callable[[], tuple[Sequence[float], int] | None]]] = []
+        self._rows: list[WeakMethod[Callable[[], Growth[tuple[Sequence[float], int] | None]]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
         self._guard = guard or Guard(batch)
         self._guard.begin(batch, new_tokens)
@@ -140,22 +141,25 @@ class Planner:
         else:
             self.sizes, self.gain, self.cut = (costs.trees, costs.least), self._least_gain, costs.cut
 
-    def share(self, grow_ahead: Callable[[], tuple[Sequence[float], int] | None]) -> None:
+    def share(self, grow_ahead: Callable[[], Growth[tuple[Sequence[float], int] | None]]) -> None:
         """One sequence of several has trees that are grown ahead: nodes' values, and tokens written so far."""
         self._rows.append(WeakMethod(grow_ahead))  # its owner holds the planner, and the planner the KV cache
 
     @property
     def shares(self) -> bool:
-        """Whether the trees of this pass are grown ahead, so that one width is chosen for all of them."""
-        return self.mode is Mode.DRAFT and self._batch > 1
+        """Whether the trees of this pass are grown ahead: their sources are asked together, and if sizes are chosen, it
+        is one width for all."""
+        return self._batch > 1 and len(self.sizes[0]) > 1
 
     @property
     def width(self) -> int:
         """The nodes that trees of this pass have at most."""
         if self._width is None:
             rows = [grow_ahead for row in self._rows if (grow_ahead := row()) is not None]
-            trees = [tree for grow_ahead in rows if (tree := grow_ahead()) is not None]
-            self._width = shared_width(trees, self.sizes[0], self.acceptance.calibration, self._least_gain)
+            trees = [tree for tree in grown_together([grow_ahead() for grow_ahead in rows]) if tree is not None]
+            costs, chosen = self.sizes[0], self.mode is Mode.DRAFT
+            known = self.acceptance.calibration, self._least_gain
+            self._width = shared_width(trees, costs, *known) if chosen else len(costs)
         return self._width
 
     def learn(self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool) -> None:

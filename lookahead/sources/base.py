@@ -1,6 +1,6 @@
 """What a source of candidates is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from jacobi import Path, Successors, TokenTree
@@ -58,12 +58,17 @@ class Source(Protocol):
         """
 
 
+# Asks sources of several sequences at once: each of them and its states; gives what their ``expand`` would give.
+Together = Callable[[Sequence[tuple[Any, Sequence[Any]]]], Sequence[Sequence[Sequence[Candidate]]]]
+
+
 class BatchSource(Source, Protocol):
     """A source that makes the candidates of many nodes at once, as a draft model does in one forward pass of its own.
 
     Best-first growth asks it by :meth:`expand`, once for all nodes that wait on a level, and may never take some of
     them. Its states are hashable, and equal states have the same candidates. If every call takes time, an attribute
-    ``ask_ms`` says how many milliseconds: deeper levels are then asked about only where that pays.
+    ``ask_ms`` says how many milliseconds: deeper levels are then asked about only where that pays. If one call could do
+    for several sequences, an attribute ``together`` makes it; sources with an equal one are asked by that.
     """
 
     def expand(self, states: Sequence[Any]) -> Sequence[Sequence[Candidate]]:

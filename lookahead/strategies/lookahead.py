@@ -9,7 +9,8 @@ from jacobi import Drafter, LookaheadError, PlainDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.draft.memory import Memory
 from lookahead.draft.published import LookaheadDrafter
-from lookahead.sources.draft_model import DraftModelSource, DraftPasses
+from lookahead.sources.draft_model import DraftModelSource
+from lookahead.sources.draft_texts import DraftPasses, DraftTexts
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Candidates, Strategy
@@ -163,10 +164,11 @@ class Lookahead(AutomaticStrategy):
         if self.draft_model is None:
             return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES)
         draft = draft_model_for(call.model, self.draft_model)
-        given = (draft, vocabulary_for(call.model, draft, self.tokenizers), call.new_tokens, call.closing)
+        vocabulary = vocabulary_for(call.model, draft, self.tokenizers)
+        texts = DraftTexts(draft, vocabulary, len(call.rows), call.new_tokens, call.closing)
 
         def passes(row: RowContext) -> DraftPasses:
-            return DraftPasses(*given)
+            return texts.passes(row.index)
 
         def source(row: RowContext, memory: Memory) -> DraftModelSource:
             return DraftModelSource(passes(row), row.draw)

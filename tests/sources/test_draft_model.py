@@ -6,47 +6,76 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.automatic import FLAT
 from helpers.models import VOCAB, fresh_model, prompts, run, same_as_plain, tiny_model
 
 from jacobi import Path, TokenTree
 from lookahead import Lookahead
 from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.runtime.attention import grouped_attention
-from lookahead.sources.draft_model import BEST, DraftModelSource, DraftPasses
+from lookahead.sources.draft_model import BEST, DraftModelSource
+from lookahead.sources.draft_texts import DraftTexts
 from lookahead.sources.perturbed import BINS
 from lookahead.sources.vocabularies import SameVocabulary
 
 SAME = SameVocabulary(VOCAB, VOCAB)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt2"])
-def test_a_draft_models_cache_is_the_text(name: str) -> None:
+def test_a_draft_models_cache_is_the_texts(name: str, batch: int) -> None:
     """After any sequence of questions and texts it says what it says without a cache."""
-    model, rng = tiny_model(name), random.Random(0)
-    for trial in range(6):
+    model, rng = tiny_model(name), random.Random(batch)
+
+    def drawn(least: int, most: int) -> list[int]:
+        return [rng.randrange(VOCAB) for _ in range(rng.randint(least, most))]
+
+    for _ in range(5):
         with ExitStack() as stack, grouped_attention(), torch.no_grad():
-            passes = DraftPasses(model, SAME, 40, stack.callback)
-            text = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 9))]
-            passes.start(text)
-            while len(text) < 40:
-                new = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]
-                passes.write(Path([], new))
-                text += new
-                branches: list[tuple[int, ...]] = [()]
+            shared = DraftTexts(model, SAME, batch, 40, stack.callback)
+            passes = [shared.passes(row) for row in range(batch)]
+            texts = [drawn(1, 9) for _ in range(batch)]
+            for each, text in zip(passes, texts, strict=True):
+                each.start(text)
+            branches: list[list[tuple[int, ...]]] = [[()] for _ in range(batch)]
+            while max(map(len, texts)) < 40:
+                for row in range(batch):
+                    if rng.random() < 0.2 and len(branches[row]) > 1:
+                        continue  # this one waits for the others
+                    kept = rng.choice(branches[row]) if rng.random() < 0.6 else ()
+                    new = [*kept, *drawn(1, 2)]
+                    passes[row].write(Path([], new))
+                    texts[row] += new
+                    branches[row] = [()]
                 for _ in range(rng.randint(0, 3)):  # levels
-                    asked = [(*rng.choice(branches), rng.randrange(VOCAB)) for _ in range(rng.randint(1, 3))]
-                    for branch, said in zip(asked, passes.after(asked), strict=True):
-                        logits = model(torch.tensor([[*text, *branch]])).logits[0, -1]
-                        assert said is not None
-                        tokens, values = said
-                        assert len(tokens) == min(BEST, VOCAB)
-                        assert tokens[0] == logits.argmax()
-                        torch.testing.assert_close(logits[tokens.tolist()].float(), torch.tensor(values))
-                    branches += asked
-                if trial % 2:  # the text goes on as one of the branches
-                    new = [*rng.choice(branches), rng.randrange(VOCAB)]
-                    passes.write(Path([], new))
-                    text += new
+                    rows = rng.sample(range(batch), rng.randint(1, batch))
+                    asked = {row: [(*rng.choice(branches[row]), *drawn(1, 1)) for _ in range(3)] for row in rows}
+                    for row, answers in shared.after(asked).items():
+                        for branch, said in zip(asked[row], answers, strict=True):
+                            logits = model(torch.tensor([[*texts[row], *branch]])).logits[0, -1]
+                            assert said is not None
+                            tokens, values = said
+                            assert len(tokens) == min(BEST, VOCAB)
+                            assert tokens[0] == logits.argmax()
+                            torch.testing.assert_close(logits[tokens.tolist()].float(), torch.tensor(values))
+                        branches[row] += asked[row]
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("settings", [{"nodes": 6}, {"tuning": FLAT}], ids=["fixed", "automatic"])
+def test_all_sequences_are_asked_about_in_one_pass_a_level(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees of different depths end at different levels."""
+    asked: list[int] = []
+    after = DraftTexts.after
+    monkeypatch.setattr(DraftTexts, "after", lambda self, given: (asked.append(len(given)), after(self, given))[1])
+    model = fresh_model("llama", 3)
+    strategy = Lookahead(seed=0, draft_model=model, sources=("draft",), **settings)
+    stats = same_as_plain(model, prompts(3), strategy, max_new_tokens=30, top_k=0, eos_token_id=None).stats
+    assert stats.mean_acceptance_length > 3
+    assert asked[:2] == [3, 3]
+    assert len(asked) < 0.6 * sum(asked)
 
 
 @pytest.mark.usefixtures("augmented")
@@ -117,7 +146,7 @@ def test_a_model_with_more_tokens_drafts_for_one_with_fewer() -> None:
 
 def test_kinds_fit_their_priors() -> None:
     with ExitStack() as stack:
-        source = DraftModelSource(DraftPasses(tiny_model("llama"), SAME, 4, stack.callback), None)
+        source = DraftModelSource(DraftTexts(tiny_model("llama"), SAME, 1, 4, stack.callback).passes(0), None)
         with grouped_attention(), torch.no_grad():
             source.start([1, 2, 3], None)
             source.learn(TokenTree(0), Path([0], [4]), None)
