@@ -138,9 +138,7 @@ class BestFirstTree:
             if not heap or left <= 0:
                 break
             if left <= look and left <= len(heap) and not self._chain:
-                heap.sort()
-                del heap[left:]
-                rest, look = -heap[-1][0], left // 2
+                rest, look = _cut(heap, left), left // 2
             loss, _, parent, token, states = heappop(heap)
             if self._chain:
                 heap.clear()
@@ -226,6 +224,13 @@ class BestFirstTree:
             candidates = _votes(offsets, proposed)
             self._acceptance.count(candidates, [float(candidate == token) for candidate in candidates])
         self._uncounted.clear()
+
+
+def _cut(heap: list[Any], length: int) -> float:
+    """Cut a heap of losses to its best ``length``; the value of the last of them."""
+    heap.sort()
+    del heap[length:]
+    return -float(heap[-1][0])
 
 
 def _votes(offsets: Sequence[int], proposed: Proposed) -> dict[int, list[int]]:
