@@ -131,7 +131,7 @@ def generate(
 def assisted(strategy: Strategy, config: GenerationConfig, given: Mapping[str, Any]) -> Strategy:
     """The strategy, with what a call asks to draft with: its ``assistant_model``, as many of the model's own layers as
     ``assistant_early_exit`` says, or with ``use_mtp`` the model's MTP layers."""
-    if config.use_mtp:
+    if getattr(config, "use_mtp", None):
         if config.assistant_early_exit is not None or given.get("assistant_model") is not None:
             raise LookaheadError("use_mtp and an assistant both say what drafts: drop one of them.")
         return strategy.predicting()

@@ -36,6 +36,7 @@ _TRACES = "passes are not traced"
 _PACKED = "weights are not packed"
 _UNDONE = "a capture that fails leaves the allocator of CUDA memory as if it went on"
 _TRAINED = "Medusa's heads cannot be trained"
+_NO_MTP = "MTP layers are not read"
 _WATCHED = "nobody notices modes that watch every operation"
 _MASKED = "config inputs_embeds attention_mask past_key_values position_ids"
 _OF_MODULES = ("parameters", "buffers", "modules", "forward_hooks", "forward_pre_hooks", "call_impl")
@@ -65,6 +66,9 @@ PRIVATES = (
     Private(_MODELS, "AttentionInterface._global_mapping"),
     Private(_CONFIG, "PreTrainedConfig._attn_implementation", sets=("_attn_implementation_internal",)),
     Private(_MODELS, "PreTrainedModel._is_stateful"),
+    Private(_MODELS, "PreTrainedModel._supports_sdpa"),
+    Private(_MODELS, "PreTrainedModel.from_pretrained", named="config ignore_mismatched_sizes", lost=_NO_MTP),
+    Private(_CONFIG, "PreTrainedConfig._experts_implementation", lost="MTP layers choose their experts' kernel"),
     Private(_MODELS, "PreTrainedModel._device_mesh", lost="sharded models are not refused"),
     Private("accelerate.hooks", "add_hook_to_module", sets=("_hf_hook",), lost="offloaded models run on the CPU"),
     # Caches.

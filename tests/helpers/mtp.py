@@ -217,6 +217,17 @@ FAMILIES: dict[str, tuple[Callable[[], Any], Callable[..., dict[str, Tensor]]]] 
     "inkling, renamed": (partial(fresh_hybrid, "inkling"), partial(inkling, published=False)),
     "speculators": (partial(fresh_model, "qwen3"), partial(mimo, prefix="mtp_layers")),
 }
+_NEEDED = {
+    "deepseek_v32": "DeepseekV32Config",
+    "mellum": "MellumConfig",
+    "mimo_v2": "MiMoV2FlashConfig",
+    "bailing_hybrid": "BailingHybridConfig",
+    "inkling": "InklingTextConfig",
+    "inkling, renamed": "InklingTextConfig",
+}
+for _family, _config in _NEEDED.items():
+    if not hasattr(transformers, _config):  # an older version
+        del FAMILIES[_family]
 
 
 def with_layers(folder: Path, family: str, layers: int = 1, change: Callable[[Any], None] | None = None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import fresh_model, prompts, tiny_model
-from helpers.mtp import behind, deepseek, loaded, with_layers, written
+from helpers.mtp import FAMILIES, behind, deepseek, loaded, with_layers, written
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -148,6 +148,7 @@ def test_layers_are_read_once_a_model(tmp_path: Path) -> None:
     assert heads.source == str(tmp_path / "model.safetensors")
 
 
+@pytest.mark.skipif("inkling" not in FAMILIES, reason="an older version")
 def test_inkling_under_both_names(tmp_path: Path) -> None:
     """Those of its checkpoints, and those of transformers' class."""
     states = [

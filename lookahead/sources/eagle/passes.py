@@ -14,6 +14,8 @@ from lookahead.sources.draft_model import BEST, Branch, Said
 from lookahead.sources.eagle.network import EagleNetwork, PairCache
 from lookahead.sources.vocabularies import SameVocabulary
 
+_CHUNK = 512  # pairs of a text that are read at a time, so that masks of long prompts stay small
+
 
 class PairNetwork(Protocol):
     """What :class:`PairPasses` runs over pairs; ``d2t`` are the offsets of the tokens that it scores, if any."""
@@ -136,18 +138,27 @@ class PairPasses:
         tokens = [token for _, each in self._new for token in each]
         end = self._stable[0] + len(tokens)
         root = self._seen[()] = {}
-        for turn, before in enumerate(self._stable):
+        for turn in range(len(self._networks)):
             if turn:
                 features = torch.cat([self._waiting.get(turn, features[:0]), features])
                 self._waiting[turn], features = features[-1:], features[:-1]
             if not (count := len(features)):
                 continue
-            mask = torch.ones(count, before + count, dtype=torch.bool, device=features.device).tril(before)
-            features = self._pass(turn, features, tokens[-count:], range(end - count, end), mask, fed_back=turn > 0)
-            self._stable[turn] = before + count
-            self._networks[turn][1].crop(before + count)  # all that it holds is text
+            features = self._read_pairs(turn, features, tokens[-count:], end - count)
+            self._stable[turn] += count
+            self._networks[turn][1].crop(self._stable[turn])  # all that it holds is text
             root[turn] = -1, features[-1]
         self._new = []
+
+    def _read_pairs(self, turn: int, features: Tensor, tokens: Sequence[int], position: int) -> Tensor:
+        """What comes out for pairs of the text, each of which sees those before it; the first is at ``position``."""
+        out = []
+        for start in range(0, len(tokens), _CHUNK):
+            part, before = tokens[start : start + _CHUNK], self._stable[turn] + start
+            mask = torch.ones(len(part), before + len(part), dtype=torch.bool, device=features.device).tril(before)
+            places = range(position + start, position + start + len(part))
+            out.append(self._pass(turn, features[start : start + len(part)], part, places, mask, fed_back=turn > 0))
+        return torch.cat(out)
 
     def _grow(self, branches: Sequence[Branch]) -> None:
         """Feed nodes of one depth, to the network whose turn it is and to those that still read what the text gave."""

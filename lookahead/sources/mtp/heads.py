@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel
+from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.hidden_states import final_norm
 from lookahead.models.one_layer import OneLayer, one_layer
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
@@ -41,14 +42,15 @@ class MtpHeads(nn.Module):
         cls, source: str | PathLike[str] | None = None, *, model: PreTrainedModel, **hub: Any
     ) -> "MtpHeads":
         """Read the layers from a folder, a file or a repository of the hub (``hub`` says how to download); None = where
-        ``model`` was loaded from. They are built of the model's own kind of layer, and put where its output layer is.
+        ``model`` was loaded from, of which transformers does not tell the revision. They are built of the model's own
+        kind of layer, and put where its output layer is.
 
         Raises:
             LookaheadError: what is missing, foreign, broken, quantised, or does not fit the model.
         """
         name = type(model).__name__
         if source is None:
-            source, hub = model.name_or_path, {"revision": getattr(model.config, "_commit_hash", None)} | hub
+            source = model.name_or_path
             if not source:
                 raise LookaheadError(
                     f"{name} was not loaded from a checkpoint, so there are no MTP layers of its own: name one that "
@@ -135,7 +137,7 @@ def _try(layer: MtpLayer, source: str) -> None:
             joined = layer.joined(states[part], states[part])
             out = layer(joined, states[part], places[part].to(states.device), cache, mask[part, : part.stop])
             cache.crop(part.stop)
-    except (RuntimeError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except MODEL_ERRORS as error:
         raise LookaheadError(
             f"{source}, a {type(layer.decoder).__name__} of one layer, cannot be run by itself: {error} Decode without "
             "use_mtp."
