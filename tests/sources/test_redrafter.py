@@ -138,6 +138,25 @@ def test_an_automatic_tree_is_as_deep_as_the_head_is_right() -> None:
 
 
 @pytest.mark.usefixtures("augmented")
+def test_prompts_of_which_few_hidden_states_are_seen() -> None:
+    """Read in chunks, given as embeddings, or behind a cache that is continued; drafts are as good as ever."""
+    model, inputs = counting_model(), prompts(1)
+    follows = {token: token % 7 + 1 for token in range(VOCAB)}
+    strategy = ReDrafter(knowing_head(follows, rnn=True), tree="beam", beam_width=2)
+    embedded = model.get_input_embeddings()(inputs["input_ids"]).detach()
+    given = {"inputs_embeds": embedded, "attention_mask": inputs["attention_mask"]}
+    outputs = [
+        same_as_plain(model, inputs, strategy, prefill_chunk_size=5, max_new_tokens=41),
+        same_as_plain(model, given, strategy, max_new_tokens=41),
+    ]
+    before = model.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)
+    longer = {"input_ids": before.sequences, "attention_mask": torch.ones_like(before.sequences)}
+    ours = {"return_dict_in_generate": True, "use_lookahead": True, "lookahead_strategy": strategy}
+    outputs.append(model.generate(**longer, past_key_values=before.past_key_values, max_new_tokens=41, **ours))
+    assert [output.stats.steps for output in outputs] == [9, 9, 9]
+
+
+@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
 def test_a_recurrent_model_is_given_one_branch(family: str) -> None:
     model = hybrid(family)

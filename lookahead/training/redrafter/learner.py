@@ -17,6 +17,9 @@ from lookahead.training.data import IGNORE
 from lookahead.training.drafter import Seen
 from lookahead.training.redrafter.settings import ReDrafterSettings
 
+# Of the model's output layer, in a fresh head. Nats a token after 60 steps of the bundled model: 0.3 5.1, 1 5.2; drawn
+# at random 5.5.
+_FRESH = 0.3
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once
 
 
@@ -85,8 +88,8 @@ class TrainedRecurrent(nn.Module):
 
 
 def fresh_head(model: Any, settings: ReDrafterSettings) -> RecurrentHead:
-    """A head for a model, float32, drawn by ``settings.seed``. Blocks start as nothing, and the output layer as the
-    model's, for the hidden and the recurrent state alike. A LookaheadError says what the model cannot give."""
+    """A head for a model, float32, drawn by ``settings.seed``. Blocks start as nothing, and the output layer as a part
+    of the model's, for the hidden and the recurrent state alike. A LookaheadError says what the model cannot give."""
     hidden, vocab = output_sizes(model)
     sizes = RecurrentSizes(vocab, hidden, settings.exit_size, settings.num_layers, settings.rnn)
     weight = copyable_weight(output_layer(model))
@@ -98,7 +101,7 @@ def fresh_head(model: Any, settings: ReDrafterSettings) -> RecurrentHead:
                 part.linear.weight.zero_()
                 part.linear.bias.zero_()
         if weight is not None and settings.exit_size is None:
-            head.weight.copy_(torch.cat([weight, weight], dim=1).float())
+            head.weight.copy_(_FRESH * torch.cat([weight, weight], dim=1).float())
     head.to(placement(model)[0])
     head.check(model)
     return head
