@@ -13,7 +13,7 @@ from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.eagle_trees import Expansion, fixed_tree
 from lookahead.draft.memory import Memory
 from lookahead.draft.published import HeadDrafter
-from lookahead.models.output_layer import output_layer
+from lookahead.models.output_layer import beside, output_layer
 from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import EaglePasses, joined_features
@@ -31,7 +31,7 @@ class Eagle(AutomaticStrategy):
     wait, and only where that pays. The text is plain ``generate``'s, greedy and sampled.
 
     Attributes:
-        head: the head, or a folder or hub name that holds it, which is read once.
+        head: the head, or a folder or hub name that holds it, which is read once, and computes as the model does.
         sources: where candidates come from, in the order of credit: ``"eagle"``, and any that
             :class:`lookahead.Lookahead` knows.
         tree: a published tree, of the head's candidates alone, in place of the automatic one: ``"eagle-1"``, 25 nodes
@@ -86,6 +86,9 @@ class Eagle(AutomaticStrategy):
     def _read(self) -> EagleHead:
         return self.head if isinstance(self.head, EagleHead) else EagleHead.from_pretrained(str(self.head))
 
+    def _beside(self, model: PreTrainedModel) -> EagleHead:
+        return beside(model, self._read) if isinstance(self.head, str) else self._read
+
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data; a head in memory is named by its class only."""
         return super().to_dict() | {"head": self.head if isinstance(self.head, str) else type(self.head).__name__}
@@ -96,11 +99,12 @@ class Eagle(AutomaticStrategy):
         self._read.check(model)
 
     def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
-        self._read.told_by(model, prompts[:1])
-        return self._read.taps(model)
+        head = self._beside(model)
+        head.told_by(model, prompts[:1])
+        return head.taps(model)
 
     def drafts(self, call: CallContext) -> Drafts:
-        head, model = self._read, call.model
+        head, model = self._beside(call.model), call.model
         assert call.hidden is not None  # it is wanted
         features = joined_features(call.hidden, head.taps(model), head.norm(model))
         given = (model.get_input_embeddings(), output_layer(model))
