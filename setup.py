@@ -9,6 +9,7 @@ here = Path(__file__).parent
 home = "https://github.com/lookahead-decoding/lookahead"
 version = re.search(r'__version__ = "(.+?)"', (here / "lookahead" / "_version.py").read_text())
 assert version is not None
+bundled = ("tiny-coder", "tiny-coder-medusa", "tiny-coder-eagle")
 
 setup(
     name="lookahead-decoding",
@@ -30,7 +31,7 @@ setup(
     packages=find_packages(include=["jacobi", "lookahead", "lookahead.*"]),
     package_data={
         "jacobi": ["py.typed"],
-        "lookahead": ["py.typed", "assets/routes.json", "assets/tiny-coder/*", "assets/tiny-coder-medusa/*"],
+        "lookahead": ["py.typed", "assets/routes.json", *(f"assets/{name}/*" for name in bundled)],
         "lookahead.sources.medusa": ["presets.json"],
     },
     install_requires=[

@@ -1,4 +1,4 @@
-"""The model and the Medusa heads that come with the package."""
+"""The model that comes with the package, and what drafts for it."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from lookahead.loading import load_model as load_model
 
 BUNDLED = Path(__file__).parent / "assets" / "tiny-coder"
 BUNDLED_HEADS = Path(__file__).parent / "assets" / "tiny-coder-medusa"  # Medusa's heads for it, and their tree
+BUNDLED_EAGLE = Path(__file__).parent / "assets" / "tiny-coder-eagle"  # an EAGLE-3 head for it
 
 
 def load_bundled(
