@@ -1,7 +1,6 @@
 """Counts of a decode: sums, so that they add up over calls, sequences and processes."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, TypeVar
@@ -10,11 +9,13 @@ from jacobi import LookaheadError, Step
 
 _RATIOS = ("mean_acceptance_length", "acceptance_rate")  # properties that to_dict adds
 _Key = TypeVar("_Key", int, str)
+_Amount = TypeVar("_Amount", int, float)
 
 
-def _summed(mine: Mapping[_Key, int], others: Mapping[_Key, int]) -> dict[_Key, int]:
-    """Both counts together, keys sorted, zeros left out."""
-    return dict(sorted((Counter(mine) + Counter(others)).items()))
+def _summed(mine: Mapping[_Key, _Amount], others: Mapping[_Key, _Amount]) -> dict[_Key, _Amount]:
+    """Both together, keys sorted, zeros left out."""
+    both = {key: mine.get(key, 0) + others.get(key, 0) for key in sorted({*mine, *others})}
+    return {key: amount for key, amount in both.items() if amount}
 
 
 @dataclass
@@ -37,6 +38,7 @@ class DecodingStats:
         verify_ms: milliseconds of logits processors, sampling and stopping rules.
         keep_ms: milliseconds of moving keys and values, and of learning from the pass.
         sources: accepted tokens by the source that proposed them (automatic mode).
+        asked_ms: milliseconds that sources took which run a model or heads, by their names (automatic mode).
         by_noise: of the accepted tokens of sampled texts, those that the model had not called the likeliest in their
             context before: drafts that saw the noise (automatic mode).
         single_ms: milliseconds that passes over one node each would have taken, by the latency curve (automatic mode).
@@ -58,6 +60,7 @@ class DecodingStats:
     verify_ms: float = 0.0
     keep_ms: float = 0.0
     sources: dict[str, int] = field(default_factory=dict)
+    asked_ms: dict[str, float] = field(default_factory=dict)
     by_noise: int = 0
     single_ms: float = 0.0
     timed_ms: float = 0.0
@@ -106,10 +109,18 @@ class DecodingStats:
             times = {name: getattr(step, name) for name in ("draft_ms", "forward_ms", "verify_ms", "keep_ms")}
             self.passes.append({"nodes": [len(tree) for tree in step.trees], "tokens": list(written)} | times)
 
-    def add_plan(self, credited: Mapping[str, int], single_ms: float, timed_ms: float, by_noise: int = 0) -> None:
-        """Take in what the automatic mode knows: accepted tokens by source and by noise, and what the passes cost."""
+    def add_plan(
+        self,
+        credited: Mapping[str, int],
+        asked_ms: Mapping[str, float],
+        single_ms: float,
+        timed_ms: float,
+        by_noise: int = 0,
+    ) -> None:
+        """Take in what the automatic mode knows: accepted tokens by source and by noise, what asking sources took, and
+        what the passes cost."""
         self.by_noise += by_noise
-        self.sources = _summed(self.sources, credited)
+        self.sources, self.asked_ms = _summed(self.sources, credited), _summed(self.asked_ms, asked_ms)
         self.single_ms += single_ms
         self.timed_ms += timed_ms
 
@@ -136,6 +147,9 @@ class DecodingStats:
             told = [f"{name} {count / accepted:.0%}" for name, count in shares]
             told += [f"{min(1.0, self.by_noise / accepted):.0%} thanks to the noise"] if self.by_noise else []
             what += f" ({', '.join(told)})"
+        if asked := {name: ms for name, ms in self.asked_ms.items() if ms > 0.0}:
+            told = [f"{name} took {ms / max(ms, self.timed_ms):.0%}" for name, ms in asked.items()]
+            what += f"; of the time, {' and '.join(told)}"
         if self.fed_again:
             what += f", and {self.fed_again} tokens were replayed"
         if not self.single_ms:

@@ -115,12 +115,11 @@ class AutomaticDrafter:
                 return tree
             speed = (1.0 + expected) / times[len(tree) - 1]
         trees.use(self._asked)
-        before, beside_ms = (
-            spent_ms(self._expensive),
-            planner.expensive.time.ms if planner.weighs and self._whole else 0.0,
-        )
+        before = [spent_ms([source]) for source in self._expensive]
+        beside_ms = planner.expensive.time.ms if planner.weighs and self._whole else 0.0
         tree = yield from self._grow(room, beside_ms)
-        planner.expensive_ms += spent_ms(self._expensive) - before
+        for source, earlier_ms in zip(self._expensive, before, strict=True):
+            planner.spend(source.name, spent_ms([source]) - earlier_ms)
         if planner.weighs and planner.expensive.time.ms:
             reached = 1.0 + self._acceptance.expected(self._values)
             taken = times[len(tree) - 1] + beside_ms + trees.asked_ms

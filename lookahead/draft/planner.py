@@ -1,6 +1,6 @@
 """How large the trees of a pass may be: expected tokens against the latency curve, for all sequences of a call."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from weakref import WeakMethod
 
@@ -64,6 +64,7 @@ class Planner:
         self.expensive_ms = 0.0  # what they took in this pass
         self.credited: Counter[str] = Counter()  # accepted tokens by source
         self.by_noise = 0  # accepted tokens that were not the likeliest, but for the noise
+        self.asked_ms: defaultdict[str, float] = defaultdict(float)  # what costly sources took, by name
         self._batch, self._nodes = batch, nodes
         self._most = 1 + (most_nodes if nodes is None else nodes)
         self._passes = 0
@@ -161,6 +162,11 @@ class Planner:
             known = self.acceptance.calibration, self._least_gain
             self._width = shared_width(trees, costs, *known) if chosen else len(costs)
         return self._width
+
+    def spend(self, source: str, ms: float) -> None:
+        """Take in what it took to ask a costly source for a tree of this pass."""
+        self.expensive_ms += ms
+        self.asked_ms[source] += ms
 
     def learn(self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool) -> None:
         """Take in one sequence's tree: its values, each accepted token's source, the window's columns in it, and

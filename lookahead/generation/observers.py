@@ -83,7 +83,8 @@ class Observers:
             self.stats.fed_again = self._model.replayed
             if self._planner is not None:
                 planner = self._planner
-                self.stats.add_plan(planner.credited, planner.costs.single_ms, planner.costs.timed_ms, planner.by_noise)
+                costs = planner.costs.single_ms, planner.costs.timed_ms
+                self.stats.add_plan(planner.credited, planner.asked_ms, *costs, planner.by_noise)
 
 
 class _Stream:

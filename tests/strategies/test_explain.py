@@ -1,10 +1,11 @@
 """What the automatic mode tells: credit of sources, and ``explain``."""
 
+import re
 from typing import Any
 
 import pytest
 from helpers.automatic import FLAT, NAMES, STEEP, drafted
-from helpers.models import counting_model, tiny_model
+from helpers.models import counting_model, fresh_model, prompts, tiny_model
 
 from lookahead import DecodingStats, Lookahead
 
@@ -76,3 +77,15 @@ def test_explain_after_calls() -> None:
     total = win + plainly
     assert total.timed_ms == win.timed_ms + plainly.timed_ms
     assert DecodingStats.from_dict(win.to_dict()) == win
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_explain_says_what_a_draft_model_took(batch: int) -> None:
+    model = fresh_model("llama", 3)
+    strategy = Lookahead(nodes=6, seed=0, draft_model=model)
+    settings: dict[str, Any] = {"max_new_tokens": 20, "use_lookahead": True, "return_dict_in_generate": True}
+    stats = model.generate(**prompts(batch), lookahead_strategy=strategy, **settings).stats
+    assert 0.0 < stats.asked_ms["draft"] < stats.draft_ms
+    assert re.search(r"; of the time, draft took \d+%", stats.explain())
+    assert DecodingStats.from_dict(stats.to_dict()) == stats
+    assert (stats + stats).asked_ms["draft"] == 2 * stats.asked_ms["draft"]
