@@ -8,11 +8,10 @@ from typing import Any, Self, TypeVar
 from jacobi import LookaheadError, Step
 
 _RATIOS = ("mean_acceptance_length", "acceptance_rate")  # properties that to_dict adds
-_Key = TypeVar("_Key", int, str)
 _Amount = TypeVar("_Amount", int, float)
 
 
-def _summed(mine: Mapping[_Key, _Amount], others: Mapping[_Key, _Amount]) -> dict[_Key, _Amount]:
+def _summed(mine: Mapping[Any, _Amount], others: Mapping[Any, _Amount]) -> dict[Any, _Amount]:
     """Both together, keys sorted, zeros left out."""
     both = {key: mine.get(key, 0) + others.get(key, 0) for key in sorted({*mine, *others})}
     return {key: amount for key, amount in both.items() if amount}
