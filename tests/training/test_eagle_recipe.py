@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.cli import run, save_tiny_model
+from helpers.encoder_decoders import seq2seq_model
 from helpers.models import VOCAB, counting_model, fresh_model, prompts, same_as_plain
 from helpers.training import changed, texts, weights
 from transformers import TrainerCallback
@@ -149,6 +150,16 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
 def test_settings_that_do_not_fit_the_model_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(LookaheadError, match=message):
         train(model_of(), texts(), dataclasses.replace(SETTINGS, **settings), tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_models_that_no_head_can_learn_from(tmp_path: Path) -> None:
+    model = model_of()
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output.detach())
+    with pytest.raises(LookaheadError, match="passes no gradient on to the heads before it"):
+        train(model, texts(), dataclasses.replace(SETTINGS, own_output=False), tmp_path)
+    with pytest.raises(LookaheadError, match="is an encoder-decoder model: EAGLE heads need a causal one"):
+        train(seq2seq_model("t5"), texts(), SETTINGS, tmp_path)
     assert not any(tmp_path.iterdir())
 
 

@@ -13,6 +13,7 @@ from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.network import EagleNetwork, EagleSizes
 from lookahead.training.data import Example
 from lookahead.training.eagle.settings import EagleSettings
+from lookahead.training.stage import check_gradient
 
 _FRESH = 0.1  # how much of a fresh projection of features stays beside what passes one of them on
 
@@ -23,6 +24,8 @@ def fresh_head(
     """A head for a model, float32: weights of the model's last layer, final norm and output layer, and the rest drawn
     by ``settings.seed``. ``examples`` tell which tokens are frequent, where it is to score only some. A LookaheadError
     says what the model cannot give."""
+    if model.config.is_encoder_decoder:
+        raise LookaheadError(f"{type(model).__name__} is an encoder-decoder model: EAGLE heads need a causal one.")
     hidden, vocab = output_sizes(model)
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
@@ -64,6 +67,8 @@ def fresh_head(
     _take_output(network, model, examples)
     head = EagleHead(network)
     head.check(model)
+    if network.lm_head is None:
+        check_gradient(model, hidden)
     return head
 
 
