@@ -48,7 +48,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     "static": lambda: Method("generate, static cache, compiled", "plain", {"cache_implementation": "static"}),
     "lookup2": lambda: _lookup(2),
     "lookup3": lambda: _lookup(3),
-    "assistant": lambda: Method("assistant model", "assisted", one_row=True, same_draws=False),
     "auto": lambda: ours("lookahead", Lookahead(remember=True), remembers=True),  # a seed would switch memory off
     "untraced": lambda: ours("lookahead, no traces", Lookahead(traces=False), remembers=True),
     "cold": lambda: ours("lookahead, every call cold", Lookahead(remember=False)),
@@ -56,6 +55,15 @@ METHODS: dict[str, Callable[[], Method]] = {
     "w15": lambda: _fixed("lookahead 15/5/15", 15, 5, 15),
     "jacobi": lambda: ours("jacobi sliding 16", Jacobi(seed=0)),
 }
+# Those that have a model beside them.
+ASSISTED: dict[str, Callable[[Any], Method]] = {
+    "assistant": lambda model: Method(
+        "assistant model", "assisted", {"assistant_model": model}, one_row=True, same_draws=False
+    ),
+    "draft": lambda model: ours("draft model", Lookahead(draft_model=model, sources=("draft",)), remembers=True),
+    "draft+free": lambda model: ours("draft model and free sources", Lookahead(draft_model=model), remembers=True),
+}
+NAMES = (*METHODS, *ASSISTED)
 
 
 def methods(names: Sequence[str], device: str, assistant: Any = None) -> tuple[dict[str, Method], dict[str, str]]:
@@ -68,12 +76,12 @@ def methods(names: Sequence[str], device: str, assistant: Any = None) -> tuple[d
     for name in dict.fromkeys(("plain", *names)):
         if name == "static" and not device.startswith("cuda"):
             skipped[name] = f"generate compiles a static cache's step on CUDA only; this run is on {device}"
-        elif name == "assistant" and assistant is None:
-            skipped[name] = "no --assistant was given"
-        else:
+        elif name in METHODS:
             table[name] = METHODS[name]()
-    if "assistant" in table:
-        table["assistant"].settings["assistant_model"] = assistant
+        elif assistant is None:
+            skipped[name] = "no model was given that drafts"
+        else:
+            table[name] = ASSISTED[name](assistant)
     return table, skipped
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import lookahead
 from benchmarks import contest, options, theory
-from benchmarks.contenders import METHODS, SETS, PromptSet, methods, prompt_sets, units
+from benchmarks.contenders import NAMES, SETS, PromptSet, methods, prompt_sets, units
 from benchmarks.harness import Run, load, quiet_console
 from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
 
@@ -77,20 +77,20 @@ def main(
     modes: options.Modes = "greedy,penalty,t0.7,t0.8,t1.0",
     dtypes: options.Dtypes = "float32,bfloat16",
     batches: Annotated[str, typer.Option(help="Comma-separated sequences of a call.")] = "1",
-    names: Annotated[str, typer.Option("--methods", help=f"Comma-separated, or all: {', '.join(METHODS)}.")] = "all",
+    names: Annotated[str, typer.Option("--methods", help=f"Comma-separated, or all: {', '.join(NAMES)}.")] = "all",
     new_tokens: options.NewTokens = 128,
     rounds: options.Rounds = 2,
     threads: options.Threads = None,
     device: str = "cpu",
-    assistant: Annotated[Path | None, typer.Option(help="A smaller model's folder, for assistant_model.")] = None,
+    assistant: Annotated[Path | None, typer.Option(help="A smaller model's folder: the model that drafts.")] = None,
     context: Annotated[int, typer.Option(help="Tokens in the KV cache of the theory card's passes.")] = 256,
     out: options.Out = None,
 ) -> None:
     """Run the race; sets of short outputs have their own number of tokens, and some sets their own modes."""
     console = quiet_console(threads)
     asked = Asked(prompt_sets(sets), chosen(modes, MODES, "mode"), whole_numbers(batches), prompts, new_tokens, rounds)
-    wanted_dtypes, wanted = chosen(dtypes, DTYPES, "dtype"), chosen(names, METHODS, "method")
-    methods(wanted, device, assistant)  # a strategy that cannot be made raises before a model is loaded
+    wanted_dtypes, wanted = chosen(dtypes, DTYPES, "dtype"), chosen(names, NAMES, "method")
+    methods(wanted, device)  # a strategy that cannot be made raises before a model is loaded
     lookahead.augment_all()
     settings = {"model": model_dir, "assistant": assistant, "device": device, "new_tokens": new_tokens}
     run = Run("race", out, **settings, prompts=prompts, rounds=rounds, theory={}, rows=[], skipped=[])

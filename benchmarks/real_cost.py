@@ -14,6 +14,7 @@ out of the text, and no kernel skips zeros. It writes the small one's text, by t
 The vocabulary stays the small model's, so the output layer is smaller than a real model's, and so is sampling.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -24,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import lookahead
 from benchmarks import options, race
-from benchmarks.contenders import METHODS, SETS, methods, prompt_sets
+from benchmarks.contenders import NAMES, SETS, methods, prompt_sets
 from benchmarks.harness import Run, load, quiet_console
 from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
 
@@ -88,6 +89,17 @@ def shaped(small: Any, shape: str, dtype: str, device: Any = "cpu") -> Any:
     return model
 
 
+@torch.no_grad()
+def disturbed(small: Any, noise: float, seed: int = 0) -> Any:
+    """A copy whose matrices have random noise of so many of their standard deviations: a draft model that is often
+    right. At 0.18 the argmax of the bundled model's copy is its own in 72 % of the places of code prompts."""
+    draft, random = copy.deepcopy(small), torch.Generator().manual_seed(seed)
+    for weight in draft.parameters():
+        if weight.ndim > 1:
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=random)
+    return draft
+
+
 def _empty(own: Any, shape: Shape, dtype: torch.dtype, device: Any) -> Any:
     """The larger model, its weights not yet filled."""
     group, its_group = shape.heads // shape.key_heads, own.num_attention_heads // own.num_key_value_heads
@@ -147,13 +159,17 @@ def main(
     modes: options.Modes = "greedy,penalty,t0.7,t0.8,t1.0,t1.5",
     dtypes: options.Dtypes = "bfloat16,float32",
     batches: Annotated[str, typer.Option(help="Comma-separated sequences of a call.")] = "1",
-    names: Annotated[str, typer.Option("--methods", help=f"Comma-separated: {', '.join(METHODS)}.")] = (
+    names: Annotated[str, typer.Option("--methods", help=f"Comma-separated: {', '.join(NAMES)}.")] = (
         "lookup2,auto,untraced,w7"
     ),
     new_tokens: options.NewTokens = 96,
     rounds: options.Rounds = 1,
     threads: options.Threads = None,
     device: str = "cpu",
+    draft_noise: Annotated[
+        float | None,
+        typer.Option(help="Draft with the small model, noise on its weights: so many of their standard deviations."),
+    ] = None,
     out: options.Out = None,
 ) -> None:
     """Race every method on the small model's prompts at each shape's cost."""
@@ -162,16 +178,19 @@ def main(
         prompt_sets(sets), chosen(modes, MODES, "mode"), whole_numbers(batches), prompts, new_tokens, rounds
     )
     wanted_shapes, wanted_dtypes = chosen(shapes, SHAPES, "shape"), chosen(dtypes, DTYPES, "dtype")
-    wanted_methods = chosen(names, METHODS, "method")
+    wanted_methods = chosen(names, NAMES, "method")
     methods(wanted_methods, device)  # a strategy that cannot be made raises before a model is loaded
     lookahead.augment_all()
     settings = {"model": model_dir, "device": device, "new_tokens": new_tokens, "prompts": prompts, "rounds": rounds}
-    run = Run("real cost", out, **settings, theory={}, rows=[], skipped=[])
+    run = Run("real cost", out, **settings, draft_noise=draft_noise, theory={}, rows=[], skipped=[])
     small, tokenizer = load(model_dir, "float32")
     for name in wanted_shapes:
         for dtype in wanted_dtypes:
-            model = shaped(small, name, dtype, device)
-            race.race_model(console, run, (model, tokenizer), wanted_methods, asked, {"shape": name, "dtype": dtype})
+            model, draft = shaped(small, name, dtype, device), None
+            if draft_noise is not None:
+                draft = disturbed(small, draft_noise).to(device=device, dtype=model.dtype)
+            place = {"shape": name, "dtype": dtype}
+            race.race_model(console, run, (model, tokenizer), wanted_methods, asked, place, assistant=draft)
             del model
     run.finish()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import typer
+from helpers.models import tiny_model
 from typer.testing import CliRunner
 
 from benchmarks import contenders, contest, harness, options, race, report, theory
@@ -61,6 +62,8 @@ def test_methods_are_made_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     table, skipped = contenders.methods(["w7", "static", "assistant"], "cpu")
     assert list(table) == ["plain", "w7"]
     assert set(skipped) == {"static", "assistant"}
+    table, skipped = contenders.methods(["assistant", "draft", "draft+free"], "cpu", tiny_model("llama"))
+    assert list(table) == ["plain", "assistant", "draft", "draft+free"] and not skipped
     with pytest.raises(TypeError, match="no such field"):
         contenders.methods(["auto"], "cpu")
 

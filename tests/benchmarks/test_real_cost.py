@@ -6,7 +6,7 @@ import pytest
 import torch
 import typer
 
-from benchmarks.real_cost import Shape, embedded
+from benchmarks.real_cost import Shape, disturbed, embedded
 
 
 @pytest.mark.parametrize("shape", [Shape(384, 7, 6, 2, 900), Shape(384, 9, 12, 4, 768)])
@@ -25,3 +25,14 @@ def test_the_larger_model_writes_the_same_text(loaded: tuple[Any, Any], shape: S
 def test_a_shape_that_is_too_small_is_refused(loaded: tuple[Any, Any]) -> None:
     with pytest.raises(typer.BadParameter, match="cannot hold 6 layers"):
         embedded(loaded[0], Shape(384, 4, 6, 2, 900), torch.float32)
+
+
+def test_a_disturbed_copy_is_often_right(loaded: tuple[Any, Any]) -> None:
+    """The more noise, the less often; the model itself stays as it is."""
+    small, tokenizer = loaded
+    ids = tokenizer("def area(width, height):\n    return width * height\n", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        own = small(ids).logits
+        shares = [(disturbed(small, noise)(ids).logits.argmax(-1) == own.argmax(-1)).float().mean() for noise in (0, 1)]
+        assert shares[0] == 1.0 > shares[1]
+        assert torch.equal(small(ids).logits, own)
