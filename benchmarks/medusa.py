@@ -1,10 +1,9 @@
-"""Medusa's heads against lookahead and both together: tokens a pass, wall clock, and what lossy acceptance adds.
+"""Medusa's heads, and an EAGLE head, against lookahead and together: tokens a pass, wall clock, lossy acceptance.
 
     python -m benchmarks.medusa --heads lookahead/assets/tiny-coder-medusa --out build/bench/medusa.json
 
-Three parts. *Nodes*: tokens a pass (S) of every kind of draft with the same number of nodes. *Race*: wall clock against
-plain ``generate``, interleaved in one process as in benchmarks.race. *Curve*: S over the temperature, with exact,
-typical and nucleus acceptance. Every text starts cold.
+Three parts. *Nodes*: tokens a pass (S) of every draft with the same number of nodes. *Race*: wall clock against plain
+``generate``, interleaved in one process. *Curve*: S over the temperature, by kind of acceptance. Texts start cold.
 """
 
 from pathlib import Path
@@ -20,6 +19,7 @@ from benchmarks.harness import Run, load, quiet_console, watched
 from benchmarks.options import MODES, chosen
 from benchmarks.tables import show
 from lookahead import Lookahead, Medusa
+from lookahead.eagle import Eagle
 from lookahead.medusa import output_sizes
 
 COMBINED = ("heads", "recycling", "suffix")
@@ -27,10 +27,10 @@ PARTS = ("nodes", "race", "curve")
 ACCEPTANCES = ("exact", "typical", "nucleus")
 
 
-def drafts(heads: Path, nodes: int) -> dict[str, Any]:
+def drafts(heads: Path, nodes: int, eagle: Path | None = None) -> dict[str, Any]:
     """Every kind of draft with a given number of nodes; the fixed tree has as many as were saved with the heads."""
     cold: dict[str, Any] = {"nodes": nodes, "remember": False, "seed": 0}
-    return {
+    return ({"eagle and free sources": Eagle(eagle, **cold)} if eagle else {}) | {
         "window": Lookahead(sources=("window",), **cold),
         "free sources": Lookahead(**cold),
         "medusa, fixed tree": Medusa(heads),
@@ -52,6 +52,7 @@ def contenders(heads: Path, nodes: int) -> dict[str, Method]:
 
 def main(
     heads: Annotated[Path, typer.Option(help="Folder of the heads, with their tree.json.")],
+    eagle: Annotated[Path | None, typer.Option(help="Folder of an EAGLE head, for the nodes.")] = None,
     model_dir: options.ModelDir = None,
     prompts: options.Prompts = 20,
     modes: options.Modes = "greedy,t0.8",
@@ -68,7 +69,7 @@ def main(
     """Measure Medusa beside lookahead."""
     console = quiet_console(threads)
     wanted_parts, wanted_modes = chosen(parts, PARTS, "part"), chosen(modes, MODES, "mode")
-    strategies, table = drafts(heads, nodes), contenders(heads, nodes)  # what cannot be made raises here
+    strategies, table = drafts(heads, nodes, eagle), contenders(heads, nodes)  # what cannot be made raises here
     asked = {"model": model_dir, "heads": heads, "device": device, "dtype": dtype, "prompts": prompts}
     asked |= {"new_tokens": new_tokens, "nodes": nodes, "rounds": rounds}
     run = Run("medusa", out, **asked, theory={}, drafts=[], rows=[], curve=[], skipped=[])
