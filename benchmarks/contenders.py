@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.harness import random_prompt, texts_of
 from benchmarks.options import chosen
 from lookahead import Jacobi, Lookahead
+from lookahead.eagle import Eagle, EagleHead
 
 Settings = dict[str, Any]
 
@@ -63,10 +64,17 @@ ASSISTED: dict[str, Callable[[Any], Method]] = {
     "draft": lambda model: ours("draft model", Lookahead(draft_model=model, sources=("draft",)), remembers=True),
     "draft+free": lambda model: ours("draft model and free sources", Lookahead(draft_model=model), remembers=True),
 }
-NAMES = (*METHODS, *ASSISTED)
+# Those that have an EAGLE head.
+HEADED: dict[str, Callable[[EagleHead], Method]] = {
+    "eagle": lambda head: ours("EAGLE head", Eagle(head, sources=("eagle",)), remembers=True),
+    "eagle+free": lambda head: ours("EAGLE head and free sources", Eagle(head), remembers=True),
+}
+NAMES = (*METHODS, *ASSISTED, *HEADED)
 
 
-def methods(names: Sequence[str], device: str, assistant: Any = None) -> tuple[dict[str, Method], dict[str, str]]:
+def methods(
+    names: Sequence[str], device: str, assistant: Any = None, head: EagleHead | None = None
+) -> tuple[dict[str, Method], dict[str, str]]:
     """Make the contenders, the baseline first; what cannot run here comes back with the reason.
 
     A strategy that cannot be constructed raises here, before anything is measured.
@@ -78,10 +86,12 @@ def methods(names: Sequence[str], device: str, assistant: Any = None) -> tuple[d
             skipped[name] = f"generate compiles a static cache's step on CUDA only; this run is on {device}"
         elif name in METHODS:
             table[name] = METHODS[name]()
-        elif assistant is None:
-            skipped[name] = "no model was given that drafts"
-        else:
+        elif name in ASSISTED and assistant is not None:
             table[name] = ASSISTED[name](assistant)
+        elif name in HEADED and head is not None:
+            table[name] = HEADED[name](head)
+        else:
+            skipped[name] = f"no {'head' if name in HEADED else 'model'} was given that drafts"
     return table, skipped
 
 

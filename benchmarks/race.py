@@ -23,6 +23,7 @@ from benchmarks import contest, options, theory
 from benchmarks.contenders import NAMES, SETS, PromptSet, methods, prompt_sets, units
 from benchmarks.harness import Run, load, quiet_console
 from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
+from lookahead.eagle import EagleHead
 
 
 def modes_of(kind: PromptSet, wanted: list[str]) -> list[str]:
@@ -53,10 +54,11 @@ def race_model(
     place: dict[str, Any],
     context: int = 256,
     assistant: Any = None,
+    head: EagleHead | None = None,
 ) -> None:
     """Race on one model (``loaded`` with its tokenizer); ``place`` says which and in which dtype, in every row."""
     model, tokenizer = loaded
-    table, skipped = methods(names, model.device.type, assistant)
+    table, skipped = methods(names, model.device.type, assistant, head)
     run.add("skipped", [{"method": name, **place, "reason": why} for name, why in skipped.items()])
     card = run.document["theory"][" ".join(place.values())] = theory.card(model, asked.batches, context)
     for (name, kind), batch in [(each, batch) for each in asked.sets.items() for batch in asked.batches]:

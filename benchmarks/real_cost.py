@@ -16,6 +16,8 @@ The vocabulary stays the small model's, so the output layer is smaller than a re
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -25,9 +27,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import lookahead
 from benchmarks import options, race
-from benchmarks.contenders import NAMES, SETS, methods, prompt_sets
+from benchmarks.contenders import HEADED, NAMES, SETS, methods, prompt_sets
 from benchmarks.harness import Run, load, quiet_console
 from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
+from lookahead.bundled import BUNDLED_EAGLE
+from lookahead.eagle import EagleHead
+from lookahead.sources.eagle.network import EagleNetwork
 
 
 class Shape(NamedTuple):
@@ -90,6 +95,29 @@ def shaped(small: Any, shape: str, dtype: str, device: Any = "cpu") -> Any:
 
 
 @torch.no_grad()
+def embedded_head(head: EagleHead, small: Any, shape: Shape, dtype: torch.dtype, device: Any = "cpu") -> EagleHead:
+    """An EAGLE-3 head of the Llama ``small`` beside the larger one, as large as one that was trained for it. It scores
+    by the model's output layer, reads the model's embeddings, and has as many heads of attention as ``small``."""
+    source, own = head.network, head.network.sizes
+    hidden, scale = own.hidden_size, (own.hidden_size / shape.hidden) ** 0.5
+    sizes = {"heads": shape.heads, "key_heads": shape.key_heads, "feed_forward": shape.feed_forward}
+    widths = {"hidden_size": shape.hidden, "target_size": shape.hidden, "eps": own.eps * scale**2}
+    network = EagleNetwork(replace(own, **sizes, **widths)).to(device=device, dtype=dtype)
+    for name, weight in network.named_parameters():
+        given = source.get_parameter(name)
+        weight.zero_()
+        if weight.ndim == 1:
+            weight[:hidden] = given.to(weight) * scale
+        elif "self_attn" not in name:
+            for part in range(given.shape[1] // hidden if name == "fc.weight" else 1):
+                columns = given[:, part * hidden : (part + 1) * hidden] if name == "fc.weight" else given
+                start = part * shape.hidden
+                weight[: len(given), start : start + columns.shape[1]] = columns.to(weight)
+    _place_attention(network.layers[0].self_attn, source.layers[0].self_attn, small.config, shape)
+    return EagleHead(network.eval(), head.feature_layers)
+
+
+@torch.no_grad()
 def disturbed(small: Any, noise: float, seed: int = 0) -> Any:
     """A copy whose matrices have random noise of so many of their standard deviations: a draft model that is often
     right. At 0.18 the argmax of the bundled model's copy is its own in 72 % of the places of code prompts."""
@@ -143,7 +171,9 @@ def _place_attention(target: nn.Module, source: nn.Module, own: Any, shape: Shap
         for index, head in enumerate(heads):
             rows = weight[head * size : (head + 1) * size]
             rows.zero_()
-            rows[:, :hidden] = given[index * size : (index + 1) * size].to(weight)
+            for part in range(given.shape[1] // hidden):  # an EAGLE-3 head reads an embedding and a feature
+                columns = given[index * size : (index + 1) * size, part * hidden : (part + 1) * hidden]
+                rows[:, part * shape.hidden : part * shape.hidden + hidden] = columns.to(weight)
     out, given = target.o_proj.weight, source.o_proj.weight
     for index, head in enumerate(places["q_proj"]):
         out[:hidden, head * size : (head + 1) * size] = given[:, index * size : (index + 1) * size].to(out)
@@ -170,6 +200,9 @@ def main(
         float | None,
         typer.Option(help="Draft with the small model, noise on its weights: so many of their standard deviations."),
     ] = None,
+    head_dir: Annotated[
+        Path, typer.Option("--head", help="An EAGLE-3 head of the small model; it grows with the model.")
+    ] = BUNDLED_EAGLE,
     out: options.Out = None,
 ) -> None:
     """Race every method on the small model's prompts at each shape's cost."""
@@ -189,8 +222,12 @@ def main(
             model, draft = shaped(small, name, dtype, device), None
             if draft_noise is not None:
                 draft = disturbed(small, draft_noise).to(device=device, dtype=model.dtype)
+            head = None
+            if HEADED.keys() & set(wanted_methods):
+                head = embedded_head(EagleHead.from_pretrained(head_dir), small, SHAPES[name], model.dtype, device)
             place = {"shape": name, "dtype": dtype}
-            race.race_model(console, run, (model, tokenizer), wanted_methods, asked, place, assistant=draft)
+            loaded = (model, tokenizer)
+            race.race_model(console, run, loaded, wanted_methods, asked, place, assistant=draft, head=head)
             del model
     run.finish()
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 import typer
 
-from benchmarks.real_cost import Shape, disturbed, embedded
+from benchmarks.real_cost import Shape, disturbed, embedded, embedded_head
+from lookahead.bundled import BUNDLED_EAGLE
+from lookahead.eagle import Eagle, EagleHead
 
 
 @pytest.mark.parametrize("shape", [Shape(384, 7, 6, 2, 900), Shape(384, 9, 12, 4, 768)])
@@ -20,6 +22,23 @@ def test_the_larger_model_writes_the_same_text(loaded: tuple[Any, Any], shape: S
     torch.testing.assert_close(*logits, rtol=0, atol=1e-4)  # norms are computed in float32
     assert large.config.num_hidden_layers == len(large.model.layers) == shape.layers
     assert large.model.layers[-1].mlp.up_proj.weight.shape == (shape.feed_forward, shape.hidden)
+
+
+def test_the_larger_head_says_the_same(loaded: tuple[Any, Any]) -> None:
+    """Beside the larger model: the same tree of the same text, pass by pass."""
+    small, tokenizer = loaded
+    shape, head = Shape(384, 7, 6, 2, 1100), EagleHead.from_pretrained(BUNDLED_EAGLE, model=small)
+    large = embedded(small, shape, torch.float32)
+    large.generation_config = small.generation_config
+    inputs = tokenizer("def area(width, height):\n", return_tensors="pt")
+    runs = []
+    for model, its in ((small, head), (large, embedded_head(head, small, shape, torch.float32))):
+        strategy = Eagle(its, tree="eagle-2", total_tokens=12, depth=3, top_k=3)
+        settings = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
+        out = model.generate(**inputs, **settings, custom_generate=strategy)
+        runs.append((out.sequences.tolist(), out.stats.histogram))
+    assert runs[0] == runs[1]
+    assert sum(count for tokens, count in runs[0][1].items() if tokens > 1) > 2
 
 
 def test_a_shape_that_is_too_small_is_refused(loaded: tuple[Any, Any]) -> None:
