@@ -80,7 +80,7 @@ def test_there_are_ten_rooms_and_at_most_eighteen_modules_beside_them() -> None:
 
 def test_documents_and_benchmarks_are_short() -> None:
     assert lines_of(ROOT / "README.md") <= 140
-    assert lines_of(ROOT / "BENCHMARKS.md") <= 140
+    assert lines_of(ROOT / "BENCHMARKS.md") <= 160
     assert sum(map(lines_of, (ROOT / "benchmarks").glob("*.py"))) <= 3_000
 
 
