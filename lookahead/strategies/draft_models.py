@@ -40,7 +40,7 @@ def check_draft_model(model: PreTrainedModel, draft: PreTrainedModel, tokenizers
     way, why = route(draft, drafts)
     if way != "tree":
         _refuse(f"the draft model follows no trees ({why})", "expected a model whose layers are all attention")
-    self_test(draft, drafts)
+    self_test(draft, drafts, drafts=True)
     vocabulary_for(model, draft, tokenizers)
     _check_numbers(draft, drafts)
 

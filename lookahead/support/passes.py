@@ -18,6 +18,7 @@ from lookahead.runtime.session import bare_chain, bare_model, masked_inputs
 from lookahead.runtime.tree import PlainPasses
 
 Verdict = tuple[str | None, bool]  # what is wrong, if anything; whether that is certain
+_DRAFTED = 0.5  # of that spread; quantised layers round by what else is in a pass
 _SHARP = 1e-3  # of the scores' spread; below it lie other orders of float32 sums, above it mistakes
 _PROMPT, _TEXT = 6, 10  # tokens of a text for linear drafts: of its prompt, and up to which it is fed one by one
 _LONG = 70  # tokens of a long pass: more than the 64 that many recurrent layers take at once
@@ -36,8 +37,8 @@ def _allowed(dtype: torch.dtype) -> float:
 
 
 @torch.no_grad()
-def tree_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
-    """What is wrong with the model's handling of a tree.
+def tree_verdict(model: PreTrainedModel, traits: ModelTraits, drafts: bool = False) -> Verdict:
+    """What is wrong with the model's handling of a tree; much less is asked of one that only ``drafts``.
 
     One pass over four sequences of a causal model, all with the prompt ``abcd``; then two of transformers' own passes
     over ``ei``, after the whole prompt and the padded one::
@@ -69,14 +70,15 @@ def tree_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
     difference = _apart(together, torch.cat([line[: len(tree)] for line, tree in zip(alone, trees[1:], strict=True)]))
     if difference is None:
         return None, False  # decoding will name the step
-    if difference > _allowed(traits.dtype):
+    allowed = _DRAFTED if drafts else _allowed(traits.dtype)
+    if difference > allowed:
         reason = "model.eval() was not called, or " if model.training else ""
         return (
             f"{traits.name} does not keep the branches of a tree apart: scores differ by {difference:.2g} of their "
-            f"spread, allowed {_allowed(traits.dtype):.2g} ({reason}it ignores attention masks or position_ids). "
+            f"spread, allowed {allowed:.2g} ({reason}it ignores attention masks or position_ids). "
             "Drop use_lookahead for this model."
         ), True
-    if padded is None or model.training:
+    if padded is None or model.training or drafts:
         return None, True
     second = [0, 1 + len(left)]  # the root, and the second branch's first node
     scores = torch.stack([both, padded])[:, second]

@@ -16,7 +16,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.support.caches import check_cache_of_linear, check_cache_of_trees
 from lookahead.support.call import change_within, check_prompt, tree_obstacle
 from lookahead.support.passes import linear_obstacle
-from lookahead.support.self_test import is_judged, is_on_record, linear_error, tree_error
+from lookahead.support.self_test import drafts_error, is_judged, is_on_record, linear_error, tree_error
 
 Route = Literal["tree", "chain", "plain"]
 
@@ -145,9 +145,10 @@ def no_tree(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     return None
 
 
-def self_test(model: PreTrainedModel, traits: ModelTraits | None = None) -> None:
-    """Raise a LookaheadError if a model does not keep branches apart; tested once, unless the record answers for it."""
+def self_test(model: PreTrainedModel, traits: ModelTraits | None = None, *, drafts: bool = False) -> None:
+    """Raise a LookaheadError if a model does not keep branches apart; tested once, unless the record answers for it.
+    Of one that only ``drafts`` it is not asked that it rounds alike in all passes."""
     traits = traits or ModelTraits.of(model)
-    error = None if is_on_record(model, traits) else tree_error(model, traits)
+    error = None if is_on_record(model, traits) else (drafts_error if drafts else tree_error)(model, traits)
     if error is not None:
         raise LookaheadError(error)

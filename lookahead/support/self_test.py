@@ -23,6 +23,11 @@ def tree_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     return _remembered("tree", model, traits, tree_verdict)
 
 
+def drafts_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
+    """What keeps a model from drafting trees. Its rounding cannot change a text, so that much is let pass."""
+    return _remembered("drafts", model, traits, partial(tree_verdict, drafts=True))
+
+
 def linear_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     """What is wrong with a model's way of continuing a cached state with several tokens; None = nothing."""
     return _remembered("linear", model, traits, linear_verdict)

@@ -144,6 +144,23 @@ def test_a_model_with_more_tokens_drafts_for_one_with_fewer() -> None:
             same_as_plain(model, prompts(2), strategy, max_new_tokens=30, do_sample=sample)
 
 
+@pytest.mark.usefixtures("augmented")
+def test_a_copy_that_rounds_by_what_else_is_in_a_pass() -> None:
+    """As quantised activations do: it says a little else in every pass, and drafts all the same."""
+    model, draft = fresh_model("llama", 3), fresh_model("llama", 3)
+
+    def quantised(module: Any, args: Any) -> tuple[torch.Tensor]:
+        step = args[0].abs().max() / 31
+        return ((args[0] / step).round() * step,)
+
+    for layer in draft.model.layers:
+        layer.mlp.gate_proj.register_forward_pre_hook(quantised)
+    strategy = Lookahead(nodes=6, seed=0, draft_model=draft, sources=("draft",))
+    for batch in (1, 3):
+        stats = same_as_plain(model, prompts(batch), strategy, max_new_tokens=30, eos_token_id=None).stats
+        assert stats.mean_acceptance_length > 2
+
+
 def test_kinds_fit_their_priors() -> None:
     with ExitStack() as stack:
         source = DraftModelSource(DraftTexts(tiny_model("llama"), SAME, 1, 4, stack.callback).passes(0), None)
