@@ -16,7 +16,7 @@ from lookahead.draft.planner import Planner
 from lookahead.draft.published import HeadDrafter
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
 from lookahead.sources.checked import CheckedSource
-from lookahead.sources.draft_model import Passes
+from lookahead.sources.draft_model import DraftModelSource, Passes
 from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
 from lookahead.sources.recycling import BEST
 from lookahead.strategies.base import Candidates, Strategy
@@ -108,13 +108,11 @@ class AutomaticStrategy(Strategy):
         drawn = self.automatic and self.nodes is not None and alone and self.verification != "exact"
         return "drawn" if drawn else "mixed"
 
-    def drawn_drafts(self, call: CallContext, passes: Callable[[RowContext], Passes]) -> Drafts | None:
-        """Drafters of a head or a model alone, whose candidates are drawn by chance; None where they are not."""
-        if self.nodes is None or call.rows[0].chance is None:
-            return None
-        drawn = DrawnTree(call.rows[0].chance, self.nodes)
-        how = drawn.grow, call.rows[0].chain, drawn.rates.learn
-        return Drafts([HeadDrafter(row.prompt, passes(row), *how) for row in call.rows])
+    def _must_name(self, source: str) -> None:
+        """Raise if ``sources`` leave out the one that the strategy is for."""
+        if self.sources is not None and source not in self.sources:
+            got = f"got {self.sources!r}. Add it, or use Lookahead."
+            raise LookaheadError(f"{type(self).__name__}(sources=) must name {source!r}: {got}")
 
     def step_times(self) -> StepTimes | None:
         """The curve given as ``tuning``, which then stays as it is."""
@@ -142,6 +140,22 @@ class AutomaticStrategy(Strategy):
             return super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens, drawn=drawn)
         fit = min(_PROMPT_TOKENS // batch, _PROMPT_LOGITS // (batch * vocab_size))
         return Wants(_best(drawn), max(1, fit) if new_tokens >= _SHORT_CALL else 1)
+
+    def passes_drafts(
+        self, call: CallContext, passes: Callable[[RowContext], Passes], name: str, default: Sequence[str]
+    ) -> Drafts:
+        """Drafts of a model or a head, the source ``name``, from ``passes`` beside each sequence: drawn by chance where
+        that is wanted, else in the automatic tree, with the ``default`` sources where none are named."""
+
+        if self.nodes is not None and call.rows[0].chance is not None:
+            drawn = DrawnTree(call.rows[0].chance, self.nodes)
+            how = drawn.grow, call.rows[0].chain, drawn.rates.learn
+            return Drafts([HeadDrafter(row.prompt, passes(row), *how) for row in call.rows])
+
+        def source(row: RowContext, memory: Memory) -> DraftModelSource:
+            return DraftModelSource(passes(row), row.draw, name)
+
+        return self.automatic_drafts(call, self.sources or default, {name: source})
 
     def automatic_drafts(
         self, call: CallContext, names: Sequence[str | SourceFactory], extra: Mapping[str, Maker] | None = None

@@ -11,10 +11,8 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.eagle_trees import Expansion, fixed_tree
-from lookahead.draft.memory import Memory
 from lookahead.draft.published import HeadDrafter
 from lookahead.models.output_layer import beside, output_layer
-from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import EaglePasses, joined_features
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
@@ -67,8 +65,7 @@ class Eagle(AutomaticStrategy):
             self._refuse_automatic(f"tree={self.tree!r} as well. Drop one of the two.")
         for field, least in (("top_k", 1), ("depth", 0), ("total_tokens", 2)):
             self._whole(field, least)
-        if self.sources is not None and "eagle" not in self.sources:
-            raise LookaheadError(f"Eagle(sources=) must name 'eagle': got {self.sources!r}. Add it, or use Lookahead.")
+        self._must_name("eagle")
         _ = self._read  # raises now what cannot be read
 
     @property
@@ -117,8 +114,4 @@ class Eagle(AutomaticStrategy):
             grow = expansion.grow if self.tree == "eagle-2" else partial(fixed_tree, draw=call.rows[0].chance)
             return Drafts([HeadDrafter(row.prompt, passes(row), grow, row.chain) for row in call.rows])
 
-        def source(row: RowContext, memory: Memory) -> DraftModelSource:
-            return DraftModelSource(passes(row), row.draw, "eagle")
-
-        drawn = self.drawn_drafts(call, passes)
-        return drawn or self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"eagle": source})
+        return self.passes_drafts(call, passes, "eagle", _DEFAULT_SOURCES)

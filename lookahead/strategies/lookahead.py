@@ -7,9 +7,7 @@ from transformers import PreTrainedModel
 
 from jacobi import Drafter, LookaheadError, PlainDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
-from lookahead.draft.memory import Memory
 from lookahead.draft.published import LookaheadDrafter
-from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.draft_texts import DraftPasses, DraftTexts
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
@@ -170,11 +168,7 @@ class Lookahead(AutomaticStrategy):
         def passes(row: RowContext) -> DraftPasses:
             return texts.passes(row.index)
 
-        def source(row: RowContext, memory: Memory) -> DraftModelSource:
-            return DraftModelSource(passes(row), row.draw)
-
-        drawn = self.drawn_drafts(call, passes)
-        return drawn or self.automatic_drafts(call, self.sources or ("draft", *_DEFAULT_SOURCES), {"draft": source})
+        return self.passes_drafts(call, passes, "draft", ("draft", *_DEFAULT_SOURCES))
 
     def drafter(self, row: RowContext) -> Drafter:
         if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:

@@ -9,10 +9,8 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.draft.context import CallContext, Drafts, RowContext
-from lookahead.draft.memory import Memory
 from lookahead.models.hidden_states import NORM, final_norm
 from lookahead.models.output_layer import output_layer
-from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joined_features
 from lookahead.sources.mtp.heads import MtpHeads
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
@@ -54,8 +52,7 @@ class Mtp(AutomaticStrategy):
             object.__setattr__(self, "heads", str(self.heads))
         if not isinstance(self.heads, MtpHeads | str | None):
             raise LookaheadError(f"Mtp(heads=) must be MtpHeads or the folder they lie in: got {self.heads!r}.")
-        if self.sources is not None and "mtp" not in self.sources:
-            raise LookaheadError(f"Mtp(sources=) must name 'mtp': got {self.sources!r}. Add it, or use Lookahead.")
+        self._must_name("mtp")
 
     @property
     def automatic(self) -> bool:
@@ -97,8 +94,4 @@ class Mtp(AutomaticStrategy):
             networks: list[tuple[PairNetwork, Pairs]] = [(layer, layer.cache()) for layer in heads.networks()]
             return PairPasses(networks, heads.first.fc.weight, features, row.index, *given, row.vocab_size)
 
-        def source(row: RowContext, memory: Memory) -> DraftModelSource:
-            return DraftModelSource(passes(row), row.draw, "mtp")
-
-        drawn = self.drawn_drafts(call, passes)
-        return drawn or self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"mtp": source})
+        return self.passes_drafts(call, passes, "mtp", _DEFAULT_SOURCES)

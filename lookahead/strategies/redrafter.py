@@ -11,11 +11,9 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.draft.beam_search import BeamSearch
 from lookahead.draft.context import CallContext, Drafts, RowContext
-from lookahead.draft.memory import Memory
 from lookahead.draft.published import HeadDrafter
 from lookahead.models.hidden_states import LAST
 from lookahead.models.output_layer import beside
-from lookahead.sources.draft_model import DraftModelSource
 from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.sources.redrafter.passes import RecurrentPasses
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
@@ -66,9 +64,7 @@ class ReDrafter(AutomaticStrategy):
             self._refuse_automatic(f"tree={self.tree!r} as well. Drop one of the two.")
         self._whole("beam_width", 1)
         self._whole("beam_length", 2)
-        if self.sources is not None and "redrafter" not in self.sources:
-            remedy = "Add it, or use Lookahead."
-            raise LookaheadError(f"ReDrafter(sources=) must name 'redrafter': got {self.sources!r}. {remedy}")
+        self._must_name("redrafter")
         _ = self._read  # raises now what cannot be read
 
     @property
@@ -108,8 +104,4 @@ class ReDrafter(AutomaticStrategy):
             grow = BeamSearch(self.beam_width, self.beam_length).grow
             return Drafts([HeadDrafter(row.prompt, passes(row), grow, row.chain) for row in call.rows])
 
-        def source(row: RowContext, memory: Memory) -> DraftModelSource:
-            return DraftModelSource(passes(row), row.draw, "redrafter")
-
-        drawn = self.drawn_drafts(call, passes)
-        return drawn or self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES, {"redrafter": source})
+        return self.passes_drafts(call, passes, "redrafter", _DEFAULT_SOURCES)
