@@ -1,14 +1,12 @@
 """``lookahead train-medusa``: train Medusa's heads for a model, save them, and say how often they are right."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-import typer
 from rich.console import Console
 
 from lookahead.cli import common
-from lookahead.cli.training import SHARED, Teller, TrainingOptions, as_options, option
+from lookahead.cli.training import SHARED, TrainingOptions, as_options, fit_and_tell, option
 from lookahead.training.medusa.recipe import Evaluation, fit
 from lookahead.training.medusa.settings import MedusaSettings
 
@@ -41,20 +39,7 @@ def train_medusa(options: Options) -> None:
 
     On several GPUs: `torchrun --no-python lookahead train-medusa ...`.
     """
-    settings = options.settings(options.place)
-    items, held_out = options.items()
-    model, tokenizer = common.load(options.model, options.dtype, options.place)
-    others: dict[str, Any] = {"resume": options.resume, "force": options.force}
-    if options.model is None:
-        others["name"] = "tiny-coder"
-    with common.progress() as progress:
-        report = Teller(progress).tell if options.tells else None
-        evaluation = fit(model, tokenizer, items, held_out, options.output, settings, report=report, **others)
-    if evaluation is not None and options.as_json:
-        typer.echo(json.dumps(evaluation.to_dict() | {"output": str(options.output)}, indent=2))
-    elif evaluation is not None:
-        show(Console(highlight=False), evaluation)
-        typer.echo(f"Saved in {options.output}.")
+    fit_and_tell(options, fit, show)
 
 
 def show(console: Console, evaluation: Evaluation) -> None:

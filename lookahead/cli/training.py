@@ -138,9 +138,23 @@ class Teller:
             typer.echo(f"{told}, {done:.0%}", err=True)
 
 
-def fit_and_tell(options: Any, fit: Callable[..., DrafterEvaluation | None]) -> None:
-    """Train a drafter by one of the recipes, and say what it is worth; ``options`` are :class:`TrainingOptions` that
-    give their settings."""
+def show_drafter(console: Console, evaluation: DrafterEvaluation) -> None:
+    """What the drafter's losses are, and what it is worth in decoding."""
+    rows = [(name, f"{value:.3f}") for name, value in evaluation.parts.items()]
+    console.print(common.columns(("", "mean"), rows, f"On {evaluation.tokens:,} held-out tokens"))
+    rates = evaluation.tokens_per_pass
+    if rates:
+        lines = [(name, *(f"{rates[mode][name]:.2f}" for mode in rates)) for name in rates["greedy"]]
+        console.print(common.columns(("", *rates), lines, f"Tokens a pass, {evaluation.nodes} nodes"))
+    training = evaluation.training
+    steps, planned = training["steps"], training["planned_steps"]
+    short = "" if steps >= planned else f" of {planned} planned; --max-minutes allows more"
+    console.print(f"{steps} steps{short}, {training['seconds'] / 60:.1f} minutes.")
+
+
+def fit_and_tell(options: Any, fit: Callable[..., Any], show: Callable[[Console, Any], None] = show_drafter) -> None:
+    """Train a drafter by one of the recipes, and say by ``show`` what it is worth; ``options`` are
+    :class:`TrainingOptions` that give their settings."""
     settings = options.settings(options.place)
     items, held_out = options.items()
     model, tokenizer = common.load(options.model, options.dtype, options.place)
@@ -155,17 +169,3 @@ def fit_and_tell(options: Any, fit: Callable[..., DrafterEvaluation | None]) -> 
     elif evaluation is not None:
         show(Console(highlight=False), evaluation)
         typer.echo(f"Saved in {options.output}.")
-
-
-def show(console: Console, evaluation: DrafterEvaluation) -> None:
-    """What the drafter's losses are, and what it is worth in decoding."""
-    rows = [(name, f"{value:.3f}") for name, value in evaluation.parts.items()]
-    console.print(common.columns(("", "mean"), rows, f"On {evaluation.tokens:,} held-out tokens"))
-    rates = evaluation.tokens_per_pass
-    if rates:
-        lines = [(name, *(f"{rates[mode][name]:.2f}" for mode in rates)) for name in rates["greedy"]]
-        console.print(common.columns(("", *rates), lines, f"Tokens a pass, {evaluation.nodes} nodes"))
-    training = evaluation.training
-    steps, planned = training["steps"], training["planned_steps"]
-    short = "" if steps >= planned else f" of {planned} planned; --max-minutes allows more"
-    console.print(f"{steps} steps{short}, {training['seconds'] / 60:.1f} minutes.")
