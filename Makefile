@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 OUT ?= build
 
-.PHONY: demo test slow conformance check format bench gpu clean
+.PHONY: demo test slow conformance integrations check format bench gpu clean
 
 demo: .venv/installed
 	$(BIN)/lookahead demo
@@ -18,6 +18,10 @@ slow: .venv/installed
 
 conformance: .venv/installed
 	$(BIN)/python -m pytest -n auto -m conformance
+
+# What needs other projects: Ray, lm-evaluation-harness, notebooks, the docs site, a browser, fresh environments.
+integrations: .venv/integrations
+	$(BIN)/python -m pytest -m integrations
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
@@ -43,6 +47,10 @@ gpu: .venv/installed
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,train]"
+	touch $@
+
+.venv/integrations: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,train,integrations]" "$(TORCH)"
 	touch $@
 
 clean:

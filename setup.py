@@ -9,6 +9,7 @@ here = Path(__file__).parent
 home = "https://github.com/lookahead-decoding/lookahead"
 version = re.search(r'__version__ = "(.+?)"', (here / "lookahead" / "_version.py").read_text())
 assert version is not None
+serve = ["fastapi", "uvicorn", "prometheus-client"]
 bundled = ("tiny-coder", "tiny-coder-medusa", "tiny-coder-eagle")
 
 setup(
@@ -33,6 +34,8 @@ setup(
         "jacobi": ["py.typed"],
         "lookahead": ["py.typed", "assets/routes.json", *(f"assets/{name}/*" for name in bundled)],
         "lookahead.sources.medusa": ["presets.json"],
+        "lookahead.serve": ["*.html"],
+        "lookahead.pictures": ["*.html", "*.css", "*.js"],
     },
     install_requires=[
         "torch>=2.8",
@@ -46,7 +49,18 @@ setup(
     extras_require={
         "train": ["accelerate", "peft"],
         "bench": ["matplotlib"],
-        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit"],
+        "serve": serve,
+        "ray": [*serve, "ray[data,serve]"],
+        "evals": ["lm-eval"],
+        "docs": ["mkdocs-material", "mkdocstrings[python]"],
+        "integrations": [
+            *("ray[data,serve]", "lm-eval", "nbclient", "nbformat", "ipykernel", "matplotlib"),
+            *("mkdocs-material", "mkdocstrings[python]", "build", "twine", "playwright"),
+        ],
+        "dev": [
+            *("pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit"),
+            *(*serve, "httpx", "openai", "pexpect"),
+        ],
     },
     entry_points={"console_scripts": ["lookahead=lookahead.cli:app"]},
     classifiers=[

@@ -1,4 +1,4 @@
-"""The house's rules: small modules in ten rooms, private names of transformers in few places, short documents."""
+"""The house's rules: small modules in few rooms, private names of transformers in few places, short documents."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,22 @@ import pytest
 from lookahead.models.compat import PRIVATES
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("cli", "draft", "generation", "models", "runtime", "sources", "strategies", "support", "training", "verify")
+ROOMS = (
+    "cli",
+    "draft",
+    "generation",
+    "integrations",
+    "models",
+    "parallel",
+    "pictures",
+    "runtime",
+    "serve",
+    "sources",
+    "strategies",
+    "support",
+    "training",
+    "verify",
+)
 MODULES = sorted(file for home in ("jacobi", "lookahead") for file in (ROOT / home).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -65,15 +80,15 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert not long
 
 
-def test_the_library_has_at_most_24000_lines() -> None:
-    assert sum(map(lines_of, MODULES)) <= 24_000
+def test_the_library_has_at_most_30000_lines() -> None:
+    assert sum(map(lines_of, MODULES)) <= 30_000
 
 
-def test_there_are_ten_rooms_and_at_most_eighteen_modules_beside_them() -> None:
+def test_the_rooms_are_known_and_at_most_twenty_modules_stand_beside_them() -> None:
     """Each room says in a few lines what it holds."""
     library = ROOT / "lookahead"
     assert sorted(folder.parent.name for folder in library.glob("*/__init__.py")) == list(ROOMS)
-    assert len(list(library.glob("*.py"))) <= 18
+    assert len(list(library.glob("*.py"))) <= 20
     told = {room: ast.get_docstring(tree_of(library / room / "__init__.py")) or "" for room in ROOMS}
     assert not {room: text for room, text in told.items() if len(text.splitlines()) < 3}
 
