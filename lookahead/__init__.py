@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lookahead.bundled import load_bundled as load_bundled
     from lookahead.draft.latency import StepTimes as StepTimes
     from lookahead.generation.output import LookaheadOutput as LookaheadOutput
+    from lookahead.generation.watch import watching as watching
     from lookahead.loading import load_model as load_model
     from lookahead.patch import augment_all as augment_all
     from lookahead.patch import restore_all as restore_all
@@ -35,6 +36,7 @@ _HOMES = {
     "load_model": "lookahead.loading",
     "release": "lookahead._per_model",
     "restore_all": "lookahead.patch",
+    "watching": "lookahead.generation.watch",
 }
 _MODULES = (
     "bundled",

@@ -150,6 +150,16 @@ class AutomaticDrafter:
             self._drawn.by_noise = 0
         self._root = path.tokens[-1]
 
+    def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
+        """Of every node of the tree drafted last: its source, and the chance that it is visited, as far as known."""
+        sources = self._trees.sources_of(tree)
+        held = WindowSource.name if self._columns else ""  # the window's columns come after the tree's own candidates
+        values = self._acceptance.calibration, self._values
+        return [source or (held if node else "") for node, source in enumerate(sources)], [
+            1.0,
+            *(min(1.0, values[0] * value) for value in values[1]),
+        ]
+
     def catch_up(self) -> None:
         """Learn what the next draft does not wait for; the device may work meanwhile."""
         self._trees.catch_up()

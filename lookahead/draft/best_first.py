@@ -211,6 +211,14 @@ class BestFirstTree:
         self._acceptance.count_tree(expected, right)
         return credited
 
+    def sources_of(self, tree: TokenTree) -> list[str]:
+        """The name of the first source that has proposed each node of the tree grown last; empty where none has."""
+        names = [""]
+        for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
+            source = self._first(self._offered[parent], token) if parent < len(self._offered) else None
+            names.append("" if source is None else source.name)
+        return names
+
     def _first(self, proposed: Proposed, token: int) -> Source | None:
         """The first source that has proposed a token."""
         for source, candidates in zip(self._used, proposed, strict=False):

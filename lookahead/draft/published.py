@@ -6,10 +6,10 @@ from itertools import islice
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.context import RowContext
 from lookahead.sources.draft_model import Passes
-from lookahead.sources.jacobi_window import JacobiWindow
+from lookahead.sources.jacobi_window import JacobiWindow, WindowSource
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.source import HeadCandidates, best_of_head
-from lookahead.sources.ngram_pool import NgramPool
+from lookahead.sources.ngram_pool import NgramPool, PoolSource
 from lookahead.sources.perturbed import Draw
 
 # Guesses chained behind the newest one. S on held-out code, greedy, 5/15/15, by this number: 0 3.38, 1 4.17, 2 4.57,
@@ -51,6 +51,7 @@ class LookaheadDrafter:
             fill = self._draw(max(0, window_size + pool.ngram_size - 3))
             self._window = JacobiWindow(window_size, pool.ngram_size, fill)
         self._newest: list[int] = []
+        self._columns = 1  # nodes of the tree drafted last that are the root and the window
 
     def _draw(self, count: int) -> list[int]:
         if self._text:
@@ -68,9 +69,15 @@ class LookaheadDrafter:
                 if len(window.levels[0]) + len(window.levels) - 1 > room:
                     window.narrow(room)
                 self._newest = tree.grow_comb(window.levels)[-1]
+        self._columns = len(tree)
         if self.pool.per_key:
             self._grow_guesses(tree, room)
         return tree
+
+    def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
+        """Of every node of the tree drafted last: its source. Nothing is estimated."""
+        guesses = len(tree) - self._columns
+        return ["", *[WindowSource.name] * (self._columns - 1), *[PoolSource.name] * guesses], []
 
     def _grow_guesses(self, tree: TokenTree, room: int) -> None:
         """Hang the pool's guesses below the root; free slots continue the newest with its own newest one. That lifts

@@ -19,6 +19,7 @@ from lookahead.generation.curves import step_times
 from lookahead.generation.drafting import WhileWriting, draft_context
 from lookahead.generation.observers import Observers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, decoded
+from lookahead.generation.watch import records
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.experts import expert_kernels
 from lookahead.runtime.linear import LinearModel
@@ -79,7 +80,8 @@ def decode(strategy: Strategy, call: Call) -> Output:
             WhileWriting(drafter, row, sequences, depths, call.traits.vocab_size)
             for row, drafter in enumerate(drafts.drafters)
         ]
-        observers = Observers(call, sequences, model, drafts.planner, strategy.stats, _packs(strategy, call))
+        how = strategy.stats, _packs(strategy, call), records(drafts.drafters)
+        observers = Observers(call, sequences, model, drafts.planner, *how)
 
         def aside() -> None:
             observers.catch_up()

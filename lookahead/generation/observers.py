@@ -8,6 +8,7 @@ from transformers.generation.streamers import BaseStreamer
 from jacobi import Step
 from lookahead.draft.planner import Planner
 from lookahead.generation.call import Call
+from lookahead.generation.watch import PassRecords
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.packing_schedule import PackingSchedule
 from lookahead.runtime.tracing.replay import TracedExecutor
@@ -28,6 +29,7 @@ class Observers:
         planner: Planner | None,
         detail: Literal["none", "summary", "detailed"],
         packs: bool,
+        watched: PassRecords | None,
     ) -> None:
         self.stats = None if detail == "none" else DecodingStats()
         self._sequences = sequences
@@ -45,12 +47,16 @@ class Observers:
         self._stream = None if call.streamer is None else _Stream(call.streamer, sequences)
         self._first = True
         self._before = [0] * sequences.batch
+        self._watched = watched
+        self._seen = [0] * sequences.batch
         self._uncounted: Step | None = None
 
     def see(self, step: Step) -> None:
         """Take in a pass, as far as the next draft depends on it."""
         self._uncounted = step
         sequences, planner = self._sequences, self._planner
+        if self._watched is not None:
+            self._tell(self._watched, step)
         if planner is not None and not self._first:
             planner.observe(step)
         if not all(sequences.finished):
@@ -64,9 +70,15 @@ class Observers:
             sequences.in_step = planner.in_step
         self._first = False
 
+    def _tell(self, watched: PassRecords, step: Step) -> None:
+        before, self._seen = self._seen, self._sequences.lengths()
+        lines = zip(self._sequences.written, before, self._seen, strict=True)
+        watched.see(step, [written[then:now] for written, then, now in lines])
+
     def catch_up(self) -> None:
         """Do what no draft waits for: put tokens into the stream, and count the pass seen last."""
-        if self._stream is not None:
+        waits = self._first and self._watched is not None  # who watches is told of the prompt's pass before the stream
+        if self._stream is not None and not waits:
             self._stream.flush()
         step, self._uncounted = self._uncounted, None
         if step is not None and self.stats is not None:

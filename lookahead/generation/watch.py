@@ -1,0 +1,136 @@
+"""Watching a decode pass by pass: who drafted what, what was accepted, what it took.
+
+:func:`watching` sets a context variable, so it reaches every call of the thread or task that it surrounds, and no
+other. Where nobody watches, a call asks once and makes no records.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import nan
+from typing import Any, Protocol, runtime_checkable
+
+from jacobi import LookaheadError, Path, Step, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class RowPass:
+    """What one pass did for one sequence. All of it is empty for a sequence that had ended before.
+
+    The prompt ended with *the*; *cat* and *dog* were drafted for what follows, *sat* below *cat*, and the model wrote
+    *cat*, *sat*, *on*::
+
+        the 1.0 -+- cat 0.6 -- sat 0.5        tokens    the   cat    dog    sat
+                 +- dog 0.3                   parents    -1     0      0      1
+                                              sources    ""  "pool" "pool" "suffix"
+                                              chances   1.0   0.6    0.3    0.5
+                                              accepted  0, 1, 3        written  cat sat on
+
+    Attributes:
+        tokens: of the tree, the root first; the prompt's pass has the prompt's last token alone.
+        parents: node indices; the root's is -1.
+        sources: who proposed each node, as in ``stats.sources``; empty for the root, and where the drafter is the only
+            source and has no name.
+        chances: that the node is visited, as estimated before the pass; the root's is 1, NaN = nothing was estimated.
+        accepted: indices of the visited nodes, root first.
+        written: token ids that the pass added to the text; all but the last were drafted.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    chances: tuple[float, ...] = ()
+    accepted: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of a call: ``index`` 0 is the prompt's, ``rows`` has one entry a sequence, times in ms."""
+
+    index: int
+    rows: tuple[RowPass, ...]
+    draft_ms: float
+    forward_ms: float
+    verify_ms: float
+    keep_ms: float
+
+    @property
+    def ms(self) -> float:
+        """All of the pass."""
+        return self.draft_ms + self.forward_ms + self.verify_ms + self.keep_ms
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A drafter that knows who proposed each node of the tree that it drafted last."""
+
+    def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
+        """Of every node: its source, and the chance that it is visited."""
+
+
+Watcher = Callable[[Pass], object]
+_watcher: ContextVar[Watcher | None] = ContextVar("lookahead_watcher", default=None)
+
+
+@contextmanager
+def watching(callback: Watcher) -> Iterator[None]:
+    """Call ``callback`` with a :class:`Pass` for every forward pass of the lookahead calls inside the block::
+
+        passes = []
+        with lookahead.watching(passes.append):
+            model.generate(**inputs, use_lookahead=True)
+        drafted = sum(len(row.written) - 1 for each in passes for row in each.rows if row.written)
+
+    The callback runs in the thread of the call, when the pass's tokens are decided and before a streamer gets them.
+    What it raises ends the call, like an exception of a streamer. A block inside another one takes its place. Calls
+    that transformers' own loop decodes (``stats.plain`` says why) are not watched.
+
+    Raises:
+        LookaheadError: the callback cannot be called.
+    """
+    if not callable(callback):
+        raise LookaheadError(f"watching() needs a function of one Pass: got {type(callback).__name__}.")
+    token = _watcher.set(callback)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+class PassRecords:
+    """Makes the records of one call for whoever watches it."""
+
+    def __init__(self, drafters: Sequence[Any], watcher: Watcher) -> None:
+        self._drafters = drafters
+        self._watcher = watcher
+        self._index = 0
+
+    def see(self, step: Step, written: Sequence[Sequence[int]]) -> None:
+        """Tell the watcher of a pass, and of what it wrote for each sequence."""
+        pairs = zip(self._drafters, step.trees, step.paths, written, strict=True)
+        rows = tuple(_row(*each, first=not self._index) for each in pairs)
+        times = step.draft_ms, step.forward_ms, step.verify_ms, step.keep_ms
+        record = Pass(self._index, rows, *times)
+        self._index += 1
+        self._watcher(record)
+
+
+def records(drafters: Sequence[Any]) -> PassRecords | None:
+    """The records of a call that begins here, or None if nobody watches."""
+    watcher = _watcher.get()
+    return None if watcher is None else PassRecords(drafters, watcher)
+
+
+def _row(drafter: Any, tree: TokenTree, path: Path, written: Sequence[int], *, first: bool) -> RowPass:
+    if not written:
+        return RowPass()
+    sources, chances = [""] * len(tree), [nan] * len(tree)
+    if not first and isinstance(drafter, Telling):
+        told, known = drafter.told(tree)
+        sources[: len(told)], chances[: len(known)] = told, known
+    chances[0] = 1.0
+    return RowPass(
+        tuple(tree.tokens), tuple(tree.parents), tuple(sources), tuple(chances), tuple(path.nodes), tuple(written)
+    )

@@ -1,0 +1,113 @@
+"""Watching tells of every pass, in order, before the stream hears of it, and changes nothing."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import counting_model, prompts, tiny_model
+from helpers.streaming import Puts
+
+import lookahead
+from jacobi import LookaheadError
+from lookahead import Jacobi, Lookahead
+from lookahead.generation.watch import Pass
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+STRATEGIES = {
+    "automatic": Lookahead(nodes=6, seed=0),
+    "published": Lookahead(window_size=4, ngram_size=3, verification_set_size=4, seed=0),
+    "jacobi": Jacobi(),
+}
+
+
+def watched(model: Any, inputs: dict[str, Any], **settings: Any) -> tuple[list[Pass], Any]:
+    passes: list[Pass] = []
+    torch.manual_seed(3)
+    with lookahead.watching(passes.append):
+        output = model.generate(**inputs, max_new_tokens=40, return_dict_in_generate=True, **settings)
+    return passes, output
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_passes_tell_the_text(name: str, batch: int, sample: bool) -> None:
+    """All that is written, pass by pass; accepted nodes hold what was written before the bonus token."""
+    model, inputs = counting_model(), prompts(batch)
+    settings = {"lookahead_strategy": STRATEGIES[name], "do_sample": sample, "eos_token_id": 6, "pad_token_id": 0}
+    passes, output = watched(model, inputs, **settings)
+    assert [each.index for each in passes] == list(range(output.stats.steps))
+    for row, text in enumerate(output.sequences[:, inputs["input_ids"].shape[1] :].tolist()):
+        written = [token for each in passes for token in each.rows[row].written]
+        assert written == text[: len(written)]
+        assert set(text[len(written) :]) <= {0}
+    for each in passes:
+        for row in each.rows:
+            assert len(row.tokens) == len(row.parents) == len(row.sources) == len(row.chances)
+            assert [row.tokens[node] for node in row.accepted[1:]] == list(row.written[:-1])
+            assert all(row.parents[below] == node for node, below in zip(row.accepted, row.accepted[1:], strict=False))
+    assert sum(len(row.tokens) - 1 for each in passes for row in each.rows if row.written) == output.stats.drafted
+    torch.manual_seed(3)
+    again = model.generate(**inputs, max_new_tokens=40, **settings)
+    assert again.tolist() == output.sequences.tolist()
+
+
+def test_sources_and_chances() -> None:
+    """Every drafted node of the automatic tree has a source and a chance, which falls along a branch."""
+    passes, output = watched(tiny_model("llama"), prompts(1), lookahead_strategy=STRATEGIES["automatic"])
+    rows = [each.rows[0] for each in passes]
+    accepted = [row.sources[node] for row in rows for node in row.accepted[1:]]
+    assert {source: accepted.count(source) for source in set(accepted)} == output.stats.sources
+    for row in rows:
+        assert row.sources[0] == "" and all(row.sources[1:])
+        for node, parent in enumerate(row.parents):
+            assert parent < 0 or 0.0 < row.chances[node] <= row.chances[parent] <= 1.0
+
+
+def test_published_trees_tell_window_and_pool() -> None:
+    passes, _ = watched(counting_model(), prompts(1), lookahead_strategy=STRATEGIES["published"])
+    named = {source for each in passes[1:] for source in each.rows[0].sources[1:]}
+    assert named == {"window", "pool"}
+    kept = [each.rows[0].sources[node] for each in passes[1:] for node in each.rows[0].accepted[1:]]
+    assert "pool" in kept
+
+
+def test_watchers_are_told_before_streams() -> None:
+    streamer, put = Puts(), list[int]()
+    with lookahead.watching(lambda each: put.append(len(streamer.puts))):
+        counting_model().generate(**prompts(1), max_new_tokens=20, use_lookahead=True, streamer=streamer)
+    assert put[0] == 1  # the prompt itself
+    assert put == sorted(put) and put[-1] < len(streamer.puts)
+
+
+def test_a_watcher_that_raises_ends_the_call() -> None:
+    model, calls = counting_model(), list[Pass]()
+
+    def stop(each: Pass) -> None:
+        calls.append(each)
+        if each.index == 2:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"), lookahead.watching(stop):
+        model.generate(**prompts(1), max_new_tokens=60, use_lookahead=True)
+    assert len(calls) == 3
+    plain, ours = (model.generate(**prompts(1), max_new_tokens=20, use_lookahead=use) for use in (False, True))
+    assert plain.tolist() == ours.tolist()
+    assert len(calls) == 3
+
+
+def test_other_threads_are_not_watched() -> None:
+    seen: list[Pass] = []
+    with lookahead.watching(seen.append):
+        work = {"max_new_tokens": 5, "use_lookahead": True}
+        thread = threading.Thread(target=lambda: counting_model().generate(**prompts(1), **work))
+        thread.start()
+        thread.join()
+    assert not seen
+
+
+def test_a_watcher_must_be_callable() -> None:
+    with pytest.raises(LookaheadError, match="needs a function of one Pass: got int"), lookahead.watching(3):  # type: ignore[arg-type]
+        pass
