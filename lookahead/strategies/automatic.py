@@ -19,6 +19,7 @@ from lookahead.sources.checked import CheckedSource
 from lookahead.sources.draft_model import DraftModelSource, Passes
 from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
 from lookahead.sources.recycling import BEST
+from lookahead.sources.references import References, ReferenceSource, references_of
 from lookahead.strategies.base import Candidates, Strategy
 
 SourceFactory = Callable[[RowContext], Source]
@@ -56,6 +57,7 @@ class AutomaticStrategy(Strategy):
     max_nodes: int = 128
     tuning: StepTimes | dict[str, Any] | str | Path | None = None
     remember: bool = True
+    references: References | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +80,8 @@ class AutomaticStrategy(Strategy):
         elif not isinstance(self.tuning, StepTimes | None):
             expected = "a StepTimes or the file of a saved one"
             raise LookaheadError(f"{name}(tuning=) must be {expected}: got {self.tuning!r}.")
+        if self.references is not None:
+            object.__setattr__(self, "references", references_of(self.references))
         given = self.sources
         if given is None:
             return
@@ -93,7 +97,7 @@ class AutomaticStrategy(Strategy):
         object.__setattr__(self, "sources", tuple(given))
 
     def _refuse_automatic(self, got: str) -> None:
-        for field in ("sources", "nodes", "tuning"):
+        for field in ("sources", "nodes", "tuning", "references"):
             if getattr(self, field) is not None:
                 raise LookaheadError(f"{type(self).__name__}({field}=) belongs to the automatic mode: got {got}")
 
@@ -157,6 +161,14 @@ class AutomaticStrategy(Strategy):
 
         return self.automatic_drafts(call, self.sources or default, {name: source})
 
+    def _check_references(self, references: References, vocab_size: int) -> None:
+        most = max(map(max, references))
+        if most >= vocab_size:
+            raise LookaheadError(
+                f"references hold token {most}: expected tokens below the model's {vocab_size}. "
+                "Tokenize them with the model's own tokenizer."
+            )
+
     def automatic_drafts(
         self, call: CallContext, names: Sequence[str | SourceFactory], extra: Mapping[str, Maker] | None = None
     ) -> Drafts:
@@ -165,6 +177,10 @@ class AutomaticStrategy(Strategy):
         chain = call.rows[0].chain
         if chain:  # where a window cannot run, n-grams come from the text alone
             names = [name for name in names if name != "window"] or ["pool"]
+        if self.references:
+            self._check_references(self.references, call.rows[0].vocab_size)
+            makers["reference"] = lambda row, memory: ReferenceSource(self.references or ())
+            names = ["reference", *names]
         rows = [
             [
                 makers[name](row, call.memory) if isinstance(name, str) else CheckedSource(name(row), row.vocab_size)

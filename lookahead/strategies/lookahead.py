@@ -52,6 +52,8 @@ class Lookahead(AutomaticStrategy):
             the passes themselves.
         remember: (automatic) start from what drafts learnt in earlier calls on this model (see
             :mod:`lookahead.draft.memory`). Calls with a ``seed`` never do. The latency curve is kept in any case.
+        references: (automatic) texts, as token ids, that the answer may repeat: an earlier version of it, a document.
+            They are drafted from the first pass on, the source ``"reference"``; wrong ones cost little.
         verification, seed, stats, static: see :class:`Strategy`.
 
     A model that can only be given one branch a pass (`runtime.linear`) has no window: its drafts are linear, from the

@@ -1,0 +1,89 @@
+"""Reference texts: drafted from the first pass on, never written unless the model writes them."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import prompts, same_as_plain, tiny_model
+
+import lookahead
+from jacobi import LookaheadError
+from lookahead import Lookahead
+from lookahead.sources.references import ReferenceSource
+
+
+def written(model: Any, inputs: Any, **settings: Any) -> list[int]:
+    torch.manual_seed(7)
+    ids: torch.Tensor = model.generate(**inputs, max_new_tokens=60, **settings)
+    return list(ids[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+def test_candidates_stand_where_the_text_stands() -> None:
+    source = ReferenceSource(((5, 6, 7, 8), (5, 9)))
+    source.start([1, 2], None)
+    assert {token for token, _ in source.propose(source.root())} == {5}
+    at = source.step(source.root(), 5)
+    assert [token for token, _ in source.propose(at)] == [9, 6]
+    at = source.step(source.step(at, 6), 7)
+    assert source.propose(at)[0][0] == 8
+    assert not source.propose(source.step(at, 8))  # the end, and no marker of the next text
+    assert source.step(at, 40) == (0, 0)
+    source.start([1, 5, 6, 7], None)
+    assert source.propose(source.root())[0][0] == 8
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+def test_a_right_reference_doubles_the_tokens_a_pass(sample: bool) -> None:
+    model, inputs = tiny_model("llama"), prompts(1)
+    settings = {"do_sample": sample, "temperature": 0.8} if sample else {"do_sample": False}
+    answer = written(model, inputs, **settings)
+    passes = []
+    for references in (None, (answer,), (answer[20:],)):
+        strategy = Lookahead(nodes=16, seed=0, references=references)
+        output = same_as_plain(model, inputs, strategy, max_new_tokens=60, **settings)
+        passes.append(output.stats.steps)
+    assert 2 * passes[1] <= passes[0]
+    assert passes[2] < passes[0]
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+def test_wrong_references_change_no_text(sample: bool) -> None:
+    wrong = tuple(torch.randint(0, 48, (3, 30), generator=torch.Generator().manual_seed(1)))
+    for batch in (1, 3):
+        strategy = Lookahead(references=wrong, seed=0)
+        same_as_plain(tiny_model("llama"), prompts(batch), strategy, max_new_tokens=30, do_sample=sample)
+
+
+@pytest.mark.parametrize("given", ["text", 7, [["a"]], [[1, -2]], [[True]], [3, 4], torch.tensor([1, 2])])
+def test_bad_references_are_refused(given: Any) -> None:
+    with pytest.raises(LookaheadError, match="references must be a sequence of texts"):
+        Lookahead(references=given)
+
+
+def test_published_trees_take_none() -> None:
+    with pytest.raises(LookaheadError, match="belongs to the automatic mode"):
+        Lookahead(window_size=3, references=((1, 2),))
+
+
+@pytest.mark.usefixtures("augmented")
+def test_tokens_beyond_the_vocabulary_are_refused() -> None:
+    with pytest.raises(LookaheadError, match="token 48: expected tokens below the model's 48"):
+        tiny_model("llama").generate(**prompts(1), max_new_tokens=5, lookahead_strategy=Lookahead(references=((48,),)))
+
+
+def test_the_bundled_model_follows_its_own_answer() -> None:
+    """At the real budget: what the planner makes of a reference, cold."""
+    model, tokenizer = lookahead.load_bundled()
+    inputs = tokenizer("def read_json(path):\n", return_tensors="pt")
+    plain = model.generate(**inputs, max_new_tokens=64, do_sample=False)
+    answer = plain[0, inputs["input_ids"].shape[1] :]
+    steps = []
+    for references in (None, [answer]):
+        strategy = Lookahead(references=references, remember=False, nodes=24, seed=0)
+        settings = {"max_new_tokens": 64, "do_sample": False, "return_dict_in_generate": True}
+        output = model.generate(**inputs, custom_generate=strategy, **settings)
+        assert output.sequences.tolist() == plain.tolist()
+        steps.append(output.stats.steps)
+    assert 2 * steps[1] <= steps[0]
