@@ -52,9 +52,8 @@ def draw(grown: CalibratedTree, file: Path) -> None:
     spots = {path: (places[path], -len(path)) for path in [(), *grown.paths]}
     lines = [[spots[path[:-1]], spots[path]] for path in grown.paths]
     axes.add_collection(LineCollection(lines, colors="0.8", linewidths=0.8, zorder=1))
-    axes.scatter(
-        *zip(*spots.values(), strict=True), s=[20 + 280 * values[path] for path in spots], c="#9ecae1", zorder=2
-    )
+    across, down = zip(*spots.values(), strict=True)
+    axes.scatter(across, down, s=[20 + 280 * values[path] for path in spots], c="#9ecae1", zorder=2)
     for path in grown.paths:
         axes.annotate(str(path[-1]), spots[path], ha="center", va="center", fontsize=7, zorder=3)
     axes.set_title(f"{len(grown.paths)} nodes, {grown.expected_length + 1:.2f} tokens a pass expected")
