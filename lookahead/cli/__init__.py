@@ -18,6 +18,7 @@ COMMANDS = {
     "convert-medusa": "Convert Medusa heads between the published formats.",
     "demo": "Write a few texts with and without lookahead, and compare texts and times.",
     "generate": "Continue a prompt; the text appears as it is written.",
+    "serve": "Serve a model to OpenAI's clients, with lookahead decoding; a chat page is at /.",
     "support": "Say whether lookahead can decode a model, by which route, and why; exit status 1 if it cannot.",
     "train-eagle": "Train an EAGLE head for a model.",
     "train-medusa": "Train Medusa heads for a model.",

@@ -1,4 +1,8 @@
 """The OpenAI-compatible server: requests, one inference thread, streams, metrics, and the chat page.
 
-What is drawn from a request never names a file or code. May import: everything but the command line and integrations.
+A request names no file and brings no code. :func:`application` makes the ASGI application.
+May import: everything but the command line and integrations.
 """
+
+from lookahead.serve.app import application as application
+from lookahead.serve.plans import Limits as Limits

@@ -35,7 +35,7 @@ def test_what_others_wrote_is_drafted() -> None:
     ours = proposer()
     asked(ours, [[10, 11, 12, 13, 14]], [[12, 13, 14]])
     assert asked(ours, [[30, 31, 11, 12], [41, 12, 13]], [[12], [13]]) == [[13, 14], [14]]
-    assert asked(ours, [[10, 11]], [[11]]) == [[]]  # that 12 followed there was a prompt's
+    assert asked(ours, [[9, 10], [10, 11]], [[10], [11]]) == [[], [12, 13]]  # 11 after 10 was in a prompt
 
 
 def test_waiting_and_full_rows_get_nothing() -> None:

@@ -1,0 +1,281 @@
+"""The ASGI application: routes, streams, and what becomes of a client that leaves."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from jacobi import LookaheadError
+
+try:
+    from fastapi import FastAPI, Request
+    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+except ImportError as error:
+    raise LookaheadError('The server needs FastAPI: pip install "lookahead-decoding[serve]".') from error
+
+from lookahead._version import __version__
+from lookahead.patch import augment_all
+from lookahead.serve.bodies import ChatRequest, CompletionRequest, read
+from lookahead.serve.engine import Answer, Cancelled, Engine, Job, Piece
+from lookahead.serve.errors import ApiError
+from lookahead.serve.gate import Gate
+from lookahead.serve.metrics import Metrics
+from lookahead.serve.plans import Limits, Plan, Planner
+from lookahead.serve.shapes import Shape
+from lookahead.strategies.lookahead import Lookahead
+
+log = logging.getLogger("lookahead.serve")
+_PAGE = Path(__file__).with_name("chat.html")
+_LOOKS = 0.1  # seconds between two looks at whether a client is still there
+
+
+class Service:
+    """One model behind an application."""
+
+    def __init__(self, engine: Engine, planner: Planner, name: str, limits: Limits) -> None:
+        self.engine, self.planner, self.name, self.limits = engine, planner, name, limits
+        self.metrics = Metrics(name, lambda: engine.running, lambda: engine.waiting)
+
+    async def complete(self, request: Request, chat: bool) -> Response:
+        """Answer a request of either kind."""
+        raw = await request.body()
+        body: Any
+        try:
+            if chat:
+                body = read(raw, ChatRequest)
+                plan = await run_in_threadpool(self.planner.chat, body)
+            else:
+                body = read(raw, CompletionRequest)
+                plan = await run_in_threadpool(self.planner.completion, body)
+        except LookaheadError as error:
+            raise ApiError(str(error)) from error
+        if body.model not in (None, self.name):
+            told = f"The model {body.model[:100]!r} does not exist here: this server has {self.name!r}."
+            raise ApiError(told, 404, code="model_not_found", param="model")
+        shape = Shape(self.name, self.engine.tokenizer, plan, chat)
+        running = _Running(self, plan)
+        if not body.stream:
+            return await self._whole(request, running, shape)
+        try:
+            first = await running.next()  # a call that is refused is told by its status
+        except BaseException:
+            running.job.cancel()
+            raise
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        chunks = _chunks(running, shape, first, usage)
+        return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _whole(self, request: Request, running: "_Running", shape: Shape) -> Response:
+        work = asyncio.ensure_future(running.all())
+        try:
+            while not (await asyncio.wait({work}, timeout=_LOOKS))[0]:
+                if await request.is_disconnected():
+                    return Response(status_code=499)
+            texts, answers = work.result()
+        finally:
+            running.job.cancel()
+            work.cancel()
+        return JSONResponse(shape.whole(texts, answers))
+
+
+class _Running:
+    """A job as the event loop sees it."""
+
+    def __init__(self, service: Service, plan: Plan) -> None:
+        self._service, self._begin = service, perf_counter()
+        self._events: asyncio.Queue[Piece | Answer | BaseException | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._told = False
+        self.plan = plan
+        self.job = Job(plan, self._tell)
+        service.engine.submit(self.job)
+
+    def _tell(self, event: Piece | Answer | BaseException | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:  # the loop is closed, so nobody listens
+            self.job.cancel()
+
+    async def next(self) -> Piece | Answer | None:
+        """What comes next; None when all answers are done."""
+        left = self._service.limits.timeout - (perf_counter() - self._begin)
+        try:
+            event = await asyncio.wait_for(self._events.get(), max(0.0, left))
+        except TimeoutError as error:
+            self.job.cancel()
+            told = f"The request took longer than {self._service.limits.timeout:g} seconds."
+            raise ApiError(told, 504, kind="server_error", code="timeout") from error
+        metrics, passed = self._service.metrics, perf_counter() - self._begin
+        if isinstance(event, Answer):
+            metrics.count(event)
+        elif event is None:
+            metrics.latency.observe(passed)
+        elif isinstance(event, BaseException):
+            raise _refusal(event) from event
+        elif not self._told:
+            self._told = True
+            metrics.first_token.observe(passed)
+        return event
+
+    async def all(self) -> tuple[list[str], list[Answer]]:
+        """The texts and answers when they are done."""
+        texts, answers = [""] * self.plan.count, list[Answer]()
+        while (event := await self.next()) is not None:
+            if isinstance(event, Piece):
+                texts[event.index] += event.text
+            else:
+                answers.append(event)
+        return texts, answers
+
+
+async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None, usage: bool) -> AsyncIterator[str]:
+    """The events of a stream. Log probabilities are known at the end, so with them an answer comes as one chunk."""
+    answers, opened, texts = list[Answer](), set[int](), dict[int, str]()
+    gathers = running.plan.logprobs is not None
+    try:
+        while event is not None:
+            if event.index not in opened:
+                opened.add(event.index)
+                yield _event(shape.begin(event.index))
+            if isinstance(event, Answer):
+                answers.append(event)
+                yield _event(shape.end(event, texts.get(event.index, "") if gathers else None))
+            elif gathers:
+                texts[event.index] = texts.get(event.index, "") + event.text
+            else:
+                yield _event(shape.piece(event))
+            event = await running.next()
+        if usage:
+            yield _event(shape.last(answers))
+        yield "data: [DONE]\n\n"
+    except ApiError as error:
+        yield _event(error.body())
+    finally:
+        running.job.cancel()
+
+
+def _event(document: dict[str, Any]) -> str:
+    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
+
+
+def _refusal(error: BaseException) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, LookaheadError | ValueError):
+        return ApiError(str(error))
+    if isinstance(error, Cancelled):
+        return ApiError("The request was cancelled.", 499, kind="server_error", code="cancelled")
+    log.error("A request failed.", exc_info=error)
+    return ApiError("The server failed to answer. Its log says why.", 500, kind="server_error", code="internal_error")
+
+
+def application(
+    model: Any,
+    tokenizer: Any,
+    name: str,
+    *,
+    strategy: Lookahead | None = None,
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    template: str | None = None,
+    conversations: int = 4,
+) -> FastAPI:
+    """An ASGI application that answers OpenAI's chat and text completions with one model.
+
+    Args:
+        name: what the model is called in requests.
+        strategy: how requests are decoded that do not say ``"use_lookahead": false``; None is the automatic mode.
+        limits: of contexts, bodies, queue and time; None = the model's context, and defaults.
+        api_key: what ``/v1`` asks for; None = nothing.
+        template: a Jinja chat template in place of the tokenizer's.
+        conversations: KV caches kept for conversations that go on; 0 = none.
+
+    Raises:
+        LookaheadError: FastAPI is not installed, or the model cannot be decoded by ``generate``.
+    """
+    augment_all()
+    if limits is None:
+        limits = Limits(context=getattr(model.config.get_text_config(), "max_position_embeddings", None))
+    engine = Engine(model, tokenizer, strategy, limits.queue, conversations)
+    service = Service(engine, Planner(model, tokenizer, limits, template), name, limits)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(engine.close)
+
+    app = FastAPI(title="lookahead", version=__version__, lifespan=lifespan, openapi_url=None)
+    app.state.service = service
+    app.add_middleware(Gate, api_key=api_key, most_bytes=limits.body)
+    _add_errors(app)
+    _add_routes(app, service)
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def refuse(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            error = ApiError(str(error.detail), error.status_code, headers=dict(error.headers or {}))
+        refusal = error if isinstance(error, ApiError) else _refusal(error)
+        return JSONResponse(refusal.body(), refusal.status, refusal.headers)
+
+    for kind in (ApiError, HTTPException, Exception):
+        app.add_exception_handler(kind, refuse)
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    card = {"id": service.name, "object": "model", "created": 0, "owned_by": "lookahead"}
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await service.complete(request, chat=True)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await service.complete(request, chat=False)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [card]})
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        if name != service.name:
+            raise ApiError(f"The model {name[:100]!r} does not exist here.", 404, code="model_not_found")
+        return JSONResponse(card)
+
+    @app.get("/health")
+    async def health() -> Response:
+        alive = service.engine.alive
+        return JSONResponse({"status": "ok" if alive else "stopping"}, 200 if alive else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    page = _PAGE.read_text(encoding="utf-8")
+    policy = _policy(page)
+
+    @app.get("/")
+    async def index() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
+
+
+def _policy(page: str) -> str:
+    """The page may run its own script and style, and ask this server; nothing else."""
+    parts = []
+    for tag, name in (("script", "script-src"), ("style", "style-src")):
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        sums = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
+        parts.append(" ".join([name, *(f"'sha256-{each}'" for each in sums)]))
+    rest = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+    return "; ".join([rest, "frame-ancestors 'none'", *parts])

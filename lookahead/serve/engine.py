@@ -1,0 +1,245 @@
+"""One thread that decodes, one request after the other: no two of them share a generator, a cache or a pass."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from lookahead.generation.conversations import Conversations
+from lookahead.generation.watch import Pass, watching
+from lookahead.serve.errors import ApiError
+from lookahead.serve.pieces import Pieces
+from lookahead.serve.plans import Penalties, Plan, StopStrings
+from lookahead.stats import DecodingStats
+from lookahead.strategies.lookahead import Lookahead
+
+
+class Cancelled(Exception):
+    """Nobody waits for the answer any more."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A bit of an answer's text, with what is known of its tokens: text, whether it was drafted, and the source."""
+
+    index: int
+    text: str
+    tokens: list[dict[str, Any]] = field(default_factory=list)
+    passes: int = 0
+    tokens_per_second: float = 0.0
+
+
+@dataclass
+class Answer:
+    """One answer when it is done."""
+
+    index: int
+    tokens: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    finish: str  # "stop" or "length"
+    stats: DecodingStats
+    logprobs: list[tuple[float, list[tuple[int, float]]]] | None = None
+
+
+Told = Callable[[Piece | Answer | BaseException | None], None]  # None = all answers are done
+
+
+class Job:
+    """A request on its way. ``tell`` is called from the engine's thread."""
+
+    def __init__(self, plan: Plan, tell: Told) -> None:
+        self.plan, self.tell = plan, tell
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """End it at its next pass, or leave it out where it has not begun."""
+        self._cancelled.set()
+
+    def check(self) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled
+
+
+class Engine:
+    """Decodes jobs in a thread of its own.
+
+    Args:
+        strategy: what requests are decoded with; their references are added to it.
+        most_waiting: jobs that may wait beside the running one.
+        conversations: KV caches kept; 0 = none.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        strategy: Lookahead | None = None,
+        most_waiting: int = 32,
+        conversations: int = 4,
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._strategy = strategy or Lookahead()
+        self._most_waiting = most_waiting
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._kept = Conversations(model, conversations)
+        self._closing = False
+        self.running = 0
+        self._thread = threading.Thread(target=self._work, name="lookahead-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that have not begun."""
+        return self._jobs.qsize()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._closing
+
+    def submit(self, job: Job) -> None:
+        """Queue a job, or say by an :class:`ApiError` that there is no place."""
+        if not self.alive:
+            raise ApiError("The server is shutting down.", 503, kind="server_error", code="shutting_down")
+        if self.waiting >= self._most_waiting:
+            raise ApiError(
+                f"{self.waiting} requests wait already. Try again later.",
+                429,
+                kind="rate_limit_error",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
+        self._jobs.put(job)
+
+    def close(self, wait: bool = True) -> None:
+        """Finish what was submitted, and stop."""
+        self._closing = True
+        self._jobs.put(None)
+        if wait:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self.running = 1
+            try:
+                for index in range(job.plan.count):
+                    job.check()
+                    job.tell(self._answer(job, index))
+                job.tell(None)
+            except BaseException as error:
+                job.tell(error)
+            finally:
+                self.running = 0
+                del job
+
+    def _answer(self, job: Job, index: int) -> Answer:
+        plan, model = job.plan, self.model
+        which, copy = divmod(index, plan.n)
+        ids = plan.prompts[which]
+        cache, cached = self._kept.take(ids)
+        stream = _Stream(job, index, self.tokenizer)
+        settings = plan.settings | {"max_new_tokens": plan.room[which], "streamer": stream}
+        if any(plan.penalties):
+            settings["logits_processor"] = [Penalties(len(ids), *plan.penalties)]
+        if plan.stops:
+            settings["stopping_criteria"] = [StopStrings(self.tokenizer, plan.stops, len(ids))]
+        if cache is not None:
+            settings["past_key_values"] = cache
+        if plan.lookahead:
+            settings["lookahead_strategy"] = replace(self._strategy, references=plan.references or None)
+        inputs = torch.tensor([ids], device=model.device)
+        devices = [model.device] if model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), watching(stream.see), torch.no_grad():
+            torch.manual_seed((plan.seed + copy) % (1 << 63))
+            output = model.generate(
+                input_ids=inputs,
+                attention_mask=torch.ones_like(inputs),
+                use_lookahead=plan.lookahead,
+                return_dict_in_generate=True,
+                output_logits=plan.logprobs is not None,
+                **settings,
+            )
+        text = output.sequences[0].tolist()
+        self._kept.put(text, cache)
+        tokens = text[len(ids) :]
+        ended = bool(tokens) and tokens[-1] in _ends(model)
+        finish = "stop" if ended or stream.close() or len(tokens) < plan.room[which] else "length"
+        stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
+        found = None if plan.logprobs is None else _logprobs(output.logits, tokens, plan.logprobs)
+        return Answer(index, tokens, len(ids), cached, finish, stats, found)
+
+
+class _Stream(BaseStreamer):
+    """Tells a job of its text as it is written, and ends the call when nobody waits for it."""
+
+    def __init__(self, job: Job, index: int, tokenizer: Any) -> None:
+        self._job, self._index = job, index
+        self._pieces = Pieces(tokenizer, job.plan.stops)
+        self._details = job.plan.details
+        self._known: deque[tuple[bool, str]] = deque()  # of tokens that a pass has written: drafted, source
+        self._tokens: list[dict[str, Any]] = []  # not told yet
+        self._prompt_seen = False
+        self._passes = self._count = 0
+        self._begin = perf_counter()
+
+    def see(self, record: Pass) -> None:
+        self._job.check()
+        self._passes = record.index + 1
+        row = record.rows[0]
+        sources = [row.sources[node] for node in row.accepted[1:]]
+        bonus = len(row.written) - 1
+        self._known.extend((place < bonus, sources[place] if place < bonus else "") for place in range(bonus + 1))
+
+    def put(self, value: Any) -> None:
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        self._job.check()
+        for token in value.tolist():
+            self._count += 1
+            drafted, source = self._known.popleft() if self._known else (False, "")
+            piece = self._pieces.add(token)
+            self._tokens.append({"text": piece, "drafted": drafted, "source": source})
+            self._tell(piece)
+
+    def end(self) -> None:
+        """Nothing: :meth:`close` is called when the call has succeeded."""
+
+    def close(self) -> bool:
+        """Tell the rest; whether a stop string ended the text."""
+        rest = self._pieces.close()
+        if rest:
+            self._tokens.append({"text": rest, "drafted": False, "source": ""})
+        self._tell(rest)
+        return self._pieces.stopped
+
+    def _tell(self, text: str) -> None:
+        if not text:
+            return
+        tokens, self._tokens = [token for token in self._tokens if token["text"]], []
+        speed = self._count / max(1e-9, perf_counter() - self._begin)
+        passes = self._passes or self._count
+        details = (tokens, passes, speed) if self._details else ([], 0, 0.0)
+        self._job.tell(Piece(self._index, text, *details))
+
+
+def _ends(model: Any) -> set[int]:
+    ends = model.generation_config.eos_token_id
+    return set(ends) if isinstance(ends, list) else {ends}
+
+
+def _logprobs(logits: Any, tokens: list[int], most: int) -> list[tuple[float, list[tuple[int, float]]]]:
+    """Of each token its log probability by the model's own logits, and the likeliest ones beside it."""
+    found = []
+    for line, token in zip(logits, tokens, strict=True):
+        logs = torch.log_softmax(line[0].float(), dim=-1)
+        best = torch.topk(logs, most) if most else None
+        others = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        found.append((float(logs[token]), others))
+    return found

@@ -1,0 +1,24 @@
+"""Refusals in the shape of OpenAI's errors."""
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """A request that is refused: an HTTP status, and what to tell."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param, self.code, self.headers = status, kind, param, code, headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The JSON document of the answer."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}

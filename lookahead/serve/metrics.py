@@ -1,0 +1,56 @@
+"""Figures for Prometheus, under the names that vLLM gave them, so that its dashboards show them."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from lookahead.serve.engine import Answer
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+class Metrics:
+    """The counts of one server; ``running`` and ``waiting`` are read when somebody looks."""
+
+    def __init__(self, model: str, running: Callable[[], float], waiting: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"vllm:{name}", text, ("model_name", *labels), registry=self.registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            made = Histogram(f"vllm:{name}", text, ("model_name",), registry=self.registry, buckets=_SECONDS)
+            return made.labels(model)
+
+        for name, text, read in (
+            ("num_requests_running", "Requests that are decoded now.", running),
+            ("num_requests_waiting", "Requests in the queue.", waiting),
+        ):
+            gauge = Gauge(f"vllm:{name}", text, ("model_name",), registry=self.registry)
+            gauge.labels(model).set_function(read)
+        self._prompt = counter("prompt_tokens", "Prompt tokens of finished answers.").labels(model)
+        self._written = counter("generation_tokens", "Tokens written.").labels(model)
+        self._drafts = counter("spec_decode_num_drafts", "Passes that had drafted tokens to score.").labels(model)
+        self._drafted = counter("spec_decode_num_draft_tokens", "Drafted tokens that were scored.").labels(model)
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.").labels(model)
+        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in kept KV caches.").labels(model)
+        self._hits = counter("prefix_cache_hits", "Prompt tokens found in kept KV caches.").labels(model)
+        self._success = counter("request_success", "Finished answers, by what ended them.", "finished_reason")
+        self.first_token = histogram("time_to_first_token_seconds", "Seconds from a request to its first text.")
+        self.latency = histogram("e2e_request_latency_seconds", "Seconds from a request to its end.")
+
+    def count(self, answer: Answer) -> None:
+        stats = answer.stats
+        self._prompt.inc(answer.prompt_tokens)
+        self._written.inc(len(answer.tokens))
+        self._drafts.inc(max(0, stats.steps - 1) if stats.drafted else 0)
+        self._drafted.inc(stats.drafted)
+        self._accepted.inc(stats.accepted)
+        self._queries.inc(answer.prompt_tokens)
+        self._hits.inc(answer.cached_tokens)
+        self._success.labels(self._model, answer.finish).inc()
+
+    def text(self) -> bytes:
+        """What ``/metrics`` shows."""
+        return generate_latest(self.registry)

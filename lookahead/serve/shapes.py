@@ -1,0 +1,134 @@
+"""Answers in OpenAI's shapes: whole, in chunks, with log probabilities and usage."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lookahead.serve.engine import Answer, Piece
+from lookahead.serve.plans import Plan
+from lookahead.stats import DecodingStats
+
+
+@dataclass
+class Shape:
+    """Makes the documents of one request; ``chat`` or plain completions."""
+
+    model: str
+    tokenizer: Any
+    plan: Plan
+    chat: bool
+    id: str = field(init=False)
+    created: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
+        self.created = int(time.time())
+
+    def whole(self, texts: Sequence[str], answers: Sequence[Answer]) -> dict[str, Any]:
+        """The answer to a request that is not streamed."""
+        choices = []
+        for text, answer in zip(texts, answers, strict=True):
+            choice: dict[str, Any] = {"index": answer.index, "finish_reason": answer.finish}
+            if self.chat:
+                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            else:
+                choice["text"] = self.echo(answer.index) + text
+            choice["logprobs"] = self._logprobs(answer)
+            choices.append(choice)
+        kind = "chat.completion" if self.chat else "text_completion"
+        return self._document(kind, choices) | {"usage": self.usage(answers)}
+
+    def echo(self, index: int) -> str:
+        """What stands before an answer: its prompt, if asked for."""
+        if not self.plan.echo:
+            return ""
+        return str(self.tokenizer.decode(self.plan.prompts[index // self.plan.n], skip_special_tokens=True))
+
+    def begin(self, index: int) -> dict[str, Any]:
+        """The chunk that opens an answer."""
+        return self._chunk({"index": index}, {"role": "assistant", "content": ""}, self.echo(index))
+
+    def piece(self, piece: Piece) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": piece.index}
+        if self.plan.details:
+            keys = {"tokens": piece.tokens, "passes": piece.passes, "pass": piece.passes - 1}
+            choice["lookahead"] = keys | {"tokens_per_second": piece.tokens_per_second}
+        return self._chunk(choice, {"content": piece.text}, piece.text)
+
+    def end(self, answer: Answer, text: str | None) -> dict[str, Any]:
+        """The chunk that closes an answer; with log probabilities it has all of the text."""
+        choice = {"index": answer.index, "finish_reason": answer.finish, "logprobs": self._logprobs(answer)}
+        return self._chunk(choice, {} if text is None else {"content": text}, text or "")
+
+    def last(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The chunk with the usage alone."""
+        return self._document(self._chunk_kind, []) | {"usage": self.usage(answers)}
+
+    def usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """Token counts; ``lookahead`` has what speculation did."""
+        stats = sum((answer.stats for answer in answers), DecodingStats())
+        written = sum(len(answer.tokens) for answer in answers)
+        prompts = sum(map(len, self.plan.prompts))
+        accepted = stats.sources.get("reference", 0)
+        predicted = sum(map(len, self.plan.references)) * len(answers)
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": written,
+            "total_tokens": prompts + written,
+            "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in answers)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": max(0, predicted - accepted),
+            },
+            "lookahead": {
+                "passes": stats.steps,
+                "tokens_per_pass": written / stats.steps if stats.steps else 0.0,
+                "drafted_tokens": stats.drafted,
+                "accepted_tokens": stats.accepted,
+                "acceptance_rate": stats.acceptance_rate,
+                "sources": stats.sources,
+                "plain": stats.plain,
+            },
+        }
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _chunk(self, choice: dict[str, Any], delta: dict[str, Any], text: str) -> dict[str, Any]:
+        shown: dict[str, Any] = {"delta": delta} if self.chat else {"text": text}
+        empty = {"finish_reason": None, "logprobs": None}
+        return self._document(self._chunk_kind, [empty | shown | choice])
+
+    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return head | {"system_fingerprint": None, "choices": choices}
+
+    def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
+        if answer.logprobs is None:
+            return None
+        lines = list(zip(answer.tokens, answer.logprobs, strict=True))
+        if self.chat:
+            content = [
+                self._token(token, log) | {"top_logprobs": [self._token(*other) for other in others]}
+                for token, (log, others) in lines
+            ]
+            return {"content": content, "refusal": None}
+        texts = [self._text(token) for token in answer.tokens]
+        starts = [sum(map(len, texts[:place])) for place in range(len(texts))]
+        best = [{self._text(other): log for other, log in others} for _, (_, others) in lines]
+        return {
+            "tokens": texts,
+            "token_logprobs": [log for _, (log, _) in lines],
+            "top_logprobs": best,
+            "text_offset": starts,
+        }
+
+    def _token(self, token: int, log: float) -> dict[str, Any]:
+        text = self._text(token)
+        return {"token": text, "logprob": log, "bytes": list(text.encode(errors="replace"))}
+
+    def _text(self, token: int) -> str:
+        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))

@@ -1,0 +1,58 @@
+"""A server of the bundled model in a thread of the test's process, and what plain ``generate`` writes."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import uvicorn
+from openai import OpenAI
+
+import lookahead
+from lookahead.serve import application
+
+NAME = "tiny-coder"
+PROMPT = "def read_json(path):\n"
+
+
+@cache
+def bundled() -> tuple[Any, Any]:
+    return lookahead.load_bundled()
+
+
+def plain(prompt: str | list[int], seed: int | None = None, **settings: Any) -> str:
+    """The text that ``generate`` writes without lookahead."""
+    model, tokenizer = bundled()
+    ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+    inputs = torch.tensor([ids])
+    if seed is not None:
+        torch.manual_seed(seed)
+    output = model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **settings)
+    return str(tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+@contextmanager
+def served(**settings: Any) -> Iterator[str]:
+    """The address of a server, which is stopped in the end."""
+    app = application(*bundled(), NAME, **settings)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def client(address: str, key: str = "none", **settings: Any) -> OpenAI:
+    return OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=60, **settings)

@@ -1,0 +1,177 @@
+"""What the server answers is what plain ``generate`` writes, in the shapes that OpenAI's client reads."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers.serving import NAME, PROMPT, bundled, client, plain, served
+from openai import OpenAI
+
+from lookahead.chat_format import render
+
+pytestmark = pytest.mark.usefixtures("augmented")
+SAMPLING = {"temperature": 0.8, "top_p": 0.9}
+
+
+@pytest.fixture(scope="module")
+def openai() -> Iterator[OpenAI]:
+    with served() as address, client(address) as made:
+        yield made
+
+
+def completed(openai: OpenAI, prompt: Any = PROMPT, **settings: Any) -> Any:
+    return openai.completions.create(**{"model": NAME, "prompt": prompt, "max_tokens": 40} | settings)
+
+
+def test_greedy_completion(openai: OpenAI) -> None:
+    answer = completed(openai, temperature=0)
+    assert answer.choices[0].text == plain(PROMPT, max_new_tokens=40, do_sample=False)
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (8, 40)
+    told = answer.usage.lookahead
+    assert 0 < told["passes"] <= 40 and told["tokens_per_pass"] == 40 / told["passes"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 2**63 - 1])
+def test_seeded_completions_repeat(openai: OpenAI, seed: int) -> None:
+    expected = plain(PROMPT, seed, max_new_tokens=40, do_sample=True, **SAMPLING)
+    for use in (True, False):
+        answer = completed(openai, seed=seed, **SAMPLING, extra_body={"use_lookahead": use})
+        assert answer.choices[0].text == expected
+
+
+def test_several_prompts_and_answers(openai: OpenAI) -> None:
+    prompts = [PROMPT, "class Stack:\n"]
+    answer = completed(openai, prompts, n=2, seed=5, echo=True, **SAMPLING)
+    expected = [
+        prompt + plain(prompt, 5 + copy, max_new_tokens=40, do_sample=True, **SAMPLING)
+        for prompt in prompts
+        for copy in range(2)
+    ]
+    assert [choice.text for choice in answer.choices] == expected
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+
+
+def test_token_ids(openai: OpenAI) -> None:
+    ids = bundled()[1](PROMPT)["input_ids"]
+    expected = plain(PROMPT, max_new_tokens=40, do_sample=False)
+    for prompt in (ids, [ids]):
+        assert completed(openai, prompt, temperature=0).choices[0].text == expected
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_chat(openai: OpenAI, stream: bool) -> None:
+    messages: Any = [{"role": "system", "content": "Write code."}, {"role": "user", "content": "def add(a, b):"}]
+    expected = plain(render(bundled()[1], messages), max_new_tokens=40, do_sample=False)
+    settings: Any = {"model": NAME, "messages": messages, "max_completion_tokens": 40, "temperature": 0}
+    if not stream:
+        answer = openai.chat.completions.create(**settings)
+        assert answer.choices[0].message.content == expected
+        return
+    chunks = list(openai.chat.completions.create(stream=True, stream_options={"include_usage": True}, **settings))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 40
+
+
+def test_streams_tell_which_tokens_were_drafted(openai: OpenAI) -> None:
+    stream = completed(openai, stream=True, temperature=0, extra_body={"lookahead": {"details": True}})
+    text, tokens, last = "", [], None
+    for chunk in stream:
+        text += chunk.choices[0].text
+        if (last := getattr(chunk.choices[0], "lookahead", None)) is not None:
+            tokens += last["tokens"]
+            passes = last["passes"]
+    assert text == "".join(token["text"] for token in tokens) == plain(PROMPT, max_new_tokens=40, do_sample=False)
+    drafted = sum(token["drafted"] for token in tokens)
+    assert 0 < drafted == len(tokens) - passes
+    assert all(token["source"] for token in tokens if token["drafted"])
+
+
+def test_stop_strings_are_left_out(openai: OpenAI) -> None:
+    whole = plain(PROMPT, max_new_tokens=60, do_sample=False)
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 4]
+    expected = whole[: whole.index(stop)]
+    answer = completed(openai, temperature=0, max_tokens=60, stop=["never in it", stop])
+    assert answer.choices[0].text == expected and answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens < 60
+    chunks = list(completed(openai, temperature=0, max_tokens=60, stop=stop, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected
+
+
+def test_log_probabilities(openai: OpenAI) -> None:
+    model, tokenizer = bundled()
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    settings: Any = {"max_new_tokens": 12, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    tokens = output.sequences[0, ids.shape[1] :].tolist()
+    logs = [torch.log_softmax(line[0], -1) for line in output.logits]
+    found = completed(openai, temperature=0, max_tokens=12, logprobs=3).choices[0].logprobs
+    assert found.tokens == [tokenizer.decode([token]) for token in tokens]
+    assert found.token_logprobs == pytest.approx(
+        [float(log[token]) for log, token in zip(logs, tokens, strict=True)], abs=1e-3
+    )
+    assert all(len(best) <= 3 for best in found.top_logprobs)
+    messages: Any = [{"role": "user", "content": "x"}]
+    chat: Any = {"model": NAME, "messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": True}
+    whole = openai.chat.completions.create(**chat, top_logprobs=2).choices[0]
+    assert whole.logprobs is not None and whole.logprobs.content is not None
+    assert len(whole.logprobs.content) == 6
+    assert all(each.top_logprobs[0].logprob == each.logprob for each in whole.logprobs.content)
+    streamed = list(openai.chat.completions.create(**chat, top_logprobs=2, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == whole.message.content
+
+
+def test_penalties_and_biases(openai: OpenAI) -> None:
+    free = completed(openai, temperature=0)
+    penalised = completed(openai, temperature=0, frequency_penalty=2.0, presence_penalty=2.0)
+    again = completed(
+        openai, temperature=0, frequency_penalty=2.0, presence_penalty=2.0, extra_body={"use_lookahead": False}
+    )
+    assert penalised.choices[0].text == again.choices[0].text != free.choices[0].text
+    token = bundled()[1].encode("\n")[0]
+    assert completed(openai, temperature=0, logit_bias={str(token): 100}, max_tokens=5).choices[0].text == "\n" * 5
+    repeated = completed(openai, temperature=0, extra_body={"repetition_penalty": 1.3}).choices[0].text
+    assert repeated == plain(PROMPT, max_new_tokens=40, do_sample=False, repetition_penalty=1.3)
+
+
+def test_a_right_prediction_doubles_the_tokens_a_pass(openai: OpenAI) -> None:
+    expected = plain("class Queue:\n", max_new_tokens=64, do_sample=False)
+    passes = []
+    for prediction in (None, {"type": "content", "content": expected}):
+        extra = {"extra_body": {"prediction": prediction}} if prediction else {}
+        answer = completed(openai, "class Queue:\n", temperature=0, max_tokens=64, **extra)
+        assert answer.choices[0].text == expected
+        passes.append(answer.usage.lookahead["passes"])
+    assert 2 * passes[1] <= passes[0]
+    told = answer.usage.completion_tokens_details
+    assert told.accepted_prediction_tokens > 32 and told.rejected_prediction_tokens < 32
+
+
+def test_a_wrong_prediction_changes_nothing(openai: OpenAI) -> None:
+    extra = {"prediction": {"type": "content", "content": [{"type": "text", "text": "Entirely different words."}]}}
+    answer = completed(openai, temperature=0, extra_body=extra)
+    assert answer.choices[0].text == plain(PROMPT, max_new_tokens=40, do_sample=False)
+    assert answer.usage.completion_tokens_details.rejected_prediction_tokens > 0
+
+
+def test_models_health_and_metrics(openai: OpenAI) -> None:
+    assert [model.id for model in openai.models.list()] == [NAME]
+    assert openai.models.retrieve(NAME).id == NAME
+    root = openai.base_url.copy_with(path="/")
+    assert openai._client.get(root.join("health")).json() == {"status": "ok"}
+    before = _metric(openai, "generation_tokens_total")
+    completed(openai, temperature=0)
+    assert _metric(openai, "generation_tokens_total") == before + 40
+    for name in ("spec_decode_num_accepted_tokens_total", "num_requests_waiting", "prompt_tokens_total"):
+        assert _metric(openai, name) >= 0
+    page = openai._client.get(root)
+    assert "sha256-" in page.headers["content-security-policy"] and "lookahead chat" in page.text
+
+
+def _metric(openai: OpenAI, name: str) -> float:
+    text = openai._client.get(openai.base_url.copy_with(path="/metrics")).text
+    line = next(line for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
+    return float(line.rpartition(" ")[2])

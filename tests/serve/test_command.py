@@ -1,0 +1,82 @@
+"""``lookahead serve`` as a process of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from helpers.serving import PROMPT, client, plain
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    given = [sys.executable, "-m", "lookahead", "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(given, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"running on (http://127\.0\.0\.1:\d+)", line):
+                yield process, found[1]
+                break
+        else:
+            raise AssertionError("".join(lines))
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def test_it_answers_and_stops_gracefully() -> None:
+    with command("--served-model-name", "mine") as (process, address), client(address) as openai:
+        answer = openai.completions.create(model="mine", prompt=PROMPT, max_tokens=24, temperature=0)
+        assert answer.choices[0].text == plain(PROMPT, max_new_tokens=24, do_sample=False)
+        stream = openai.completions.create(
+            model="mine", prompt=PROMPT, max_tokens=300, temperature=1.0, seed=3, logit_bias={"0": -100}, stream=True
+        )
+        text = next(iter(stream)).choices[0].text
+        process.send_signal(signal.SIGTERM)
+        for chunk in stream:  # what runs is finished
+            text += chunk.choices[0].text
+        assert len(text) > 300
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{address}/health")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--model", "/nowhere"], "--model /nowhere does not exist"),
+        (["--chat-template", "/nowhere"], "--chat-template /nowhere cannot be read"),
+        (["--api-key", ""], "--api-key is empty"),
+    ],
+)
+def test_refusals(arguments: list[str], told: str) -> None:
+    given = [sys.executable, "-m", "lookahead", "serve", *arguments]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert told in " ".join(done.stderr.split())
+
+
+def test_a_draft_model_and_a_template(tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assets = Path(__file__).parents[2] / "lookahead" / "assets" / "tiny-coder"
+    begin = time.monotonic()
+    arguments = "--draft", str(assets), "--dtype", "float32", "--chat-template", str(template)
+    with command(*arguments) as (_, address), client(address) as openai:
+        messages = [{"role": "user", "content": PROMPT}]
+        settings = {"max_tokens": 24, "temperature": 0}
+        answer = openai.chat.completions.create(model="tiny-coder", messages=messages, **settings)  # type: ignore[call-overload]
+        assert answer.choices[0].message.content == plain(PROMPT, max_new_tokens=24, do_sample=False)
+    assert time.monotonic() - begin < 300
