@@ -71,6 +71,7 @@ def test_lookahead_defaults() -> None:
         "max_nodes": 128,
         "tuning": None,
         "remember": True,
+        "references": None,
         "static": None,
         "traces": True,
         "pack": True,
