@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import uvicorn
 from typer import Option
 
 from jacobi import LookaheadError
 from lookahead.cli.options import ModelOptions
 from lookahead.loading import load_model
 from lookahead.serve import Limits, application
+from lookahead.serve.server import Server
 from lookahead.strategies.lookahead import Lookahead
 
 _KEY_HELP = "Clients must send it as a bearer token. Better given by the environment, which other users cannot list."
@@ -38,14 +38,8 @@ class Options(ModelOptions):
 
 def serve(options: Options) -> None:
     """Serve a model to OpenAI's clients, with lookahead decoding; a chat page is at /."""
-    uvicorn.run(
-        app_of(options),
-        host=options.host,
-        port=options.port,
-        log_level=options.log_level,
-        timeout_graceful_shutdown=options.grace,
-        server_header=False,
-    )
+    where: dict[str, Any] = {"host": options.host, "port": options.port}
+    Server(app_of(options), **where, log_level=options.log_level, grace=options.grace).run()
 
 
 def app_of(options: Options) -> Any:

@@ -6,11 +6,11 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from jacobi import LookaheadError
 
@@ -35,6 +35,7 @@ from lookahead.strategies.lookahead import Lookahead
 
 log = logging.getLogger("lookahead.serve")
 _PAGE = Path(__file__).with_name("chat.html")
+_T = TypeVar("_T")
 _LOOKS = 0.1  # seconds between two looks at whether a client is still there
 
 
@@ -66,25 +67,41 @@ class Service:
         if not body.stream:
             return await self._whole(request, running, shape)
         try:
-            first = await running.next()  # a call that is refused is told by its status
+            first = await _while_there(request, running.next())  # a call that is refused is told by its status
+        except _Gone:
+            running.drop()
+            return Response(status_code=499)
         except BaseException:
-            running.job.cancel()
+            running.drop()
             raise
         usage = body.stream_options is not None and body.stream_options.include_usage
         chunks = _chunks(running, shape, first, usage)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _whole(self, request: Request, running: "_Running", shape: Shape) -> Response:
-        work = asyncio.ensure_future(running.all())
         try:
-            while not (await asyncio.wait({work}, timeout=_LOOKS))[0]:
-                if await request.is_disconnected():
-                    return Response(status_code=499)
-            texts, answers = work.result()
+            answers = await _while_there(request, running.all())
+        except _Gone:
+            return Response(status_code=499)
         finally:
-            running.job.cancel()
-            work.cancel()
-        return JSONResponse(shape.whole(texts, answers))
+            running.drop()
+        return JSONResponse(shape.whole(answers))
+
+
+class _Gone(Exception):
+    """The client has closed its connection."""
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of ``work``, unless the client leaves before."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=_LOOKS))[0]:
+            if await request.is_disconnected():
+                raise _Gone
+        return task.result()
+    finally:
+        task.cancel()
 
 
 class _Running:
@@ -111,7 +128,7 @@ class _Running:
         try:
             event = await asyncio.wait_for(self._events.get(), max(0.0, left))
         except TimeoutError as error:
-            self.job.cancel()
+            self.drop()
             told = f"The request took longer than {self._service.limits.timeout:g} seconds."
             raise ApiError(told, 504, kind="server_error", code="timeout") from error
         metrics, passed = self._service.metrics, perf_counter() - self._begin
@@ -126,15 +143,17 @@ class _Running:
             metrics.first_token.observe(passed)
         return event
 
-    async def all(self) -> tuple[list[str], list[Answer]]:
-        """The texts and answers when they are done."""
-        texts, answers = [""] * self.plan.count, list[Answer]()
+    async def all(self) -> list[Answer]:
+        """The answers when they are done."""
+        answers = list[Answer]()
         while (event := await self.next()) is not None:
-            if isinstance(event, Piece):
-                texts[event.index] += event.text
-            else:
+            if isinstance(event, Answer):
                 answers.append(event)
-        return texts, answers
+        return answers
+
+    def drop(self) -> None:
+        """Nobody waits for it any more."""
+        self._service.engine.drop(self.job)
 
 
 async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None, usage: bool) -> AsyncIterator[str]:
@@ -160,7 +179,7 @@ async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None,
     except ApiError as error:
         yield _event(error.body())
     finally:
-        running.job.cancel()
+        running.drop()
 
 
 def _event(document: dict[str, Any]) -> str:
@@ -170,7 +189,7 @@ def _event(document: dict[str, Any]) -> str:
 def _refusal(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, LookaheadError | ValueError):
+    if isinstance(error, LookaheadError):
         return ApiError(str(error))
     if isinstance(error, Cancelled):
         return ApiError("The request was cancelled.", 499, kind="server_error", code="cancelled")
@@ -211,6 +230,7 @@ def application(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        engine.cut()  # what is still under way has no client any more
         await run_in_threadpool(engine.close)
 
     app = FastAPI(title="lookahead", version=__version__, lifespan=lifespan, openapi_url=None)

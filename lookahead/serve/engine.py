@@ -1,6 +1,6 @@
 """One thread that decodes, one request after the other: no two of them share a generator, a cache or a pass."""
 
-import queue
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,10 +14,12 @@ from transformers.generation.streamers import BaseStreamer
 from lookahead.generation.conversations import Conversations
 from lookahead.generation.watch import Pass, watching
 from lookahead.serve.errors import ApiError
-from lookahead.serve.pieces import Pieces
+from lookahead.serve.pieces import Pieces, first_stop, text_of
 from lookahead.serve.plans import Penalties, Plan, StopStrings
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
+
+_LEAST = -9999.0  # log probability of what is impossible, for which JSON has no number
 
 
 class Cancelled(Exception):
@@ -45,6 +47,7 @@ class Answer:
     cached_tokens: int
     finish: str  # "stop" or "length"
     stats: DecodingStats
+    text: str = ""
     logprobs: list[tuple[float, list[tuple[int, float]]]] | None = None
 
 
@@ -56,15 +59,20 @@ class Job:
 
     def __init__(self, plan: Plan, tell: Told) -> None:
         self.plan, self.tell = plan, tell
-        self._cancelled = threading.Event()
+        self._ended: Exception | None = None
 
-    def cancel(self) -> None:
-        """End it at its next pass, or leave it out where it has not begun."""
-        self._cancelled.set()
+    def cancel(self, reason: Exception | None = None) -> None:
+        """End it at its next pass, or leave it out where it has not begun; ``reason`` is what it is told."""
+        self._ended = self._ended or reason or Cancelled()
 
     def check(self) -> None:
-        if self._cancelled.is_set():
-            raise Cancelled
+        if self._ended is not None:
+            raise self._ended
+
+
+def _shutting_down() -> ApiError:
+    told, headers = "The server is shutting down.", {"Retry-After": "5"}
+    return ApiError(told, 503, kind="server_error", code="shutting_down", headers=headers)
 
 
 class Engine:
@@ -87,56 +95,97 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         self._strategy = strategy or Lookahead()
         self._most_waiting = most_waiting
-        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
         self._kept = Conversations(model, conversations)
         self._closing = False
-        self.running = 0
+        self._usual_s = 1.0  # what a job takes, of late
+        self._now: Job | None = None
         self._thread = threading.Thread(target=self._work, name="lookahead-engine", daemon=True)
         self._thread.start()
 
     @property
+    def running(self) -> int:
+        """Jobs that are decoded."""
+        return int(self._now is not None)
+
+    @property
     def waiting(self) -> int:
         """Jobs that have not begun."""
-        return self._jobs.qsize()
+        return len(self._waiting)
 
     @property
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closing
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is decoded, and nothing waits."""
+        with self._changed:
+            return not self.running and not self._waiting
+
     def submit(self, job: Job) -> None:
         """Queue a job, or say by an :class:`ApiError` that there is no place."""
-        if not self.alive:
-            raise ApiError("The server is shutting down.", 503, kind="server_error", code="shutting_down")
-        if self.waiting >= self._most_waiting:
-            raise ApiError(
-                f"{self.waiting} requests wait already. Try again later.",
-                429,
-                kind="rate_limit_error",
-                code="queue_full",
-                headers={"Retry-After": "1"},
-            )
-        self._jobs.put(job)
+        with self._changed:
+            if not self.alive:
+                raise _shutting_down()
+            if len(self._waiting) + self.running > self._most_waiting:
+                raise ApiError(
+                    f"{len(self._waiting)} requests wait already. Try again later.",
+                    429,
+                    kind="rate_limit_error",
+                    code="queue_full",
+                    headers={"Retry-After": str(max(1, math.ceil(len(self._waiting) * self._usual_s)))},
+                )
+            self._waiting.append(job)
+            self._changed.notify_all()
+
+    def drop(self, job: Job) -> None:
+        """Cancel a job; one that has not begun leaves the queue."""
+        job.cancel()
+        with self._changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+
+    def refuse(self) -> None:
+        """Take no more jobs; those that were submitted go on."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def cut(self) -> None:
+        """End what was submitted; each job is told that the server stops."""
+        with self._changed:
+            self._closing = True
+            for job in [*self._waiting, *([] if self._now is None else [self._now])]:
+                job.cancel(_shutting_down())
 
     def close(self, wait: bool = True) -> None:
         """Finish what was submitted, and stop."""
-        self._closing = True
-        self._jobs.put(None)
+        self.refuse()
         if wait:
             self._thread.join()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self.running = 1
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                job = self._now = self._waiting.popleft()
+            begin = perf_counter()
+            last: BaseException | None = None
             try:
                 for index in range(job.plan.count):
                     job.check()
                     job.tell(self._answer(job, index))
-                job.tell(None)
             except BaseException as error:
-                job.tell(error)
-            finally:
-                self.running = 0
-                del job
+                last = error
+            with self._changed:
+                self._now = None
+                self._usual_s += 0.2 * (perf_counter() - begin - self._usual_s)
+            job.tell(last)
+            del job, last
 
     def _answer(self, job: Job, index: int) -> Answer:
         plan, model = job.plan, self.model
@@ -148,7 +197,7 @@ class Engine:
         if any(plan.penalties):
             settings["logits_processor"] = [Penalties(len(ids), *plan.penalties)]
         if plan.stops:
-            settings["stopping_criteria"] = [StopStrings(self.tokenizer, plan.stops, len(ids))]
+            settings["stopping_criteria"] = [StopStrings(self.tokenizer, plan.stops)]
         if cache is not None:
             settings["past_key_values"] = cache
         if plan.lookahead:
@@ -172,7 +221,8 @@ class Engine:
         finish = "stop" if ended or stream.close() or len(tokens) < plan.room[which] else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
         found = None if plan.logprobs is None else _logprobs(output.logits, tokens, plan.logprobs)
-        return Answer(index, tokens, len(ids), cached, finish, stats, found)
+        whole = text_of(self.tokenizer, tokens)
+        return Answer(index, tokens, len(ids), cached, finish, stats, whole[: first_stop(whole, plan.stops)], found)
 
 
 class _Stream(BaseStreamer):
@@ -241,5 +291,5 @@ def _logprobs(logits: Any, tokens: list[int], most: int) -> list[tuple[float, li
         logs = torch.log_softmax(line[0].float(), dim=-1)
         best = torch.topk(logs, most) if most else None
         others = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        found.append((float(logs[token]), others))
+        found.append((max(_LEAST, float(logs[token])), [(other, max(_LEAST, log)) for other, log in others]))
     return found

@@ -1,64 +1,90 @@
 """A text as it is streamed: whole characters, and nothing that may turn out to be a stop string."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+# GPT-2's letters for bytes: printable ones stand for themselves, and the others, in order, for what follows 255.
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
+_BYTES = {chr(byte): byte for byte in _PRINTED} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 _CONTEXT = 6  # tokens before a piece that decide about its spaces
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-_MOST_UNFINISHED = 8  # tokens of one character; what is longer is no character
 
 
 class Pieces:
-    """Turns tokens into pieces of text, whose sum is the answer: it ends before the first stop string."""
+    """Turns tokens into pieces of text, whose sum is the answer: it ends before the first stop string.
+
+    The three bytes of a euro sign, a token each, and a stop string "ab" whose first half comes to nothing::
+
+        token    E2    82    AC    "a"   "c"
+        piece    ""    ""    "€"   ""    "ac"
+    """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = list(stops)
-        self._context: list[int] = []
-        self._waiting: list[int] = []
+        self._tokens: list[int] = []
+        self._read = 0  # tokens whose text is known: the text so far ends with a whole character
         self._held = ""  # may be the beginning of a stop string
         self.stopped = False
 
     def add(self, token: int) -> str:
         """What can be shown now that a token was written."""
-        self._waiting.append(token)
-        piece = self._decoded()
-        if piece.endswith(_UNFINISHED) and len(self._waiting) < _MOST_UNFINISHED:
+        if self.stopped:
             return ""
-        self._settle()
+        self._tokens.append(token)
+        piece = self._decoded()
+        if not piece or piece.endswith(_UNFINISHED):
+            return ""
+        self._read = len(self._tokens)
         return self._shown(piece)
 
     def close(self) -> str:
         """What is left when the text is over."""
-        piece = self._decoded() if self._waiting else ""
-        self._settle()
-        shown = self._shown(piece)
+        if self.stopped:
+            return ""
+        shown = self._shown(self._decoded())
         held, self._held = self._held, ""
         return shown if self.stopped else shown + held
 
     def _decoded(self) -> str:
-        before = _text(self._tokenizer, self._context)
-        return _text(self._tokenizer, self._context + self._waiting)[len(before) :]
-
-    def _settle(self) -> None:
-        self._context = (self._context + self._waiting)[-_CONTEXT:]
-        self._waiting = []
+        start = max(0, self._read - _CONTEXT)
+        before = text_of(self._tokenizer, self._tokens[start : self._read])
+        return text_of(self._tokenizer, self._tokens[start:])[len(before) :]
 
     def _shown(self, piece: str) -> str:
-        if self.stopped:
-            return ""
         text = self._held + piece
-        found = [place for place in map(text.find, self._stops) if place >= 0]
-        if found:
+        place = first_stop(text, self._stops)
+        if place is not None:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[:place]
         kept = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
 
-def _text(tokenizer: Any, tokens: list[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Tokens as text, without special tokens."""
+    settings = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode(list(tokens), **settings)) if tokens else ""
+
+
+def bytes_of(tokenizer: Any, token: int) -> bytes:
+    """The bytes that a token stands for, which may be a part of a character in byte-level and byte-fallback
+    vocabularies."""
+    name, text = str(tokenizer.convert_ids_to_tokens(token)), text_of(tokenizer, [token])
+    if _UNFINISHED in text:
+        if re.fullmatch("<0x[0-9A-F]{2}>", name):
+            return bytes.fromhex(name[3:5])
+        if all(letter in _BYTES for letter in name):
+            return bytes(_BYTES[letter] for letter in name)
+    return text.encode()
+
+
+def first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first stop string begins; None = there is none."""
+    return min((place for place in map(text.find, stops) if place >= 0), default=None)
 
 
 def _overlap(text: str, stop: str) -> int:

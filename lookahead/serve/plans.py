@@ -12,6 +12,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 from lookahead.chat_format import render
 from lookahead.serve.bodies import ChatRequest, CompletionRequest, Request, text_of
 from lookahead.serve.errors import ApiError
+from lookahead.serve.pieces import Pieces
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ class Planner:
 class Penalties(LogitsProcessor):
     """OpenAI's frequency and presence penalties: they are subtracted from the logits of tokens in the answer."""
 
+    lookahead_row_wise = True  # it draws nothing, and keeps nothing
+
     def __init__(self, prompt_length: int, frequency: float, presence: float) -> None:
         self._from, self._frequency, self._presence = prompt_length, frequency, presence
 
@@ -172,18 +175,16 @@ class Penalties(LogitsProcessor):
 
 
 class StopStrings(StoppingCriteria):
-    """Ends a text whose last token completes a stop string."""
+    """Ends a text that contains a stop string; asked after every token, as both loops do."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt_length: int) -> None:
-        self._tokenizer, self._stops, self._from = tokenizer, list(stops), prompt_length
-        self._tail = max(map(len, stops)) + 8  # tokens; one may bring no character
+    lookahead_row_wise = True  # it draws nothing, and sees one text
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self._pieces = Pieces(tokenizer, stops)
 
     def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
-        rows = [row[self._from :][-self._tail :].tolist() for row in input_ids]
-        settings = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        texts = [self._tokenizer.decode(row, **settings) for row in rows]
-        done = [any(stop in text for stop in self._stops) for text in texts]
-        return torch.tensor(done, device=input_ids.device)
+        self._pieces.add(int(input_ids[0, -1]))
+        return torch.full((len(input_ids),), self._pieces.stopped, dtype=torch.bool, device=input_ids.device)
 
 
 def _check_text(*texts: str) -> None:

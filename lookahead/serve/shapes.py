@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lookahead.serve.engine import Answer, Piece
+from lookahead.serve.pieces import bytes_of
 from lookahead.serve.plans import Plan
 from lookahead.stats import DecodingStats
 
@@ -26,15 +27,15 @@ class Shape:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
         self.created = int(time.time())
 
-    def whole(self, texts: Sequence[str], answers: Sequence[Answer]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
         choices = []
-        for text, answer in zip(texts, answers, strict=True):
+        for answer in answers:
             choice: dict[str, Any] = {"index": answer.index, "finish_reason": answer.finish}
             if self.chat:
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+                choice["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
             else:
-                choice["text"] = self.echo(answer.index) + text
+                choice["text"] = self.echo(answer.index) + answer.text
             choice["logprobs"] = self._logprobs(answer)
             choices.append(choice)
         kind = "chat.completion" if self.chat else "text_completion"
@@ -128,7 +129,7 @@ class Shape:
 
     def _token(self, token: int, log: float) -> dict[str, Any]:
         text = self._text(token)
-        return {"token": text, "logprob": log, "bytes": list(text.encode(errors="replace"))}
+        return {"token": text, "logprob": log, "bytes": list(bytes_of(self.tokenizer, token))}
 
     def _text(self, token: int) -> str:
         return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))

@@ -40,9 +40,11 @@ Processing = Callable[[Tensor, Tensor], Tensor]  # (texts [row, token], scores [
 
 
 def not_row_wise(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> list[str]:
-    """Names of the processors and stopping rules that may look at the whole batch."""
+    """Names of the processors and stopping rules that may look at the whole batch. Ours say by a class attribute
+    ``lookahead_row_wise`` that they treat each row on its own, and draw nothing."""
     others = {type(processor) for processor in processors} - ROW_PROCESSORS
-    return sorted(kind.__name__ for kind in others | ({type(rule) for rule in criteria} - ROW_RULES))
+    others |= {type(rule) for rule in criteria} - ROW_RULES
+    return sorted(kind.__name__ for kind in others if not getattr(kind, "lookahead_row_wise", False))
 
 
 def warp_of(processors: LogitsProcessorList) -> dict[str, Any]:

@@ -35,9 +35,10 @@ def plain(prompt: str | list[int], seed: int | None = None, **settings: Any) -> 
 
 
 @contextmanager
-def served(**settings: Any) -> Iterator[str]:
-    """The address of a server, which is stopped in the end."""
-    app = application(*bundled(), NAME, **settings)
+def served(model: Any = None, tokenizer: Any = None, **settings: Any) -> Iterator[str]:
+    """The address of a server, which is stopped in the end; without a model it has the bundled one."""
+    given = bundled() if model is None else (model, tokenizer)
+    app = application(*given, NAME, **settings)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -1,0 +1,46 @@
+"""Running the application in this process until it is told to stop, which lets requests under way finish."""
+
+import threading
+from time import monotonic, sleep
+from types import FrameType
+from typing import Any
+
+from jacobi import LookaheadError
+
+try:
+    import uvicorn
+except ImportError as error:
+    raise LookaheadError('The server needs uvicorn: pip install "lookahead-decoding[serve]".') from error
+
+_LOOKS = 0.05  # seconds between two looks at whether the engine is idle
+_LAST_BYTES = 5  # seconds for what was written to reach the clients
+
+
+class Server(uvicorn.Server):
+    """Serves until SIGTERM or SIGINT. From then on new requests get 503, while those under way, and those that wait,
+    have ``grace`` seconds; then it stops, and what is left is cut off. A second signal stops it at once."""
+
+    def __init__(self, application: Any, *, host: str, port: int, log_level: str = "info", grace: float = 30.0) -> None:
+        config = uvicorn.Config(application, host=host, port=port, log_level=log_level, ws="none")
+        config.server_header = False
+        config.timeout_graceful_shutdown = _LAST_BYTES
+        super().__init__(config)
+        self._engine = application.state.service.engine
+        self._grace = grace
+        self._stopping = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            self.force_exit = self.should_exit = True
+            return
+        self._stopping = True
+        # A signal may come while this very thread holds the engine's lock: another thread has to ask for it.
+        threading.Thread(target=self._drain, name="lookahead-drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        self._engine.refuse()
+        end = monotonic() + self._grace
+        while not self._engine.idle and monotonic() < end:
+            sleep(_LOOKS)
+        self._engine.cut()
+        self.should_exit = True

@@ -1,0 +1,108 @@
+"""Tokens that are parts of characters, stop strings in sampled texts, chat templates: on other models than the bundled
+one, too."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from helpers.cli import save_tiny_model
+from helpers.serving import NAME, client, served
+from openai import OpenAI
+
+import lookahead
+from lookahead.serve.pieces import Pieces, bytes_of, text_of
+
+pytestmark = pytest.mark.usefixtures("augmented")
+PROMPT = "a ünd b"
+
+
+@pytest.fixture(scope="module")
+def bytewise(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """A random model whose tokens are single bytes, so that most of what it writes is no character."""
+    model, tokenizer = lookahead.load_model(save_tiny_model(tmp_path_factory.mktemp("bytes")))
+    model.generation_config.pad_token_id = 257
+    return model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def openai(bytewise: tuple[Any, Any]) -> Iterator[OpenAI]:
+    with served(*bytewise) as address, client(address) as made:
+        yield made
+
+
+def plain(bytewise: tuple[Any, Any], seed: int, new_tokens: int, **settings: Any) -> str:
+    model, tokenizer = bytewise
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    torch.manual_seed(seed)
+    settings = {"do_sample": True, "max_new_tokens": new_tokens, "temperature": 1.3} | settings
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+def answers(openai: OpenAI, **settings: Any) -> tuple[str, str]:
+    """A text as a whole and streamed."""
+    given: Any = {"model": NAME, "prompt": PROMPT, "temperature": 1.3} | settings
+    whole = openai.completions.create(**given).choices[0].text
+    chunks = openai.completions.create(**given, stream=True)
+    return whole, "".join(chunk.choices[0].text for chunk in chunks)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_of_broken_characters_are_plain_ones(openai: OpenAI, bytewise: Any, seed: int) -> None:
+    expected = plain(bytewise, seed, 80)
+    assert "\ufffd" in expected
+    assert answers(openai, seed=seed, max_tokens=80) == (expected, expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sampled_texts_end_before_stop_strings(openai: OpenAI, bytewise: Any, seed: int) -> None:
+    whole = plain(bytewise, seed, 80)
+    letters = sorted({letter for letter in whole[20:] if letter.isprintable() and letter != "\ufffd"})
+    for stop in letters[:2]:
+        expected = whole[: whole.index(stop)]
+        assert answers(openai, seed=seed, max_tokens=80, stop=[stop, "never in it"]) == (expected, expected)
+
+
+def test_log_probabilities_tell_the_bytes(openai: OpenAI, bytewise: Any) -> None:
+    messages: Any = [{"role": "user", "content": "x"}]
+    settings: Any = {"max_tokens": 30, "logprobs": True, "seed": 1, "temperature": 1.3}
+    choice = openai.chat.completions.create(model=NAME, messages=messages, **settings).choices[0]
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    told = bytes(byte for token in choice.logprobs.content for byte in token.bytes or ())
+    assert told.decode(errors="replace") == choice.message.content
+    assert any(byte >= 128 for byte in told)
+
+
+def test_a_character_is_shown_when_its_last_byte_is_there(bytewise: Any) -> None:
+    tokenizer = bytewise[1]
+    pieces, tokens = Pieces(tokenizer, ["ab"]), tokenizer("€a€abc")["input_ids"]
+    assert [pieces.add(token) for token in tokens] == ["", "", "€", "", "", "", "a€", "", "", ""]
+    assert pieces.stopped and pieces.close() == ""
+    assert b"".join(bytes_of(tokenizer, token) for token in tokens).decode() == "€a€abc"
+    assert text_of(tokenizer, tokens) == "€a€abc"
+
+
+def test_what_is_held_back_comes_in_the_end(bytewise: Any) -> None:
+    tokenizer = bytewise[1]
+    pieces, tokens = Pieces(tokenizer, ["abc"]), tokenizer("xab€")["input_ids"][:-1]
+    assert "".join(map(pieces.add, tokens)) == "x"
+    assert pieces.close() == "ab\ufffd"
+
+
+def test_a_template_of_the_tokenizer_is_used_and_may_refuse() -> None:
+    model, tokenizer = lookahead.load_bundled()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "# {{ m.content }}\n{% endfor %}"
+    )
+    user: Any = {"role": "user", "content": "read a file"}
+    with served(model, tokenizer) as address, client(address) as openai:
+        settings: Any = {"model": NAME, "max_tokens": 20, "temperature": 0}
+        chat = openai.chat.completions.create(messages=[user], **settings).choices[0].message.content
+        assert chat == openai.completions.create(prompt="# read a file\n", **settings).choices[0].text
+        body = {"messages": [{"role": "system", "content": "x"}, user]}
+        refused = httpx.post(f"{address}/v1/chat/completions", json=body)
+        assert refused.status_code == 400
+        assert "no system" in refused.json()["error"]["message"]
