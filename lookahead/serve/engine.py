@@ -13,8 +13,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from lookahead.generation.conversations import Conversations
 from lookahead.generation.watch import Pass, watching
+from lookahead.pieces import Pieces, first_stop, text_of
 from lookahead.serve.errors import ApiError
-from lookahead.serve.pieces import Pieces, first_stop, text_of
 from lookahead.serve.plans import Penalties, Plan, StopStrings
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead

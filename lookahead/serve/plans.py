@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
 from lookahead.chat_format import render
+from lookahead.pieces import Pieces
 from lookahead.serve.bodies import ChatRequest, CompletionRequest, Request, text_of
 from lookahead.serve.errors import ApiError
-from lookahead.serve.pieces import Pieces
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lookahead.pieces import bytes_of
 from lookahead.serve.engine import Answer, Piece
-from lookahead.serve.pieces import bytes_of
 from lookahead.serve.plans import Plan
 from lookahead.stats import DecodingStats
 

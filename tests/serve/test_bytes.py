@@ -12,7 +12,7 @@ from helpers.serving import NAME, client, served
 from openai import OpenAI
 
 import lookahead
-from lookahead.serve.pieces import Pieces, bytes_of, text_of
+from lookahead.pieces import Pieces, bytes_of, text_of
 
 pytestmark = pytest.mark.usefixtures("augmented")
 PROMPT = "a ünd b"
