@@ -14,12 +14,14 @@ from lookahead._version import versions
 
 # The first paragraph of each command's docstring, so that the list of commands needs none of their modules.
 COMMANDS = {
+    "bench": "Race plain decoding, prompt lookup and lookahead on your model and prompts, in less than two minutes.",
     "convert-eagle": "Convert an EAGLE head between the published formats.",
     "convert-medusa": "Convert Medusa heads between the published formats.",
     "demo": "Write a few texts with and without lookahead, and compare texts and times.",
     "generate": "Continue a prompt; the text appears as it is written.",
     "serve": "Serve a model to OpenAI's clients, with lookahead decoding; a chat page is at /.",
     "support": "Say whether lookahead can decode a model, by which route, and why; exit status 1 if it cannot.",
+    "trace": "Write a page that shows every pass of a decode: its tree, what was accepted, and the time it took.",
     "train-eagle": "Train an EAGLE head for a model.",
     "train-medusa": "Train Medusa heads for a model.",
     "train-redrafter": "Train a ReDrafter head for a model.",

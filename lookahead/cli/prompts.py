@@ -64,3 +64,27 @@ def read_stdin() -> str:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise LookaheadError(f"The prompt on stdin is not text ({error}): expected UTF-8.") from error
+
+
+def read_questions(file: Path) -> list[tuple[str, str]]:
+    """Category and first turn of each question in a file of Spec-Bench's format (Xia et al., arXiv 2401.07851)."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LookaheadError(f"--questions {file} cannot be read: {error}.") from error
+    questions = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise LookaheadError(f"--questions {file}, line {number}, is not JSON ({error.msg}).") from error
+        turns = item.get("turns") if isinstance(item, dict) else None
+        if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0]:
+            expected = 'expected an object with "turns", a list of texts'
+            raise LookaheadError(f"--questions {file}, line {number}: {expected}; got {line[:60]}")
+        questions.append((str(item.get("category", "questions")), turns[0]))
+    if not questions:
+        raise LookaheadError(f"--questions {file} holds no question: expected at least one line.")
+    return questions

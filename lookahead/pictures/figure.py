@@ -1,0 +1,77 @@
+"""A pass as a picture, for documents and slides. Needs matplotlib."""
+
+from pathlib import Path
+from typing import Any
+
+from jacobi import LookaheadError
+from lookahead.pictures.records import places
+
+COLOURS = ("#2a7f62", "#3b6fb6", "#b5651d", "#8a4fa3", "#b8860b", "#5f6b7a")  # of sources, in the order of the legend
+_GREY = "#9aa5b1"
+
+
+def colours(sources: list[str]) -> dict[str, str]:
+    """A colour for each source."""
+    names = sorted({source for source in sources if source})
+    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+
+
+def visible(text: str) -> str:
+    """A token's text with its spaces and line breaks shown."""
+    shown = text.replace(" ", "\N{MIDDLE DOT}").replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}")
+    shown = "".join(letter if letter.isprintable() else "\N{WHITE SQUARE}" for letter in shown)
+    return shown if len(shown) <= 14 else shown[:13] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def check_matplotlib() -> None:
+    """Raise a LookaheadError where it is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise LookaheadError('Pictures need matplotlib: pip install "lookahead-decoding[bench]".') from error
+
+
+def draw(each: dict[str, Any], number: int, file: Path) -> None:
+    """Save one pass of a :func:`.document_of`; the file's suffix says as what: png, svg, pdf."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    spots = places(each["parents"])
+    deepest, lowest = max(depth for depth, _ in spots), max(height for _, height in spots)
+    size = (max(5.0, 1.45 * (deepest + 1)), max(1.6, 0.36 * (lowest + 1) + 0.9))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    kept, known = set(each["accepted"]), colours(each["sources"])
+    for node, parent in enumerate(each["parents"]):
+        (across, down), text = spots[node], visible(each["tokens"][node])
+        colour = known.get(each["sources"][node], "#1c1c1e" if node == 0 else _GREY)
+        if parent >= 0:
+            before = spots[parent]
+            line: dict[str, Any] = {"color": colour, "linewidth": 2.4, "zorder": 1}
+            if node not in kept:
+                line |= {"color": "0.82", "linewidth": 1.0}
+            axes.plot([before[0], across], [-before[1], -down], **line)
+        box: dict[str, Any] = {
+            "boxstyle": "round,pad=0.25",
+            "edgecolor": colour,
+            "linewidth": 1.6 if node in kept else 0.8,
+        }
+        box["facecolor"] = colour if node in kept else "white"
+        chance = each["chances"][node]
+        label = text if node == 0 or chance < 0 else f"{text}  {chance:.0f}%"
+        style: dict[str, Any] = {"color": "white" if node in kept else colour, "fontsize": 8, "parse_math": False}
+        axes.annotate(label, (across, -down), ha="center", va="center", bbox=box, zorder=2, **style)
+    handles = [Line2D([], [], color=colour, linewidth=4, label=name) for name, colour in known.items()]
+    if handles:
+        axes.legend(handles=handles, loc="lower right", frameon=False, fontsize=8)
+    axes.set_title(
+        f"Pass {number}: {len(spots) - 1} drafted, {len(kept) - 1} accepted, {len(each['written'])} tokens written",
+        fontsize=9,
+    )
+    axes.set_xlim(-0.6, deepest + 0.6)
+    axes.set_ylim(-lowest - 0.7, 0.7)
+    axes.set_axis_off()
+    try:
+        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:
+        raise LookaheadError(f"{file} cannot be written: {error}.") from error

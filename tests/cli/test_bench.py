@@ -1,0 +1,79 @@
+"""``lookahead bench``: every method on every prompt, honest about texts, losses and time."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.cli import other_token, run, spoil
+
+from lookahead import bundled
+from lookahead.cli.racing import LABELS
+
+QUICK = ("--new-tokens", 12, "--modes", "greedy,t0.7", "--minutes", 1)
+
+
+@pytest.fixture(autouse=True)
+def _tiny(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundled, "BUNDLED", folder)
+
+
+def test_every_method_and_mode(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("def add(a, b):\nclass Stack:\n")
+    out = tmp_path / "bench.json"
+    ran = run("bench", "--prompts", file, "--out", out, *QUICK)
+    assert ran.status == 0, ran.out
+    document = json.loads(out.read_text())
+    assert len(document["runs"]) == 2 * 2 * len(LABELS) and len(document["rows"]) == 2 * len(LABELS)
+    ours = [each for each in document["runs"] if each["method"] == "lookahead"]
+    assert all(each["verdict"] == "same" and each["tokens"] == 12 and each["stats"]["steps"] for each in ours)
+    plain = [each for each in document["rows"] if each["method"] == "plain"]
+    assert all(each["speedup"] == pytest.approx(1.0) for each in plain)
+    assert document["machine"]["threads"] and document["versions"]["torch"]
+    assert "prompts, greedy: lookahead is" in ran.words and "prompts, t0.7: lookahead is" in ran.words
+    assert ran.out.count("█") >= 8
+
+
+def test_questions_by_category(tmp_path: Path) -> None:
+    file = tmp_path / "question.jsonl"
+    lines = [
+        {"question_id": n, "category": kind, "turns": ["Say it.", "Again."]} for n, kind in enumerate(["qa", "math"])
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = run("bench", "--questions", file, "--modes", "greedy", "--new-tokens", 8, "--json")
+    document = json.loads(ran.out)
+    assert {row["kind"] for row in document["rows"]} == {"qa", "math", "all"}
+
+
+def test_little_time_means_less_text() -> None:
+    ran = run("bench", "--minutes", 0.05, "--new-tokens", 400, "--modes", "greedy")
+    assert ran.status == 0
+    assert "--minutes gives more" in ran.words
+
+
+def test_a_wrong_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, other_token(5, lambda token: (token + 1) % 258))
+    ran = run("bench", *QUICK, "--json")
+    assert ran.status == 1
+    assert {each["verdict"] for each in json.loads(ran.out)["runs"] if each["mode"] == "greedy"} >= {"bug", "same"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--modes", "warm"), "expected greedy, or t and a temperature"),
+        (("--modes", "t0"), "expected greedy, or t and a temperature"),
+        (("--questions", "/nowhere"), "--questions /nowhere cannot be read"),
+        (("--questions", "q", "--prompts", "p"), "give one of them"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], told: str) -> None:
+    ran = run("bench", *arguments)
+    assert ran.status == 2 and told in " ".join(ran.err.split())
+
+
+def test_a_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "bench.png"
+    assert run("bench", "--plot", file, "--new-tokens", 8, "--modes", "greedy").status == 0
+    assert file.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,72 @@
+"""The page of a decode: complete, self-contained, and safe with any text."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli import run, save_tiny_model
+
+from lookahead import bundled
+from lookahead.pictures.figure import visible
+from lookahead.pictures.page import page_of
+from lookahead.pictures.records import places
+
+
+def data_of(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8)], ids=["greedy", "sampled"])
+def test_the_page_tells_the_text(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Any) -> None:
+    monkeypatch.setattr(bundled, "BUNDLED", folder)
+    page = tmp_path / "page.html"
+    ran = run("trace", "--prompt", "def add(a, b):", "--new-tokens", 30, "--nodes", 8, "-o", page, *sampling)
+    assert ran.status == 0, ran.err
+    document = data_of(page.read_text())
+    assert sum(len(each["written"]) for each in document["passes"]) == 30
+    for each in document["passes"]:
+        assert len(each["tokens"]) == len(each["parents"]) == len(each["sources"]) == len(each["chances"])
+    assert "http" not in page.read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_no_text_becomes_markup() -> None:
+    evil = "</script><img src=x onerror=alert(1)><!-- & \u2028 \ud83d"
+    one = {"tokens": [evil], "parents": [-1], "sources": [""], "chances": [100], "accepted": [0], "written": [evil]}
+    page = page_of({"title": evil, "prompt": evil, "passes": [one | {"ms": [0, 1, 0, 0]}]})
+    assert "<img" not in page and page.count("</script>") == 2
+    assert data_of(page)["prompt"] == evil
+
+
+def test_places() -> None:
+    assert places([-1]) == [(0, 0.0)]
+    assert places([-1, 0, 0, 1, 1]) == [(0, 1.25), (1, 0.5), (1, 2.0), (2, 0.0), (2, 1.0)]
+
+
+def test_visible() -> None:
+    assert visible(" a\n\x00") == "·a↵□"
+    assert len(visible("x" * 40)) == 14
+
+
+def test_a_picture(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(bundled, "BUNDLED", folder)
+    page, picture = tmp_path / "page.html", tmp_path / "pass.png"
+    given = ("--new-tokens", 12, "--nodes", 4, "-o", page, "--png", picture)
+    assert run("trace", *given).status == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    ran = run("trace", *given, "--pass", 99)
+    assert ran.status == 2 and "--pass 99 does not exist" in ran.err
+
+
+def test_refusals(tmp_path: Path) -> None:
+    ran = run("trace", "-o", tmp_path / "no" / "page.html")
+    assert ran.status == 2 and "there is no folder" in " ".join(ran.err.split())
