@@ -19,6 +19,7 @@ try:
     from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 except ImportError as error:
     raise LookaheadError('The server needs FastAPI: pip install "lookahead-decoding[serve]".') from error
 
@@ -48,7 +49,7 @@ class Service:
 
     async def complete(self, request: Request, chat: bool) -> Response:
         """Answer a request of either kind."""
-        raw = await request.body()
+        raw = await self._body(request)
         body: Any
         try:
             if chat:
@@ -77,6 +78,15 @@ class Service:
         usage = body.stream_options is not None and body.stream_options.include_usage
         chunks = _chunks(running, shape, first, usage)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _body(self, request: Request) -> bytes:
+        try:
+            return await asyncio.wait_for(request.body(), self.limits.timeout)
+        except TimeoutError as error:
+            told = f"The body was not complete after {self.limits.timeout:g} seconds."
+            raise ApiError(told, 408, code="timeout", headers={"Connection": "close"}) from error
+        except ClientDisconnect as error:
+            raise ApiError("The client left before its body was complete.", 499, code="cancelled") from error
 
     async def _whole(self, request: Request, running: "_Running", shape: Shape) -> Response:
         try:

@@ -205,7 +205,7 @@ class Engine:
         inputs = torch.tensor([ids], device=model.device)
         devices = [model.device] if model.device.type == "cuda" else []
         with torch.random.fork_rng(devices), watching(stream.see), torch.no_grad():
-            torch.manual_seed((plan.seed + copy) % (1 << 63))
+            torch.manual_seed(plan.seed + copy)
             output = model.generate(
                 input_ids=inputs,
                 attention_mask=torch.ones_like(inputs),
