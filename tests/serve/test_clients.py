@@ -69,12 +69,12 @@ def test_memory_is_flat_over_500_requests() -> None:
         return pages * resource.getpagesize() >> 20
 
     with served() as address, client(address) as openai:
-        for index in range(100):
+        for index in range(300):  # drafts and kept caches fill up
             asked(openai, index)
         before = resident()
         for index in range(500):
             asked(openai, index)
-        assert resident() - before < 32
+        assert resident() - before < 16
 
 
 def long_request() -> dict[str, Any]:
