@@ -139,6 +139,10 @@ def test_penalties_and_biases(openai: OpenAI) -> None:
 
 def test_a_right_prediction_doubles_the_tokens_a_pass(openai: OpenAI) -> None:
     expected = plain("class Queue:\n", max_new_tokens=64, do_sample=False)
+    earlier = plain(PROMPT, max_new_tokens=64, do_sample=False)  # what wide passes cost here has to be known
+    told = {"prediction": {"type": "content", "content": earlier}}
+    for _ in range(3):
+        completed(openai, temperature=0, max_tokens=64, extra_body=told)
     passes = []
     for prediction in (None, {"type": "content", "content": expected}):
         extra = {"extra_body": {"prediction": prediction}} if prediction else {}
@@ -146,8 +150,8 @@ def test_a_right_prediction_doubles_the_tokens_a_pass(openai: OpenAI) -> None:
         assert answer.choices[0].text == expected
         passes.append(answer.usage.lookahead["passes"])
     assert 2 * passes[1] <= passes[0]
-    told = answer.usage.completion_tokens_details
-    assert told.accepted_prediction_tokens > 32 and told.rejected_prediction_tokens < 32
+    counts = answer.usage.completion_tokens_details
+    assert counts.accepted_prediction_tokens > 32 and counts.rejected_prediction_tokens < 32
 
 
 def test_a_wrong_prediction_changes_nothing(openai: OpenAI) -> None:
