@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from jacobi import Drafter, LookaheadError, Step, Wants, solve
+from jacobi import Drafter, LookaheadError, PlainDrafter, Step, Wants, solve
+from lookahead.draft.context import Drafts
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import borrowed
 from lookahead.generation import transformers_loop
@@ -20,6 +21,7 @@ from lookahead.generation.drafting import WhileWriting, draft_context
 from lookahead.generation.observers import Observers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, decoded
 from lookahead.generation.watch import records
+from lookahead.parallel.tensor import TensorParallel
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.experts import expert_kernels
 from lookahead.runtime.linear import LinearModel
@@ -47,6 +49,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
         return transformers_loop.run(call, strategy.stats, plan.reason)
     wants, rule = _wanted(strategy, call, plan, sequences.most_new)
     traces, packed = None, None
+    ranks = _ranks(strategy, call, sequences)
     if plan.route == "tree":
         support.self_test(call.model, call.traits)
         traces, packed = _made_earlier(strategy, call, wants)
@@ -74,9 +77,9 @@ def decode(strategy: Strategy, call: Call) -> Output:
 
         known = (call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback)
         by_chance = strategy.candidates == "drawn" and bool(call.config.do_sample)
-        drafts = strategy.drafts(draft_context(*known, by_chance))
+        drafts = strategy.drafts(draft_context(*known, by_chance)) if ranks is None or ranks.leads else _none(call)
         depths = [0] * call.batch
-        drafters = [
+        drafters: list[Drafter] = [
             WhileWriting(drafter, row, sequences, depths, call.traits.vocab_size)
             for row, drafter in enumerate(drafts.drafters)
         ]
@@ -87,6 +90,8 @@ def decode(strategy: Strategy, call: Call) -> Output:
             observers.catch_up()
             drafts.catch_up()
 
+        if ranks is not None:
+            drafters = ends.enter_context(ranks.call(drafters, _call_of(strategy, call), call.traits.device))
         with closing(_passes(model, drafters, verifier, aside)) as steps:
             for step in steps:
                 observers.see(step)
@@ -166,7 +171,7 @@ def _wanted(
 
 def _made_earlier(strategy: Strategy, call: Call, wants: Wants) -> tuple[Traces | None, Packed | None]:
     """What makes passes on a CPU faster, as far as earlier calls have paid for it: traces, and packed weights."""
-    if strategy.static:
+    if strategy.static or call.traits.is_sharded:
         return None, None
     packed = packed_weights(call.model) if _packs(strategy, call) else None
     if not strategy.traces:
@@ -177,7 +182,35 @@ def _made_earlier(strategy: Strategy, call: Call, wants: Wants) -> tuple[Traces 
 def _packs(strategy: Strategy, call: Call) -> bool:
     """Whether passes may run on packed weights."""
     fits = call.traits.device.type == "cpu" and not call.traits.is_encoder_decoder
-    return strategy.pack and fits and not strategy.static
+    return strategy.pack and fits and not strategy.static and not call.traits.is_sharded
+
+
+def _ranks(strategy: Strategy, call: Call, sequences: Sequences) -> TensorParallel | None:
+    """The ranks over which the model is sharded, which have to run the same passes; None = there are none."""
+    if not call.traits.is_sharded:
+        return None
+    if strategy.verification != "exact" and call.config.do_sample:
+        raise LookaheadError("verification= other than 'exact' cannot be used with tensor parallelism. Leave it out.")
+    return TensorParallel(call.model, sequences)
+
+
+def _none(call: Call) -> Drafts:
+    """What a rank drafts that is told its trees."""
+    return Drafts([PlainDrafter() for _ in range(call.batch)])
+
+
+def _call_of(strategy: Strategy, call: Call) -> dict[str, Any]:
+    """What all ranks must have in common, by name; what only steers drafts may differ."""
+    settings = call.config.to_diff_dict()
+    drafts = ("use_lookahead", "lookahead_strategy")
+    return {
+        "prompts": call.input_ids,
+        "attention masks": call.kwargs.get("attention_mask"),
+        "generation settings": {name: value for name, value in settings.items() if name not in drafts},
+        "strategy": [type(strategy).__name__, strategy.verification, strategy.candidates],
+        "processors": [type(each).__name__ for each in call.processors],
+        "stopping rules": [type(each).__name__ for each in call.criteria],
+    }
 
 
 def _ways(model: TreeModel | LinearModel) -> tuple[Traces | None, bool]:

@@ -64,6 +64,15 @@ class ModelTraits:
         )
 
 
+def tensor_parallel_group(model: PreTrainedModel) -> Any:
+    """The process group over which a model's weights are sharded; None if there is none."""
+    mesh: Any = getattr(model, "_device_mesh", None)
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized() or not hasattr(mesh, "get_group"):
+        return None
+    names = mesh.mesh_dim_names or ()
+    return mesh.get_group("tp") if "tp" in names and len(names) > 1 else mesh.get_group()
+
+
 def boundary(traits: ModelTraits, past: int, last_positions: Sequence[int]) -> tuple[int, str] | None:
     """The first slot whose token needs a step of transformers' own, and why; None = no slot does.
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel
 from lookahead.models.early_exit import early_exit
-from lookahead.models.traits import ModelTraits
+from lookahead.models.traits import ModelTraits, tensor_parallel_group
 from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary
 from lookahead.support.route import check_model, route, self_test
 
@@ -84,3 +84,12 @@ def _check_numbers(draft: PreTrainedModel, traits: ModelTraits) -> None:
 
 def _refuse(culprit: str, way_out: str) -> None:
     raise LookaheadError(f"This model cannot draft: {culprit}; {way_out}.")
+
+
+def check_whole(model: Any, what: str) -> None:
+    """Refuse a model sharded over ranks, of which rank 0 alone would have to run parts to draft."""
+    if tensor_parallel_group(model) is not None:
+        raise LookaheadError(
+            f"{what} drafts with parts of the model itself, and with tensor parallelism rank 0 alone drafts: expected "
+            "the free sources, Medusa's heads, or an assistant_model that is whole on rank 0."
+        )

@@ -17,6 +17,7 @@ from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import EaglePasses, joined_features
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Candidates
+from lookahead.strategies.draft_models import check_whole
 
 _DEFAULT_SOURCES = ("eagle", "recycling", "suffix")
 
@@ -93,6 +94,7 @@ class Eagle(AutomaticStrategy):
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a head that is another model's."""
         self._check_causal(model)
+        check_whole(model, type(self).__name__)
         self._read.check(model)
 
     def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:

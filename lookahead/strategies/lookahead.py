@@ -12,7 +12,13 @@ from lookahead.sources.draft_texts import DraftPasses, DraftTexts
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Candidates, Strategy
-from lookahead.strategies.draft_models import Tokenizers, check_draft_model, draft_model_for, vocabulary_for
+from lookahead.strategies.draft_models import (
+    Tokenizers,
+    check_draft_model,
+    check_whole,
+    draft_model_for,
+    vocabulary_for,
+)
 from lookahead.strategies.mtp import Mtp
 
 _DEFAULT_SOURCES = ("recycling", "suffix", "window")
@@ -150,6 +156,8 @@ class Lookahead(AutomaticStrategy):
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a draft model that cannot draft for the model."""
+        if isinstance(self.draft_model, int):
+            check_whole(model, "draft_model with a number of layers")
         if self.draft_model is not None:
             check_draft_model(model, draft_model_for(model, self.draft_model), self.tokenizers)
 

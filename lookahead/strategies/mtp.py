@@ -15,6 +15,7 @@ from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joine
 from lookahead.sources.mtp.heads import MtpHeads
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Candidates
+from lookahead.strategies.draft_models import check_whole
 
 _DEFAULT_SOURCES = ("mtp", "recycling", "suffix")
 
@@ -74,6 +75,7 @@ class Mtp(AutomaticStrategy):
     def check(self, model: PreTrainedModel) -> None:
         """Refuse layers that are another model's, or that cannot be read."""
         self._check_causal(model)
+        check_whole(model, type(self).__name__)
         self._read(model).check(model)
 
     def _read(self, model: PreTrainedModel) -> MtpHeads:

@@ -18,6 +18,7 @@ from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.sources.redrafter.passes import RecurrentPasses
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Candidates
+from lookahead.strategies.draft_models import check_whole
 
 _DEFAULT_SOURCES = ("redrafter", "recycling", "suffix")
 
@@ -87,6 +88,7 @@ class ReDrafter(AutomaticStrategy):
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a head that is another model's."""
         self._check_causal(model)
+        check_whole(model, type(self).__name__)
         self._read.check(model)
 
     def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from jacobi import LookaheadError
 from lookahead.models.conformance import recorded
 from lookahead.models.families.decoders import own_steps
 from lookahead.models.families.registry import overrides_for
-from lookahead.models.traits import ModelTraits
+from lookahead.models.traits import ModelTraits, tensor_parallel_group
 from lookahead.support.caches import check_cache_of_linear, check_cache_of_trees
 from lookahead.support.call import change_within, check_prompt, tree_obstacle
 from lookahead.support.passes import linear_obstacle
@@ -44,6 +44,8 @@ def plan(
 ) -> Plan:
     """How a call is decoded that writes up to ``room`` tokens; an error if its cache cannot follow the route."""
     found = _route(model, traits, later=isinstance(cache, DynamicCache))
+    if found.route == "chain" and traits.is_sharded:
+        return Plan("plain", f"{found.reason}; linear drafts are not told to the ranks of a sharded model")
     way, why = found.route, found.reason
     if way == "plain":
         return found
@@ -107,11 +109,11 @@ def check_model(model: PreTrainedModel, traits: ModelTraits | None = None, atten
             f"{traits.name} writes in a decoding loop of its own ({traits.own_loop}._sample), and lookahead cannot "
             "take its place. Drop use_lookahead for this model."
         )
-    if traits.is_sharded:
+    if traits.is_sharded and tensor_parallel_group(model) is None:
         raise LookaheadError(
-            f"{traits.name} is sharded over several processes (tensor parallelism), and each of them would draft other "
-            "tokens: expected a model that one process runs. Load it without tp_plan and distributed_config "
-            "(device_map='auto' spreads it over the devices of one process), or drop use_lookahead."
+            f"{traits.name} is sharded over several processes (tensor parallelism), but they cannot be told trees: "
+            "expected torch.distributed to be initialised, as torchrun and from_pretrained(tp_plan='auto') leave it. "
+            "Load it without tp_plan and distributed_config, or drop use_lookahead."
         )
     attention = attention or traits.attention
     if attention not in _ATTENTION and no_tree(model, traits) is None:

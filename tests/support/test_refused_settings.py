@@ -162,9 +162,9 @@ def test_attention_without_masks(name: str, passes: Passes) -> None:
 
 @pytest.mark.parametrize("attribute", ["_device_mesh", "_tp_size"])
 def test_sharded_models(attribute: str, passes: Passes) -> None:
-    """Each process of a tensor-parallel model would draft trees of its own."""
+    """Ranks that no group connects cannot be told trees."""
     model = fresh_model("llama")
     setattr(model, attribute, 2)
-    refused(passes, model, "LlamaForCausalLM is sharded over several processes .tensor parallelism.*Load it without")
+    refused(passes, model, "LlamaForCausalLM is sharded over several processes .tensor parallelism.*to be initialised")
     for way in (Lookahead(window_size=3, ngram_size=3, verification_set_size=3), Jacobi()):
         refused(passes, model, "sharded over several processes", lookahead_strategy=way)
