@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 OUT ?= build
 
-.PHONY: demo test slow conformance integrations check format bench gpu clean
+.PHONY: demo test slow conformance integrations check format bench gpu docs dist clean
 
 demo: .venv/installed
 	$(BIN)/lookahead demo
@@ -41,6 +41,23 @@ bench: .venv/installed
 # All that only a CUDA device can show, in less than nine minutes: make gpu OUT=FOLDER
 gpu: .venv/installed
 	$(BIN)/python -m benchmarks.gpu --out "$(OUT)"
+
+docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check mkdocs-material "mkdocstrings[python]"
+	$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+
+# Wheel and sdist, each tried in an environment of its own, from outside of this folder.
+dist: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist build/lib build/smoke
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	for file in "$(CURDIR)"/dist/*.whl "$(CURDIR)"/dist/*.tar.gz; do \
+		rm -rf build/smoke && "$(PYTHON)" -m venv build/smoke && \
+		build/smoke/bin/pip install --quiet --disable-pip-version-check "$(TORCH)" "$$file" && \
+		(cd build/smoke && bin/python -I "$(CURDIR)/tools/smoke.py" && bin/lookahead demo --prompts 1 --rounds 1) \
+			|| exit 1; \
+	done
 
 .venv/installed: setup.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed. Try: make PYTHON=/path/to/python3.11"; exit 1; }

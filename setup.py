@@ -9,6 +9,10 @@ here = Path(__file__).parent
 home = "https://github.com/lookahead-decoding/lookahead"
 version = re.search(r'__version__ = "(.+?)"', (here / "lookahead" / "_version.py").read_text())
 assert version is not None
+# Where the package is published, links of the README lead to the repository.
+readme = (here / "README.md").read_text()
+readme = re.sub(r"\]\((?!https?:|#)([^)]+\.(?:svg|png))\)", rf"]({home}/raw/main/\1)", readme)
+readme = re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({home}/blob/main/\1)", readme)
 serve = ["fastapi", "uvicorn", "prometheus-client"]
 bundled = ("tiny-coder", "tiny-coder-medusa", "tiny-coder-eagle")
 
@@ -16,7 +20,7 @@ setup(
     name="lookahead-decoding",
     version=version.group(1),
     description="Exact lookahead decoding for Hugging Face transformers: plain generate's text in fewer forward passes",
-    long_description=(here / "README.md").read_text(),
+    long_description=readme,
     long_description_content_type="text/markdown",
     author="The lookahead developers",
     url=home,

@@ -14,7 +14,9 @@ from lookahead._version import versions
 
 # The first paragraph of each command's docstring, so that the list of commands needs none of their modules.
 COMMANDS = {
+    "batch": "Answer a file of requests in OpenAI's batch format; a run that was killed goes on where it ended.",
     "bench": "Race plain decoding, prompt lookup and lookahead on your model and prompts, in less than two minutes.",
+    "chat": "Chat with a model in the terminal; tokens that came for free are green.",
     "convert-eagle": "Convert an EAGLE head between the published formats.",
     "convert-medusa": "Convert Medusa heads between the published formats.",
     "demo": "Write a few texts with and without lookahead, and compare texts and times.",

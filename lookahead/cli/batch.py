@@ -1,0 +1,187 @@
+"""``lookahead batch``: many requests from a file, in OpenAI's batch format, answered into another one."""
+
+import fcntl
+import json
+import os
+import queue
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+from typer import Argument, Exit, Option
+
+from jacobi import LookaheadError
+from lookahead.cli import common
+from lookahead.cli.options import ModelOptions
+from lookahead.patch import augment_all
+from lookahead.serve.bodies import ChatRequest, CompletionRequest, read
+from lookahead.serve.engine import Answer, Engine, Job, Piece
+from lookahead.serve.errors import ApiError
+from lookahead.serve.plans import Limits, Plan, Planner
+from lookahead.serve.shapes import Shape
+
+_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+_INTERRUPTED = 130  # exit status, as of a program that SIGINT ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ModelOptions):
+    source: Annotated[Path, Argument(metavar="IN.jsonl", help="Requests, one JSON object a line.")]
+    target: Annotated[Path, Argument(metavar="OUT.jsonl", help="Answers; what is there already is not asked again.")]
+    max_new_tokens: Annotated[int, Option(min=1, help="Of a chat answer, where a request does not say.")] = 1024
+    conversations: Annotated[int, Option(min=0, help="KV caches kept for common prefixes of requests.")] = 4
+
+
+@dataclass(frozen=True)
+class Line:
+    """A request of the file."""
+
+    number: int
+    custom_id: str
+    chat: bool
+    body: dict[str, Any]
+
+
+def batch(options: Options) -> None:
+    """Answer a file of requests in OpenAI's batch format; a run that was killed goes on where it ended."""
+    lines, bad = _read(options.source)
+    side = options.target.with_name(f"{options.target.stem}.errors.jsonl")
+    if not options.target.parent.is_dir():
+        raise LookaheadError(f"{options.target} cannot be written: there is no folder {options.target.parent}.")
+    with _locked(options.target) as out:
+        done = _done(out, options.target)
+        left = [line for line in lines if line.custom_id not in done]
+        if left:
+            augment_all()
+            model, tokenizer = options.load()
+            context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            planner = Planner(model, tokenizer, Limits(context=context, new_tokens=options.max_new_tokens))
+            engine = Engine(model, tokenizer, conversations=options.conversations)
+            try:
+                bad += _answer(left, out, planner, engine, options.model_name)
+            except KeyboardInterrupt:
+                engine.cut()
+                typer.echo("Interrupted: the same command goes on from here.", err=True)
+                raise Exit(_INTERRUPTED) from None
+            finally:
+                engine.close(wait=False)
+    text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in sorted(bad, key=lambda each: each["line"]))
+    if bad or side.exists():
+        side.write_text(text, encoding="utf-8")
+    answered = len(lines) - len({each["custom_id"] for each in bad if each["custom_id"]})
+    typer.echo(f"{options.target}: {answered} answers" + (f"; {side}: {len(bad)} bad lines." if bad else "."), err=True)
+    if bad:
+        raise Exit(1)
+
+
+def _read(file: Path) -> tuple[list[Line], list[dict[str, Any]]]:
+    """The requests of a file, and what is wrong with the lines that are none."""
+    try:
+        texts = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise LookaheadError(f"{file} cannot be read: {error.strerror}.") from error
+    lines, bad, seen = list[Line](), list[dict[str, Any]](), set[str]()
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = _line(number, text)
+            if line.custom_id in seen:
+                raise ValueError(f"the custom_id {line.custom_id!r} stands in an earlier line, too")
+        except ValueError as error:
+            bad.append({"line": number, "custom_id": None, "error": str(error)})
+            continue
+        seen.add(line.custom_id)
+        lines.append(line)
+    if not lines and not bad:
+        raise LookaheadError(f"{file} holds no request: expected at least one line.")
+    return lines, bad
+
+
+def _line(number: int, text: bytes) -> Line:
+    try:
+        item = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(item, dict):
+        raise ValueError(f"expected a JSON object: got {type(item).__name__}")
+    if "body" not in item and "prompt" in item:  # the short form: a completion
+        return Line(number, str(item.get("custom_id", f"line-{number}")), False, item)
+    name, url, body = item.get("custom_id"), item.get("url", _CHAT), item.get("body")
+    if not isinstance(name, str) or not name:
+        raise ValueError("custom_id must be a text")
+    if url not in (_CHAT, _TEXT) or item.get("method", "POST") != "POST":
+        raise ValueError(f"expected POST to {_CHAT} or {_TEXT}: got {item.get('method', 'POST')} {url}")
+    if not isinstance(body, dict):
+        raise ValueError("body must be a JSON object")
+    return Line(number, name, url == _CHAT, body)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[BinaryIO]:
+    """The file of answers, for this process alone."""
+    try:
+        out = file.open("a+b")
+    except OSError as error:
+        raise LookaheadError(f"{file} cannot be written: {error.strerror}.") from error
+    with out:
+        try:
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LookaheadError(f"{file} is written by another process. Wait for it, or name another file.") from error
+        yield out
+
+
+def _done(out: BinaryIO, file: Path) -> set[str]:
+    """Which requests are answered already. A last line that a killed run has left torn is cut off."""
+    out.seek(0)
+    content = out.read()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        out.truncate(whole)
+    found = set()
+    for number, line in enumerate(content[:whole].splitlines(), start=1):
+        try:
+            found.add(str(json.loads(line)["custom_id"]))
+        except (ValueError, KeyError, TypeError) as error:
+            told = f"{file}, line {number}, is no answer of a batch. Name another file, or move this one away."
+            raise LookaheadError(told) from error
+    out.seek(0, os.SEEK_END)
+    return found
+
+
+def _answer(lines: list[Line], out: BinaryIO, planner: Planner, engine: Engine, name: str) -> list[dict[str, Any]]:
+    """Answer requests, each written whole before the next begins; gives those that are refused."""
+    bad = []
+    with common.progress() as progress:
+        for line in progress.track(lines, description="Answering"):
+            try:
+                body = _body(line, planner, engine, name)
+            except (ApiError, LookaheadError) as error:
+                bad.append({"line": line.number, "custom_id": line.custom_id, "error": str(error)})
+                continue
+            request = secrets.token_hex(12)
+            response = {"status_code": 200, "request_id": request, "body": body}
+            record = {"id": f"batch_req_{request}", "custom_id": line.custom_id, "response": response, "error": None}
+            out.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+    return bad
+
+
+def _body(line: Line, planner: Planner, engine: Engine, name: str) -> dict[str, Any]:
+    raw = json.dumps(line.body).encode()
+    plan: Plan = planner.chat(read(raw, ChatRequest)) if line.chat else planner.completion(read(raw, CompletionRequest))
+    told: queue.Queue[Any] = queue.Queue()
+    engine.submit(Job(plan, told.put))
+    answers = []
+    while (event := told.get()) is not None:
+        if isinstance(event, Answer):
+            answers.append(event)
+        elif not isinstance(event, Piece):
+            raise event
+    return Shape(name, engine.tokenizer, plan, line.chat).whole(answers)

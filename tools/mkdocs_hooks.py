@@ -1,0 +1,9 @@
+"""For the docs site: links that leave the docs folder lead to the repository."""
+
+import re
+from typing import Any
+
+
+def on_page_markdown(markdown: str, config: Any, **others: Any) -> str:
+    """Rewrite a page's links, as mkdocs asks for."""
+    return re.sub(r"\]\(\.\./([^)]+)\)", rf"]({config.repo_url}/blob/main/\1)", markdown)
