@@ -19,9 +19,9 @@ slow: .venv/installed
 conformance: .venv/installed
 	$(BIN)/python -m pytest -n auto -m conformance
 
-# What needs other projects: Ray, lm-evaluation-harness, notebooks, the docs site, a browser, fresh environments.
+# What needs other projects: lm-evaluation-harness, torchao, a browser. Pages are not tested where there is no Chromium.
 integrations: .venv/integrations
-	$(BIN)/python -m pytest -m integrations
+	$(BIN)/python -m pytest -n auto -m integrations
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
@@ -43,7 +43,7 @@ gpu: .venv/installed
 	$(BIN)/python -m benchmarks.gpu --out "$(OUT)"
 
 docs: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check mkdocs-material "mkdocstrings[python]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]" "$(TORCH)"
 	$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 
 # Wheel and sdist, each tried in an environment of its own, from outside of this folder.
@@ -54,7 +54,7 @@ dist: .venv/installed
 	$(BIN)/python -m twine check --strict dist/*
 	for file in "$(CURDIR)"/dist/*.whl "$(CURDIR)"/dist/*.tar.gz; do \
 		rm -rf build/smoke && "$(PYTHON)" -m venv build/smoke && \
-		build/smoke/bin/pip install --quiet --disable-pip-version-check "$(TORCH)" "$$file" && \
+		build/smoke/bin/python -I -m pip install --quiet --disable-pip-version-check "$(TORCH)" "$$file" && \
 		(cd build/smoke && bin/python -I "$(CURDIR)/tools/smoke.py" && bin/lookahead demo --prompts 1 --rounds 1) \
 			|| exit 1; \
 	done

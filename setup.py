@@ -54,13 +54,9 @@ setup(
         "train": ["accelerate", "peft"],
         "bench": ["matplotlib"],
         "serve": serve,
-        "ray": [*serve, "ray[data,serve]"],
         "evals": ["lm-eval"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
-        "integrations": [
-            *("ray[data,serve]", "lm-eval", "nbclient", "nbformat", "ipykernel", "matplotlib"),
-            *("mkdocs-material", "mkdocstrings[python]", "build", "twine", "playwright"),
-        ],
+        "integrations": ["lm-eval", "matplotlib", "playwright", "torchao"],
         "dev": [
             *("pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit"),
             *(*serve, "httpx", "openai", "pexpect"),

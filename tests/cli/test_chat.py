@@ -18,7 +18,7 @@ def terminal() -> Iterator[Any]:
     settings = {"env": os.environ | {"TERM": "dumb", "COLUMNS": "200"}, "encoding": "utf-8"}
     spawned = pexpect.spawn(sys.executable, ["-m", "lookahead", "chat"], timeout=60, **settings)
     spawned.setecho(False)
-    spawned.expect("> ")
+    spawned.expect(r"tells the commands\.\s+> ")
     yield spawned
     spawned.close(force=True)
 
@@ -54,9 +54,10 @@ def test_interrupts_end_the_answer_alone(terminal: Any) -> None:
     terminal.expect(r"\w+ \w+")
     terminal.sendintr()
     terminal.expect(r"\[stopped\]")
-    terminal.expect("> ")
+    terminal.expect(r"\n> ")
     terminal.sendintr()
     terminal.expect("leaves")
+    terminal.expect(r"\n> ")
     assert "tokens in" in said(terminal, "/stats")
     terminal.sendeof()
     terminal.expect(pexpect.EOF)
