@@ -30,4 +30,5 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], template: str 
         text = tokenizer.apply_chat_template([dict(message) for message in messages], **settings)
     except TemplateError as error:
         raise LookaheadError(f"The chat template refuses these messages: {error}.") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    # Templates write special tokens themselves; the plain one leaves them to the tokenizer.
+    return list(tokenizer(text, add_special_tokens=chosen == PLAIN_TEMPLATE)["input_ids"])
