@@ -1,5 +1,6 @@
 """KV caches of texts that may go on: the next request of a conversation is prefilled from where the last one ended."""
 
+import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import count
@@ -9,13 +10,14 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 _LEAST_COMMON = 16  # tokens in common that are worth a cache
+_MOST_LOST = 64  # tokens of a kept text that a request may cut off; what goes on further is copied
 
 
 class Conversations:
     """A bounded store of KV caches by their texts; the one unused for longest goes first. For one thread.
 
     A request takes the cache of the text with which it has most in common, cut to that prefix; its own text is put in
-    place of the old one::
+    place of the old one. A text that goes on well past that prefix stays as it is, and the prefix is copied::
 
         kept      You are kind. | Hi! | Hello, how are you?
         request   You are kind. | Hi! | Hello, how are you? | Fine.
@@ -51,7 +53,11 @@ class Conversations:
                 best, common = number, shared
         if best is None:
             return self._new(), 0
-        _, cache = self._kept.pop(best)
+        known, cache = self._kept[best]
+        if len(known) - common > _MOST_LOST:  # another conversation, which may go on
+            cache = copy.deepcopy(cache)
+        else:
+            del self._kept[best]
         if (length := int(cache.get_seq_length())) > common:
             cache.crop(common - length)  # a negative number is how many tokens go
         return cache, common

@@ -55,3 +55,21 @@ def test_bounds() -> None:
 
 def test_windows_are_not_kept() -> None:
     assert Conversations(tiny_model("mistral")).take([1] * 30) == (None, 0)
+
+
+@torch.no_grad()
+def test_conversations_with_a_common_beginning_keep_their_caches() -> None:
+    model = counting_model()
+    kept = Conversations(model)
+    for last in (1, 2):
+        ids = [5] * 20 + [last] * 100
+        cache, cached = kept.take(ids)
+        assert cached == (0 if last == 1 else 20)
+        model(torch.tensor([ids[cached:]]), past_key_values=cache, use_cache=True)
+        kept.put(ids, cache)
+    for last in (1, 2):
+        ids = [5] * 20 + [last] * 110
+        cache, cached = kept.take(ids)
+        assert cached == cache.get_seq_length() == 120
+        plain = model(torch.tensor([ids])).logits[0, -1]
+        torch.testing.assert_close(model(torch.tensor([ids[120:]]), past_key_values=cache).logits[0, -1], plain)
