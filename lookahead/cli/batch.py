@@ -68,7 +68,7 @@ def batch(options: Options) -> None:
                 typer.echo("Interrupted: the same command goes on from here.", err=True)
                 raise Exit(_INTERRUPTED) from None
             finally:
-                engine.close(wait=False)
+                engine.close()  # a thread that still runs when Python ends may abort the process
     text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in sorted(bad, key=lambda each: each["line"]))
     if bad or side.exists():
         side.write_text(text, encoding="utf-8")
