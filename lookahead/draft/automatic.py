@@ -1,5 +1,6 @@
 """The automatic mode: every pass is as large as pays, and filled with the candidates most likely to be accepted."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from jacobi import Path, Successors, TokenTree
@@ -17,7 +18,12 @@ from lookahead.sources.recycling import BEST
 
 class AutomaticDrafter:
     """The drafter of one sequence; all sequences of a call share the planner. A ``chain`` has one branch only. The
-    ``top_k`` best next tokens are gathered at every node."""
+    ``top_k`` best next tokens are gathered at every node.
+
+    Attributes:
+        credited: accepted tokens by source.
+        by_noise: accepted tokens that were not the likeliest, but for the noise.
+    """
 
     def __init__(
         self,
@@ -27,6 +33,8 @@ class AutomaticDrafter:
         chain: bool = False,
         top_k: int = BEST,
     ) -> None:
+        self.credited: Counter[str] = Counter()
+        self.by_noise = 0
         self._top_k = top_k
         self._prompt = prompt
         self._sources = list(sources)
@@ -53,6 +61,11 @@ class AutomaticDrafter:
         self._wrote = False  # in the last pass
         planner.share(self.grow_ahead)
 
+    def follow(self, planner: Planner) -> None:
+        """Share another planner from now on, because other sequences have come or gone. Estimates stay."""
+        self._planner, self._ahead = planner, None
+        planner.share(self.grow_ahead)
+
     def draft(self, room: int) -> TokenTree:
         """The tree that pays best, and the window's columns if they do."""
         planner = self._planner
@@ -77,7 +90,8 @@ class AutomaticDrafter:
             return None
         self._wrote = False
         self._ahead = yield from self._growing(self._room)
-        return self._values, self._written
+        known = self._acceptance.calibration / self._planner.acceptance.calibration  # of other choices, if not 1
+        return self._values if known == 1.0 else [known * value for value in self._values], self._written
 
     def _grow_shared(self, room: int) -> TokenTree:
         """The tree, cut to the width that pays best for all sequences."""
@@ -136,6 +150,7 @@ class AutomaticDrafter:
             credited = self._trees.learn(tree, path, self._values)
             if self._columns:  # what the trees' own candidates do not explain, the window's columns held
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
+            self.credited.update(credited)
             refused = self._trees.asked and not self._values
             self._planner.learn(self._values, credited, self._columns, refused)
         self._written += len(path.tokens)
@@ -146,7 +161,7 @@ class AutomaticDrafter:
         for source in self._sources:
             source.learn(tree, path, successors)
         if self._drawn is not None:
-            self._planner.by_noise += self._drawn.by_noise
+            self.by_noise += self._drawn.by_noise
             self._drawn.by_noise = 0
         self._root = path.tokens[-1]
 

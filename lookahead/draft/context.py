@@ -1,6 +1,7 @@
 """What a strategy knows of a call, and what it brings to it."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,11 @@ class Drafts:
 
     drafters: Sequence[Drafter]
     planner: Planner | None = None
+
+    def credits(self) -> tuple[Counter[str], int]:
+        """Accepted tokens by source, and how many were not the likeliest, but for the noise."""
+        mine = [drafter for drafter in self.drafters if isinstance(drafter, AutomaticDrafter)]
+        return sum((drafter.credited for drafter in mine), Counter()), sum(drafter.by_noise for drafter in mine)
 
     def catch_up(self) -> None:
         """Let drafters learn what the next drafts do not wait for."""

@@ -1,6 +1,6 @@
 """How large the trees of a pass may be: expected tokens against the latency curve, for all sequences of a call."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from weakref import WeakMethod
 
@@ -34,6 +34,7 @@ class Planner:
         guard: what is known of whether drafting pays by the clock; None = nothing.
         new_tokens: most tokens that the call writes; None = that is not known.
         anew: finds the latency curve for passes as they are run from now on; None = it stays the same.
+        apart: sequences come and go, each by itself; else the batch is done when its slowest sequence is.
     """
 
     floor = _LEAST_VALUE
@@ -53,6 +54,7 @@ class Planner:
         guard: Guard | None = None,
         new_tokens: int | None = None,
         anew: Callable[[], StepTimes] | None = None,
+        apart: bool = False,
     ) -> None:
         self.acceptance = acceptance
         self.mode = Mode.DRAFT if nodes is None else Mode.FIXED
@@ -62,10 +64,8 @@ class Planner:
         self.cut: Cut | None = None  # what it costs that a draft is cut short, where the tree is to pay for that
         self.expensive = expensive or ExpensiveSources()
         self.expensive_ms = 0.0  # what they took in this pass
-        self.credited: Counter[str] = Counter()  # accepted tokens by source
-        self.by_noise = 0  # accepted tokens that were not the likeliest, but for the noise
         self.asked_ms: defaultdict[str, float] = defaultdict(float)  # what costly sources took, by name
-        self._batch, self._nodes = batch, nodes
+        self._batch, self._nodes, self._apart = batch, nodes, apart
         self._most = 1 + (most_nodes if nodes is None else nodes)
         self._passes = 0
         self._refused = False  # some sequence had candidates, and none was worth a node
@@ -146,6 +146,11 @@ class Planner:
         """One sequence of several has trees that are grown ahead: nodes' values, and tokens written so far."""
         self._rows.append(WeakMethod(grow_ahead))  # its owner holds the planner, and the planner the KV cache
 
+    def share_anew(self) -> None:
+        """Sequences have come or gone: those that :meth:`share` from now on are all there are."""
+        self._rows.clear()
+        self._width = None
+
     @property
     def shares(self) -> bool:
         """Whether the trees of this pass are grown ahead: their sources are asked together, and if sizes are chosen, it
@@ -160,7 +165,7 @@ class Planner:
             trees = [tree for tree in grown_together([grow_ahead() for grow_ahead in rows]) if tree is not None]
             costs, chosen = self.sizes[0], self.mode is Mode.DRAFT
             known = self.acceptance.calibration, self._least_gain
-            self._width = shared_width(trees, costs, *known) if chosen else len(costs)
+            self._width = shared_width(trees, costs, *known, apart=self._apart) if chosen else len(costs)
         return self._width
 
     def spend(self, source: str, ms: float) -> None:
@@ -173,8 +178,6 @@ class Planner:
         whether there were candidates and none was worth a node."""
         self._refused |= refused and self.mode is not Mode.MEASURE
         self._accepted |= bool(credited)
-        for source in credited:
-            self.credited[source] += 1
         if self._columns is not None:
             self._worth.learn(values, len(self.sizes[0]) - 1)
             if columns:

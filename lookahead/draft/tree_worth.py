@@ -21,7 +21,12 @@ _LEAST_GAIN = 1.05  # of speed, that columns must promise
 
 
 def shared_width(
-    trees: Sequence[tuple[Sequence[float], int]], costs: Sequence[float], calibration: float, least_gain: float = 1.0
+    trees: Sequence[tuple[Sequence[float], int]],
+    costs: Sequence[float],
+    calibration: float,
+    least_gain: float = 1.0,
+    *,
+    apart: bool = False,
 ) -> int:
     """The nodes a tree that pay best for all sequences, one of the curve's sizes: each further size has kernels of its
     own, whose first pass is slow. ``trees`` have the values of a tree's nodes, and the tokens that its sequence has
@@ -30,17 +35,26 @@ def shared_width(
 
     A batch is done when its slowest sequence is. So what is left to write, with a horizon h, counts as the sum of
     ``exp(left / h)``: those that are behind count more, and a long leap of one less than the same tokens for all.
+    Sequences that end ``apart``, each making room for another, are worth what they write.
     """
     most = min(len(costs), 1 + max((len(values) for values, _ in trees), default=0))
     left = np.array([-written for _, written in trees], float)
     values = np.zeros((len(trees), most))
     for row, (each, _) in enumerate(trees):
         values[row, 1 : 1 + len(each)] = each[: most - 1]
+    if apart:
+        speeds = (1.0 + calibration * values.cumsum(1)).sum(0) / np.asarray(costs[:most])
+        speeds[0] *= least_gain
+        return _best_size(speeds)
     weights = np.exp((left - left.max(initial=-np.inf)) / _HORIZON)
     written = 1.0 + calibration * values.cumsum(1)
     speeds = weights @ (1.0 - np.exp(-written / _HORIZON)) / np.asarray(costs[:most])
     speeds[0] *= max(least_gain, 1.0 + _BATCH_GAIN * log2(max(2, len(trees))))
-    sizes = [size for size in NODES if size <= most]
+    return _best_size(speeds)
+
+
+def _best_size(speeds: np.ndarray) -> int:
+    sizes = [size for size in NODES if size <= len(speeds)]
     return sizes[int(speeds[[size - 1 for size in sizes]].argmax())]
 
 

@@ -47,7 +47,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
     plan = support.plan(call.model, call.traits, *given, sequences.most_new)
     if plan.route == "plain":
         return transformers_loop.run(call, strategy.stats, plan.reason)
-    wants, rule = _wanted(strategy, call, plan, sequences.most_new)
+    wants, rule = wanted(strategy, call, plan, sequences.most_new)
     traces, packed = None, None
     ranks = _ranks(strategy, call, sequences)
     if plan.route == "tree":
@@ -83,8 +83,8 @@ def decode(strategy: Strategy, call: Call) -> Output:
             WhileWriting(drafter, row, sequences, depths, call.traits.vocab_size)
             for row, drafter in enumerate(drafts.drafters)
         ]
-        how = strategy.stats, _packs(strategy, call), records(drafts.drafters)
-        observers = Observers(call, sequences, model, drafts.planner, *how)
+        how = strategy.stats, packs(strategy, call), records(drafts.drafters)
+        observers = Observers(call, sequences, model, drafts, *how)
 
         def aside() -> None:
             observers.catch_up()
@@ -150,7 +150,7 @@ def assisted(strategy: Strategy, config: GenerationConfig, given: Mapping[str, A
     return strategy.assisted(draft, None if other is None else (given.get("tokenizer"), other))
 
 
-def _wanted(
+def wanted(
     strategy: Strategy, call: Call, plan: support.Plan, new_tokens: int
 ) -> tuple[Wants, Callable[[Tensor], Tensor] | None]:
     """What the strategy's drafts are told of passes, and its rule for what is accepted; None = the text is exact."""
@@ -173,13 +173,13 @@ def _made_earlier(strategy: Strategy, call: Call, wants: Wants) -> tuple[Traces 
     """What makes passes on a CPU faster, as far as earlier calls have paid for it: traces, and packed weights."""
     if strategy.static or call.traits.is_sharded:
         return None, None
-    packed = packed_weights(call.model) if _packs(strategy, call) else None
+    packed = packed_weights(call.model) if packs(strategy, call) else None
     if not strategy.traces:
         return None, packed
     return traces_for(call.model, call.batch, wants.taps, call.traits, packed), packed
 
 
-def _packs(strategy: Strategy, call: Call) -> bool:
+def packs(strategy: Strategy, call: Call) -> bool:
     """Whether passes may run on packed weights."""
     fits = call.traits.device.type == "cpu" and not call.traits.is_encoder_decoder
     return strategy.pack and fits and not strategy.static and not call.traits.is_sharded

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -10,20 +11,28 @@ from jacobi import Drafter, Path, Successors, TokenTree
 from lookahead.draft.context import CallContext, RowContext
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
+from lookahead.draft.pass_costs import ModelLimits
 from lookahead.generation.call import Call
+from lookahead.models.hidden_states import HiddenStates
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.tree import TreeModel
 from lookahead.sources.perturbed import Draw
 from lookahead.verify.noise import Noise
 from lookahead.verify.processors import warp_of
 from lookahead.verify.sequences import Sequences
 
 
+class DraftedModel(ModelLimits, Protocol):
+    """What drafters may know of the model; ``hidden`` are the states of the last pass that they asked for."""
+
+    @property
+    def hidden(self) -> HiddenStates | None: ...
+
+
 def draft_context(
     call: Call,
     sequences: Sequences,
     memory: Memory,
-    model: TreeModel | LinearModel,
+    model: DraftedModel,
     curve: Callable[[], StepTimes],
     seed: int | None,
     noise: Noise | None,

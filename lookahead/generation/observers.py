@@ -6,7 +6,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from jacobi import Step
-from lookahead.draft.planner import Planner
+from lookahead.draft.context import Drafts
 from lookahead.generation.call import Call
 from lookahead.generation.watch import PassRecords
 from lookahead.runtime.linear import LinearModel
@@ -26,7 +26,7 @@ class Observers:
         call: Call,
         sequences: Sequences,
         model: TreeModel | LinearModel,
-        planner: Planner | None,
+        drafts: Drafts,
         detail: Literal["none", "summary", "detailed"],
         packs: bool,
         watched: PassRecords | None,
@@ -34,7 +34,8 @@ class Observers:
         self.stats = None if detail == "none" else DecodingStats()
         self._sequences = sequences
         self._model = model
-        self._planner = planner
+        self._drafts = drafts
+        self._planner = planner = drafts.planner
         self._detailed = detail == "detailed"
         self._traces: TraceSchedule | None = None
         self._packing: PackingSchedule | None = None
@@ -96,7 +97,8 @@ class Observers:
             if self._planner is not None:
                 planner = self._planner
                 costs = planner.costs.single_ms, planner.costs.timed_ms
-                self.stats.add_plan(planner.credited, planner.asked_ms, *costs, planner.by_noise)
+                credited, by_noise = self._drafts.credits()
+                self.stats.add_plan(credited, planner.asked_ms, *costs, by_noise)
 
 
 class _Stream:

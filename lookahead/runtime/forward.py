@@ -105,6 +105,10 @@ class TreeForward:
         self.packed, self.module = packed, packed_twin(self.model, packed)
         self.unpacked_ms = packing_of(self.model).single_ms
 
+    def follow(self, batch: int) -> None:
+        """Sequences have joined or left the layout, which now has so many."""
+        self._input_ids, self._masks = self._input_ids.new_zeros((batch, 1)), None
+
     @property
     def batch(self) -> int:
         return len(self._input_ids)
@@ -204,7 +208,8 @@ class TreeForward:
 
     def packs(self, nodes: int) -> bool:
         """Whether attention over the KV cache so far packs query heads, in passes over so many nodes."""
-        _, batch, key_heads, _, channels = self.layout.cache.buffers[0].shape
+        _, _, key_heads, _, channels = self.layout.cache.buffers[0].shape
+        batch = len(self.layout.cache.lengths)
         slots, heads = self.layout.cache.base + nodes, self._heads or key_heads
         return self._sdpa and packing_pays(batch, heads, key_heads, nodes, slots, channels, self.traits.dtype)
 

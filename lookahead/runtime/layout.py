@@ -150,6 +150,34 @@ class Layout:
         for row, (count, start) in enumerate(zip(counts, starts, strict=True)):
             self.visible[row, start : start + count] = True
 
+    def join(self, other: "Layout", most: int) -> None:
+        """Take in the one sequence of another layout, behind those that are here; there are ``most`` at most."""
+        if not self.positions:
+            self.cache, self.visible = other.cache, other.visible
+        else:
+            length = other.cache.lengths[0]
+            theirs = np.ones((1, length), bool) if other.visible is None else other.visible[:, :length]
+            ours = np.ones((1, self.cache.base), bool) if self.visible is None else self.visible
+            columns = max(ours.shape[1], length)
+            wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in (ours, theirs)]
+            self.visible = np.concatenate(wide)
+            self.cache.join(other.cache, most)
+        self.padding += other.padding
+        self.positions += other.positions
+
+    def drop(self, row: int) -> None:
+        """Leave a sequence out; the last one takes its place."""
+        for held in (self.padding, self.positions):
+            held[row] = held[-1]
+            del held[-1]
+        if self.visible is not None:
+            self.visible[row] = self.visible[-1]
+            self.visible = self.visible[:-1]
+        if self.positions:
+            self.cache.drop(row)
+            if len(self.positions) == 1 and self.visible is not None and self.visible[0, : self.cache.base].all():
+                self.visible = None
+
     def room(self) -> list[int] | None:
         """How deep each tree may be before it passes the depth limit or the boundary; None = there is neither."""
         limits = []

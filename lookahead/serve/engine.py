@@ -177,11 +177,10 @@ class Engine:
             for job in [*self._waiting, *([] if self._now is None else [self._now])]:
                 job.cancel(_shutting_down())
 
-    def close(self, wait: bool = True) -> None:
+    def close(self) -> None:
         """Finish what was submitted, and stop."""
         self.refuse()
-        if wait:
-            self._thread.join()
+        self._thread.join()
 
     def _work(self) -> None:
         while True:

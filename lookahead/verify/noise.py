@@ -1,7 +1,7 @@
 """The random numbers of a sampled call, which each sequence reads at its own pace."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -30,10 +30,12 @@ class Noise:
 
     Lines may be drawn ahead of what is written. Whenever anybody else may look, the generator is where plain decoding
     would have left it (:meth:`settle`); if somebody else has drawn since, lines that nobody has read are drawn again.
+    It is the device's own generator, where none is given.
     """
 
-    def __init__(self, sequences: Sequences) -> None:
+    def __init__(self, sequences: Sequences, generator: torch.Generator | None = None) -> None:
         self._sequences = sequences
+        self._generator = generator or _generator(sequences.device)
         self._kept: dict[int, Tensor] = {}
         self._drawn = 0
         self._told: dict[int, np.ndarray] = {}  # lines of a device that have been brought to the host, by index
@@ -49,11 +51,11 @@ class Noise:
         self._resume()
         self._like = like.new_empty((0, like.shape[-1]))
         self._bytes_each = self._sequences.batch * like.shape[-1] * like.element_size()
-        generator, shape = _generator(like.device), (self._sequences.batch, like.shape[-1])
+        generator, shape = self._generator, (self._sequences.batch, like.shape[-1])
         while self._drawn <= max(index for _, index in at):
             if ahead:
                 self._states[self._drawn - 1] = generator.get_state()
-            self._kept[self._drawn] = undisturbed(like.new_empty(shape).exponential_)
+            self._kept[self._drawn] = undisturbed(partial(like.new_empty(shape).exponential_, generator=generator))
             self._drawn += 1
         if ahead:
             self._states[self._drawn - 1] = generator.get_state()
@@ -113,11 +115,11 @@ class Noise:
         self._states = {index: state for index, state in self._states.items() if index >= last}
         if last in self._states:
             self._left = self._states[last]
-            _generator(self._sequences.device).set_state(self._left)
+            self._generator.set_state(self._left)
 
     def is_stale(self) -> bool:
         """Whether somebody else has drawn since the generator was left."""
-        return self._left is not None and _bytes(self._left) != _bytes(_generator(self._sequences.device).get_state())
+        return self._left is not None and _bytes(self._left) != _bytes(self._generator.get_state())
 
     def _resume(self) -> None:
         """Go on behind the lines that were drawn ahead, or draw them again."""
@@ -129,7 +131,7 @@ class Noise:
                 self._told.pop(index, None)
             self._drawn, self._states = self._sequences.longest, {}
         else:
-            _generator(self._sequences.device).set_state(self._states[self._drawn - 1])
+            self._generator.set_state(self._states[self._drawn - 1])
         self._left = None
 
     def limit(self) -> int:

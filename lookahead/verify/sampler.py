@@ -103,16 +103,18 @@ class Sampler:
         lockstep: bool,
         watched: bool,
         everywhere: bool = False,
+        generator: torch.Generator | None = None,
     ) -> None:
         kinds = {type(processor) for processor in processors}
         self.records = Records(config, sequences.batch)
         # What sequences draw from, each at its own pace; None where nothing is drawn, or not by noise.
         by_noise = sample and not (own_draws or watched) and is_drawn_by_noise(sequences.device)
-        self.noise = Noise(sequences) if by_noise else None
+        self.noise = Noise(sequences, generator) if by_noise else None
         self.is_argmax = not (sample or processors or self.records)  # of the raw logits, and nothing is recorded
         self._sequences, self._sample, self._own_draws, self._lockstep = sequences, sample, own_draws, lockstep
         self._processors = direct(processors)
         self._row_processors = RowProcessors(processors, sequences.prompt_length)
+        self._generator = generator
         self._prefix_free = kinds <= PREFIX_FREE
         self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
         self._looks = not (self.is_argmax or watched or (sample and self.noise is None))
@@ -181,7 +183,7 @@ class Sampler:
             return _argmax(processed), None
         chances = processed.softmax(-1)
         if self.noise is None:
-            return undisturbed(partial(torch.multinomial, chances, 1)), chances
+            return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), chances
         at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
         return _argmax(chances / self.noise.lines(at, chances, ahead)), chances
 

@@ -53,7 +53,7 @@ class Verifier:
     (``"traversal"``). Some models can only advance all sequences ``in_lockstep``. The ``rule`` of a lossy call (None =
     exact) gives the tokens that may be accepted, bool ``[place, vocab]``, by processed scores of this shape. With
     ``everywhere`` the drafts are told what would be chosen at every node, in place of argmaxes, where that does not
-    depend on the path."""
+    depend on the path. ``generator`` is what is drawn from; None = the device's own."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Verifier:
         in_lockstep: bool = False,
         rule: Callable[[Tensor], Tensor] | None = None,
         everywhere: bool = False,
+        generator: torch.Generator | None = None,
     ) -> None:
         kinds = {type(each) for each in criteria}
         # Without an end token finished sequences write real tokens until the last one is done.
@@ -80,7 +81,8 @@ class Verifier:
         own_draws = sample and verification != "exact"
         if sample and sequences.batch > 1 and not (own_draws or is_drawn_by_noise(sequences.device)):
             lockstep = True
-        self._sampler = Sampler(sequences, processors, config, sample, own_draws, lockstep, watched, everywhere)
+        how = sample, own_draws, lockstep, watched, everywhere, generator
+        self._sampler = Sampler(sequences, processors, config, *how)
         modes: dict[Mode, bool] = {
             "lossy": rule is not None,
             "traversal": traversal,

@@ -52,6 +52,8 @@ class LayerBuffer:
 
     Attributes:
         kind: shape, dtype and device of its entries.
+        rows: sequences whose states it holds, the first ones of its rows; the others are free.
+        extent: how large it is to be.
         span: first and last-plus-one slot of the pass that the views below are for.
         fresh: for each entry, the slots of the pass; unused with static shapes.
         history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
@@ -61,10 +63,11 @@ class LayerBuffer:
         self.kind = kind
         self.buffer = buffer
         self.used = 0
+        self.rows = buffer.shape[1]
+        self.extent = extent
         self.span = (0, 0)
         self.fresh: tuple[Tensor, ...] = ()
         self.history: tuple[Tensor, ...] = ()
-        self._extent = extent
 
     @property
     def entries(self) -> int:
@@ -73,7 +76,7 @@ class LayerBuffer:
     def write(self, entry: int, start: int, states: Tensor) -> Tensor:
         """Put states ``[batch, head, token, channel]`` of the prompt at ``start``; all that the entry holds then."""
         stop = start + states.shape[-2]
-        self._reach(stop)
+        self.reach(stop)
         self.buffer[entry, :, :, start:stop] = states
         return self.buffer[entry, :, :, :stop]
 
@@ -81,10 +84,11 @@ class LayerBuffer:
         """Make the views for a pass over slots ``start`` to ``stop``: once for all layers, growing where needed."""
         if self.span == (start, stop):
             return
-        self._reach(stop)
+        self.reach(stop)
         self.span = (start, stop)
-        self.fresh = self.buffer.narrow(3, start, stop - start).unbind(0)
-        self.history = self.buffer.narrow(3, 0, stop).unbind(0)
+        held = self.buffer.narrow(1, 0, self.rows)
+        self.fresh = held.narrow(3, start, stop - start).unbind(0)
+        self.history = held.narrow(3, 0, stop).unbind(0)
 
     def open_static(self, span: int) -> None:
         """Make the views for passes that read ``span`` slots, wherever they write."""
@@ -93,14 +97,29 @@ class LayerBuffer:
             self.fresh = ()
             self.history = self.buffer[:, :, :, :span].unbind(0)
 
-    def _reach(self, stop: int) -> None:
+    def add_row(self, most: int) -> None:
+        """Hold one sequence more; there will never be more than ``most``."""
+        self.span = (0, 0)
+        if self.rows == self.buffer.shape[1]:
+            self._move(self.entries, self.buffer.shape[3], min(most, 2 * self.rows))
+        self.rows += 1
+
+    def drop_row(self, row: int) -> None:
+        """Hold a sequence no more; the last one takes its place."""
+        self.span, self.fresh, self.history = (0, 0), (), ()
+        self.rows -= 1
+        if row < self.rows:
+            self.buffer[:, row].copy_(self.buffer[:, self.rows])
+
+    def reach(self, stop: int) -> None:
+        """Have ``stop`` slots."""
         capacity = self.buffer.shape[3]
         if stop <= capacity:
             return
         try:
-            self.grow(self._extent.after(capacity, stop))
+            self.grow(self.extent.after(capacity, stop))
         except torch.OutOfMemoryError:
-            self.grow(self._extent.rounded(stop))
+            self.grow(self.extent.rounded(stop))
 
     def grow(self, capacity: int) -> None:
         """Go on with ``capacity`` slots, unless there are as many; those past the old ones are zero."""
@@ -112,13 +131,14 @@ class LayerBuffer:
         if self.used < self.entries:
             self._move(self.used, self.buffer.shape[3])
 
-    def _move(self, entries: int, capacity: int) -> None:
+    def _move(self, entries: int, capacity: int, rows: int = 0) -> None:
         old, slots = self.buffer, self.buffer.shape[3]
+        rows = max(rows, old.shape[1])
         self.span, self.fresh, self.history = (0, 0), (), ()
         with torch.inference_mode(old.is_inference()):  # a pass in inference mode may be what asks for it
-            shape = (entries, *old.shape[1:3], capacity, old.shape[4])
+            shape = (entries, rows, old.shape[2], capacity, old.shape[4])
             buffer = old.new_zeros(shape, pin_memory=old.is_pinned())
-            buffer[:, :, :, :slots] = old[:entries]
+            buffer[:, : self.rows, :, :slots] = old[:entries, : self.rows]
         self.buffer = buffer
 
 
@@ -188,6 +208,18 @@ class Store:
             return self._allocate(shape, like)
         pinned = self.on_host and torch.cuda.is_available()
         return torch.empty(shape, dtype=like.dtype, device=device, pin_memory=pinned)
+
+    @property
+    def extent(self) -> Extent:
+        """How large buffers are to be."""
+        return self._extent
+
+    def widen(self, extent: Extent) -> None:
+        """Let all buffers become as large as this says, if it says more than what was said before."""
+        if extent.most > self._extent.most:
+            self._extent = extent
+            for group in self.groups:
+                group.extent = extent
 
     def clear(self) -> None:
         """Leave buffers to those layers that still use them."""

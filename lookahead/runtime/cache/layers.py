@@ -83,6 +83,11 @@ class TreeLayer(DynamicLayer):
         if indexer_keys is not None:
             self.update_indexer(indexer_keys)
 
+    def entries(self) -> list[Entry]:
+        """Where its states lie, as far as it has any."""
+        places = self.key_entry, self.value_entry, self.index_entry
+        return [place for place in places if place is not None]
+
     def lengths(self) -> set[int]:
         """How many tokens of the prompt its entries hold."""
         return {self.length} if self.index_entry is None else {self.length, self._index_length}
@@ -100,7 +105,7 @@ class TreeLayer(DynamicLayer):
         return group.history[entry].to(states.device)
 
     def _states(self, place: Entry | None) -> Tensor | None:
-        return None if place is None else place[0].buffer[place[1], :, :, : self.get_seq_length()]
+        return None if place is None else place[0].buffer[place[1], : place[0].rows, :, : self.get_seq_length()]
 
     @property
     def keys(self) -> Tensor | None:

@@ -128,6 +128,27 @@ class TreeCache(Cache):
                 places[states.device] = torch.tensor(slots, device=states.device)
             states.narrow(2, start, len(slots)).copy_(states.index_select(2, places[states.device]))
 
+    def join(self, other: "TreeCache", most: int) -> None:
+        """Copy the one sequence of another cache of the same model behind those that are here, at most ``most``."""
+        self._store.widen(other._store.extent)
+        (length,) = other.lengths
+        for group in self._groups:
+            group.add_row(most)
+            group.reach(length)
+        for ours, theirs in zip(self.layers, other.layers, strict=True):
+            for (group, entry), (source, place) in zip(ours.entries(), theirs.entries(), strict=True):
+                group.buffer[entry, group.rows - 1, :, :length] = source.buffer[place, 0, :, :length]
+        self.lengths.append(length)
+        self.base = max(self.lengths)
+
+    def drop(self, row: int) -> None:
+        """Hold a sequence no more; the last one takes its place."""
+        for group in self._groups:
+            group.drop_row(row)
+        self.lengths[row] = self.lengths[-1]
+        del self.lengths[-1]
+        self.base = max(self.lengths)
+
     def advance(self, chosen: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
         """Like :meth:`keep`, but return each sequence's copies, (from slot, to slot) rising, for :meth:`move`."""
         moves = []
@@ -191,17 +212,19 @@ class TreeCache(Cache):
         for group in self._groups:
             group.grow(capacity)
 
-    def store(self, cache: Cache, *, move: bool = False) -> None:
+    def store(self, cache: Cache, *, move: bool = False, row: int | None = None) -> None:
         """Leave keys and values in ``cache`` as plain decoding would have: its layers, its lengths, its windows. All
-        sequences must be equally long. With ``move`` nothing stays here, and buffers go as they are emptied."""
-        length = self.base
+        sequences must be equally long, or only those of one ``row`` are left there. With ``move`` nothing stays here,
+        and buffers go as they are emptied."""
+        length = self.base if row is None else self.lengths[row]
+        rows = slice(None) if row is None else slice(row, row + 1)
         if move:
             self._store.clear()
         while len(cache.layers) < len(self.layers) and cache.layer_class_to_replicate is not None:
             cache.layers.append(cache.layer_class_to_replicate())
         for source, layer in zip(self.layers, cache.layers, strict=False):
             if source.is_initialized:
-                _leave(source, layer, length, on_host=cache.offloading)
+                _leave(source, layer, length, rows, on_host=cache.offloading)
             if move:
                 source.close()
 
@@ -211,10 +234,10 @@ class TreeCache(Cache):
         self.layers.clear()
 
 
-def _leave(source: TreeLayer, layer: Any, length: int, *, on_host: bool) -> None:
-    """Copy the first ``length`` slots of a layer into one of transformers' own."""
+def _leave(source: TreeLayer, layer: Any, length: int, rows: slice, *, on_host: bool) -> None:
+    """Copy the first ``length`` slots of some rows of a layer into one of transformers' own."""
     assert source.keys is not None and source.values is not None
-    keys, values = source.keys[:, :, :length], source.values[:, :, :length]
+    keys, values = source.keys[rows, :, :length], source.values[rows, :, :length]
     if not layer.is_initialized:
         layer.lazy_initialization(keys[:, :, :0].to(source.device), values[:, :, :0].to(source.device))
     if isinstance(layer, StaticLayer):
@@ -229,7 +252,7 @@ def _leave(source: TreeLayer, layer: Any, length: int, *, on_host: bool) -> None
     layer.keys, layer.values = keys.to(place, copy=True), values.to(place, copy=True)
     if source.index_entry is not None:
         group, entry = source.index_entry
-        states = group.buffer[entry, :, 0, :length]
+        states = group.buffer[entry, rows, 0, :length]
         layer.lazy_initialization_indexer(states)
         layer.indexer_keys = states.clone()
 

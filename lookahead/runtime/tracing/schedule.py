@@ -28,7 +28,7 @@ _COMPARED = 9.0  # whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
 _SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
 _LOOKS = 16  # passes from one look to the next
-_KEPT = 4  # sets of traces of one model
+_KEPT = 20  # sets of traces of one model, as many as batches have sizes
 
 _kept: PerModel[list[Traces]] = PerModel(list)
 _kept_lock = threading.Lock()

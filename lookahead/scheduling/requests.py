@@ -1,0 +1,136 @@
+"""What a scheduler is asked, prepared as ``generate`` prepares it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from jacobi import LookaheadError, Wants
+from lookahead.generation.call import Call
+from lookahead.generation.watch import Watcher
+from lookahead.models.traits import boundary
+from lookahead.strategies.base import Strategy
+
+_OURS = ("use_lookahead", "lookahead_strategy", "custom_generate", "streamer")
+
+
+class Ticket:
+    """A request of a :class:`lookahead.scheduling.Scheduler`, and what becomes of it.
+
+    Attributes:
+        inputs: ``generate``'s own arguments.
+        strategy: how it drafts; None = plain decoding.
+        seed: of what it draws; None = it does not draw.
+        watcher: is told of every pass in which it wrote.
+    """
+
+    def __init__(
+        self, inputs: Mapping[str, Any], strategy: Strategy | None, seed: int | None, watcher: Watcher | None
+    ) -> None:
+        self.inputs, self.strategy, self.seed, self.watcher = dict(inputs), strategy, seed, watcher
+        self.cancelled = self.done = False
+        self._output: Any = None
+        self._error: BaseException | None = None
+
+    def cancel(self) -> None:
+        """End it before its next pass, or leave it out where it has not begun; :meth:`result` then is an error."""
+        self.cancelled = True
+
+    def result(self) -> Any:
+        """What ``generate`` would have returned, or the exception that it would have raised.
+
+        Raises:
+            LookaheadError: it is not done yet, or was cancelled.
+        """
+        if not self.done:
+            raise LookaheadError("This request is not done yet: run the scheduler until it is.")
+        if self._error is not None:
+            raise self._error
+        return self._output
+
+    def end(self, output: Any = None, error: BaseException | None = None) -> None:
+        """It is done, with what ``generate`` would have returned or raised."""
+        self.done, self._output, self._error = True, output, error
+        self.inputs = {}
+
+
+def prepared(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Call:
+    """A call as ``generate`` prepares it, which reads nothing yet; ``generate``'s own errors where it refuses it. A
+    streamer is given the prompt."""
+
+    def taken(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        *,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **kwargs: Any,
+    ) -> Call:
+        given = logits_processor, stopping_criteria, generation_config, streamer, kwargs
+        return Call.of(model, input_ids, *given)
+
+    call: Call = model.generate(**inputs, custom_generate=taken)
+    return call
+
+
+def why_alone(call: Call, strategy: Strategy | None, wants: Wants, room: int) -> str | None:
+    """Why a call that trees can decode shares no passes with others; None = it does."""
+    traits, count = call.traits, call.input_ids.shape[1]
+    past = 0 if call.cache is None else int(call.cache.get_seq_length())
+    slots = max(count, past + 1)
+    change = boundary(traits, slots, [slots - 1])
+    drawn = bool(call.config.do_sample)
+    reasons: list[tuple[str, Callable[[], bool]]] = [
+        ("it has several sequences", lambda: call.batch > 1),
+        ("the model is an encoder-decoder or sharded", lambda: traits.is_encoder_decoder or traits.is_sharded),
+        ("its drafts read hidden states", lambda: bool(wants.taps)),
+        ("its strategy has passes of its own", lambda: strategy is not None and _has_own_passes(strategy)),
+        ("its strategy draws in another way", lambda: drawn and strategy is not None and _draws_otherwise(strategy)),
+        ("the model is another one further on", lambda: change is not None and change[0] < slots + room),
+        ("its cache is not a growing one on the device", lambda: not _is_simple(call.cache)),
+        ("it gives the model more than tokens", lambda: bool(_more(call))),
+    ]
+    return next((reason for reason, holds in reasons if holds()), None)
+
+
+def _has_own_passes(strategy: Strategy) -> bool:
+    return strategy.static is True or strategy.attention is not None
+
+
+def _draws_otherwise(strategy: Strategy) -> bool:
+    return strategy.verification != "exact" or strategy.rule is not None
+
+
+def _is_simple(cache: Any) -> bool:
+    return cache is None or (isinstance(cache, DynamicCache) and not getattr(cache, "offloading", False))
+
+
+def _more(call: Call) -> set[str]:
+    """What the model is given beside tokens, masks, positions and settings of its output."""
+    usual = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position", "past_key_values"}
+    given = {name for name, value in call.kwargs.items() if value is not None} - usual
+    positions = call.kwargs.get("position_ids")
+    if isinstance(positions, Tensor) and positions.ndim > 2:
+        given.add("position_ids")
+    return given
+
+
+def check_inputs(inputs: Mapping[str, Any], seed: int | None) -> None:
+    """Refuse what a scheduler cannot give to ``generate``."""
+    for name in _OURS[:3]:
+        if name in inputs:
+            raise LookaheadError(f"{name}= belongs to the scheduler: got it among generate's own arguments.")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise LookaheadError(f"seed must be a whole number or None: got {seed!r}.")
+
+
+def drawing(device: torch.device, seed: int | None) -> torch.Generator:
+    """What a request draws from, by its seed; without one, by the next number of torch's own generator."""
+    if seed is None:
+        seed = int(torch.randint(0, 2**62, ()).item())
+    return torch.Generator(device).manual_seed(seed)
