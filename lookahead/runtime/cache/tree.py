@@ -135,6 +135,9 @@ class TreeCache(Cache):
         for group in self._groups:
             group.add_row(most)
             group.reach(length)
+            # What nobody sees has to be finite, because attention multiplies it by 0.
+            group.buffer[:, : group.rows - 1, :, self.base : length] = 0
+            group.buffer[:, group.rows - 1, :, length : self.base] = 0
         for ours, theirs in zip(self.layers, other.layers, strict=True):
             for (group, entry), (source, place) in zip(ours.entries(), theirs.entries(), strict=True):
                 group.buffer[entry, group.rows - 1, :, :length] = source.buffer[place, 0, :, :length]
