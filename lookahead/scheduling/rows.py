@@ -23,7 +23,7 @@ from lookahead.runtime.tree import TreeModel
 from lookahead.scheduling.requests import Ticket, drawing
 from lookahead.scheduling.shared import SharedPasses
 from lookahead.verify.sequences import Sequences
-from lookahead.verify.verifier import Verifier
+from lookahead.verify.verifier import Deciding, Verifier
 
 
 class Seat:
@@ -143,10 +143,9 @@ class Row:
         """What is to be brought to the host of this row's part of a pass."""
         return partial(self.verifier.look, [self.tree])
 
-    def decide(self, scores: Scores) -> Path:
+    def deciding(self, scores: Scores) -> Deciding:
         """Write what the model would have written, by the scores of its own tree."""
-        (path,) = self.verifier.decide([self.tree], scores)
-        return path
+        return self.verifier.deciding([self.tree], scores)
 
     def learn(self, scores: Scores, path: Path) -> None:
         """Let drafts learn from the pass."""

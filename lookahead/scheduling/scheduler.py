@@ -29,6 +29,7 @@ from lookahead.strategies.base import Strategy
 from lookahead.strategies.registry import strategy_from
 from lookahead.support import route as support
 from lookahead.support.call import check_mode
+from lookahead.verify.choices import walked_together
 from lookahead.verify.sequences import Sequences
 
 
@@ -294,7 +295,7 @@ class Scheduler:
                 self._leave(row, error)
             return
         forward_ms, begin = _ms(begin), perf_counter()
-        paths = [_tried(failed, row, row.decide, part) or Path() for row, part in zip(rows, parts, strict=True)]
+        paths = _decided(rows, parts, failed)
         verify_ms, begin = _ms(begin), perf_counter()
         shared.keep(paths)
         for row, part, path in zip(rows, parts, paths, strict=True):
@@ -363,6 +364,19 @@ def _tried(failed: dict[Row, Exception], row: Row, action: Callable[..., Any], *
     except Exception as error:
         failed[row] = error
         return None
+
+
+def _decided(rows: list[Row], parts: list[Scores], failed: dict[Row, Exception]) -> list[Path]:
+    """Write what the model would have written; rows that sample alike do so in one computation."""
+    going = [(row, part) for row, part in zip(rows, parts, strict=True) if row not in failed]
+    found = walked_together([row.deciding(part) for row, part in going])
+    paths: dict[Row, Path] = {}
+    for (row, _), decided in zip(going, found, strict=True):
+        if isinstance(decided, Exception):
+            failed[row] = decided
+        else:
+            (paths[row],) = decided
+    return [paths.get(row) or Path() for row in rows]
 
 
 def _ms(begin: float) -> float:

@@ -1,7 +1,7 @@
 """Which of transformers' logits processors and stopping rules may be run row by row, or on scores alone."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -102,3 +102,13 @@ def direct(processors: LogitsProcessorList) -> Processing:
         return scores
 
     return process
+
+
+def settings_of(processors: LogitsProcessorList) -> Hashable | None:
+    """Stands for what a list of processors does; None where their settings cannot be compared."""
+    known = tuple((type(each), tuple(sorted(vars(each).items()))) for each in processors)
+    try:
+        hash(known)
+    except TypeError:
+        return None
+    return known if all(not isinstance(value, Tensor) for _, given in known for _, value in given) else None

@@ -1,6 +1,6 @@
 """The next token of a sequence, chosen as ``generate`` chooses it: processors first, then the argmax or a draw."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -14,7 +14,7 @@ from jacobi import LookaheadError, Path, Scores, TokenTree, chances_of, reject
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
 from lookahead.verify.noise import Noise, is_drawn_by_noise
-from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct
+from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct, settings_of
 from lookahead.verify.sequences import Sequences
 
 Place = tuple[int, int]  # (row, node)
@@ -119,6 +119,7 @@ class Sampler:
         self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
         self._looks = not (self.is_argmax or watched or (sample and self.noise is None))
         self._everywhere = everywhere
+        self._settings = settings_of(processors)
         self._seen: tuple[Tensor, Tensor] | None = None  # of the pass: processed scores and logits [batch, node, vocab]
 
     def look(self, trees: Sequence[TokenTree], logits: Tensor) -> tuple[Tensor, ...]:
@@ -140,6 +141,15 @@ class Sampler:
         if self.noise is None or waits:
             return (chosen,)
         return chosen, self.noise.bring(max(max(tree.depths) for tree in trees))
+
+    @property
+    def alike(self) -> Hashable | None:
+        """Stands for all that makes a token of logits and noise; None where the text before counts, or something that
+        cannot be compared. Samplers of which it is the same can choose for each other."""
+        plain = self._prefix_free and not (self.records or self._lockstep or self._own_draws or self.is_argmax)
+        if not plain or self._settings is None or (self._sample and self.noise is None):
+            return None
+        return self._sample, self._settings
 
     def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
         """The next token at one place of each of several rows."""
@@ -174,6 +184,23 @@ class Sampler:
         if self._sample:
             self._check_chances(chosen[:, 1].tolist(), [row for row, _ in places])
         return list(chosen[:, 0].tolist())
+
+    def choose_alike(self, choices: Sequence[tuple["Sampler", Pass, Place]]) -> list[int] | None:
+        """The tokens at one place of each of several passes, whose samplers are :attr:`alike`; None where they are not
+        finite numbers: each sampler by itself says what is wrong."""
+        if any(now.scores.broken or now.scores.beside for _, now, _ in choices):
+            return None
+        raw = torch.cat([now.scores.logits[row, node][None] for _, now, (row, node) in choices])
+        processed = self.process([(0, 0)] * len(choices), self._copied(raw))
+        if not self._sample:
+            return list(_argmax(processed).flatten().tolist())
+        chances = processed.softmax(-1)
+        lines = []
+        for (sampler, _, (row, _)), line in zip(choices, chances, strict=True):
+            assert sampler.noise is not None  # as alike says
+            lines.append(sampler.noise.lines([(row, len(sampler._sequences.written[row]))], line[None]))
+        packed = fetch(_packed(_argmax(chances / torch.cat(lines)), chances))
+        return list(packed[:, 0].tolist()) if packed[:, 1].all() else None
 
     def _chosen(
         self, trees: Sequence[TokenTree], places: Sequence[Place], processed: Tensor, ahead: bool = False

@@ -13,7 +13,7 @@ How trees are walked is decided once a call. In every mode but lockstep each seq
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -26,11 +26,13 @@ from jacobi import Path, Scores, TokenTree, walk
 from lookahead.runtime.scores import fetch
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
+from lookahead.verify.choices import Choice, walked
 from lookahead.verify.sampler import Pass, Place, Sampler
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.traversal import traversed
 from lookahead.verify.typical import Decided, accepted
 
+Deciding = Generator[Choice, list[int], list[Path]]
 Mode = Literal["lossy", "traversal", "lockstep", "in turn", "abreast"]
 
 
@@ -118,12 +120,16 @@ class Verifier:
 
     def decide(self, trees: Sequence[TokenTree], scores: Scores) -> list[Path]:
         """Write what the model would have written, as far as the trees go."""
+        return walked(self.deciding(trees, scores))
+
+    def deciding(self, trees: Sequence[TokenTree], scores: Scores) -> Deciding:
+        """:meth:`decide`, which stops wherever tokens have to be chosen, so that several can be in step."""
         self._passes += 1
         now = Pass(self._passes, trees, scores, [Path() for _ in trees])
         with self._settled():
             if self._everywhere and not scores.beside:
                 scores.beside = tuple(map(fetch, self._sampler.look(trees, scores.logits)))
-            self._decide(now)
+            yield from self._decide(now)
         if self._everywhere and scores.beside:
             scores.greedy = scores.beside[0][:, :, 0].tolist()
         return now.paths
@@ -136,9 +142,9 @@ class Verifier:
             if self._sampler.noise is not None:
                 self._sampler.noise.settle()
 
-    def _decide(self, now: Pass) -> None:
+    def _decide(self, now: Pass) -> Generator[Choice, list[int], None]:
         if self._mode == "lockstep":
-            self._walk(now, range(len(now.trees)))
+            yield from self._walk(now, range(len(now.trees)))
             return
         finished, noise = list(self._sequences.finished), self._sampler.noise
         self._most_written = math.inf if noise is None else noise.limit()
@@ -152,7 +158,7 @@ class Verifier:
             self._write_paths(now, {row: traversed(now, row, self._sampler) for row in going})
         else:
             for rows in ([row] for row in going) if self._mode == "in turn" else [going]:
-                self._walk(now, rows)
+                yield from self._walk(now, rows)
         for row in (row for row, done in enumerate(finished) if done and self._sequences.behind(row)):
             self._pad(now, row)
         if noise is not None:
@@ -168,12 +174,12 @@ class Verifier:
         are handed out once."""
         return self._sampler.records.taken(kind)
 
-    def _walk(self, now: Pass, rows: Sequence[int]) -> None:
+    def _walk(self, now: Pass, rows: Sequence[int]) -> Generator[Choice, list[int], None]:
         """:func:`jacobi.walk` several trees, depth by depth: one choice for all of them, then the stopping rules."""
         nodes = dict.fromkeys(rows, 0)
         while nodes:
             places = list(nodes.items())
-            tokens = self._sampler.choose(now, places)
+            tokens = yield Choice(self._sampler, now, places)
             self._write(now, places, tokens)
             nodes = {}
             for (row, node), token in zip(places, tokens, strict=True):
