@@ -5,9 +5,11 @@ import json
 import os
 import queue
 import secrets
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -34,9 +36,10 @@ class Options(ModelOptions):
     target: Annotated[Path, Argument(metavar="OUT.jsonl", help="Answers; what is there already is not asked again.")]
     max_new_tokens: Annotated[int, Option(min=1, help="Of a chat answer, where a request does not say.")] = 1024
     conversations: Annotated[int, Option(min=0, help="KV caches kept for common prefixes of requests.")] = 4
+    rows: Annotated[int, Option(min=1, help="Answers that are written at a time, which share passes.")] = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
     """A request of the file."""
 
@@ -60,9 +63,11 @@ def batch(options: Options) -> None:
             model, tokenizer = options.load()
             context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
             planner = Planner(model, tokenizer, Limits(context=context, new_tokens=options.max_new_tokens))
-            engine = Engine(model, tokenizer, conversations=options.conversations)
+            kept = {"conversations": options.conversations, "rows": options.rows}
+            engine = Engine(model, tokenizer, most_waiting=2 * options.rows, **kept)
             try:
-                bad += _answer(left, out, planner, engine, options.model_name)
+                shape = partial(Shape, options.model_name, tokenizer)
+                bad += _answer(left, out, planner, engine, shape, 2 * options.rows)
             except KeyboardInterrupt:
                 engine.cut()
                 typer.echo("Interrupted: the same command goes on from here.", err=True)
@@ -154,34 +159,59 @@ def _done(out: BinaryIO, file: Path) -> set[str]:
     return found
 
 
-def _answer(lines: list[Line], out: BinaryIO, planner: Planner, engine: Engine, name: str) -> list[dict[str, Any]]:
-    """Answer requests, each written whole before the next begins; gives those that are refused."""
-    bad = []
+def _answer(
+    lines: list[Line], out: BinaryIO, planner: Planner, engine: Engine, shape: Callable[..., Shape], most: int
+) -> list[dict[str, Any]]:
+    """Answer requests, ``most`` of them at a time, each written whole as soon as it is there; gives those that are
+    refused."""
+    told: queue.Queue[tuple[Line, Any]] = queue.Queue()
+    waiting, asked, bad = deque(lines), dict[Line, tuple[Plan, list[Answer]]](), list[dict[str, Any]]()
+
+    def refuse(line: Line, error: Exception) -> None:
+        bad.append({"line": line.number, "custom_id": line.custom_id, "error": str(error)})
+
     with common.progress() as progress:
-        for line in progress.track(lines, description="Answering"):
-            try:
-                body = _body(line, planner, engine, name)
-            except (ApiError, LookaheadError) as error:
-                bad.append({"line": line.number, "custom_id": line.custom_id, "error": str(error)})
+        task = progress.add_task("Answering", total=len(lines))
+        while waiting or asked:
+            while waiting and len(asked) < most:
+                line = waiting.popleft()
+                try:
+                    asked[line] = _plan(line, planner), []
+                    engine.submit(Job(asked[line][0], partial(_tell, told, line)))
+                except (ApiError, LookaheadError) as error:
+                    asked.pop(line, None)
+                    refuse(line, error)
+                    progress.advance(task)
+            if not asked:
                 continue
-            request = secrets.token_hex(12)
-            response = {"status_code": 200, "request_id": request, "body": body}
-            record = {"id": f"batch_req_{request}", "custom_id": line.custom_id, "response": response, "error": None}
-            out.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-            out.flush()
-            os.fsync(out.fileno())
+            line, event = told.get()
+            if isinstance(event, Answer):
+                asked[line][1].append(event)
+            elif event is None or isinstance(event, ApiError | LookaheadError):
+                plan, answers = asked.pop(line)
+                if event is None:
+                    _write(out, line, shape(plan, line.chat).whole(answers))
+                else:
+                    refuse(line, event)
+                progress.advance(task)
+            elif not isinstance(event, Piece):
+                raise event
     return bad
 
 
-def _body(line: Line, planner: Planner, engine: Engine, name: str) -> dict[str, Any]:
+def _plan(line: Line, planner: Planner) -> Plan:
     raw = json.dumps(line.body).encode()
-    plan: Plan = planner.chat(read(raw, ChatRequest)) if line.chat else planner.completion(read(raw, CompletionRequest))
-    told: queue.Queue[Any] = queue.Queue()
-    engine.submit(Job(plan, told.put))
-    answers = []
-    while (event := told.get()) is not None:
-        if isinstance(event, Answer):
-            answers.append(event)
-        elif not isinstance(event, Piece):
-            raise event
-    return Shape(name, engine.tokenizer, plan, line.chat).whole(answers)
+    return planner.chat(read(raw, ChatRequest)) if line.chat else planner.completion(read(raw, CompletionRequest))
+
+
+def _tell(told: "queue.Queue[tuple[Line, Any]]", line: Line, event: Any) -> None:
+    told.put((line, event))
+
+
+def _write(out: BinaryIO, line: Line, body: dict[str, Any]) -> None:
+    request = secrets.token_hex(12)
+    response = {"status_code": 200, "request_id": request, "body": body}
+    record = {"id": f"batch_req_{request}", "custom_id": line.custom_id, "response": response, "error": None}
+    out.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+    out.flush()
+    os.fsync(out.fileno())

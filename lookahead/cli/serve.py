@@ -32,6 +32,7 @@ class Options(ModelOptions):
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 8 << 20
     timeout: Annotated[float, Option(min=0.1, help="Seconds that a request may take, waiting included.")] = 600.0
     conversations: Annotated[int, Option(min=0, help="KV caches kept for conversations that go on.")] = 4
+    rows: Annotated[int, Option(min=1, help="Answers that are written at a time, which share passes.")] = 8
     warm_up: Annotated[bool, Option(help="Learn what passes cost before the first request.")] = True
     grace: Annotated[int, Option(min=0, help="Seconds that running requests have when the server is stopped.")] = 30
     log_level: Annotated[str, Option(help="critical, error, warning, info, debug.")] = "info"
@@ -67,7 +68,7 @@ def app_of(options: Options) -> Any:
         f"Serving {name} at http://{options.host}:{options.port} (the chat page; the API is below /v1).", err=True
     )
     settings: dict[str, Any] = {"strategy": strategy, "limits": limits, "api_key": options.api_key}
-    made = application(model, tokenizer, name, template=template, conversations=options.conversations, **settings)
+    made = application(model, tokenizer, name, template=template, conversations=options.conversations, rows=options.rows, **settings)
     if options.warm_up:
         made.state.service.engine.warm_up()
     return made

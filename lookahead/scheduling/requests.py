@@ -13,7 +13,7 @@ from lookahead.generation.watch import Watcher
 from lookahead.models.traits import boundary
 from lookahead.strategies.base import Strategy
 
-_OURS = ("use_lookahead", "lookahead_strategy", "custom_generate", "streamer")
+_OURS = ("use_lookahead", "lookahead_strategy", "custom_generate")
 
 
 class Ticket:
@@ -67,11 +67,10 @@ def prepared(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Call:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        synced_gpus: bool = False,
-        streamer: Any = None,
         **kwargs: Any,
     ) -> Call:
-        given = logits_processor, stopping_criteria, generation_config, streamer, kwargs
+        # transformers gives the prompt to a streamer, and then tells nobody of it.
+        given = logits_processor, stopping_criteria, generation_config, inputs.get("streamer"), kwargs
         return Call.of(model, input_ids, *given)
 
     call: Call = model.generate(**inputs, custom_generate=taken)
@@ -122,7 +121,7 @@ def _more(call: Call) -> set[str]:
 
 def check_inputs(inputs: Mapping[str, Any], seed: int | None) -> None:
     """Refuse what a scheduler cannot give to ``generate``."""
-    for name in _OURS[:3]:
+    for name in _OURS:
         if name in inputs:
             raise LookaheadError(f"{name}= belongs to the scheduler: got it among generate's own arguments.")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jacobi import LookaheadError, Path, Scores, Step
+from jacobi import LookaheadError, Path, Scores, Step, Wants
 from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory, borrowed
@@ -204,8 +204,9 @@ class Scheduler:
         plan = support.plan(self._model, call.traits, *given, sequences.most_new)
         if plan.route != "tree":
             return None
-        plain = strategy_from({"strategy": "lookahead", "window_size": 1, "ngram_size": 1, "verification_set_size": 0})
-        wants, _ = wanted(ticket.strategy or plain, call, plan, sequences.most_new)
+        wants = Wants()
+        if ticket.strategy is not None:
+            wants, _ = wanted(ticket.strategy, call, plan, sequences.most_new)
         if why_alone(call, ticket.strategy, wants, sequences.most_new) is not None:
             return None
         support.self_test(self._model, call.traits)

@@ -217,6 +217,7 @@ def application(
     api_key: str | None = None,
     template: str | None = None,
     conversations: int = 4,
+    rows: int = 8,
 ) -> FastAPI:
     """An ASGI application that answers OpenAI's chat and text completions with one model.
 
@@ -227,6 +228,7 @@ def application(
         api_key: what ``/v1`` asks for; None = nothing.
         template: a Jinja chat template in place of the tokenizer's.
         conversations: KV caches kept for conversations that go on; 0 = none.
+        rows: answers that are written at a time, which share passes.
 
     Raises:
         LookaheadError: FastAPI is not installed, or the model cannot be decoded by ``generate``.
@@ -234,7 +236,7 @@ def application(
     augment_all()
     if limits is None:
         limits = Limits(context=getattr(model.config.get_text_config(), "max_position_embeddings", None))
-    engine = Engine(model, tokenizer, strategy, limits.queue, conversations)
+    engine = Engine(model, tokenizer, strategy, limits.queue, conversations, rows)
     service = Service(engine, Planner(model, tokenizer, limits, template), name, limits)
 
     @asynccontextmanager

@@ -1,10 +1,11 @@
-"""One thread that decodes, one request after the other: no two of them share a generator, a cache or a pass."""
+"""One thread that decodes: answers share passes, and no two of them share random numbers or keys and values."""
 
 import math
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Queue
 from time import perf_counter
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from lookahead.generation.conversations import Conversations
-from lookahead.generation.watch import Pass, watching
+from lookahead.generation.watch import Pass
 from lookahead.pieces import Pieces, first_stop, text_of
+from lookahead.scheduling import Scheduler, Ticket
 from lookahead.serve.errors import ApiError
 from lookahead.serve.plans import Penalties, Plan, StopStrings
 from lookahead.stats import DecodingStats
@@ -60,6 +62,9 @@ class Job:
 
     def __init__(self, plan: Plan, tell: Told) -> None:
         self.plan, self.tell = plan, tell
+        self.begun = 0  # answers that were begun
+        self.begin = 0.0  # when the first of them was
+        self.tasks: list[_Task] = []  # answers that are being written
         self._ended: Exception | None = None
 
     def cancel(self, reason: Exception | None = None) -> None:
@@ -77,11 +82,12 @@ def _shutting_down() -> ApiError:
 
 
 class Engine:
-    """Decodes jobs in a thread of its own.
+    """Decodes jobs in a thread of its own, each answer as if it were alone (:mod:`lookahead.scheduling`).
 
     Args:
         strategy: what requests are decoded with; their references are added to it.
-        most_waiting: jobs that may wait beside the running one.
+        rows: answers that are written at a time.
+        most_waiting: jobs that may wait beside those that have begun.
         conversations: KV caches kept; 0 = none.
     """
 
@@ -92,23 +98,26 @@ class Engine:
         strategy: Lookahead | None = None,
         most_waiting: int = 32,
         conversations: int = 4,
+        rows: int = 8,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self._strategy = strategy or Lookahead()
         self._most_waiting = most_waiting
         self._waiting: deque[Job] = deque()
+        self._scheduler = Scheduler(model, rows, self._strategy)
+        self._rows = rows
+        self._jobs: list[Job] = []  # that have begun
         self._changed = threading.Condition()
         self._kept = Conversations(model, conversations)
         self._closing = False
         self._usual_s = 1.0  # what a job takes, of late
-        self._now: Job | None = None
         self._thread = threading.Thread(target=self._work, name="lookahead-engine", daemon=True)
         self._thread.start()
 
     @property
     def running(self) -> int:
-        """Jobs that are decoded."""
-        return int(self._now is not None)
+        """Jobs that have begun."""
+        return len(self._jobs)
 
     @property
     def waiting(self) -> int:
@@ -130,13 +139,13 @@ class Engine:
         with self._changed:
             if not self.alive:
                 raise _shutting_down()
-            if len(self._waiting) + self.running > self._most_waiting:
+            if len(self._waiting) + min(0, self.running - self._rows) >= self._most_waiting:
                 raise ApiError(
                     f"{len(self._waiting)} requests wait already. Try again later.",
                     429,
                     kind="rate_limit_error",
                     code="queue_full",
-                    headers={"Retry-After": str(max(1, math.ceil(len(self._waiting) * self._usual_s)))},
+                    headers={"Retry-After": str(max(1, math.ceil(len(self._waiting) * self._usual_s / self._rows)))},
                 )
             self._waiting.append(job)
             self._changed.notify_all()
@@ -174,7 +183,7 @@ class Engine:
         """End what was submitted; each job is told that the server stops."""
         with self._changed:
             self._closing = True
-            for job in [*self._waiting, *([] if self._now is None else [self._now])]:
+            for job in [*self._waiting, *self._jobs]:
                 job.cancel(_shutting_down())
 
     def close(self) -> None:
@@ -185,26 +194,58 @@ class Engine:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._waiting or self._jobs or self._closing)
+                if not (self._waiting or self._jobs):
                     return
-                job = self._now = self._waiting.popleft()
-            begin = perf_counter()
-            last: BaseException | None = None
-            try:
-                for index in range(job.plan.count):
-                    job.check()
-                    job.tell(self._answer(job, index))
-            except BaseException as error:
-                last = error
-            with self._changed:
-                self._now = None
-                self._usual_s += 0.2 * (perf_counter() - begin - self._usual_s)
-            job.tell(last)
-            del job, last
+            while self._scheduler.has_room and (job := self._next()) is not None:
+                self._submit(job)
+            self._scheduler.step()
+            for job in list(self._jobs):
+                self._see(job)
 
-    def _answer(self, job: Job, index: int) -> Answer:
-        plan, model = job.plan, self.model
+    def _next(self) -> Job | None:
+        """The job whose next answer is to be begun; None = all were."""
+        with self._changed:
+            job = next((job for job in self._jobs if job.begun < job.plan.count), None)
+            if job is None and self._waiting:
+                job = self._waiting.popleft()
+                job.begin = perf_counter()
+                self._jobs.append(job)
+            return job
+
+    def _submit(self, job: Job) -> None:
+        """Begin a job's next answer."""
+        index, job.begun = job.begun, job.begun + 1
+        try:
+            job.check()
+            job.tasks.append(self._task(job, index))
+        except BaseException as error:
+            self._end(job, error)
+
+    def _see(self, job: Job) -> None:
+        """Tell a job of its answers that are written, and end it with the last one, or with an error."""
+        try:
+            job.check()
+            for task in [task for task in job.tasks if task.ticket.done]:
+                job.tasks.remove(task)
+                job.tell(self._answer(job, task))
+        except BaseException as error:
+            self._end(job, error)
+            return
+        if job.begun == job.plan.count and not job.tasks:
+            self._end(job, None)
+
+    def _end(self, job: Job, error: BaseException | None) -> None:
+        for task in job.tasks:
+            task.ticket.cancel()
+        job.tasks.clear()
+        with self._changed:
+            self._jobs.remove(job)
+            self._usual_s += 0.2 * (perf_counter() - job.begin - self._usual_s)
+        job.tell(error)
+
+    def _task(self, job: Job, index: int) -> "_Task":
+        plan = job.plan
         which, copy = divmod(index, plan.n)
         ids = plan.prompts[which]
         cache, cached = self._kept.take(ids)
@@ -216,29 +257,46 @@ class Engine:
             settings["stopping_criteria"] = [StopStrings(self.tokenizer, plan.stops)]
         if cache is not None:
             settings["past_key_values"] = cache
-        if plan.lookahead:
-            settings["lookahead_strategy"] = replace(self._strategy, references=plan.references or None)
-        inputs = torch.tensor([ids], device=model.device)
-        devices = [model.device] if model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), watching(stream.see), torch.no_grad():
-            torch.manual_seed(plan.seed + copy)
-            output = model.generate(
-                input_ids=inputs,
-                attention_mask=torch.ones_like(inputs),
-                use_lookahead=plan.lookahead,
-                return_dict_in_generate=True,
-                output_logits=plan.logprobs is not None,
-                **settings,
-            )
+        inputs = torch.tensor([ids], device=self.model.device)
+        ticket = self._scheduler.submit(
+            seed=plan.seed + copy,
+            watcher=stream.see,
+            use_lookahead=plan.lookahead,
+            lookahead_strategy=replace(self._strategy, references=plan.references or None),
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            return_dict_in_generate=True,
+            output_logits=plan.logprobs is not None,
+            **settings,
+        )
+        return _Task(index, ids, cached, stream, ticket, partial(self._kept.put, cache=cache))
+
+    def _answer(self, job: Job, task: "_Task") -> Answer:
+        plan, ids, stream = job.plan, task.ids, task.stream
+        output = task.ticket.result()
         text = output.sequences[0].tolist()
-        self._kept.put(text, cache)
+        task.keep(text)
         tokens = text[len(ids) :]
-        ended = bool(tokens) and tokens[-1] in _ends(model)
-        finish = "stop" if ended or stream.close() or len(tokens) < plan.room[which] else "length"
+        ended = bool(tokens) and tokens[-1] in _ends(self.model)
+        room = plan.room[task.index // plan.n]
+        finish = "stop" if ended or stream.close() or len(tokens) < room else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
         found = None if plan.logprobs is None else _logprobs(output.logits, tokens, plan.logprobs)
         whole = text_of(self.tokenizer, tokens)
-        return Answer(index, tokens, len(ids), cached, finish, stats, whole[: first_stop(whole, plan.stops)], found)
+        kept = whole[: first_stop(whole, plan.stops)]
+        return Answer(task.index, tokens, len(ids), task.cached, finish, stats, kept, found)
+
+
+@dataclass
+class _Task:
+    """An answer while it is written; ``keep`` puts its KV cache away under its whole text."""
+
+    index: int
+    ids: list[int]
+    cached: int
+    stream: "_Stream"
+    ticket: Ticket
+    keep: Callable[[list[int]], None]
 
 
 class _Stream(BaseStreamer):

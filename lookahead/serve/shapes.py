@@ -30,7 +30,7 @@ class Shape:
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
         choices = []
-        for answer in answers:
+        for answer in sorted(answers, key=lambda answer: answer.index):
             choice: dict[str, Any] = {"index": answer.index, "finish_reason": answer.finish}
             if self.chat:
                 choice["message"] = {"role": "assistant", "content": answer.text, "refusal": None}

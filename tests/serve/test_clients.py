@@ -119,7 +119,7 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
 
 
 def test_a_full_queue_says_so() -> None:
-    with served(limits=Limits(1024, queue=1)) as address, client(address) as openai:
+    with served(limits=Limits(1024, queue=1), rows=1) as address, client(address) as openai:
         threads = []
         for _ in range(2):  # one runs, one waits
             body = long_request() | {"max_tokens": 200}

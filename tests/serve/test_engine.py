@@ -27,8 +27,8 @@ def plan(new_tokens: int, **settings: Any) -> Plan:
 
 
 @contextmanager
-def engine(most_waiting: int = 8) -> Iterator[Engine]:
-    made = Engine(*bundled(), most_waiting=most_waiting)
+def engine(most_waiting: int = 8, rows: int = 1) -> Iterator[Engine]:
+    made = Engine(*bundled(), most_waiting=most_waiting, rows=rows)
     try:
         yield made
     finally:
