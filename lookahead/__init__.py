@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lookahead.loading import load_model as load_model
     from lookahead.patch import augment_all as augment_all
     from lookahead.patch import restore_all as restore_all
+    from lookahead.scheduling.scheduler import Scheduler as Scheduler
     from lookahead.stats import DecodingStats as DecodingStats
     from lookahead.strategies.jacobi import Jacobi as Jacobi
     from lookahead.strategies.lookahead import Lookahead as Lookahead
@@ -30,6 +31,7 @@ _HOMES = {
     "LookaheadError": "jacobi.errors",
     "LookaheadOutput": "lookahead.generation.output",
     "Medusa": "lookahead.strategies.medusa",
+    "Scheduler": "lookahead.scheduling.scheduler",
     "StepTimes": "lookahead.draft.latency",
     "augment_all": "lookahead.patch",
     "load_bundled": "lookahead.bundled",

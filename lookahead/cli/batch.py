@@ -63,11 +63,11 @@ def batch(options: Options) -> None:
             model, tokenizer = options.load()
             context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
             planner = Planner(model, tokenizer, Limits(context=context, new_tokens=options.max_new_tokens))
-            kept = {"conversations": options.conversations, "rows": options.rows}
-            engine = Engine(model, tokenizer, most_waiting=2 * options.rows, **kept)
+            rows, kept = options.rows, options.conversations
+            engine = Engine(model, tokenizer, most_waiting=2 * rows, conversations=kept, rows=rows)
             try:
                 shape = partial(Shape, options.model_name, tokenizer)
-                bad += _answer(left, out, planner, engine, shape, 2 * options.rows)
+                bad += _answer(left, out, planner, engine, shape, 2 * rows)
             except KeyboardInterrupt:
                 engine.cut()
                 typer.echo("Interrupted: the same command goes on from here.", err=True)

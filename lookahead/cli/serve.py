@@ -68,7 +68,8 @@ def app_of(options: Options) -> Any:
         f"Serving {name} at http://{options.host}:{options.port} (the chat page; the API is below /v1).", err=True
     )
     settings: dict[str, Any] = {"strategy": strategy, "limits": limits, "api_key": options.api_key}
-    made = application(model, tokenizer, name, template=template, conversations=options.conversations, rows=options.rows, **settings)
+    settings |= {"template": template, "conversations": options.conversations, "rows": options.rows}
+    made = application(model, tokenizer, name, **settings)
     if options.warm_up:
         made.state.service.engine.warm_up()
     return made

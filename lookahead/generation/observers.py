@@ -1,6 +1,6 @@
 """Per-pass observers of a call: statistics, the planner, the schedule of traces, the streamer."""
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from transformers.generation.streamers import BaseStreamer
@@ -9,13 +9,21 @@ from jacobi import Step
 from lookahead.draft.context import Drafts
 from lookahead.generation.call import Call
 from lookahead.generation.watch import PassRecords
-from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.packing_schedule import PackingSchedule
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import TraceSchedule
 from lookahead.runtime.tree import TreeModel
 from lookahead.stats import DecodingStats
 from lookahead.verify.sequences import Sequences
+
+
+class Passes(Protocol):
+    """What the passes of a call are asked: tokens in the KV cache, and how many tokens they had to replay."""
+
+    @property
+    def context(self) -> int: ...
+    @property
+    def replayed(self) -> int: ...
 
 
 class Observers:
@@ -25,7 +33,7 @@ class Observers:
         self,
         call: Call,
         sequences: Sequences,
-        model: TreeModel | LinearModel,
+        model: Passes,
         drafts: Drafts,
         detail: Literal["none", "summary", "detailed"],
         packs: bool,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from jacobi import TokenTree
 from lookahead.models.families.overrides import DecoderPositions, SlotPositions
-from lookahead.runtime.cache.tree import TreeCache
+from lookahead.runtime.cache.tree import TreeCache, drop, join
 from lookahead.runtime.scores import fetch, send
 
 
@@ -161,7 +161,7 @@ class Layout:
             columns = max(ours.shape[1], length)
             wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in (ours, theirs)]
             self.visible = np.concatenate(wide)
-            self.cache.join(other.cache, most)
+            join(self.cache, other.cache, most)
         self.padding += other.padding
         self.positions += other.positions
 
@@ -174,7 +174,7 @@ class Layout:
             self.visible[row] = self.visible[-1]
             self.visible = self.visible[:-1]
         if self.positions:
-            self.cache.drop(row)
+            drop(self.cache, row)
             if len(self.positions) == 1 and self.visible is not None and self.visible[0, : self.cache.base].all():
                 self.visible = None
 

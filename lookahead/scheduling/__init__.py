@@ -1,7 +1,7 @@
 """Many requests on one device: sequences that join and leave between passes, each exactly as if it were alone.
 
 `requests` has what is asked and what becomes of it, `rows` one sequence while it is written, `shared` the passes that
-all sequences share, `scheduler` the loop. May import: strategies and below.
+all of them share, `batch` those that are written now, `scheduler` the queue. May import: strategies and below.
 """
 
 from lookahead.scheduling.requests import Ticket as Ticket

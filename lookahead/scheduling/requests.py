@@ -8,10 +8,9 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from jacobi import LookaheadError, Wants
-from lookahead.generation.call import Call
+from lookahead.generation.call import Call, Strategy
 from lookahead.generation.watch import Watcher
 from lookahead.models.traits import boundary
-from lookahead.strategies.base import Strategy
 
 _OURS = ("use_lookahead", "lookahead_strategy", "custom_generate")
 

@@ -89,7 +89,7 @@ class Row:
     def read(self, curve: Callable[[], StepTimes]) -> None:
         """Read the prompt, write its first token, and join the others, unless that was all. ``curve`` finds the latency
         curve of passes once it has joined."""
-        call, shared = self._call, self._shared
+        call = self._call
         prompt = Prompt(call.input_ids, call.config, call.kwargs, call.cache, self._sequences.most_new)
         view = open_tree(call.model, call.traits, prompt, self._sequences, self._wants, static=False)
         try:

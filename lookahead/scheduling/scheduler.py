@@ -1,35 +1,25 @@
 """The loop of many requests: sequences join while there is room, share passes, and leave as they end."""
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import ExitStack
-from time import perf_counter
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from jacobi import LookaheadError, Path, Scores, Step, Wants
-from lookahead.draft.guard import Guard
-from lookahead.draft.latency import StepTimes
-from lookahead.draft.memory import Memory, borrowed
-from lookahead.draft.planner import Planner
+from jacobi import LookaheadError, Wants
 from lookahead.generation import transformers_loop
-from lookahead.generation.call import Call
+from lookahead.generation.call import Call, Strategy
 from lookahead.generation.decode import assisted, decode, wanted
 from lookahead.generation.watch import Watcher, watching
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import switched_attention
+from lookahead.scheduling.batch import Rows
 from lookahead.scheduling.requests import Ticket, check_inputs, prepared, why_alone
-from lookahead.scheduling.rows import Row, part_of
-from lookahead.scheduling.shared import SharedPasses
-from lookahead.strategies.automatic import AutomaticStrategy
-from lookahead.strategies.base import Strategy
+from lookahead.scheduling.rows import Row
 from lookahead.strategies.registry import strategy_from
 from lookahead.support import route as support
 from lookahead.support.call import check_mode
-from lookahead.verify.choices import walked_together
 from lookahead.verify.sequences import Sequences
 
 
@@ -65,7 +55,9 @@ class Scheduler:
         outputs = [ticket.result() for ticket in tickets]
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int = 8, strategy: Strategy | dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, rows: int = 8, strategy: Strategy | dict[str, Any] | None = None
+    ) -> None:
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
             raise LookaheadError(f"Scheduler(rows=) must be a whole number from 1 up: got {rows!r}.")
         self._model, self._most = model, rows
@@ -73,16 +65,7 @@ class Scheduler:
         self._traits = ModelTraits.of(model)
         support.check_model(model, self._traits)
         self._waiting: deque[Ticket] = deque()
-        self._rows: list[Row] = []
-        self._busy = ExitStack()  # open while there are rows
-        self._memory: Memory | None = None
-        self._guard = Guard(apart=True)
-        self._planners: dict[tuple[int, int | None, int], Planner] = {}
-        self._planner: Planner | None = None
-        self._changed = False  # rows have joined or left since the last pass
-        self._shared = SharedPasses(
-            model, self._traits, rows, traces=self._strategy.traces, pack=self._strategy.pack, renewed=self._renewed
-        )
+        self._rows = Rows(model, self._traits, rows, traces=self._strategy.traces, pack=self._strategy.pack)
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +76,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Requests that are being written."""
-        return len(self._rows)
+        return len(self._rows.held)
 
     @property
     def waiting(self) -> int:
@@ -143,23 +126,21 @@ class Scheduler:
     @torch.no_grad()
     def step(self) -> bool:
         """Let requests join, and run one pass. False = there is nothing to do."""
-        for row in [row for row in self._rows if row.ticket.cancelled]:
-            self._leave(row, LookaheadError("The request was cancelled."))
-        while self._waiting and len(self._rows) < self._most:
+        for row in [row for row in self._rows.held if row.ticket.cancelled]:
+            self._rows.leave(row, LookaheadError("The request was cancelled."))
+        while self._waiting and self.running < self._most:
             self._begin(self._waiting.popleft())
-        if self._rows:
-            with self._shared.running():
-                self._pass()
-        return bool(self._rows or self._waiting)
+        if self.running:
+            self._rows.step()
+        return bool(self.running or self._waiting)
 
     def close(self) -> None:
         """End what is not done: those results are errors."""
         error = LookaheadError("The scheduler was closed before this request was done.")
-        for row in list(self._rows):
-            self._leave(row, error)
+        for row in list(self._rows.held):
+            self._rows.leave(row, error)
         while self._waiting:
             self._waiting.popleft().end(error=error)
-        self._busy.close()
 
     def _begin(self, ticket: Ticket) -> None:
         if ticket.cancelled:
@@ -170,28 +151,10 @@ class Scheduler:
             row = self._row(ticket, call)
             if row is None:
                 ticket.end(self._alone(ticket, call))
-                return
+            else:
+                self._rows.read(row)
         except Exception as error:
             ticket.end(error=error)
-            return
-        try:
-            with self._shared.running():
-                row.read(self._curve)
-        except Exception as error:
-            if row.seat.row is None:
-                ticket.end(error=error)
-                row.close()
-            else:
-                self._joined(row)
-                self._leave(row, error)
-            return
-        self._joined(row)
-        if row.done:
-            self._leave(row)
-
-    def _joined(self, row: Row) -> None:
-        self._rows.append(row)
-        self._changed = True
 
     def _row(self, ticket: Ticket, call: Call) -> Row | None:
         """A row for a request, or None where it cannot share passes."""
@@ -210,12 +173,8 @@ class Scheduler:
         if why_alone(call, ticket.strategy, wants, sequences.most_new) is not None:
             return None
         support.self_test(self._model, call.traits)
-        if self._memory is None:
-            self._memory = self._busy.enter_context(borrowed(self._model, call.traits.vocab_size, True))
-        memory = self._memory
-        if ticket.strategy is None or not ticket.strategy.remembers:
-            memory = Memory(call.traits.vocab_size, times=memory.times)
-        return Row(ticket, call, sequences, wants, self._shared, memory)
+        memory = self._rows.memory(ticket.strategy is not None and ticket.strategy.remembers)
+        return Row(ticket, call, sequences, wants, self._rows.shared, memory)
 
     def _alone(self, ticket: Ticket, call: Call) -> Any:
         """Decode a request by itself."""
@@ -230,155 +189,3 @@ class Scheduler:
                 return transformers_loop.run(call, "none", None)
             stack.enter_context(switched_attention(self._model, ticket.strategy.attention))
             return decode(ticket.strategy, call)
-
-    def _curve(self) -> StepTimes:
-        assert self._memory is not None  # there is a row
-        return self._shared.curve(self._memory)
-
-    def _renewed(self, spent_ms: float) -> None:
-        """Passes over as many rows as there are now are run in another way."""
-        planner = self._planner
-        self._planners = {key: kept for key, kept in self._planners.items() if kept is planner}
-        if planner is not None:
-            planner.costs.renew(spent_ms)
-
-    def _regroup(self) -> None:
-        """Let the drafts of those rows that are here size their trees together."""
-        self._changed = False
-        sized = [row for row in self._rows if row.planner is not None]
-        self._planner = self._planner_of(sized[0]) if sized else None
-        if self._planner is not None:
-            self._planner.share_anew()
-            for row in sized:
-                row.follow(self._planner)
-
-    def _planner_of(self, row: Row) -> Planner:
-        own, strategy, count = row.planner, row.strategy, len(self._rows)
-        assert own is not None and isinstance(strategy, AutomaticStrategy)
-        if count == 1:
-            return own
-        key = count, strategy.nodes, strategy.max_nodes
-        if key not in self._planners:
-            given = strategy.step_times()
-            curve = self._curve if given is None else lambda: given
-            self._planners[key] = Planner(
-                curve(),
-                own.acceptance,
-                limits=self._shared,
-                batch=count,
-                most_nodes=strategy.max_nodes,
-                nodes=strategy.nodes,
-                expensive=own.expensive,
-                guard=self._guard,
-                anew=curve,
-                apart=True,
-            )
-        return self._planners[key]
-
-    def _pass(self) -> None:
-        if self._changed:
-            self._regroup()
-        shared, planner, failed = self._shared, self._planner, dict[Row, Exception]()
-        if planner is not None:
-            planner.open(shared.context)
-        begin = perf_counter()
-        for row in list(self._rows):
-            if _tried(failed, row, row.draft) is None:
-                self._leave(row, failed[row])
-        if not self._rows:
-            return
-        rows, trees = list(self._rows), [row.tree for row in self._rows]
-        draft_ms, begin = _ms(begin), perf_counter()
-        try:
-            parts = self._scored(rows, failed)
-        except Exception as error:
-            for row in rows:
-                self._leave(row, error)
-            return
-        forward_ms, begin = _ms(begin), perf_counter()
-        paths = _decided(rows, parts, failed)
-        verify_ms, begin = _ms(begin), perf_counter()
-        shared.keep(paths)
-        for row, part, path in zip(rows, parts, paths, strict=True):
-            if path.tokens:
-                _tried(failed, row, row.learn, part, path)
-        step = Step(trees, paths, draft_ms, forward_ms, verify_ms, _ms(begin))
-        if planner is not None and not self._changed:
-            planner.observe(step)
-        shared.see(sum(map(len, trees)), forward_ms)
-        for at, row in enumerate(rows):
-            _tried(failed, row, row.see, step, at)
-        for row in rows:
-            if row in failed or row.done:
-                self._leave(row, failed.get(row))
-
-    def _scored(self, rows: list[Row], failed: dict[Row, Exception]) -> list[Scores]:
-        """Run a pass over the rows' trees; each row's part of what it says."""
-        counts: list[int] = []
-
-        def look(logits: Tensor) -> tuple[Tensor, ...]:
-            found: list[Tensor] = []
-            for at, row in enumerate(rows):
-                own = row.look()(logits[at : at + 1, : len(row.tree)])
-                counts.append(len(own))
-                found += own
-            return tuple(found)
-
-        wait = self._shared.launch([row.tree for row in rows], look)
-        for row in rows:
-            _tried(failed, row, row.catch_up)
-        scores = wait()
-        counts = counts or [0] * len(rows)
-        ends = [sum(counts[: at + 1]) for at in range(len(rows))]
-        beside = [scores.beside[end - count : end] for end, count in zip(ends, counts, strict=True)]
-        return [part_of(scores, at, row.tree, beside[at]) for at, row in enumerate(rows)]
-
-    def _leave(self, row: Row, error: Exception | None = None) -> None:
-        output = None
-        if error is None:
-            try:
-                output = row.output()
-            except Exception as failure:
-                error = failure
-        at = self._rows.index(row)
-        self._rows[at] = self._rows[-1]
-        del self._rows[-1]
-        self._shared.drop(at)
-        if at < len(self._rows):
-            self._rows[at].seat.row = at
-        self._changed = True
-        row.close()
-        row.ticket.end(output, error)
-        if not self._rows:
-            self._planner = None
-            self._planners.clear()
-            self._memory = None
-            self._busy.close()
-
-
-def _tried(failed: dict[Row, Exception], row: Row, action: Callable[..., Any], *given: Any) -> Any:
-    """What an action of a row gives that has not failed yet; a failure ends that row alone."""
-    if row in failed:
-        return None
-    try:
-        return action(*given)
-    except Exception as error:
-        failed[row] = error
-        return None
-
-
-def _decided(rows: list[Row], parts: list[Scores], failed: dict[Row, Exception]) -> list[Path]:
-    """Write what the model would have written; rows that sample alike do so in one computation."""
-    going = [(row, part) for row, part in zip(rows, parts, strict=True) if row not in failed]
-    found = walked_together([row.deciding(part) for row, part in going])
-    paths: dict[Row, Path] = {}
-    for (row, _), decided in zip(going, found, strict=True):
-        if isinstance(decided, Exception):
-            failed[row] = decided
-        else:
-            (paths[row],) = decided
-    return [paths.get(row) or Path() for row in rows]
-
-
-def _ms(begin: float) -> float:
-    return 1e3 * (perf_counter() - begin)

@@ -4,76 +4,26 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Queue
 from time import perf_counter
 from typing import Any
 
 import torch
-from transformers.generation.streamers import BaseStreamer
 
 from lookahead.generation.conversations import Conversations
-from lookahead.generation.watch import Pass
-from lookahead.pieces import Pieces, first_stop, text_of
+from lookahead.pieces import first_stop, text_of
 from lookahead.scheduling import Scheduler, Ticket
 from lookahead.serve.errors import ApiError
+from lookahead.serve.jobs import Answer as Answer
+from lookahead.serve.jobs import Cancelled as Cancelled
+from lookahead.serve.jobs import Job as Job
+from lookahead.serve.jobs import Piece as Piece
 from lookahead.serve.plans import Penalties, Plan, StopStrings
+from lookahead.serve.streams import Stream, ends_of, logprobs_of
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
-
-_LEAST = -9999.0  # log probability of what is impossible, for which JSON has no number
-
-
-class Cancelled(Exception):
-    """Nobody waits for the answer any more."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A bit of an answer's text, with what is known of its tokens: text, whether it was drafted, and the source."""
-
-    index: int
-    text: str
-    tokens: list[dict[str, Any]] = field(default_factory=list)
-    passes: int = 0
-    tokens_per_second: float = 0.0
-
-
-@dataclass
-class Answer:
-    """One answer when it is done."""
-
-    index: int
-    tokens: list[int]
-    prompt_tokens: int
-    cached_tokens: int
-    finish: str  # "stop" or "length"
-    stats: DecodingStats
-    text: str = ""
-    logprobs: list[tuple[float, list[tuple[int, float]]]] | None = None
-
-
-Told = Callable[[Piece | Answer | BaseException | None], None]  # None = all answers are done
-
-
-class Job:
-    """A request on its way. ``tell`` is called from the engine's thread."""
-
-    def __init__(self, plan: Plan, tell: Told) -> None:
-        self.plan, self.tell = plan, tell
-        self.begun = 0  # answers that were begun
-        self.begin = 0.0  # when the first of them was
-        self.tasks: list[_Task] = []  # answers that are being written
-        self._ended: Exception | None = None
-
-    def cancel(self, reason: Exception | None = None) -> None:
-        """End it at its next pass, or leave it out where it has not begun; ``reason`` is what it is told."""
-        self._ended = self._ended or reason or Cancelled()
-
-    def check(self) -> None:
-        if self._ended is not None:
-            raise self._ended
 
 
 def _shutting_down() -> ApiError:
@@ -249,7 +199,7 @@ class Engine:
         which, copy = divmod(index, plan.n)
         ids = plan.prompts[which]
         cache, cached = self._kept.take(ids)
-        stream = _Stream(job, index, self.tokenizer)
+        stream = Stream(job, index, self.tokenizer)
         settings = plan.settings | {"max_new_tokens": plan.room[which], "streamer": stream}
         if any(plan.penalties):
             settings["logits_processor"] = [Penalties(len(ids), *plan.penalties)]
@@ -277,11 +227,11 @@ class Engine:
         text = output.sequences[0].tolist()
         task.keep(text)
         tokens = text[len(ids) :]
-        ended = bool(tokens) and tokens[-1] in _ends(self.model)
+        ended = bool(tokens) and tokens[-1] in ends_of(self.model)
         room = plan.room[task.index // plan.n]
         finish = "stop" if ended or stream.close() or len(tokens) < room else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
-        found = None if plan.logprobs is None else _logprobs(output.logits, tokens, plan.logprobs)
+        found = None if plan.logprobs is None else logprobs_of(output.logits, tokens, plan.logprobs)
         whole = text_of(self.tokenizer, tokens)
         kept = whole[: first_stop(whole, plan.stops)]
         return Answer(task.index, tokens, len(ids), task.cached, finish, stats, kept, found)
@@ -294,76 +244,6 @@ class _Task:
     index: int
     ids: list[int]
     cached: int
-    stream: "_Stream"
+    stream: Stream
     ticket: Ticket
     keep: Callable[[list[int]], None]
-
-
-class _Stream(BaseStreamer):
-    """Tells a job of its text as it is written, and ends the call when nobody waits for it."""
-
-    def __init__(self, job: Job, index: int, tokenizer: Any) -> None:
-        self._job, self._index = job, index
-        self._pieces = Pieces(tokenizer, job.plan.stops)
-        self._details = job.plan.details
-        self._known: deque[tuple[bool, str]] = deque()  # of tokens that a pass has written: drafted, source
-        self._tokens: list[dict[str, Any]] = []  # not told yet
-        self._prompt_seen = False
-        self._passes = self._count = 0
-        self._begin = perf_counter()
-
-    def see(self, record: Pass) -> None:
-        self._job.check()
-        self._passes = record.index + 1
-        row = record.rows[0]
-        sources = [row.sources[node] for node in row.accepted[1:]]
-        bonus = len(row.written) - 1
-        self._known.extend((place < bonus, sources[place] if place < bonus else "") for place in range(bonus + 1))
-
-    def put(self, value: Any) -> None:
-        if not self._prompt_seen:
-            self._prompt_seen = True
-            return
-        self._job.check()
-        for token in value.tolist():
-            self._count += 1
-            drafted, source = self._known.popleft() if self._known else (False, "")
-            piece = self._pieces.add(token)
-            self._tokens.append({"text": piece, "drafted": drafted, "source": source})
-            self._tell(piece)
-
-    def end(self) -> None:
-        """Nothing: :meth:`close` is called when the call has succeeded."""
-
-    def close(self) -> bool:
-        """Tell the rest; whether a stop string ended the text."""
-        rest = self._pieces.close()
-        if rest:
-            self._tokens.append({"text": rest, "drafted": False, "source": ""})
-        self._tell(rest)
-        return self._pieces.stopped
-
-    def _tell(self, text: str) -> None:
-        if not text:
-            return
-        tokens, self._tokens = [token for token in self._tokens if token["text"]], []
-        speed = self._count / max(1e-9, perf_counter() - self._begin)
-        passes = self._passes or self._count
-        details = (tokens, passes, speed) if self._details else ([], 0, 0.0)
-        self._job.tell(Piece(self._index, text, *details))
-
-
-def _ends(model: Any) -> set[int]:
-    ends = model.generation_config.eos_token_id
-    return set(ends) if isinstance(ends, list) else {ends}
-
-
-def _logprobs(logits: Any, tokens: list[int], most: int) -> list[tuple[float, list[tuple[int, float]]]]:
-    """Of each token its log probability by the model's own logits, and the likeliest ones beside it."""
-    found = []
-    for line, token in zip(logits, tokens, strict=True):
-        logs = torch.log_softmax(line[0].float(), dim=-1)
-        best = torch.topk(logs, most) if most else None
-        others = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        found.append((max(_LEAST, float(logs[token])), [(other, max(_LEAST, log)) for other, log in others]))
-    return found

@@ -24,9 +24,9 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from jacobi import Path, Scores, TokenTree, walk
 from lookahead.runtime.scores import fetch
+from lookahead.verify.choices import Choice, walked
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
-from lookahead.verify.choices import Choice, walked
 from lookahead.verify.sampler import Pass, Place, Sampler
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.traversal import traversed

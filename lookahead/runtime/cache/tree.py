@@ -128,30 +128,6 @@ class TreeCache(Cache):
                 places[states.device] = torch.tensor(slots, device=states.device)
             states.narrow(2, start, len(slots)).copy_(states.index_select(2, places[states.device]))
 
-    def join(self, other: "TreeCache", most: int) -> None:
-        """Copy the one sequence of another cache of the same model behind those that are here, at most ``most``."""
-        self._store.widen(other._store.extent)
-        (length,) = other.lengths
-        for group in self._groups:
-            group.add_row(most)
-            group.reach(length)
-            # What nobody sees has to be finite, because attention multiplies it by 0.
-            group.buffer[:, : group.rows - 1, :, self.base : length] = 0
-            group.buffer[:, group.rows - 1, :, length : self.base] = 0
-        for ours, theirs in zip(self.layers, other.layers, strict=True):
-            for (group, entry), (source, place) in zip(ours.entries(), theirs.entries(), strict=True):
-                group.buffer[entry, group.rows - 1, :, :length] = source.buffer[place, 0, :, :length]
-        self.lengths.append(length)
-        self.base = max(self.lengths)
-
-    def drop(self, row: int) -> None:
-        """Hold a sequence no more; the last one takes its place."""
-        for group in self._groups:
-            group.drop_row(row)
-        self.lengths[row] = self.lengths[-1]
-        del self.lengths[-1]
-        self.base = max(self.lengths)
-
     def advance(self, chosen: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
         """Like :meth:`keep`, but return each sequence's copies, (from slot, to slot) rising, for :meth:`move`."""
         moves = []
@@ -235,6 +211,32 @@ class TreeCache(Cache):
         """Hold nothing any more."""
         self._store.clear()
         self.layers.clear()
+
+
+def join(cache: TreeCache, other: TreeCache, most: int) -> None:
+    """Copy the one sequence of another cache of the same model behind those of ``cache``, ``most`` of them at most."""
+    cache._store.widen(other._store.extent)
+    (length,) = other.lengths
+    for group in cache._groups:
+        group.add_row(most)
+        group.reach(length)
+        # What nobody sees has to be finite, because attention multiplies it by 0.
+        group.buffer[:, : group.rows - 1, :, cache.base : length] = 0
+        group.buffer[:, group.rows - 1, :, length : cache.base] = 0
+    for ours, theirs in zip(cache.layers, other.layers, strict=True):
+        for (group, entry), (source, place) in zip(ours.entries(), theirs.entries(), strict=True):
+            group.buffer[entry, group.rows - 1, :, :length] = source.buffer[place, 0, :, :length]
+    cache.lengths.append(length)
+    cache.base = max(cache.lengths)
+
+
+def drop(cache: TreeCache, row: int) -> None:
+    """Hold a sequence no more; the last one takes its place."""
+    for group in cache._groups:
+        group.drop_row(row)
+    cache.lengths[row] = cache.lengths[-1]
+    del cache.lengths[-1]
+    cache.base = max(cache.lengths)
 
 
 def _leave(source: TreeLayer, layer: Any, length: int, rows: slice, *, on_host: bool) -> None:

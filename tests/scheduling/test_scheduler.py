@@ -1,0 +1,282 @@
+"""Requests that share passes are each exactly what plain ``generate`` writes for them alone."""
+
+import gc
+import random
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from helpers.hybrids import hybrid
+from helpers.medusa import fitted
+from helpers.models import VOCAB, counting_model, fresh_model, same_caches, same_tensors, tiny_model
+from torch import Tensor
+from transformers import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from jacobi import LookaheadError
+from lookahead import Jacobi, Lookahead, Scheduler
+from lookahead.medusa import Medusa
+
+KINDS: list[dict[str, Any]] = [
+    {"do_sample": False},
+    {"do_sample": True, "temperature": 0.8},
+    {"do_sample": True, "temperature": 1.2, "top_k": 20},
+    {"do_sample": True, "temperature": 0.8, "repetition_penalty": 1.2},
+    {"do_sample": False, "repetition_penalty": 1.3},
+]
+
+
+def asked(count: int, seed: int = 0, longest: int = 40) -> list[tuple[Tensor, dict[str, Any], int]]:
+    """Requests of many kinds: a prompt ``[1, token]``, settings and a seed."""
+    rng = random.Random(seed)
+    requests = []
+    for number in range(count):
+        ids = torch.tensor([[rng.randrange(3, VOCAB) for _ in range(rng.randrange(2, 20))]])
+        requests.append((ids, KINDS[number % len(KINDS)] | {"max_new_tokens": rng.randrange(1, longest)}, number))
+    return requests
+
+
+def plain(model: Any, ids: Tensor, settings: dict[str, Any], seed: int) -> Any:
+    torch.manual_seed(seed)
+    return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
+
+
+def submit(scheduler: Scheduler, ids: Tensor, settings: dict[str, Any], seed: int) -> Any:
+    return scheduler.submit(input_ids=ids, attention_mask=torch.ones_like(ids), seed=seed, **settings)
+
+
+def check(model: Any, requests: list[Any], rows: int, strategy: Any = None) -> None:
+    with Scheduler(model, rows, strategy) as scheduler:
+        tickets = [submit(scheduler, *request) for request in requests]
+        scheduler.run()
+    for ticket, request in zip(tickets, requests, strict=True):
+        assert ticket.result().tolist() == plain(model, *request).tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2_mixed", "gpt2", "gemma3", "llama_eager"])
+def test_texts_are_plain_ones(name: str, rows: int) -> None:
+    check(tiny_model(name), asked(12, rows, 40 if name != "gpt2" else 30), rows)
+
+
+@pytest.mark.parametrize("strategy", [Lookahead(window_size=3, ngram_size=3, verification_set_size=3), Jacobi()])
+def test_other_strategies_share_passes_too(strategy: Any) -> None:
+    check(tiny_model("llama"), asked(8), 3, strategy)
+
+
+def test_drafts_save_passes() -> None:
+    model = counting_model()
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 0, 1, 2]])
+    with Scheduler(model, 3) as scheduler:
+        tickets = [
+            submit(scheduler, ids, {"max_new_tokens": 60, "do_sample": False, "return_dict_in_generate": True}, 0)
+            for _ in range(6)
+        ]
+        scheduler.run()
+    stats = sum(ticket.result().stats for ticket in tickets)
+    assert stats.emitted == 360
+    assert stats.mean_acceptance_length > 2.0
+    assert sum(stats.sources.values()) == stats.accepted > 0
+
+
+def test_plain_requests_and_others_share_passes() -> None:
+    model, requests = tiny_model("llama"), asked(6)
+    with Scheduler(model, 4) as scheduler:
+        tickets = [
+            submit(scheduler, ids, settings | {"use_lookahead": bool(number % 2)}, number)
+            for number, (ids, settings, _) in enumerate(requests)
+        ]
+        scheduler.run()
+    for ticket, request in zip(tickets, requests, strict=True):
+        assert ticket.result().tolist() == plain(model, *request).tolist()
+
+
+@pytest.mark.slow
+def test_200_requests_that_come_and_go() -> None:
+    model, requests, rng = tiny_model("llama"), asked(200, 7), random.Random(3)
+    scheduler, tickets = Scheduler(model, 6), []
+    for request in requests:
+        tickets.append(submit(scheduler, *request))
+        for _ in range(rng.randrange(6)):
+            scheduler.step()
+    scheduler.run()
+    for ticket, request in zip(tickets, requests, strict=True):
+        assert ticket.result().tolist() == plain(model, *request).tolist()
+
+
+def test_scores_and_caches_are_plain_ones() -> None:
+    model = tiny_model("llama")
+    wanted = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    requests = [(ids, settings | wanted, seed) for ids, settings, seed in asked(5)]
+    with Scheduler(model, 3) as scheduler:
+        tickets = [submit(scheduler, *request) for request in requests]
+        scheduler.run()
+    for ticket, request in zip(tickets, requests, strict=True):
+        ours, expected = ticket.result(), plain(model, *request)
+        same_tensors(ours.scores, expected.scores, 1e-9)
+        same_tensors(ours.logits, expected.logits, 1e-9)
+        same_caches(ours.past_key_values, expected.past_key_values, 1e-9)
+
+
+def test_a_cache_goes_on() -> None:
+    model, ids = tiny_model("llama"), torch.tensor([[5, 6, 7, 8, 9]])
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    with Scheduler(model, 2) as scheduler:
+        first = submit(scheduler, ids, settings | {"return_dict_in_generate": True}, 0)
+        scheduler.run()
+        kept = first.result()
+        longer = torch.cat([kept.sequences, torch.tensor([[11, 12]])], dim=1)
+        second = submit(scheduler, longer, settings | {"past_key_values": kept.past_key_values}, 0)
+        other = submit(scheduler, ids, settings, 0)
+        scheduler.run()
+    assert second.result().tolist() == plain(model, longer, settings, 0).tolist()
+    assert other.result().tolist() == plain(model, ids, settings, 0).tolist()
+
+
+class Collected(BaseStreamer):
+    def __init__(self, most: int = 1000) -> None:
+        self.tokens: list[int] = []
+        self.ended, self._most = False, most
+
+    def put(self, value: Tensor) -> None:
+        self.tokens += value.flatten().tolist()
+        if len(self.tokens) > self._most:
+            raise RuntimeError("enough")
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_streams_and_watchers_see_their_own_request() -> None:
+    model, requests = tiny_model("llama"), asked(5)
+    seen: list[list[int]] = [[] for _ in requests]
+    streams = [Collected() for _ in requests]
+    with Scheduler(model, 3) as scheduler:
+        for number, (ids, settings, seed) in enumerate(requests):
+
+            def watch(record: Any, number: int = number) -> None:
+                seen[number] += record.rows[0].written
+
+            scheduler.submit(input_ids=ids, seed=seed, streamer=streams[number], watcher=watch, **settings)
+        scheduler.run()
+    for request, stream, written in zip(requests, streams, seen, strict=True):
+        expected = plain(model, *request)[0].tolist()
+        assert stream.tokens == expected and stream.ended
+        assert written == expected[request[0].shape[1] :]
+
+
+class Fails(StoppingCriteria):
+    lookahead_row_wise = True
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        if input_ids.shape[1] > 24:
+            raise RuntimeError("a rule of the caller's")
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_what_fails_fails_alone() -> None:
+    model = tiny_model("llama")
+    good = [(ids, settings | {"max_new_tokens": 30}, seed) for ids, settings, seed in asked(4)]
+    ids = good[0][0]
+    with Scheduler(model, 8) as scheduler:
+        tickets = [submit(scheduler, *request) for request in good]
+        broken = [
+            submit(scheduler, ids, {"max_new_tokens": 40, "streamer": Collected(ids.shape[1] + 9)}, 0),
+            submit(scheduler, ids, {"max_new_tokens": 40, "stopping_criteria": [Fails()]}, 0),
+            submit(scheduler, ids, {"max_new_tokens": 40, "num_beams": 3}, 0),
+            submit(scheduler, torch.tensor([[VOCAB + 5]]), {"max_new_tokens": 4}, 0),
+        ]
+        scheduler.run()
+    for ticket, request in zip(tickets, good, strict=True):
+        assert ticket.result().tolist() == plain(model, *request).tolist()
+    for ticket, expected in zip(broken, ("enough", "caller's", "beam", "outside the vocabulary"), strict=True):
+        with pytest.raises(Exception, match=expected):
+            ticket.result()
+
+
+def test_logits_that_are_nan_end_their_row_alone() -> None:
+    model = fresh_model("llama")
+    model.get_input_embeddings().weight.data[40] = torch.nan
+    good, bad = torch.tensor([[5, 6, 7]]), torch.tensor([[40]])
+    settings: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "suppress_tokens": [40]}
+    with Scheduler(model, 2) as scheduler:
+        tickets = [submit(scheduler, ids, settings, 0) for ids in (good, bad)]
+        scheduler.run()
+    assert tickets[0].result().tolist() == plain(model, good, settings, 0).tolist()
+    with pytest.raises(LookaheadError, match="NaN"):
+        tickets[1].result()
+
+
+def test_what_is_cancelled_or_left_over_says_so() -> None:
+    model = tiny_model("llama")
+    requests = [(ids, {"max_new_tokens": 200, "do_sample": False}, 0) for ids, _, _ in asked(4)]
+    scheduler = Scheduler(model, 2)
+    tickets = [submit(scheduler, *request) for request in requests]
+    with pytest.raises(LookaheadError, match="not done yet"):
+        tickets[0].result()
+    scheduler.step()
+    assert (scheduler.running, scheduler.waiting) == (2, 2)
+    tickets[0].cancel()
+    tickets[2].cancel()
+    scheduler.step()
+    assert (scheduler.running, scheduler.waiting) == (2, 0)
+    scheduler.close()
+    assert (scheduler.running, scheduler.waiting) == (0, 0)
+    for ticket, word in zip(tickets, ("cancelled", "closed", "cancelled", "closed"), strict=True):
+        with pytest.raises(LookaheadError, match=word):
+            ticket.result()
+
+
+def test_what_cannot_share_passes_is_decoded_alone() -> None:
+    model, ids = tiny_model("llama"), torch.tensor([[5, 6, 7, 8]])
+    several = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 9}
+    heads = Medusa(fitted(model))
+    with Scheduler(model, 3) as scheduler:
+        tickets = [
+            submit(scheduler, ids, several, 4),
+            submit(scheduler, ids, {"do_sample": False, "max_new_tokens": 9, "lookahead_strategy": heads}, 0),
+            submit(scheduler, ids, {"do_sample": False, "max_new_tokens": 9}, 0),
+        ]
+        scheduler.run()
+    greedy = plain(model, ids, {"do_sample": False, "max_new_tokens": 9}, 0).tolist()
+    assert tickets[0].result().tolist() == plain(model, ids, several, 4).tolist()
+    assert tickets[1].result().tolist() == tickets[2].result().tolist() == greedy
+
+
+def test_models_without_trees_are_decoded_one_after_the_other() -> None:
+    check(hybrid("qwen3_next"), asked(3, longest=12), 3)
+
+
+def test_the_generator_of_the_process_is_left_alone() -> None:
+    model, before = tiny_model("llama"), torch.get_rng_state()
+    check_state = Scheduler(model, 2)
+    for ids, settings, seed in asked(5):
+        submit(check_state, ids, settings, seed)
+    check_state.run()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_nothing_stays_on_the_model() -> None:
+    model = fresh_model("llama")
+    scheduler = Scheduler(model, 3)
+    for request in asked(5):
+        submit(scheduler, *request)
+    scheduler.run()
+    known = weakref.ref(model)
+    del scheduler, model
+    gc.collect()
+    assert known() is None
+
+
+def test_refusals() -> None:
+    model = tiny_model("llama")
+    with pytest.raises(LookaheadError, match="rows"):
+        Scheduler(model, 0)
+    scheduler = Scheduler(model)
+    with pytest.raises(LookaheadError, match="custom_generate"):
+        scheduler.submit(input_ids=torch.tensor([[1]]), custom_generate="x")
+    with pytest.raises(LookaheadError, match="seed"):
+        scheduler.submit(input_ids=torch.tensor([[1]]), seed=1.5)  # type: ignore[arg-type]
+    with pytest.raises(LookaheadError, match="Unknown strategy"):
+        Scheduler(model, strategy={"strategy": "x"})
