@@ -21,6 +21,9 @@ from lookahead.generation.drafting import WhileWriting, draft_context
 from lookahead.generation.observers import Observers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, decoded
 from lookahead.generation.watch import records
+from lookahead.models.traits import boundary
+from lookahead.parallel.replicas import Replicas
+from lookahead.parallel.split import refusal
 from lookahead.parallel.tensor import TensorParallel
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.experts import expert_kernels
@@ -49,7 +52,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
         return transformers_loop.run(call, strategy.stats, plan.reason)
     wants, rule = wanted(strategy, call, plan, sequences.most_new)
     traces, packed = None, None
-    ranks = _ranks(strategy, call, sequences)
+    ranks = _ranks(strategy, call, sequences, plan, wants)
     if plan.route == "tree":
         support.self_test(call.model, call.traits)
         traces, packed = _made_earlier(strategy, call, wants)
@@ -58,12 +61,13 @@ def decode(strategy: Strategy, call: Call) -> Output:
         _opened(call, plan, sequences, wants, strategy.static, traces, packed) as model,
         ExitStack() as ends,
     ):
+        passes = model if ranks is None else ranks.around(model)
         verifier = Verifier(
             sequences,
             call.processors,
             call.criteria,
             call.config,
-            model,
+            passes,
             verification=strategy.verification,
             in_lockstep=plan.route == "chain",
             rule=rule,
@@ -73,7 +77,8 @@ def decode(strategy: Strategy, call: Call) -> Output:
         def curve() -> StepTimes:
             traces, packed = _ways(model)
             how = (strategy.static, traces, call.traits, plan.route == "chain", packed)
-            return step_times(call.model, call.batch, memory.times, None, *how)
+            times = memory.times if ranks is None else ranks.times(memory.times)
+            return step_times(call.model, call.batch, times, None, *how)
 
         known = (call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback)
         by_chance = strategy.candidates == "drawn" and bool(call.config.do_sample)
@@ -91,14 +96,15 @@ def decode(strategy: Strategy, call: Call) -> Output:
             drafts.catch_up()
 
         if ranks is not None:
+            ranks.asks(verifier)
             drafters = ends.enter_context(ranks.call(drafters, _call_of(strategy, call), call.traits.device))
-        with closing(_passes(model, drafters, verifier, aside)) as steps:
+        with closing(_passes(passes, drafters, verifier, aside)) as steps:
             for step in steps:
                 observers.see(step)
         aside()
         observers.close()
         if call.exports_cache:
-            model.store(call.cache)
+            passes.store(call.cache)
         return decoded(call, sequences, verifier, drafts.drafters, observers.stats)
 
 
@@ -185,13 +191,34 @@ def packs(strategy: Strategy, call: Call) -> bool:
     return strategy.pack and fits and not strategy.static and not call.traits.is_sharded
 
 
-def _ranks(strategy: Strategy, call: Call, sequences: Sequences) -> TensorParallel | None:
-    """The ranks over which the model is sharded, which have to run the same passes; None = there are none."""
+def _ranks(
+    strategy: Strategy, call: Call, sequences: Sequences, plan: support.Plan, wants: Wants
+) -> TensorParallel | None:
+    """The ranks over which the model is sharded, or trees are split; None = there are none."""
+    if getattr(strategy, "parallel", None) is not None:
+        return _replicas(strategy, call, sequences, plan, wants)
     if not call.traits.is_sharded:
         return None
     if strategy.verification != "exact" and call.config.do_sample:
         raise LookaheadError("verification= other than 'exact' cannot be used with tensor parallelism. Leave it out.")
     return TensorParallel(call.model, sequences)
+
+
+def _replicas(strategy: Strategy, call: Call, sequences: Sequences, plan: support.Plan, wants: Wants) -> TensorParallel:
+    """The ranks over which trees are split."""
+    change = boundary(call.traits, call.input_ids.shape[1], [call.input_ids.shape[1] - 1])
+    reasons = {
+        "the model is sharded itself": call.traits.is_sharded,
+        f"the model is given no trees ({plan.reason})": plan.route != "tree",
+        "drafts read hidden states, of which each rank has a part": bool(wants.taps),
+        "verification is not exact": bool(call.config.do_sample) and strategy.verification != "exact",
+        "static=True has passes of its own": strategy.static is True,
+        "the model is another one further on": change is not None and change[0] < sequences.max_length,
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), None)
+    if why is not None:
+        raise refusal(why)
+    return Replicas(call.model, sequences)
 
 
 def _none(call: Call) -> Drafts:
@@ -249,7 +276,7 @@ def _opened(
 
 
 def _passes(
-    model: TreeModel | LinearModel, drafters: Sequence[Drafter], verifier: Verifier, aside: Callable[[], None]
+    model: Any, drafters: Sequence[Drafter], verifier: Verifier, aside: Callable[[], None]
 ) -> Generator[Step, None, None]:
     """The steps of the call, with attention and expert kernels that suit trees."""
     with grouped_attention(), expert_kernels(), model.hidden or nullcontext():

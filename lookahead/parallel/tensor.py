@@ -15,6 +15,7 @@ from lookahead._per_model import PerModel
 from lookahead.models.traits import tensor_parallel_group
 from lookahead.parallel.messages import Messages, RankError, message_group
 from lookahead.verify.sequences import Sequences
+from lookahead.verify.verifier import Verifier
 
 _MOST_NODES = 4096  # of one sequence's tree
 
@@ -22,19 +23,35 @@ _groups: PerModel[Any] = PerModel(lambda: None)
 
 
 class TensorParallel:
-    """One call's trees, told by rank 0 to all ranks: one message a pass, ``[rows * (1 + 2 * nodes) + 1]``."""
+    """One call's trees, told by rank 0 to all ranks: one message a pass, ``[rows * (2 + 2 * nodes) + 1]``."""
+
+    _tells_top_k = False  # rank 0 alone learns, and sees all nodes
 
     def __init__(self, model: Any, sequences: Sequences) -> None:
         kept = _groups.take(model)
-        group = message_group(tensor_parallel_group(model)) if kept is None else kept
+        group = message_group(self._ranks(model)) if kept is None else kept
         _groups.put(model, group)
         self.messages = Messages(group)
         self._sequences = sequences
         rows = sequences.batch
-        self._each = 1 + 2 * _MOST_NODES
+        self._each = 2 + 2 * _MOST_NODES
         self._size = 1 + rows * self._each
         self._trees: list[TokenTree] = []
         self._seen = [0] * rows
+
+    def _ranks(self, model: Any) -> Any:
+        return tensor_parallel_group(model)
+
+    def times(self, kept: dict[Any, Any]) -> dict[Any, Any]:
+        """Where latency curves of these passes are kept, beside those of the model's other passes."""
+        return kept
+
+    def around(self, model: Any) -> Any:
+        """What runs the passes, around the rank's own view of the model."""
+        return model
+
+    def asks(self, verifier: Verifier) -> None:
+        """Tell what runs the passes who verifies them."""
 
     @property
     def leads(self) -> bool:
@@ -75,7 +92,7 @@ class TensorParallel:
             if len(tree) > _MOST_NODES:
                 raise RankError(f"A tree has {len(tree)} nodes: at most {_MOST_NODES} can be told to other ranks.")
             fill = [0] * (_MOST_NODES - len(tree))
-            content += [len(tree), *tree.tokens, *fill, *tree.parents, *fill]
+            content += [len(tree), tree.top_k, *tree.tokens, *fill, *tree.parents, *fill]
         self.messages.exchange(torch.tensor(content))
 
     def _hear(self) -> None:
@@ -86,8 +103,10 @@ class TensorParallel:
         for row in range(self._sequences.batch):
             start = 1 + row * self._each
             count = content[start]
-            tokens, parents = content[start + 1 :], content[start + 1 + _MOST_NODES :]
-            self._trees.append(TokenTree.from_parents(tokens[:count], parents[:count]))
+            tokens, parents = content[start + 2 :], content[start + 2 + _MOST_NODES :]
+            tree = TokenTree.from_parents(tokens[:count], parents[:count])
+            tree.top_k = content[start + 1] if self._tells_top_k else 0
+            self._trees.append(tree)
 
 
 class _TreeOfRankZero:

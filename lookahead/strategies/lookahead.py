@@ -1,7 +1,7 @@
 """Lookahead decoding: the automatic mode, or the published method with given W, N and G."""
 
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from transformers import PreTrainedModel
 
@@ -60,6 +60,8 @@ class Lookahead(AutomaticStrategy):
             :mod:`lookahead.draft.memory`). Calls with a ``seed`` never do. The latency curve is kept in any case.
         references: (automatic) texts, as token ids, that the answer may repeat: an earlier version of it, a document.
             They are drafted from the first pass on, the source ``"reference"``; wrong ones cost little.
+        parallel: ``"lookahead"`` = every rank of torch.distributed has the whole model, and scores a part of each tree
+            (docs/parallel.md); the call is the same on all of them.
         verification, seed, stats, static: see :class:`Strategy`.
 
     A model that can only be given one branch a pass (`runtime.linear`) has no window: its drafts are linear, from the
@@ -80,12 +82,15 @@ class Lookahead(AutomaticStrategy):
     always_forward_one: bool = True
     draft_model: PreTrainedModel | int | None = None
     tokenizers: Tokenizers | None = None
+    parallel: Literal["lookahead"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for flag in ("pool_from_prompt", "pool_from_output", "always_forward_one"):
             self._flag(flag)
         self._check_draft_model()
+        if self.parallel is not None:
+            self._one_of("parallel", ("lookahead",))
         if self.automatic:
             return
         for name, default, least in (("window_size", 7, 1), ("ngram_size", 5, 1), ("verification_set_size", 7, 0)):

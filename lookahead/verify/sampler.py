@@ -117,18 +117,20 @@ class Sampler:
         self._generator = generator
         self._prefix_free = kinds <= PREFIX_FREE
         self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
-        self._looks = not (self.is_argmax or watched or (sample and self.noise is None))
+        self.looks = not (self.is_argmax or watched or (sample and self.noise is None))
         self._everywhere = everywhere
         self._settings = settings_of(processors)
         self._seen: tuple[Tensor, Tensor] | None = None  # of the pass: processed scores and logits [batch, node, vocab]
 
-    def look(self, trees: Sequence[TokenTree], logits: Tensor) -> tuple[Tensor, ...]:
+    def look(
+        self, trees: Sequence[TokenTree], logits: Tensor, depths: Sequence[int] | None = None
+    ) -> tuple[Tensor, ...]:
         """Choose at every node, int32 ``[batch, node, n]``, and bring the next drafts' noise; nothing where choosing is
-        left to :meth:`choose`."""
+        left to :meth:`choose`, unless the trees are parts of others, of these ``depths``."""
         self._seen = None
         waits = on_host(logits.device)
-        pays = not waits or (self._everywhere and self._prefix_free)
-        if not self._looks or not pays or all(self._sequences.finished):
+        pays = depths is not None or not waits or (self._everywhere and self._prefix_free)
+        if not self.looks or not pays or all(self._sequences.finished):
             return ()
         batch, nodes, vocab = logits.shape
         raw = self._copied(logits.detach()).view(-1, vocab)
@@ -138,7 +140,10 @@ class Sampler:
             self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
         tokens, chances = self._chosen(trees, places, processed, ahead=True)
         chosen = _packed(tokens, chances).view(batch, nodes, -1)
-        if self.noise is None or waits:
+        if self.noise is not None and depths is not None:  # other parts may write so many tokens
+            last = max(self.noise.reachable(row, depth) for row, depth in enumerate(depths))
+            self.noise.lines([(0, last)], processed, ahead=True)
+        if self.noise is None or waits or depths is not None:
             return (chosen,)
         return chosen, self.noise.bring(max(max(tree.depths) for tree in trees))
 

@@ -164,6 +164,25 @@ class Verifier:
         if noise is not None:
             noise.forget()
 
+    def choices(self, trees: Sequence[TokenTree], logits: Tensor, depths: Sequence[int]) -> Tensor | None:
+        """What is chosen at all nodes, int32 ``[batch, node, 2]``: tokens, and whether scores gave probabilities; None
+        once all sequences have ended. The trees are parts of others of these ``depths``, as deep as texts may go on."""
+        with self._settled():
+            found = self._sampler.look(trees, logits, depths)
+        return found[0] if found else None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether tokens are chosen from processed scores; if not, they are the argmax."""
+        return not self._sampler.is_argmax
+
+    def why_not_ahead(self) -> str | None:
+        """Why what is chosen at a node is not known before the walk comes there; None = it is."""
+        if self._sampler.records:
+            return "scores or logits are asked for, which no rank has all of"
+        ahead = self._sampler.is_argmax or self._sampler.looks
+        return None if ahead else "a processor or stopping rule may look at more"
+
     @property
     def noise(self) -> Noise | None:
         """What sequences draw from; None where they do not draw, or not by noise that can be known before."""

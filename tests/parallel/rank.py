@@ -26,6 +26,12 @@ STRATEGIES: dict[str, Any] = {
     "suffix": lambda: Lookahead(sources=("suffix",)),
     "published": lambda: Lookahead(window_size=5, ngram_size=4, verification_set_size=5),
     "jacobi": lambda: Jacobi(),
+    "split": lambda: Lookahead(parallel="lookahead"),
+    "split nodes": lambda: Lookahead(parallel="lookahead", nodes=7),
+    "split wide": lambda: Lookahead(parallel="lookahead", nodes=15),
+    "split published": lambda: Lookahead(
+        parallel="lookahead", window_size=5, ngram_size=4, verification_set_size=5, seed=0
+    ),
 }
 
 
@@ -59,6 +65,7 @@ def run(model: Any, case: dict[str, Any], rank: int) -> Any:
     inputs = prompts(case)
     if case.get("differs") and rank == 1:
         inputs["input_ids"][0, 0] = 40
+    settings |= {"repetition_penalty": 1.2} if case.get("penalty") else {}
     if case.get("strategy"):
         settings["lookahead_strategy"] = STRATEGIES[case["strategy"]]()
     if case.get("fails") == rank or case.get("dies") == rank:
@@ -78,7 +85,8 @@ def main(folder: str) -> None:
     cases = json.loads((Path(folder) / "cases.json").read_text())
     rank = int(os.environ["RANK"])
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=20))
-    model = AutoModelForCausalLM.from_pretrained(Path(folder) / "model", tp_plan="auto", dtype=torch.float64)
+    plan = None if any("split" in case.get("strategy", "") for case in cases) else "auto"
+    model = AutoModelForCausalLM.from_pretrained(Path(folder) / "model", tp_plan=plan, dtype=torch.float64)
     lookahead.augment_all()
     found = []
     for case in cases:

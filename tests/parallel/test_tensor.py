@@ -63,6 +63,7 @@ def plainly(model: Any, case: Case) -> Any:
         ids[row, : 3 * row], mask[row, : 3 * row] = 0, 0
     torch.manual_seed(case.get("seed", 0))
     settings = {"max_new_tokens": case.get("new", 40), "do_sample": case.get("sample", False), "pad_token_id": 0}
+    settings |= {"repetition_penalty": 1.2} if case.get("penalty") else {}
     output = model.generate(ids, attention_mask=mask, eos_token_id=case.get("eos"), **settings)
     return output.tolist()
 

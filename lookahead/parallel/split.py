@@ -1,0 +1,217 @@
+"""Lookahead parallelism: every rank has the whole model, and scores a part of each tree (arXiv 2402.02057, section 4).
+
+A tree is split by branches; what several branches share is scored by each rank that has one of them::
+
+    root -+- a -- b            rank 0    root -- a -- b
+          +- a -- c                       + ------ c          balanced by nodes: 4 and 3
+          +- d -- e            rank 1    root -- d -- e
+
+Ranks tell each other what the model would write at each node, and walk the whole tree alike. An accepted node is in the
+KV caches of those ranks that have scored it; the others feed its token again, before the root of their next part.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jacobi import LookaheadError, Path, Scores, Successors, TokenTree
+from lookahead.parallel.messages import Messages
+from lookahead.runtime.scores import fetch
+from lookahead.runtime.tree import TreeModel
+
+Choices = Callable[[Sequence[TokenTree], Tensor, Sequence[int]], Tensor | None]
+
+
+def split(tree: TokenTree, parts: int) -> list[list[int]]:
+    """The nodes of each part of a tree, in rising order, ancestors included. Neighbouring branches stay together, and
+    the largest part is as small as that allows; parts may be the root alone."""
+    leaves = _leaves_in_order(tree)
+    low, high = max(len(tree.path(leaf)) for leaf in leaves), len(tree)
+    while low < high:
+        most = (low + high) // 2
+        if len(_filled(tree, leaves, most)) <= parts:
+            high = most
+        else:
+            low = most + 1
+    found = [sorted(nodes) for nodes in _filled(tree, leaves, high)]
+    return found + [[0] for _ in range(parts - len(found))]
+
+
+def _leaves_in_order(tree: TokenTree) -> list[int]:
+    leaves, waiting = [], [0]
+    while waiting:
+        node = waiting.pop()
+        below = list(tree.children[node].values())
+        waiting += below[::-1]
+        if not below:
+            leaves.append(node)
+    return leaves
+
+
+def _filled(tree: TokenTree, leaves: Sequence[int], most: int) -> list[set[int]]:
+    """Parts of up to ``most`` nodes, filled one after the other."""
+    parts: list[set[int]] = [set()]
+    for leaf in leaves:
+        branch = set(tree.path(leaf))
+        if len(parts[-1] | branch) > most:
+            parts.append(set())
+        parts[-1] |= branch
+    return parts
+
+
+class SplitModel:
+    """One rank's view of passes over trees that all ranks share (a :class:`jacobi.Model`).
+
+    Args:
+        model: the rank's own view, which is given its parts.
+        messages: all ranks' (their ``exchange`` takes ``size`` numbers).
+        size: of a message.
+
+    Attributes:
+        choices: gives what is chosen at all nodes of some trees, int32 ``[batch, node, 2]``, from logits; None where
+            that is the argmax.
+        fed: nodes that this rank has fed, tokens fed again included.
+    """
+
+    def __init__(self, model: TreeModel, messages: Messages, size: int) -> None:
+        self._model, self._messages, self._size = model, messages, size
+        self.choices: Choices | None = None
+        self.fed = 0
+        self.hidden = model.hidden
+        rows = model.forward_pass.batch
+        self._owed: list[list[int]] = [[] for _ in range(rows)]  # accepted tokens that this rank's cache lacks
+        self._parts: list[dict[int, int]] = [{0: 0} for _ in range(rows)]  # by node, where this rank has fed it
+        self._chains = [0] * rows  # tokens fed again before the part
+
+    def prefill(self) -> Scores:
+        """The whole prompt, on every rank."""
+        return self._model.prefill()
+
+    def forward(self, trees: Sequence[TokenTree]) -> Scores:
+        """Score this rank's parts, and hear what the others say of theirs."""
+        splits = [split(tree, self._messages.size) for tree in trees]
+        mine = [parts[self._messages.rank] for parts in splits]
+        fed = [self._fed(row, tree, nodes) for row, (tree, nodes) in enumerate(zip(trees, mine, strict=True))]
+        self.fed += sum(map(len, fed))
+        best = max(tree.top_k for tree in trees)
+        scores = self._model.forward(fed)
+        said = self._said(trees, mine, scores, best)
+        owners = [_owners(parts) for parts in splits]
+        content = np.zeros((len(trees), *said[0].shape), np.int64)
+        for row, (nodes, owner) in enumerate(zip(mine, owners, strict=True)):
+            own = [place for place, node in enumerate(nodes) if owner[node] == self._messages.rank]
+            content[row, [nodes[place] for place in own]] = said[row][own]
+        flat = torch.zeros(self._size, dtype=torch.int64)
+        flat[: content.size] = torch.from_numpy(content.reshape(-1))
+        heard = self._messages.exchange(flat)[: content.size].numpy().reshape(content.shape)
+        return self._scores(trees, scores.logits, heard, (content.shape[2] - 2 if best else 0))
+
+    def _fed(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
+        head = [*self._owed[row], tree.tokens[0]]
+        fed = TokenTree.chain(head[0], head[1:])
+        fed.top_k = tree.top_k
+        places = {0: len(head) - 1}
+        for node in nodes[1:]:
+            places[node] = fed.add(places[tree.parents[node]], tree.tokens[node])
+        self._parts[row], self._chains[row] = places, len(head) - 1
+        return fed
+
+    def _said(
+        self, trees: Sequence[TokenTree], mine: Sequence[Sequence[int]], scores: Scores, best: int
+    ) -> list[np.ndarray]:
+        """What this rank says of its nodes, int64 ``[row][node of the widest tree, 2 + best]``: the argmax and whether
+        it is broken, the choice and whether it is finite, and the best next tokens with their logits."""
+        width = max(map(len, trees))
+        best = min(best, self._size // (len(trees) * width) - 2)
+        chosen = self._chosen(trees, mine, scores)
+        said = []
+        for row, nodes in enumerate(mine):
+            places = [self._parts[row][node] for node in nodes]
+            lines = np.zeros((width, 2 + max(0, best)), np.int64)
+            for line, place in enumerate(places):
+                lines[line, 0] = 2 * scores.greedy[row][place] + ((row, place) in scores.broken)
+            if chosen is not None:
+                picked = chosen[row, : len(nodes)].astype(np.int64)
+                lines[: len(nodes), 1] = 2 * picked[:, 0] + (picked[:, 1] if picked.shape[1] > 1 else 1)
+            if best > 0 and scores.successors is not None:
+                found = scores.successors[row]
+                bits = np.ascontiguousarray(found.logits[places, :best], np.float32).view(np.uint32).astype(np.int64)
+                lines[: len(nodes), 2 : 2 + bits.shape[1]] = (found.tokens[places, :best].astype(np.int64) << 32) | bits
+            said.append(lines)
+        return said
+
+    def _chosen(self, trees: Sequence[TokenTree], mine: Sequence[Sequence[int]], scores: Scores) -> np.ndarray | None:
+        if self.choices is None:
+            return None
+        parts = [_part(tree, nodes) for tree, nodes in zip(trees, mine, strict=True)]
+        width = max(map(len, mine))
+        at = [[self._parts[row][node] for node in nodes] + [0] * (width - len(nodes)) for row, nodes in enumerate(mine)]
+        rows = torch.arange(len(at))[:, None]
+        depths = [max(tree.depths) for tree in trees]
+        chosen = self.choices(parts, scores.logits[rows, torch.tensor(at)], depths)
+        return None if chosen is None else fetch(chosen)
+
+    def _scores(self, trees: Sequence[TokenTree], logits: Tensor, heard: np.ndarray, best: int) -> Scores:
+        greedy = (heard[:, :, 0] >> 1).tolist()
+        broken = frozenset((int(row), int(node)) for row, node in np.argwhere(heard[:, :, 0] & 1))
+        beside: tuple[np.ndarray, ...] = ()
+        if self.choices is not None:
+            beside = (np.stack([heard[:, :, 1] >> 1, heard[:, :, 1] & 1], axis=2).astype(np.int32),)
+        if best <= 0:
+            return Scores(logits, greedy, broken, beside=beside)
+        packed = heard[:, :, 2 : 2 + best]
+        tokens = (packed >> 32).astype(np.int32)
+        values = (packed & 0xFFFFFFFF).astype(np.uint32).view(np.float32)
+        found = [Successors(tokens[row, : len(tree)], values[row, : len(tree)]) for row, tree in enumerate(trees)]
+        return Scores(logits, greedy, broken, found, beside)
+
+    def keep(self, paths: Sequence[Path]) -> None:
+        """Keep what this rank has of each row's path; the rest is owed."""
+        kept = []
+        for row, path in enumerate(paths):
+            known = [node for node in path.nodes if node in self._parts[row]]
+            chain = list(range(self._chains[row])) if path.nodes else []
+            kept.append(Path([*chain, *(self._parts[row][node] for node in known)], []))
+            if path.nodes:
+                # Each visited node but the root holds the token that was decided before it.
+                self._owed[row] = path.tokens[len(known) - 1 : -1]
+        self._model.keep(kept)
+
+    def store(self, cache: Any) -> None:
+        """Leave the whole KV cache in ``cache``."""
+        if any(self._owed):
+            trees = [TokenTree.chain(owed[0], owed[1:]) if owed else TokenTree(0) for owed in self._owed]
+            self._model.forward(trees)
+            self._model.keep([Path(list(range(len(owed))), owed) for owed in self._owed])
+        self._model.store(cache)
+
+    def room(self) -> list[int] | None:
+        """How deep each sequence's tree may be; None = no limit."""
+        limits = self._model.room()
+        return limits and [max(0, most - len(owed)) for most, owed in zip(limits, self._owed, strict=True)]
+
+    def holds(self, row: int) -> bool:
+        return False
+
+
+def _owners(parts: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Who speaks of each node: the first rank that has it."""
+    owners: dict[int, int] = {}
+    for rank, nodes in enumerate(parts):
+        for node in nodes:
+            owners.setdefault(node, rank)
+    return owners
+
+
+def _part(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
+    part, places = TokenTree(tree.tokens[0]), {0: 0}
+    for node in nodes[1:]:
+        places[node] = part.add(places[tree.parents[node]], tree.tokens[node])
+    return part
+
+
+def refusal(why: str) -> LookaheadError:
+    return LookaheadError(f"Lookahead(parallel='lookahead') cannot be used here: {why}. Leave it out.")
