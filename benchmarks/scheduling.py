@@ -54,9 +54,8 @@ def main(
     cases = [(mode, kind, count) for mode in wanted for kind in LENGTHS for count in options.whole_numbers(rows)]
     for mode, kind, count in watched(console, "Racing", cases):
         draw = random.Random(1)
-        requests = [
-            (tokenizer(texts[n % len(texts)])["input_ids"][:120], draw.choice(LENGTHS[kind])) for n in range(prompts)
-        ]
+        chosen = [texts[number % len(texts)] for number in range(prompts)]
+        requests = [(tokenizer(text)["input_ids"][:120], draw.choice(LENGTHS[kind])) for text in chosen]
         given = model, requests, count, mode
         ways = {
             "static": lambda given=given: static(*given),
