@@ -18,6 +18,7 @@ from lookahead.runtime.cache.tree import empty_cache
 from lookahead.runtime.executor import EagerExecutor
 from lookahead.runtime.experts import expert_kernels
 from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.heap import hand_back
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.packing import packed_weights
 from lookahead.runtime.packing_schedule import PackingSchedule
@@ -63,10 +64,14 @@ class SharedPasses:
         self._model, self._traits, self._most, self._renewed = model, traits, most, renewed
         on_cpu = traits.device.type == "cpu"
         self._traced, self._packs = traces and on_cpu, pack and on_cpu
-        self._layout = Layout(empty_cache(traits, on_host=False), traits.device, traits.depth_limit, lambda row: False)
+        self._layout = self._empty()
         self._forward: TreeForward | None = None
         self._executors: dict[int, tuple[EagerExecutor, TraceSchedule | None]] = {}
         self._packing: PackingSchedule | None = None
+
+    def _empty(self) -> Layout:
+        traits = self._traits
+        return Layout(empty_cache(traits, on_host=False), traits.device, traits.depth_limit, lambda row: False)
 
     def __len__(self) -> int:
         return len(self._layout.positions)
@@ -107,10 +112,10 @@ class SharedPasses:
         for executor, _ in self._executors.values():
             executor.close()
         self._executors.clear()
+        held = sum(buffer.nbytes for buffer in self._layout.cache.buffers if buffer.device.type == "cpu")
         self._layout.cache.close()
-        self._layout = Layout(
-            empty_cache(self._traits, on_host=False), self._traits.device, self._traits.depth_limit, lambda row: False
-        )
+        hand_back(held)
+        self._layout = self._empty()
         self._forward = self._packing = None
 
     @property

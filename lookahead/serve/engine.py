@@ -144,14 +144,19 @@ class Engine:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._jobs or self._closing)
-                if not (self._waiting or self._jobs):
+                self._changed.wait_for(lambda: self._has_work or self._closing)
+                if not self._has_work:
                     return
             while self._scheduler.has_room and (job := self._next()) is not None:
                 self._submit(job)
             self._scheduler.step()
             for job in list(self._jobs):
                 self._see(job)
+
+    @property
+    def _has_work(self) -> bool:
+        # Answers that were cancelled with their jobs are still to be left out.
+        return bool(self._waiting or self._jobs or self._scheduler.running or self._scheduler.waiting)
 
     def _next(self) -> Job | None:
         """The job whose next answer is to be begun; None = all were."""

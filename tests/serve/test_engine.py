@@ -149,3 +149,19 @@ def test_a_server_that_is_told_to_stop(grace: float) -> None:
         assert found[0].json()["choices"][0]["text"] == plain(PROMPT, max_new_tokens=400, **settings)
     else:
         assert (found[0].status_code, found[0].json()["error"]["code"]) == (503, "shutting_down")
+
+
+def test_answers_share_passes_and_are_plain_ones() -> None:
+    """Several jobs, and several answers of one, at a time; a cancelled one leaves nothing behind."""
+    with engine(most_waiting=16, rows=3) as running:
+        jobs = [Asked(20 + 9 * number, do_sample=bool(number % 2)) for number in range(6)]
+        gone = Asked(900)
+        for job in (*jobs, gone):
+            running.submit(job)
+        wait_until(lambda: jobs[0].over)
+        running.drop(gone)
+        wait_until(lambda: all(job.over for job in jobs) and running.idle)
+        for number, job in enumerate(jobs):
+            settings = NO_END | {"do_sample": bool(number % 2), "max_new_tokens": 20 + 9 * number}
+            assert job.events[-2].text == plain(PROMPT, 0, **settings)
+        wait_until(lambda: not running._scheduler.running)
