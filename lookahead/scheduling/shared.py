@@ -64,14 +64,10 @@ class SharedPasses:
         self._model, self._traits, self._most, self._renewed = model, traits, most, renewed
         on_cpu = traits.device.type == "cpu"
         self._traced, self._packs = traces and on_cpu, pack and on_cpu
-        self._layout = self._empty()
+        self._layout = _empty_layout(self._traits)
         self._forward: TreeForward | None = None
         self._executors: dict[int, tuple[EagerExecutor, TraceSchedule | None]] = {}
         self._packing: PackingSchedule | None = None
-
-    def _empty(self) -> Layout:
-        traits = self._traits
-        return Layout(empty_cache(traits, on_host=False), traits.device, traits.depth_limit, lambda row: False)
 
     def __len__(self) -> int:
         return len(self._layout.positions)
@@ -115,7 +111,7 @@ class SharedPasses:
         held = sum(buffer.nbytes for buffer in self._layout.cache.buffers if buffer.device.type == "cpu")
         self._layout.cache.close()
         hand_back(held)
-        self._layout = self._empty()
+        self._layout = _empty_layout(self._traits)
         self._forward = self._packing = None
 
     @property
@@ -199,3 +195,7 @@ class SharedPasses:
 
     def bucket(self, nodes: int) -> int:
         return nodes
+
+
+def _empty_layout(traits: ModelTraits) -> Layout:
+    return Layout(empty_cache(traits, on_host=False), traits.device, traits.depth_limit, lambda row: False)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import tiny_model
+from helpers.ranks import compare, model_in, on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from parallel.test_tensor import compare, model_in, on_ranks
 
 from jacobi import LookaheadError, TokenTree
 from lookahead import Lookahead

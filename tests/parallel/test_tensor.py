@@ -1,80 +1,13 @@
 """Tensor parallelism: two and four ranks over gloo write what one process writes, and never wait for nobody."""
 
-import json
-import os
 import random
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from helpers.models import SIZES, initialised
-from transformers import LlamaConfig
+from helpers.ranks import Case, compare, model_in, on_ranks, plainly
 
-RANK = Path(__file__).with_name("rank.py")
 STRATEGIES = ["automatic", "nodes", "suffix", "published", "jacobi", "seeded"]
-Case = dict[str, Any]
-
-
-def model_in(folder: Path) -> Any:
-    model = initialised(LlamaConfig(**SIZES | {"num_key_value_heads": 4, "num_attention_heads": 4}))
-    model.save_pretrained(folder / "model")
-    return model
-
-
-def on_ranks(folder: Path, cases: list[Case], size: int = 2, seconds: float = 240) -> list[list[Any]]:
-    """What each rank gives for each case; a rank that was killed gives fewer."""
-    (folder / "cases.json").write_text(json.dumps(cases))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(RANK), str(folder)],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        deadline = time.monotonic() + seconds
-        errors = [process.communicate(timeout=max(1.0, deadline - time.monotonic()))[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    files = [folder / f"rank{rank}.json" for rank in range(size)]
-    assert any(file.exists() for file in files), errors
-    return [json.loads(file.read_text()) if file.exists() else [] for file in files]
-
-
-def plainly(model: Any, case: Case) -> Any:
-    """The same call in one process, without lookahead."""
-    generator = torch.Generator().manual_seed(case.get("prompt", 0))
-    ids = torch.randint(1, 48, (case["batch"], 14), generator=generator)
-    mask = torch.ones_like(ids)
-    for row in range(1, case["batch"]):
-        ids[row, : 3 * row], mask[row, : 3 * row] = 0, 0
-    torch.manual_seed(case.get("seed", 0))
-    settings = {"max_new_tokens": case.get("new", 40), "do_sample": case.get("sample", False), "pad_token_id": 0}
-    settings |= {"repetition_penalty": 1.2} if case.get("penalty") else {}
-    output = model.generate(ids, attention_mask=mask, eos_token_id=case.get("eos"), **settings)
-    return output.tolist()
-
-
-def compare(folder: Path, cases: list[Case], size: int) -> None:
-    model = model_in(folder)
-    found = on_ranks(folder, cases, size)
-    expected = [plainly(model, case) for case in cases]
-    for rank, texts in enumerate(found):
-        for case, text, plain in zip(cases, texts, expected, strict=True):
-            assert text == plain, (rank, case)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -75,6 +75,7 @@ def test_lookahead_defaults() -> None:
         "static": None,
         "traces": True,
         "pack": True,
+        "parallel": None,
         "pool_from_prompt": True,
         "pool_from_output": True,
         "always_forward_one": True,
