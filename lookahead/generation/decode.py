@@ -62,9 +62,9 @@ def decode(strategy: Strategy, call: Call) -> Output:
         ExitStack() as ends,
     ):
         passes = model if ranks is None else ranks.around(model)
-        given = sequences, call.processors, call.criteria, call.config, passes
+        rules = sequences, call.processors, call.criteria, call.config, passes
         verifier = Verifier(
-            *given,
+            *rules,
             verification=strategy.verification,
             in_lockstep=plan.route == "chain",
             rule=rule,
