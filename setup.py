@@ -43,7 +43,7 @@ setup(
     },
     install_requires=[
         "torch>=2.8",
-        "transformers>=5.20,<6",
+        "transformers>=5.20,<5.24",
         "numpy",
         "huggingface_hub",
         "typer",

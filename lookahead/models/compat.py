@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from jacobi import LookaheadError
 
-SUPPORTED = {"transformers": "a version from 5.20 up, below 6", "torch": "a version from 2.8 up"}
+SUPPORTED = {"transformers": "a version from 5.20 up, below 5.24", "torch": "a version from 2.8 up"}
 # What a model may raise in a pass that it was not made for.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
 

@@ -122,4 +122,4 @@ def test_changed(
     with pytest.raises(LookaheadError) as raised:
         lookahead.augment_all()
     assert told in str(raised.value)
-    assert "expected a version from 5.20 up, below 6" in str(raised.value)
+    assert "expected a version from 5.20 up, below 5.24" in str(raised.value)
