@@ -3,13 +3,9 @@
 import fcntl
 import json
 import os
-import queue
-import secrets
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -19,12 +15,7 @@ from typer import Argument, Exit, Option
 from jacobi import LookaheadError
 from lookahead.cli import common
 from lookahead.cli.options import ModelOptions
-from lookahead.patch import augment_all
-from lookahead.serve.bodies import ChatRequest, CompletionRequest, read
-from lookahead.serve.engine import Answer, Engine, Job, Piece
-from lookahead.serve.errors import ApiError
-from lookahead.serve.plans import Limits, Plan, Planner
-from lookahead.serve.shapes import Shape
+from lookahead.serve.batches import Answerer, Line, Outcome
 
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 _INTERRUPTED = 130  # exit status, as of a program that SIGINT ended
@@ -39,16 +30,6 @@ class Options(ModelOptions):
     rows: Annotated[int, Option(min=1, help="Answers that are written at a time, which share passes.")] = 8
 
 
-@dataclass(frozen=True, eq=False)
-class Line:
-    """A request of the file."""
-
-    number: int
-    custom_id: str
-    chat: bool
-    body: dict[str, Any]
-
-
 def batch(options: Options) -> None:
     """Answer a file of requests in OpenAI's batch format; a run that was killed goes on where it ended."""
     lines, bad = _read(options.source)
@@ -57,23 +38,11 @@ def batch(options: Options) -> None:
         raise LookaheadError(f"{options.target} cannot be written: there is no folder {options.target.parent}.")
     with _locked(options.target) as out:
         done = _done(out, options.target)
-        left = [line for line in lines if line.custom_id not in done]
-        if left:
-            augment_all()
-            model, tokenizer = options.load()
-            context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-            planner = Planner(model, tokenizer, Limits(context=context, new_tokens=options.max_new_tokens))
-            rows, kept = options.rows, options.conversations
-            engine = Engine(model, tokenizer, most_waiting=2 * rows, conversations=kept, rows=rows)
-            try:
-                shape = partial(Shape, options.model_name, tokenizer)
-                bad += _answer(left, out, planner, engine, shape, 2 * rows)
-            except KeyboardInterrupt:
-                engine.cut()
-                typer.echo("Interrupted: the same command goes on from here.", err=True)
-                raise Exit(_INTERRUPTED) from None
-            finally:
-                engine.close()  # a thread that still runs when Python ends may abort the process
+        try:
+            bad += _answer([line for line in lines if line.custom_id not in done], out, options)
+        except KeyboardInterrupt:
+            typer.echo("Interrupted: the same command goes on from here.", err=True)
+            raise Exit(_INTERRUPTED) from None
     text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in sorted(bad, key=lambda each: each["line"]))
     if bad or side.exists():
         side.write_text(text, encoding="utf-8")
@@ -81,6 +50,38 @@ def batch(options: Options) -> None:
     typer.echo(f"{options.target}: {answered} answers" + (f"; {side}: {len(bad)} bad lines." if bad else "."), err=True)
     if bad:
         raise Exit(1)
+
+
+def _answer(lines: list[Line], out: BinaryIO, options: Options) -> list[dict[str, Any]]:
+    """Write each answer as soon as it is there; gives the requests that are refused."""
+    names, bad = {line.number: line.custom_id for line in lines}, []
+    with closing(_outcomes(lines, options)) as outcomes, common.progress() as progress:
+        for outcome in progress.track(outcomes, total=len(lines), description="Answering"):
+            if outcome.record is None:
+                bad.append({"line": outcome.number, "custom_id": names[outcome.number], "error": outcome.error})
+            else:
+                _write(out, outcome.record)
+    return bad
+
+
+def _outcomes(lines: list[Line], options: Options) -> Generator[Outcome, None, None]:
+    """What becomes of the requests, as they end."""
+    if not lines:
+        return
+    answerer = _answerer(options)
+    try:
+        yield from answerer.answer(lines)
+    except BaseException:
+        answerer.cut()
+        raise
+    finally:
+        answerer.close()
+
+
+def _answerer(options: Options) -> Answerer:
+    model, tokenizer = options.load()
+    settings = {"rows": options.rows, "conversations": options.conversations}
+    return Answerer(model, tokenizer, options.model_name, new_tokens=options.max_new_tokens, **settings)
 
 
 def _read(file: Path) -> tuple[list[Line], list[dict[str, Any]]]:
@@ -159,59 +160,7 @@ def _done(out: BinaryIO, file: Path) -> set[str]:
     return found
 
 
-def _answer(
-    lines: list[Line], out: BinaryIO, planner: Planner, engine: Engine, shape: Callable[..., Shape], most: int
-) -> list[dict[str, Any]]:
-    """Answer requests, ``most`` of them at a time, each written whole as soon as it is there; gives those that are
-    refused."""
-    told: queue.Queue[tuple[Line, Any]] = queue.Queue()
-    waiting, asked, bad = deque(lines), dict[Line, tuple[Plan, list[Answer]]](), list[dict[str, Any]]()
-
-    def refuse(line: Line, error: Exception) -> None:
-        bad.append({"line": line.number, "custom_id": line.custom_id, "error": str(error)})
-
-    with common.progress() as progress:
-        task = progress.add_task("Answering", total=len(lines))
-        while waiting or asked:
-            while waiting and len(asked) < most:
-                line = waiting.popleft()
-                try:
-                    asked[line] = _plan(line, planner), []
-                    engine.submit(Job(asked[line][0], partial(_tell, told, line)))
-                except (ApiError, LookaheadError) as error:
-                    asked.pop(line, None)
-                    refuse(line, error)
-                    progress.advance(task)
-            if not asked:
-                continue
-            line, event = told.get()
-            if isinstance(event, Answer):
-                asked[line][1].append(event)
-            elif event is None or isinstance(event, ApiError | LookaheadError):
-                plan, answers = asked.pop(line)
-                if event is None:
-                    _write(out, line, shape(plan, line.chat).whole(answers))
-                else:
-                    refuse(line, event)
-                progress.advance(task)
-            elif not isinstance(event, Piece):
-                raise event
-    return bad
-
-
-def _plan(line: Line, planner: Planner) -> Plan:
-    raw = json.dumps(line.body).encode()
-    return planner.chat(read(raw, ChatRequest)) if line.chat else planner.completion(read(raw, CompletionRequest))
-
-
-def _tell(told: "queue.Queue[tuple[Line, Any]]", line: Line, event: Any) -> None:
-    told.put((line, event))
-
-
-def _write(out: BinaryIO, line: Line, body: dict[str, Any]) -> None:
-    request = secrets.token_hex(12)
-    response = {"status_code": 200, "request_id": request, "body": body}
-    record = {"id": f"batch_req_{request}", "custom_id": line.custom_id, "response": response, "error": None}
+def _write(out: BinaryIO, record: dict[str, Any]) -> None:
     out.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
     out.flush()
     os.fsync(out.fileno())

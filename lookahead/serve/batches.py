@@ -1,0 +1,115 @@
+"""Requests of a batch, answered by one engine in OpenAI's batch format, in the order in which they end."""
+
+import json
+import queue
+import secrets
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jacobi import LookaheadError
+from lookahead.patch import augment_all
+from lookahead.serve.bodies import ChatRequest, CompletionRequest, read
+from lookahead.serve.engine import Answer, Engine, Job, Piece
+from lookahead.serve.errors import ApiError
+from lookahead.serve.plans import Limits, Plan, Planner
+from lookahead.serve.shapes import Shape
+
+
+@dataclass(frozen=True)
+class Line:
+    """A request of a file.
+
+    Attributes:
+        number: of the line, from 1.
+        chat: a conversation; else a completion.
+        body: as in a request to the server.
+    """
+
+    number: int
+    custom_id: str
+    chat: bool
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the request of line ``number``: a record of OpenAI's batch output, or why it was refused."""
+
+    number: int
+    record: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class Answerer:
+    """Answers batches with one model; :meth:`close` ends its thread.
+
+    Args:
+        name: what answers call the model.
+        new_tokens: of a chat answer, where a request does not say.
+        rows: answers that are written at a time.
+        conversations: KV caches kept for common prefixes of requests.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, name: str, *, new_tokens: int = 1024, rows: int = 8, conversations: int = 4
+    ) -> None:
+        augment_all()
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._planner = Planner(model, tokenizer, Limits(context=context, new_tokens=new_tokens))
+        self._most = 2 * rows  # asked for at a time: the next ones wait at hand
+        self._engine = Engine(model, tokenizer, most_waiting=self._most, conversations=conversations, rows=rows)
+        self._shape = partial(Shape, name, tokenizer)
+
+    def answer(self, lines: Iterable[Line]) -> Iterator[Outcome]:
+        """Answer requests, or refuse them, one after the other as they end. Any other error ends the batch."""
+        told: queue.Queue[tuple[int, Any]] = queue.Queue()
+        waiting, asked = deque(lines), dict[int, tuple[Line, Plan, list[Answer]]]()
+        while waiting or asked:
+            while waiting and len(asked) < self._most:
+                line = waiting.popleft()
+                try:
+                    plan = self._plan(line)
+                    self._engine.submit(Job(plan, partial(_tell, told, line.number)))
+                    asked[line.number] = line, plan, []
+                except (ApiError, LookaheadError) as error:
+                    yield Outcome(line.number, error=str(error))
+            if not asked:
+                continue
+            number, event = told.get()
+            if isinstance(event, Answer):
+                asked[number][2].append(event)
+            elif event is None:
+                line, plan, answers = asked.pop(number)
+                yield Outcome(number, _record(line, self._shape(plan, line.chat).whole(answers)))
+            elif isinstance(event, ApiError | LookaheadError):
+                del asked[number]
+                yield Outcome(number, error=str(event))
+            elif not isinstance(event, Piece):
+                raise event
+
+    def _plan(self, line: Line) -> Plan:
+        raw = json.dumps(line.body).encode()
+        if line.chat:
+            return self._planner.chat(read(raw, ChatRequest))
+        return self._planner.completion(read(raw, CompletionRequest))
+
+    def cut(self) -> None:
+        """End what is under way."""
+        self._engine.cut()
+
+    def close(self) -> None:
+        """Wait for the thread's end: one that still runs when Python ends may abort the process."""
+        self._engine.close()
+
+
+def _tell(told: "queue.Queue[tuple[int, Any]]", number: int, event: Any) -> None:
+    told.put((number, event))
+
+
+def _record(line: Line, body: dict[str, Any]) -> dict[str, Any]:
+    request = secrets.token_hex(12)
+    response = {"status_code": 200, "request_id": request, "body": body}
+    return {"id": f"batch_req_{request}", "custom_id": line.custom_id, "response": response, "error": None}
