@@ -54,9 +54,10 @@ setup(
         "train": ["accelerate", "peft"],
         "bench": ["matplotlib"],
         "serve": serve,
+        "ray": ["ray[serve,data]", *serve],
         "evals": ["lm-eval"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
-        "integrations": ["lm-eval", "matplotlib", "playwright", "torchao"],
+        "integrations": ["lm-eval", "matplotlib", "playwright", "ray[serve,data]", "torchao"],
         "dev": [
             *("pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit"),
             *(*serve, "httpx", "openai", "pexpect"),

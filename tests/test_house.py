@@ -18,6 +18,7 @@ ROOMS = (
     "models",
     "parallel",
     "pictures",
+    "ray",
     "runtime",
     "scheduling",
     "serve",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -15,6 +16,8 @@ from typer import Argument, Exit, Option
 from jacobi import LookaheadError
 from lookahead.cli import common
 from lookahead.cli.options import ModelOptions
+from lookahead.ray.batches import answered
+from lookahead.ray.cluster import connected
 from lookahead.serve.batches import Answerer, Line, Outcome
 
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
@@ -28,6 +31,7 @@ class Options(ModelOptions):
     max_new_tokens: Annotated[int, Option(min=1, help="Of a chat answer, where a request does not say.")] = 1024
     conversations: Annotated[int, Option(min=0, help="KV caches kept for common prefixes of requests.")] = 4
     rows: Annotated[int, Option(min=1, help="Answers that are written at a time, which share passes.")] = 8
+    replicas: Annotated[int, Option(min=0, help="Processes with the model, on Ray; 0 = this process alone.")] = 0
 
 
 def batch(options: Options) -> None:
@@ -66,16 +70,19 @@ def _answer(lines: list[Line], out: BinaryIO, options: Options) -> list[dict[str
 
 def _outcomes(lines: list[Line], options: Options) -> Generator[Outcome, None, None]:
     """What becomes of the requests, as they end."""
-    if not lines:
-        return
-    answerer = _answerer(options)
-    try:
-        yield from answerer.answer(lines)
-    except BaseException:
-        answerer.cut()
-        raise
-    finally:
-        answerer.close()
+    if lines and options.replicas:
+        common.check_folder(options.model)
+        with connected() as ray:
+            yield from answered(ray, partial(_answerer, options), lines, options.replicas, options.rows)
+    elif lines:
+        answerer = _answerer(options)
+        try:
+            yield from answerer.answer(lines)
+        except BaseException:
+            answerer.cut()
+            raise
+        finally:
+            answerer.close()
 
 
 def _answerer(options: Options) -> Answerer:

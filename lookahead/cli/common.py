@@ -70,13 +70,18 @@ def dtype_name(model: PreTrainedModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
+def check_folder(folder: str | None, option: str = "--model") -> None:
+    """Refuse a folder that does not exist, for which transformers would search the hub."""
+    if folder is not None and not Path(folder).exists() and not on_hub(folder):
+        raise LookaheadError(f"{option} {folder} does not exist: expected a folder with config.json and weights.")
+
+
 def load(folder: str | None, dtype: str, device: str) -> tuple[PreTrainedModel, Any]:
     """Load a model and its tokenizer; None is the bundled one, whose own dtype is float32: its file is only packed."""
     name = usable_device(device)
     if folder is None and dtype == "auto":
         dtype = "float32"
-    if folder is not None and not Path(folder).exists() and not on_hub(folder):  # transformers would search the hub
-        raise LookaheadError(f"--model {folder} does not exist: expected a folder with config.json and weights.")
+    check_folder(folder)
     with loading("Loading the model"):
         model, tokenizer = load_model(bundled.BUNDLED if folder is None else folder, weights_dtype(dtype), name)
     if model.generation_config.pad_token_id is None:  # transformers would choose the same, and warn at every call

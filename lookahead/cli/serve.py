@@ -1,6 +1,7 @@
 """``lookahead serve``: an OpenAI-compatible server for one model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,10 +9,15 @@ import typer
 from typer import Option
 
 from jacobi import LookaheadError
+from lookahead.cli import common
 from lookahead.cli.options import ModelOptions
 from lookahead.loading import load_model
+from lookahead.ray.cluster import connected
+from lookahead.ray.front import Front
+from lookahead.ray.replicas import Scale, started, stopped
 from lookahead.serve import Limits, application
-from lookahead.serve.server import Server
+from lookahead.serve.gate import Gate
+from lookahead.serve.server import Drains, Server
 from lookahead.strategies.lookahead import Lookahead
 
 _KEY_HELP = "Clients must send it as a bearer token. Better given by the environment, which other users cannot list."
@@ -35,20 +41,58 @@ class Options(ModelOptions):
     rows: Annotated[int, Option(min=1, help="Answers that are written at a time, which share passes.")] = 8
     warm_up: Annotated[bool, Option(help="Learn what passes cost before the first request.")] = True
     grace: Annotated[int, Option(min=0, help="Seconds that running requests have when the server is stopped.")] = 30
+    replicas: Annotated[int, Option(min=0, help="Processes with the model, on Ray; 0 = this process alone.")] = 0
+    max_replicas: Annotated[int, Option(min=0, help="As many under load; 0 = no more than --replicas.")] = 0
     log_level: Annotated[str, Option(help="critical, error, warning, info, debug.")] = "info"
+
+    @property
+    def name(self) -> str:
+        """What requests call the model."""
+        return self.served_model_name or ("tiny-coder" if self.model is None else Path(self.model).name)
 
 
 def serve(options: Options) -> None:
     """Serve a model to OpenAI's clients, with lookahead decoding; a chat page is at /."""
+    _check(options)
+    if options.replicas:
+        _serve_replicas(options)
+    else:
+        application = app_of(options)
+        _run(application, application.state.service.engine, options)
+
+
+def _check(options: Options) -> None:
+    if options.api_key == "":
+        raise LookaheadError("--api-key is empty: give one, or leave it out.")
+    if options.max_replicas and not 1 <= options.replicas <= options.max_replicas:
+        told = f"--max-replicas {options.max_replicas} with --replicas {options.replicas}"
+        raise LookaheadError(f"{told}: expected at least one, and no fewer at most than at least.")
+    common.check_folder(options.model)
+    common.check_folder(options.draft, "--draft")
+    _template(options)
+
+
+def _serve_replicas(options: Options) -> None:
+    with connected(quiet=options.log_level not in ("debug", "trace")) as ray:
+        most = options.max_replicas or None
+        scale = Scale(replicas=options.replicas, most=most, rows=options.rows, queue=options.max_queue)
+        handle = started(ray, partial(app_of, options), replace(scale, grace=options.grace))
+        try:
+            front = Front(handle, options.timeout)
+            _run(Gate(front, None, options.max_body), front, options)
+        finally:
+            stopped(ray)
+
+
+def _run(application: Any, engine: Drains, options: Options) -> None:
     where: dict[str, Any] = {"host": options.host, "port": options.port}
-    Server(app_of(options), **where, log_level=options.log_level, grace=options.grace).run()
+    told = f"Serving {options.name} at http://{options.host}:{options.port} (the chat page; the API is below /v1)."
+    typer.echo(told, err=True)
+    Server(application, engine, **where, log_level=options.log_level, grace=options.grace).run()
 
 
 def app_of(options: Options) -> Any:
     """The application that the options describe."""
-    template = None if options.chat_template is None else _read(options.chat_template)
-    if options.api_key == "":
-        raise LookaheadError("--api-key is empty: give one, or leave it out.")
     model, tokenizer = options.load()
     strategy = Lookahead()
     if options.draft is not None:
@@ -56,7 +100,6 @@ def app_of(options: Options) -> Any:
         same = tokenizer.get_vocab() == other.get_vocab()
         strategy = Lookahead(draft_model=draft, tokenizers=None if same else (tokenizer, other))
         strategy.check(model)
-    name = options.served_model_name or ("tiny-coder" if options.model is None else Path(options.model).name)
     limits = Limits(
         context=getattr(model.config.get_text_config(), "max_position_embeddings", None),
         new_tokens=options.max_new_tokens,
@@ -64,19 +107,17 @@ def app_of(options: Options) -> Any:
         body=options.max_body,
         timeout=options.timeout,
     )
-    typer.echo(
-        f"Serving {name} at http://{options.host}:{options.port} (the chat page; the API is below /v1).", err=True
-    )
     settings: dict[str, Any] = {"strategy": strategy, "limits": limits, "api_key": options.api_key}
-    settings |= {"template": template, "conversations": options.conversations, "rows": options.rows}
-    made = application(model, tokenizer, name, **settings)
+    settings |= {"template": _template(options), "conversations": options.conversations, "rows": options.rows}
+    made = application(model, tokenizer, options.name, **settings)
     if options.warm_up:
         made.state.service.engine.warm_up()
     return made
 
 
-def _read(file: Path) -> str:
+def _template(options: Options) -> str | None:
+    file = options.chat_template
     try:
-        return file.read_text(encoding="utf-8")
+        return None if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise LookaheadError(f"--chat-template {file} cannot be read: {error}.") from error

@@ -36,13 +36,13 @@ class Gate:
             if not hmac.compare_digest(given, b"Bearer " + self._key):
                 told = "The API key is missing or wrong: expected the header Authorization: Bearer KEY."
                 kinds = {"kind": "authentication_error", "code": "invalid_api_key"}
-                await _refuse(send, ApiError(told, 401, headers={"WWW-Authenticate": "Bearer"}, **kinds))
+                await refuse(send, ApiError(told, 401, headers={"WWW-Authenticate": "Bearer"}, **kinds))
                 return
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and len(length) < 20 and int(length) <= self._most:
             await self._app(scope, self._counted(receive), send)
         else:
-            await _refuse(send, TooLarge(self._most))
+            await refuse(send, TooLarge(self._most))
 
     def _counted(self, receive: Receive) -> Receive:
         """Bodies without a stated length are counted as they come."""
@@ -59,7 +59,8 @@ class Gate:
         return counted
 
 
-async def _refuse(send: Send, error: ApiError) -> None:
+async def refuse(send: Send, error: ApiError) -> None:
+    """Answer by an error."""
     body = json.dumps(error.body()).encode()
     named = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     headers = [(name.lower().encode(), value.encode()) for name, value in (named | error.headers).items()]

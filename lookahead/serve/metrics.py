@@ -1,8 +1,10 @@
 """Figures for Prometheus, under the names that vLLM gave them, so that its dashboards show them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from lookahead.serve.engine import Answer
 
@@ -54,3 +56,24 @@ class Metrics:
     def text(self) -> bytes:
         """What ``/metrics`` shows."""
         return generate_latest(self.registry)
+
+
+def merged(texts: Sequence[str]) -> bytes:
+    """The metrics of several replicas on one page: each one's samples with its number as the label ``replica``."""
+    families: dict[str, Metric] = {}
+    for number, text in enumerate(texts):
+        for family in text_string_to_metric_families(text):
+            kept = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                kept.samples.append(sample._replace(labels=sample.labels | {"replica": str(number)}))
+    registry = CollectorRegistry()
+    registry.register(_Told(families.values()))
+    return generate_latest(registry)
+
+
+class _Told:
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> list[Metric]:
+        return self._families

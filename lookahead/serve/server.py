@@ -3,7 +3,7 @@
 import threading
 from time import monotonic, sleep
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from jacobi import LookaheadError
 
@@ -16,16 +16,29 @@ _LOOKS = 0.05  # seconds between two looks at whether the engine is idle
 _LAST_BYTES = 5  # seconds for what was written to reach the clients
 
 
+class Drains(Protocol):
+    """What the server asks before it stops: the engine of an application, or a front of replicas."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def refuse(self) -> None: ...
+
+    def cut(self) -> None: ...
+
+
 class Server(uvicorn.Server):
     """Serves until SIGTERM or SIGINT. From then on new requests get 503, while those under way, and those that wait,
     have ``grace`` seconds; then it stops, and what is left is cut off. A second signal stops it at once."""
 
-    def __init__(self, application: Any, *, host: str, port: int, log_level: str = "info", grace: float = 30.0) -> None:
+    def __init__(
+        self, application: Any, engine: Drains, *, host: str, port: int, log_level: str = "info", grace: float = 30.0
+    ) -> None:
         config = uvicorn.Config(application, host=host, port=port, log_level=log_level, ws="none")
         config.server_header = False
         config.timeout_graceful_shutdown = _LAST_BYTES
         super().__init__(config)
-        self._engine = application.state.service.engine
+        self._engine = engine
         self._grace = grace
         self._stopping = False
 

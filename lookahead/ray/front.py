@@ -1,0 +1,270 @@
+"""The front: an ASGI application that gives each request to a replica, and to another one if that replica dies.
+
+Nothing is sent to a client before a replica has written a first piece of its answer. Until then, a request whose
+replica dies begins again with another one; from then on, its stream ends with an error that says so::
+
+    client       front              replica 1        replica 2
+      | ---------> | ----------------> |
+      |            |                   x dies
+      |            | ------------------------------------> |
+      | <--------- | <------------------------------------ |  the first piece
+      | <--------- | <------------------------------------ x  dies: an error ends the stream
+
+Requests of one conversation go to one replica, which has kept its keys and values: by the header ``X-Session-Id``, else
+by the body's ``prompt_cache_key``, else by what the conversation begins with.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from lookahead.ray.cluster import ray_of
+from lookahead.serve.errors import ApiError
+from lookahead.serve.gate import Receive, Scope, Send, refuse
+from lookahead.serve.metrics import merged
+
+log = logging.getLogger("lookahead.ray")
+_TRIES = 4  # replicas that one request may outlive: it may be what kills them
+_PAUSE = 0.1  # seconds before the next one is asked, in which the dead one becomes known
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it travels to a replica: its ASGI scope, and its whole body."""
+
+    scope: dict[str, Any]
+    body: bytes
+
+
+class Lost(Exception):
+    """The replica is gone."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What a handle raises where the replica is gone, and where no replica has room."""
+
+    dead: tuple[type[BaseException], ...]
+    full: type[BaseException]
+
+    @staticmethod
+    def of_ray() -> "Errors":
+        ray = ray_of()
+        gone = ray.exceptions.RayActorError, ray.serve.exceptions.ReplicaUnavailableError
+        return Errors(gone, ray.serve.exceptions.BackPressureError)
+
+
+class Front:
+    """Forwards requests to replicas.
+
+    Args:
+        replicas: the handle of a deployment of :class:`lookahead.ray.replicas.Replica`.
+        timeout: seconds that a request may wait for its first bytes.
+        errors: of the handle; None = Ray's.
+    """
+
+    def __init__(self, replicas: Any, timeout: float = 600.0, errors: Errors | None = None) -> None:
+        self._replicas, self._timeout = replicas, timeout
+        self._errors = errors or Errors.of_ray()
+        self._under_way: dict[asyncio.Task[None], asyncio.AbstractEventLoop] = {}
+        self._closing = self._cut = False
+
+    # What the server asks when it is told to stop.
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._under_way
+
+    def refuse(self) -> None:
+        """Take no more requests; those that were taken go on."""
+        self._closing = True
+
+    def cut(self) -> None:
+        """End what is under way; each client is told that the server stops."""
+        self._closing = self._cut = True
+        for task, loop in list(self._under_way.items()):
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(task.cancel)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        client = _Client(receive, send)
+        try:
+            if self._closing:
+                raise _stopping()
+            asked = Asked(_plain(scope), await client.body(self._timeout))
+            if scope["path"] == "/metrics":
+                await client.text(merged(await self._replicas.broadcast("metrics").results_async()))
+                return
+            task = asyncio.ensure_future(self._forward(asked, client))
+            self._under_way[task] = asyncio.get_running_loop()
+            try:
+                await task
+            finally:
+                del self._under_way[task]
+        except ApiError as error:
+            await client.end(error)
+        except asyncio.CancelledError:
+            if not self._cut:
+                raise
+            await client.end(_stopping())
+
+    async def _forward(self, asked: Asked, client: "_Client") -> None:
+        end = monotonic() + self._timeout
+        handle = self._replicas.options(method_name="answer", stream=True, session_id=session_of(asked))
+        for _ in range(_TRIES):
+            try:
+                await self._pass_on(handle.remote(asked), client, end)
+                return
+            except Lost:
+                log.warning("A replica is gone. Its request %s.", "was cut" if client.begun else "goes to another one")
+                if client.begun:
+                    break
+                await asyncio.sleep(_PAUSE)
+        told = "The replica that wrote this answer is gone. " + (
+            "What was streamed of it is right, but not whole: ask again."
+            if client.begun
+            else f"So are {_TRIES - 1} others that were asked for it."
+        )
+        raise ApiError(told, 503, kind="server_error", code="replica_lost", headers={"Retry-After": "1"})
+
+    async def _pass_on(self, stream: Any, client: "_Client", end: float) -> None:
+        """Send what a replica says."""
+        try:
+            async for messages in _within(stream, client, end):
+                for message in messages:
+                    await client.send(message)
+        except self._errors.dead as error:
+            raise Lost from error
+        except self._errors.full as error:
+            told, headers = "All replicas are busy, and the queue is full. Try again later.", {"Retry-After": "1"}
+            raise ApiError(told, 429, kind="rate_limit_error", code="queue_full", headers=headers) from error
+        except _Gone:
+            pass
+        finally:
+            stream.cancel()
+
+
+async def _within(stream: Any, client: "_Client", end: float) -> AsyncIterator[Any]:
+    """What a stream gives, the first of it before ``end``, as long as the client is there."""
+    gone = asyncio.ensure_future(client.gone())
+    try:
+        while True:
+            step = asyncio.ensure_future(anext(stream))
+            step.add_done_callback(_seen)
+            left = None if client.begun else max(0.0, end - monotonic())
+            watched = {step} if client.ended else {step, gone}
+            try:
+                done, _ = await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if gone in done and not client.ended:
+                    raise _Gone
+                if not done:
+                    raise ApiError("No replica has answered in time.", 504, kind="server_error", code="timeout")
+                yield step.result()
+            finally:
+                step.cancel()
+    except StopAsyncIteration:
+        return
+    finally:
+        gone.cancel()
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """A step that was cancelled ends with an error that nobody needs."""
+    if not task.cancelled():
+        task.exception()
+
+
+class _Gone(Exception):
+    """The client has closed its connection."""
+
+
+class _Client:
+    """The other side: what was sent to it, and how an error is told from here on."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._start: dict[str, Any] | None = None  # kept back until there is something after it
+        self.begun = self.ended = False
+
+    async def body(self, timeout: float) -> bytes:
+        parts, more = [], True
+        try:
+            async with asyncio.timeout(timeout):
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError("The client left before its body was complete.", 499, code="cancelled")
+                    parts.append(message.get("body", b""))
+                    more = message.get("more_body", False)
+        except TimeoutError as error:
+            told = f"The body was not complete after {timeout:g} seconds."
+            raise ApiError(told, 408, code="timeout", headers={"Connection": "close"}) from error
+        return b"".join(parts)
+
+    async def gone(self) -> None:
+        """Ends when the client does."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        if self._start is not None:
+            start, self._start, self.begun = self._start, None, True
+            await self._send(start)
+        self.ended = not message.get("more_body", False)
+        await self._send(message)
+
+    async def text(self, text: bytes) -> None:
+        headers = [(b"content-type", b"text/plain; version=0.0.4"), (b"content-length", str(len(text)).encode())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": text})
+
+    async def end(self, error: ApiError) -> None:
+        """Tell an error: as the answer, or as the last event of the one that has begun."""
+        if not self.begun:
+            await refuse(self._send, error)
+        elif not self.ended:
+            event = f"data: {json.dumps(error.body())}\n\n".encode()
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def _plain(scope: Scope) -> dict[str, Any]:
+    """What can travel of a scope."""
+    names = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
+    found = {name: scope[name] for name in (*names, "client", "server") if name in scope}
+    return found | {"headers": [(bytes(name), bytes(value)) for name, value in scope["headers"]]}
+
+
+def session_of(asked: Asked) -> str:
+    """What the requests of one conversation share; empty where a request is of none."""
+    for name, value in asked.scope["headers"]:
+        if name.lower() == b"x-session-id":
+            return "id " + hashlib.sha256(value).hexdigest()
+    try:
+        body = json.loads(asked.body or b"{}")
+        if isinstance(key := body.get("prompt_cache_key"), str):
+            return "key " + hashlib.sha256(key.encode()).hexdigest()
+        begin = []
+        for message in body.get("messages", []):
+            begin.append(message)
+            if message["role"] == "user":
+                return "begin " + hashlib.sha256(json.dumps(begin).encode()).hexdigest()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass  # the replica says what is wrong
+    return ""
+
+
+def _stopping() -> ApiError:
+    told, headers = "The server is shutting down.", {"Retry-After": "5"}
+    return ApiError(told, 503, kind="server_error", code="shutting_down", headers=headers)

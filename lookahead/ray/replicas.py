@@ -1,0 +1,173 @@
+"""A replica: the server's application in a process of Ray's, which is asked over ASGI messages."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jacobi import LookaheadError
+from lookahead.ray.cluster import ray_of, share
+from lookahead.ray.front import Asked, Front
+from lookahead.serve.gate import Gate
+
+log = logging.getLogger("lookahead.ray")
+Message = dict[str, Any]
+_LAST_WORDS = 5.0  # seconds that the application has to end a request nobody waits for
+
+
+class Replica:
+    """One process with a model.
+
+    Args:
+        make: makes the application (:func:`lookahead.serve.application`), in the replica's process.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._application = make()
+        self._service = self._application.state.service
+
+    async def answer(self, asked: Asked) -> AsyncIterator[list[Message]]:
+        """The application's ASGI messages, in lists of what is at hand."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        left = asyncio.Event()
+        body = [asked.body]
+
+        async def receive() -> Message:
+            if body:
+                return {"type": "http.request", "body": body.pop()}
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        task = asyncio.ensure_future(self._application(dict(asked.scope), receive, messages.put))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            going = True
+            while going:
+                found = [await messages.get()]
+                while not messages.empty():
+                    found.append(messages.get_nowait())
+                going = found[-1] is not None
+                if told := [message for message in found if message is not None]:
+                    yield told
+        finally:
+            left.set()
+            await asyncio.wait({task}, timeout=_LAST_WORDS)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                if task.done() and (error := task.exception()) is not None:
+                    log.error("A request failed.", exc_info=error)
+
+    def check_health(self) -> None:
+        """What Ray asks now and then; a replica that does not answer, or raises, is replaced."""
+        if not self._service.engine.alive:
+            raise RuntimeError("The engine's thread has ended.")
+
+    def metrics(self) -> str:
+        """What ``/metrics`` of this replica says."""
+        return self._service.metrics.text().decode()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_service"):  # else the application was never made
+            self._service.engine.cut()
+            self._service.engine.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How many replicas there are, and what each takes.
+
+    Attributes:
+        replicas: at least.
+        most: at most; between the two Ray follows the load. None = as many as at least.
+        rows: requests that a replica is given at a time; others wait in the front.
+        queue: requests that wait there; further ones are told to come back.
+        grace: seconds that a replica has for what it has begun, before it is stopped.
+        resources: Ray's ``ray_actor_options`` of a replica; None = an even part of the cluster.
+    """
+
+    replicas: int = 2
+    most: int | None = None
+    rows: int = 8
+    queue: int = 32
+    grace: float = 30.0
+    resources: dict[str, Any] | None = None
+    period: float = field(default=5.0, repr=False)  # seconds between two looks at a replica's health
+
+    def check(self) -> None:
+        if self.replicas < 1 or (self.most is not None and self.most < self.replicas):
+            raise LookaheadError(
+                f"replicas={self.replicas} to {self.most or self.replicas}: expected at least one, and no fewer at "
+                "most than at least."
+            )
+
+
+def _deployment(ray: Any, make: Callable[[], Any], scale: Scale) -> Any:
+    scale.check()
+    many: dict[str, Any] = {"num_replicas": scale.replicas}
+    if scale.most is not None and scale.most > scale.replicas:
+        # A replica more where the rows of those that are there are nearly all taken.
+        limits = {"min_replicas": scale.replicas, "max_replicas": scale.most}
+        many = {"autoscaling_config": limits | {"target_ongoing_requests": max(1.0, 0.75 * scale.rows)}}
+    router = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+    deployment = ray.serve.deployment(
+        Replica,
+        name="replicas",
+        ray_actor_options=scale.resources,
+        max_ongoing_requests=scale.rows,
+        max_queued_requests=scale.queue,
+        graceful_shutdown_timeout_s=scale.grace,
+        health_check_period_s=scale.period,
+        request_router_config=ray.serve.config.RequestRouterConfig(
+            request_router_class=router,
+            request_router_kwargs={"num_fallback_replicas": (scale.most or scale.replicas) - 1},
+        ),
+        logging_config={"enable_access_log": False},
+        **many,
+    )
+    return deployment.bind(make)
+
+
+def started(ray: Any, make: Callable[[], Any], scale: Scale, name: str = "lookahead") -> Any:
+    """Start replicas under an application's name, without any proxy of Ray's; gives the handle for a :class:`Front`.
+
+    Raises:
+        LookaheadError: the replicas do not start; Ray's reason is in it.
+    """
+    if scale.resources is None:
+        scale = replace(scale, resources=share(ray, scale.most or scale.replicas))
+    ray.serve.start(proxy_location="Disabled")
+    try:
+        return ray.serve.run(_deployment(ray, make, scale), name=name, route_prefix=None)
+    except RuntimeError as error:
+        raise LookaheadError(f"The replicas did not start: {error}") from error
+
+
+def stopped(ray: Any, name: str = "lookahead") -> None:
+    """Let replicas finish what they have begun, and stop them."""
+    ray.serve.delete(name)
+
+
+def bound(make: Callable[[], Any], *, body: int = 8 << 20, timeout: float = 600.0, **scale: Any) -> Any:
+    """Front and replicas as one application for ``serve run`` and ``serve deploy``, behind Ray's own proxy.
+
+    Args:
+        make: makes the application (:func:`lookahead.serve.application`) in each replica.
+        body: most bytes of a request.
+        timeout: seconds that a request may wait for its first bytes.
+        scale: fields of :class:`Scale`.
+    """
+    ray = ray_of()
+
+    def front() -> Any:
+        name = ray.serve.get_replica_context().app_name
+        return Gate(Front(ray.serve.get_deployment_handle("replicas", name), timeout), None, body)
+
+    class Ingress:
+        def __init__(self, replicas: Any) -> None: ...
+
+    inner = _deployment(ray, make, Scale(**scale))
+    ingress = ray.serve.ingress(front)(Ingress)
+    settings: dict[str, Any] = {"name": "front", "max_ongoing_requests": 10_000, "ray_actor_options": {"num_cpus": 0}}
+    return ray.serve.deployment(ingress, **settings).bind(inner)
