@@ -57,7 +57,7 @@ setup(
         "ray": ["ray[serve,data]", *serve],
         "evals": ["lm-eval"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
-        "integrations": ["lm-eval", "matplotlib", "playwright", "ray[serve,data]", "torchao"],
+        "integrations": ["ipykernel", "lm-eval", "matplotlib", "nbclient", "playwright", "ray[serve,data]", "torchao"],
         "dev": [
             *("pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit"),
             *(*serve, "httpx", "openai", "pexpect"),

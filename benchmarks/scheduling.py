@@ -1,4 +1,5 @@
-"""Many requests on one device: tokens a second of a scheduler, and of plain static batches of as many rows."""
+"""Many requests on one device: tokens a second of a scheduler, of plain static batches of as many rows, and of
+transformers' continuous batching, which chooses its rows itself."""
 
 import random
 import statistics
@@ -6,6 +7,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import lookahead
 from benchmarks import options
@@ -36,6 +38,20 @@ def scheduled(model: Any, requests: list[Request], rows: int, mode: dict[str, An
         scheduler.run()
 
 
+def continuous(model: Any, requests: list[Request], mode: dict[str, Any]) -> None:
+    """All requests to transformers' own scheduler, with room for all of them in its cache."""
+    longest = max(len(ids) + new_tokens for ids, new_tokens in requests)
+    blocks = len(requests) * (longest // 64 + 2)
+    sizes = ContinuousBatchingConfig(page_size=64, num_blocks=blocks, max_batch_tokens=512, allow_block_sharing=False)
+    given = GenerationConfig(**mode, eos_token_id=-1, pad_token_id=0)
+    with model.continuous_batching_context_manager(given, continuous_batching_config=sizes) as manager:
+        for ids, new_tokens in requests:
+            manager.add_request(ids, max_new_tokens=new_tokens)
+        done = 0
+        while done < len(requests):
+            done += manager.get_result(timeout=60) is not None
+
+
 def main(
     model_dir: options.ModelDir = None,
     rows: Annotated[str, typer.Option(help="Comma-separated rows of a pass.")] = "1,2,4,8,16",
@@ -59,6 +75,7 @@ def main(
         given = model, requests, count, mode
         ways = {
             "static": lambda given=given: static(*given),
+            "continuous": lambda given=given: continuous(given[0], given[1], given[3]),
             "plain rows": lambda given=given: scheduled(*given, False),
             "scheduler": lambda given=given: scheduled(*given, True),
         }
