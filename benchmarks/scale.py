@@ -124,16 +124,9 @@ def trees(model: Any, tokenizer: Any, prompts: int, mode: dict[str, Any]) -> Ite
                 ids = torch.tensor([tokenizer(text)["input_ids"][:120]])
                 torch.manual_seed(0)
                 stats += model.generate(ids, attention_mask=torch.ones_like(ids), **settings).stats
-        drawn = [tree_of(each.rows[0]) for each in passes if each.index]
+        drawn = [TokenTree.from_parents(each.rows[0].tokens, each.rows[0].parents) for each in passes if each.index]
         parts = {r: statistics.mean(max(map(len, split(tree, r))) for tree in drawn) for r in (1, *RANKS)}
         yield {"nodes": nodes, "S": stats.mean_acceptance_length, "parts": parts}
-
-
-def tree_of(row: Any) -> TokenTree:
-    tree = TokenTree(row.tokens[0])
-    for token, parent in zip(row.tokens[1:], row.parents[1:], strict=True):
-        tree.add(parent, token)
-    return tree
 
 
 class Simulation:

@@ -142,6 +142,10 @@ class MedusaDrafter:
             tree.add(parent, tokens[depth - 1][rank])  # candidates of a head differ, so nodes keep their numbers
         return tree
 
+    def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
+        """Every node is the heads'. Nothing is estimated."""
+        return _all_of("heads", tree)
+
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         self._root = path.tokens[-1]
         self._index += len(path.tokens)
@@ -153,23 +157,29 @@ Grow = Callable[[int, Passes, int, bool], TokenTree]
 
 
 class HeadDrafter:
-    """One sequence's drafter with a head alone: every pass scores a tree that ``grow`` makes of what it says.
-    ``learnt`` is told what became of each."""
+    """One sequence's drafter with a head alone, the source ``name``: every pass scores a tree that ``grow`` makes of
+    what it says. ``learnt`` is told what became of each."""
 
     def __init__(
         self,
+        name: str,
         prompt: Sequence[int],
         passes: Passes,
         grow: Grow,
         chain: bool,
         learnt: Callable[[TokenTree, Path], None] = lambda tree, path: None,
     ) -> None:
+        self._name = name
         self._prompt, self._passes, self._grow, self._chain, self._learnt = prompt, passes, grow, chain, learnt
         self._root = -1
         self._started = False
 
     def draft(self, room: int) -> TokenTree:
         return self._grow(self._root, self._passes, room, self._chain)
+
+    def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
+        """Every node is the head's. Nothing is estimated."""
+        return _all_of(self._name, tree)
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         if not self._started:
@@ -178,3 +188,7 @@ class HeadDrafter:
         self._learnt(tree, path)
         self._passes.write(path)
         self._root = path.tokens[-1]
+
+
+def _all_of(name: str, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
+    return ["", *[name] * (len(tree) - 1)], []

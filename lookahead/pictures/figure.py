@@ -6,7 +6,7 @@ from typing import Any
 from jacobi import LookaheadError
 from lookahead.pictures.records import places
 
-COLOURS = ("#2a7f62", "#3b6fb6", "#b5651d", "#8a4fa3", "#b8860b", "#5f6b7a")  # of sources, in the order of the legend
+COLOURS = ("#2a7f62", "#3b6fb6", "#b5651d", "#8a4fa3", "#8a6508", "#5f6b7a")  # of sources, in the order of the legend
 _GREY = "#9aa5b1"
 
 
@@ -33,6 +33,7 @@ def check_matplotlib() -> None:
 
 def draw(each: dict[str, Any], number: int, file: Path) -> None:
     """Save one pass of a :func:`.document_of`; the file's suffix says as what: png, svg, pdf."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -72,6 +73,7 @@ def draw(each: dict[str, Any], number: int, file: Path) -> None:
     axes.set_ylim(-lowest - 0.7, 0.7)
     axes.set_axis_off()
     try:
-        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "lookahead"}):  # text stays text, and files repeat
+            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     except (OSError, ValueError) as error:
         raise LookaheadError(f"{file} cannot be written: {error}.") from error

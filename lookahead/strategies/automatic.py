@@ -154,7 +154,7 @@ class AutomaticStrategy(Strategy):
         if self.nodes is not None and call.rows[0].chance is not None:
             drawn = DrawnTree(call.rows[0].chance, self.nodes)
             how = drawn.grow, call.rows[0].chain, drawn.rates.learn
-            return Drafts([HeadDrafter(row.prompt, passes(row), *how) for row in call.rows])
+            return Drafts([HeadDrafter(name, row.prompt, passes(row), *how) for row in call.rows])
 
         def source(row: RowContext, memory: Memory) -> DraftModelSource:
             return DraftModelSource(passes(row), row.draw, name)

@@ -114,6 +114,6 @@ class Eagle(AutomaticStrategy):
         if self.tree is not None:
             expansion = Expansion(self.top_k, self.depth, self.total_tokens)
             grow = expansion.grow if self.tree == "eagle-2" else partial(fixed_tree, draw=call.rows[0].chance)
-            return Drafts([HeadDrafter(row.prompt, passes(row), grow, row.chain) for row in call.rows])
+            return Drafts([HeadDrafter("eagle", row.prompt, passes(row), grow, row.chain) for row in call.rows])
 
         return self.passes_drafts(call, passes, "eagle", _DEFAULT_SOURCES)

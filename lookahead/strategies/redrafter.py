@@ -104,6 +104,6 @@ class ReDrafter(AutomaticStrategy):
 
         if self.tree is not None:
             grow = BeamSearch(self.beam_width, self.beam_length).grow
-            return Drafts([HeadDrafter(row.prompt, passes(row), grow, row.chain) for row in call.rows])
+            return Drafts([HeadDrafter("redrafter", row.prompt, passes(row), grow, row.chain) for row in call.rows])
 
         return self.passes_drafts(call, passes, "redrafter", _DEFAULT_SOURCES)
