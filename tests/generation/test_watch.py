@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.medusa import counting
 from helpers.models import counting_model, prompts, tiny_model
 from helpers.streaming import Puts
 
 import lookahead
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
+from lookahead.bundled import BUNDLED_EAGLE
+from lookahead.eagle import Eagle, EagleHead
 from lookahead.generation.watch import Pass
+from lookahead.medusa import Medusa
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -111,3 +115,15 @@ def test_other_threads_are_not_watched() -> None:
 def test_a_watcher_must_be_callable() -> None:
     with pytest.raises(LookaheadError, match="needs a function of one Pass: got int"), lookahead.watching(3):  # type: ignore[arg-type]
         pass
+
+
+def test_a_head_alone_is_named() -> None:
+    model, heads = counting()
+    bundled, tokenizer = lookahead.load_bundled()
+    text = tokenizer("def read_json(path):\n", return_tensors="pt")
+    eagle = Eagle(EagleHead.from_pretrained(BUNDLED_EAGLE, model=bundled), tree="eagle-2")
+    cases = [("heads", model, prompts(1), Medusa(heads, choices=[2, 2])), ("eagle", bundled, dict(text), eagle)]
+    for name, which, inputs, strategy in cases:
+        passes, _ = watched(which, inputs, lookahead_strategy=strategy, do_sample=False)
+        told = [source for each in passes for source in each.rows[0].sources[1:]]
+        assert told and set(told) == {name}
