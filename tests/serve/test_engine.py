@@ -121,7 +121,7 @@ def test_the_generator_of_the_process_is_left_alone() -> None:
 def test_a_server_that_is_told_to_stop(grace: float) -> None:
     """New requests get 503; the one under way is finished in time, or told that the server stops."""
     app = application(*bundled(), NAME)
-    server = Server(app, host="127.0.0.1", port=0, log_level="error", grace=grace)
+    server = Server(app, app.state.service.engine, host="127.0.0.1", port=0, log_level="error", grace=grace)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started)
