@@ -13,15 +13,16 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto
 
-slow: .venv/installed
+slow: .venv/integrations
 	$(BIN)/python -m pytest -n auto -m slow
 
 conformance: .venv/installed
 	$(BIN)/python -m pytest -n auto -m conformance
 
 # What needs other projects: lm-evaluation-harness, torchao, a browser. Pages are not tested where there is no Chromium.
+# One test after the other: many start processes that use all cores.
 integrations: .venv/integrations
-	$(BIN)/python -m pytest -n auto -m integrations
+	$(BIN)/python -m pytest -m "integrations and not slow"
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

@@ -4,6 +4,9 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Before torch is imported, and for processes that tests start: threads of several processes that share a few cores wait
+# for each other so long that what takes seconds takes minutes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable, Iterator
 from typing import Any

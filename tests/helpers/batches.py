@@ -41,7 +41,7 @@ def killed_and_resumed(folder: Path, count: int, kills: int, options: Sequence[s
     command = [sys.executable, "-m", "lookahead", "batch", str(source), str(out), *options]
     for kill in range(kills):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        deadline, wanted = time.monotonic() + 120, (kill + 1) * count // (kills + 1)
+        deadline, wanted = time.monotonic() + 600, (kill + 1) * count // (kills + 1)
         while not out.exists() or out.read_bytes().count(b"\n") < wanted:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)

@@ -21,7 +21,7 @@ def test_there_are_some() -> None:
 def test_a_notebook_runs(file: Path) -> None:
     book = nbformat.read(file, as_version=4)
     assert len(book.cells) <= 16
-    nbclient.NotebookClient(book, timeout=120, kernel_name="python3", resources={"metadata": {"path": ROOT}}).execute()
+    nbclient.NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": ROOT}}).execute()
     told = [output for cell in book.cells for output in cell.get("outputs", ()) if output.output_type == "stream"]
     assert any(output.name == "stdout" and output.text.strip() for output in told)
 
