@@ -10,16 +10,18 @@ them. Milliseconds of a linear layer with 4.4M weights and so many nodes (two co
     float32, as it lies    0.83   1.66   1.88   1.99   2.46   3.52
     float32, packed        0.91   1.01   1.06   1.32   1.86   3.01
 
-Packed weights are a copy, so they are made where memory is plenty, and of models whose weights fill no cache. They are
-made once passes have cost so much that packing would have saved its price (ski rental, as for traces), or where a
-call still promises that, and only where a trial on this machine shows a gain. The model itself is left alone: passes
-run on a twin of its modules.
+Packed weights are a copy, so they are made where memory is plenty, and where it is small beside the process or the
+model large: then its weights come from memory in every pass, and much is gained. They are made once passes have cost so
+much that packing would have saved its price (ski rental, as for traces), or where a call still promises that, and only
+of layers for which a trial on this machine shows a gain. The model itself is left alone: passes run on a twin of its
+modules.
 """
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,12 +36,14 @@ from lookahead.models.fingerprint import weights_stamp
 from lookahead.models.twins import twin_of
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_LEAST_BYTES = 192 << 20  # of all linear layers; what fits into a cache gains little
+_SMALL_BYTES = range(1 << 20, 24 << 20)  # of all linear layers: a copy is hardly noticed in the process
+_LARGE_BYTES = 128 << 20  # from here on they fill caches; between, much memory would bring little
 _MOST_MEMORY = 0.5  # of the memory that is free
-_TRIAL_AFTER_MS = 1000.0  # of passes: a trial takes some 30
+_TRIAL_AFTER_MS = 400.0  # of passes: a trial takes some 30
 _TRIAL_ROWS = (1, 4, 8, 16, 32)
-_TRIAL_ROUNDS = 4
-_LEAST_GAIN = 0.08  # of the time of linear layers
+_TRIAL_ROUNDS = 4  # of a layer of a large model
+_SMALL_ROUNDS = 16
+_LEAST_GAIN = 0.08  # of the time of a linear layer
 _TOLERANCE = 0.02  # of the spread of a layer's outputs
 _ROWS_HINT = 16  # of the input, for which oneDNN chooses a layout; the others cost hardly more
 
@@ -67,7 +71,7 @@ class PackedLinear(nn.Linear):
     """A linear layer beside whose weight lies a packed copy, ``packed``."""
 
     packed: Tensor
-    packs_single: bool
+    packs_single: bool  # whether a single row, too, gains by it
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.numel() // max(1, input.shape[-1])
@@ -83,16 +87,16 @@ class Packing:
     Attributes:
         spent_ms: of passes without them.
         single_ms: of such passes over one node, the fastest; None = there was none.
-        gain: share of a linear layer's time that packing saves; None = not tried, 0 = they are not packed.
-        single_gain: the same for one row.
-        cost_ms: of packing all layers.
+        gain: share of the linear layers' time that packing saves; None = not tried, 0 = they are not packed.
+        singles: for each shape of weight that gains, whether a single row gains as well.
+        cost_ms: of packing those layers.
         stamp: of the weights when they were packed.
     """
 
     spent_ms: float = 0.0
     single_ms: float | None = None
     gain: float | None = None
-    single_gain: float = 0.0
+    singles: dict[torch.Size, bool] = field(default_factory=dict)
     cost_ms: float = 0.0
     stamp: Hashable = None
     weights: Packed = field(default_factory=dict)
@@ -123,7 +127,8 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
     if packing.gain == 0.0 or (worth_ms < _TRIAL_AFTER_MS and not packing.weights):
         return None
     layers = list(_layers(model))
-    if sum(layer.weight.nbytes for layer in layers) < _LEAST_BYTES or not is_safe(model):
+    size = sum(layer.weight.nbytes for layer in layers)
+    if not (size in _SMALL_BYTES or size >= _LARGE_BYTES) or not is_safe(model):
         return None
     stamp = weights_stamp(layer.weight for layer in layers)
     if packing.weights and packing.stamp == stamp:
@@ -144,41 +149,61 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
 def _bought(packing: Packing, layers: list[nn.Linear], stamp: Hashable, worth_ms: float) -> Packed | None:
     if packing.gain is None:
         _try(packing, layers)
+    gaining = [layer.weight for layer in layers if layer.weight.shape in packing.singles]
     free = _free_bytes()
-    fits = free is not None and sum(layer.weight.nbytes for layer in layers) <= _MOST_MEMORY * free
+    fits = free is not None and sum(weight.nbytes for weight in gaining) <= _MOST_MEMORY * free
     if not packing.gain or not fits or worth_ms * packing.gain < packing.cost_ms:
         return None
-    packed = {id(layer.weight): _pack(layer.weight) for layer in layers}
+    packed = {id(weight): _pack(weight) for weight in gaining}
     packing.weights, packing.stamp, packing.spent_ms = packed, stamp, 0.0
     return packed
 
 
 def _try(packing: Packing, layers: list[nn.Linear]) -> None:
-    """Measure what packing costs and brings, on the largest layer but the output's."""
-    total = sum(layer.weight.numel() for layer in layers)
-    weight = max((layer.weight for layer in layers[:-1] or layers), key=lambda weight: weight.numel())
-    start = perf_counter()
-    packed = _pack(weight)
-    packing.cost_ms = 1e3 * (perf_counter() - start) * total / weight.numel()
+    """Measure which shapes of weights gain, and what packing those brings and costs. Of a large model, whose trials
+    take long, the largest layer but the output's speaks for all."""
+    by_shape = Counter(layer.weight.shape for layer in layers)
+    samples = {layer.weight.shape: layer.weight for layer in layers}
+    rounds = _SMALL_ROUNDS
+    if sum(layer.weight.nbytes for layer in layers) >= _LARGE_BYTES:
+        largest = max((layer.weight for layer in layers[:-1] or layers), key=lambda weight: weight.numel())
+        samples, rounds = {largest.shape: largest}, _TRIAL_ROUNDS
+    before_s = after_s = 0.0
+    for shape, weight in samples.items():
+        start = perf_counter()
+        packed = _pack(weight)
+        pack_s = perf_counter() - start
+        times = _compared(weight, packed, rounds)
+        if times is None:
+            packing.gain, packing.singles = 0.0, {}
+            return
+        before, after = times
+        before_s += by_shape[shape] * sum(before)
+        gains = 1.0 - sum(now / then for now, then in zip(after, before, strict=True)) / len(before) >= _LEAST_GAIN
+        after_s += by_shape[shape] * sum(after if gains else before)
+        if gains:
+            every = by_shape if len(samples) < len(by_shape) else {shape: by_shape[shape]}
+            packing.singles |= dict.fromkeys(every, after[0] < before[0])
+            numel = sum(count * each.numel() for each, count in every.items())
+            packing.cost_ms += 1e3 * pack_s * numel / weight.numel()
+    packing.gain = 1.0 - after_s / before_s
+
+
+def _compared(weight: Tensor, packed: Tensor, rounds: int) -> tuple[list[float], list[float]] | None:
+    """Seconds of a layer over each number of rows, as it lies and packed; None where its outputs are not the same."""
     before, after = [], []
     for rows in _TRIAL_ROWS:
         given = torch.arange(rows * weight.shape[1], dtype=weight.dtype).sin_().view(rows, -1)
         plain, ours = nn.functional.linear(given, weight), _packed_linear(given, packed, None)
         if not bool((plain - ours).abs().max() <= _TOLERANCE * (plain.float().std() + 1e-9)):
-            packing.gain = 0.0
-            return
-        before.append(
-            min(_seconds(lambda given=given: nn.functional.linear(given, weight)) for _ in range(_TRIAL_ROUNDS))
-        )
-        after.append(
-            min(_seconds(lambda given=given: _packed_linear(given, packed, None)) for _ in range(_TRIAL_ROUNDS))
-        )
-    gain = 1.0 - sum(now / then for now, then in zip(after, before, strict=True)) / len(before)
-    packing.gain = gain if gain >= _LEAST_GAIN else 0.0
-    packing.single_gain = 1.0 - after[0] / before[0]
+            return None
+        ways = partial(nn.functional.linear, given, weight), partial(_packed_linear, given, packed, None)
+        before.append(min(_seconds(ways[0]) for _ in range(rounds)))
+        after.append(min(_seconds(ways[1]) for _ in range(rounds)))
+    return before, after
 
 
-def _seconds(run: Any) -> float:
+def _seconds(run: Callable[[], Tensor]) -> float:
     start = perf_counter()
     run()
     return perf_counter() - start
@@ -199,13 +224,13 @@ def _layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
 
 def packed_twin(model: PreTrainedModel, packed: Packed) -> Any:
     """The model's modules, its linear layers over their ``packed`` weights."""
-    packs_single = _packings.of(model).single_gain > 0.0
+    singles = _packings.of(model).singles
 
     def change(twin: Any) -> None:
         weight = packed.get(id(twin._parameters.get("weight"))) if type(twin) is nn.Linear else None
         if weight is not None:
             twin.__dict__["_buffers"] = {"packed": weight}
-            twin.__dict__["packs_single"] = packs_single
+            twin.__dict__["packs_single"] = singles.get(twin.weight.shape, True)
             twin.__class__ = PackedLinear
 
     return twin_of(model, change)

@@ -29,12 +29,12 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are large enough, and one pass has paid for packing."""
-    monkeypatch.setattr(packing, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(packing, "_LARGE_BYTES", 0)
     monkeypatch.setattr(packing, "_TRIAL_AFTER_MS", 1e-6)
-    monkeypatch.setattr(packing, "_LEAST_GAIN", -1e9)
 
     def tried(found: packing.Packing, layers: Any) -> None:
-        found.gain, found.single_gain, found.cost_ms = 1.0, 1.0, 0.5
+        found.gain, found.cost_ms = 1.0, 0.5
+        found.singles = dict.fromkeys([layer.weight.shape for layer in layers], True)
 
     monkeypatch.setattr(packing, "_try", tried)
 
@@ -107,11 +107,11 @@ def test_nothing_is_packed_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same_as_plain(model, prompts(1, 9), Lookahead(pack=False), max_new_tokens=8, do_sample=False)
     assert not packing_of(model).weights
     with torch.no_grad(), monkeypatch.context() as patch:
-        for name, value in (("_LEAST_BYTES", 1 << 30), ("_free_bytes", lambda: 10_000), ("_free_bytes", lambda: None)):
+        for name, value in (("_LARGE_BYTES", 1 << 30), ("_free_bytes", lambda: 10_000), ("_free_bytes", lambda: None)):
             patch.setattr(packing, name, value)
             assert packed_weights(model) is None
             patch.undo()
-            patch.setattr(packing, "_LEAST_BYTES", 0)
+            patch.setattr(packing, "_LARGE_BYTES", 0)
     handle = model.lm_head.register_forward_hook(lambda module, given, output: output)
     with torch.no_grad():
         assert packed_weights(model) is None, "somebody's hook would be passed over"
@@ -146,7 +146,7 @@ def test_packed_weights_go_with_the_model_and_when_they_are_released() -> None:
 def test_passes_over_one_node_may_stay_as_they_are() -> None:
     model = model_of()
     packed = packed_weights(model)
-    packing_of(model).single_gain = -0.1
+    packing_of(model).singles = dict.fromkeys(packing_of(model).singles, False)
     with bare_model(model, prompts(1, 6)["input_ids"], 16, packed=packed) as view:
         assert not view.forward_pass.module.lm_head.packs_single
         single = view.forward([bushy_tree(1, 48)]).logits
@@ -154,15 +154,78 @@ def test_passes_over_one_node_may_stay_as_they_are() -> None:
         assert torch.equal(single, view.forward([bushy_tree(1, 48)]).logits)
 
 
-def test_a_trial_measures_and_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("large", "rounds"), [(1 << 40, 16), (0, 4)])
+def test_a_trial_measures_and_compares(large: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small model every shape is tried, of a large one only the largest layer but the output's."""
     monkeypatch.undo()
-    model = fresh_model("llama").to(torch.bfloat16)
+    monkeypatch.setattr(packing, "_LARGE_BYTES", large)
+    layers = [module for module in fresh_model("llama").to(torch.bfloat16).modules() if type(module) is nn.Linear]
+    shapes = {layer.weight.shape for layer in layers}
+    tried = []
+    compared = packing._compared
+
+    def noting(weight: torch.Tensor, packed: torch.Tensor, rounds: int) -> Any:
+        tried.append((weight.shape, rounds))
+        return compared(weight, packed, rounds)
+
+    monkeypatch.setattr(packing, "_compared", noting)
     found = packing.Packing()
     with torch.inference_mode():
-        packing._try(found, [module for module in model.modules() if type(module) is nn.Linear])
+        packing._try(found, layers)
     assert found.gain is not None
     assert 0.0 <= found.gain < 1.0
-    assert found.cost_ms > 0.0
+    assert (found.cost_ms > 0.0) == bool(found.singles) == (found.gain > 0.0)
+    assert {shape for shape, _ in tried} == shapes if large else len(tried) == 1
+    assert {count for _, count in tried} == {rounds}
+    assert found.singles.keys() <= shapes
+
+
+def test_only_layers_that_gain_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as slow where a weight has as many rows as the feed-forward layers, else twice as fast."""
+    monkeypatch.undo()
+    monkeypatch.setattr(packing, "_SMALL_BYTES", range(1 << 30))
+    model = fresh_model("llama").float()
+    wide = model.model.layers[0].mlp.up_proj.weight.shape
+
+    def compared(weight: torch.Tensor, packed: torch.Tensor, rounds: int) -> tuple[list[float], list[float]]:
+        return [1.0], [2.0 if weight.shape == wide else 0.5]
+
+    monkeypatch.setattr(packing, "_compared", compared)
+    packing_of(model).spend(1, 1e6)
+    with torch.no_grad():
+        weights = packed_weights(model)
+    assert weights
+    kept = {
+        id(module.weight) for module in model.modules() if type(module) is nn.Linear and module.weight.shape != wide
+    }
+    assert weights.keys() == kept
+    assert 0.0 < (packing_of(model).gain or 0.0) < 0.5
+
+
+@torch.no_grad()
+def test_layers_whose_outputs_differ_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(packing, "_SMALL_BYTES", range(1 << 30))
+    monkeypatch.setattr(packing, "_packed_linear", lambda rows, weight, bias: rows.new_zeros((len(rows), len(weight))))
+    model = fresh_model("llama").float()
+    packing_of(model).spend(1, 1e6)
+    assert packed_weights(model) is None
+    assert packing_of(model).gain == 0.0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("size", "packs"), [(0.5, False), (2, True), (30, False), (150, True)])
+def test_small_and_large_models_are_packed(size: float, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them a copy takes much memory beside the process, and brings little. Sizes are in MiB of layers."""
+    monkeypatch.undo()
+    model = fresh_model("llama").float()
+    scale = (1 << 20) * size / sum(layer.weight.nbytes for layer in packing._layers(model))
+    small, large = packing._SMALL_BYTES, packing._LARGE_BYTES
+    monkeypatch.setattr(packing, "_SMALL_BYTES", range(int(small.start / scale), int(small.stop / scale)))
+    monkeypatch.setattr(packing, "_LARGE_BYTES", large / scale)
+    monkeypatch.setattr(packing, "_compared", lambda weight, packed, rounds: ([1.0], [0.5]))
+    packing_of(model).spend(1, 1e6)
+    assert (packed_weights(model) is not None) == packs
 
 
 def test_a_curve_is_measured_on_packed_weights_and_found_by_calls_that_run_on_them() -> None:
