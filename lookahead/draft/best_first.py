@@ -11,16 +11,17 @@ EAGLE-2 (arXiv 2406.16858) and OPT-Tree (arXiv 2406.17276) do so with a draft mo
 learnt from what was right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, nsmallest
-from itertools import count
+from itertools import repeat
+from operator import call
 from typing import Any
 
 from jacobi import Path, TokenTree
 from lookahead.draft.acceptance import MOST_ODDS, SLOTS, Acceptance
 from lookahead.draft.frontier import Ask, Frontier, Growth, grown
 from lookahead.draft.replays import Cut
-from lookahead.sources.base import Source, is_batch
+from lookahead.sources.base import Candidate, Source, is_batch
 from lookahead.sources.checked import CheckedSource
 
 _WIDEST = 16  # nodes that wait beside one, about which a batch source is asked with it
@@ -69,10 +70,12 @@ class BestFirstTree:
         views, offsets = [self._views[place] for place in used], self._acceptance.offsets
         self._used = [self._all[place] for place in used]
         self._offsets = [offsets[place] for place in used]
-        self._proposers: list[Any] = [view.propose for view in views]
+        asks = [(source, view.propose) for source, view in zip(self._used, views, strict=True)]
+        self._proposers: list[Any] = [
+            _stripped(ask) if isinstance(source, CheckedSource) else ask for source, ask in asks
+        ]
         self._steps = [view.step for view in views]
         self._roots = [view.root for view in views]
-        self._strips = any(isinstance(source, CheckedSource) for source in sources)
         self._frontiers = [(part, view) for part, view in enumerate(views) if isinstance(view, Frontier)]
 
     @property
@@ -108,10 +111,10 @@ class BestFirstTree:
                 asked: it is spent then, for a small tree as for a large one.
         """
         calibration = self._acceptance.calibration
-        odds, steps = self._acceptance.odds, self._steps
+        odds, steps, proposers = self._acceptance.odds, self._steps, self._proposers
         kinds = [(odds[offset::SLOTS], odds[offset + 1 :: SLOTS]) for offset in self._offsets]
         tree = TokenTree(root)
-        depths, most, heap, order = tree.depths, len(times), list[Any](), count()  # which tells its entries apart
+        depths, most, heap, entries = tree.depths, len(times), list[Any](), 0  # which tells them apart
         offered, values = list[Proposed](), list[float]()
         states: list[Any] = [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
@@ -123,16 +126,16 @@ class BestFirstTree:
             worth = max(floor, best.speed * cheapest / calibration)
             if depths[node] < room and (not node or (value > worth and value * _LIKELY > rest)):
                 if node:
-                    states = [step(above, token) for step, above in zip(steps, states, strict=True)]
+                    states = list(map(call, steps, states, repeat(token)))
                 if self._frontiers:
                     yield from self._expand(states, heap, depths, node, value, most, best, cheapest > 0.0)
-                proposed = self._proposed(states)
+                proposed = list(map(call, proposers, states))
                 found = _odds(proposed, kinds)
-                share = value / (1.0 + sum(found.values()))
-                enough = max(worth, rest) / share
+                share, enough = value / (1.0 + sum(found.values())), max(worth, rest)
                 for candidate, each in found.items():
-                    if each > enough:
-                        heappush(heap, (-each * share, next(order), node, candidate, states))
+                    if each * share > enough:
+                        entries += 1
+                        heappush(heap, (-each * share, entries, node, candidate, states))
             offered.append(proposed)
             left = most - len(depths)
             if not heap or left <= 0:
@@ -154,12 +157,6 @@ class BestFirstTree:
         del values[best.count - 1 :]
         self._offered = offered[: best.count]
         return tree, values
-
-    def _proposed(self, states: list[Any]) -> Proposed:
-        proposed = [propose(state) for propose, state in zip(self._proposers, states, strict=True)]
-        if self._strips:  # sources of the caller's own may give probabilities, too
-            return [[candidate[:2] for candidate in candidates] for candidates in proposed]
-        return proposed
 
     def _expand(
         self,
@@ -254,14 +251,25 @@ def _votes(offsets: Sequence[int], proposed: Proposed) -> dict[int, list[int]]:
     return votes
 
 
+def _stripped(ask: Callable[[Any], Sequence[Candidate]]) -> Callable[[Any], list[tuple[int, int]]]:
+    """The proposals of a caller's own source without the probabilities that it may give, too."""
+
+    def pairs(state: Any) -> list[tuple[int, int]]:
+        return [(candidate[0], candidate[1]) for candidate in ask(state)]
+
+    return pairs
+
+
 def _odds(proposed: Proposed, kinds: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[int, float]:
     """The odds of a node's candidates, of which :meth:`.Acceptance.chances` makes chances. ``kinds`` has the odds of
     each source's kinds: for the first source to propose a token, and for others."""
     odds: dict[int, float] = {}
-    for candidates, (first, agreeing) in zip(proposed, kinds, strict=True):
+    for place, candidates in enumerate(proposed):
+        first, agreeing = kinds[place]
         if not odds:
             odds = {token: first[kind] for token, kind in candidates}
             continue
         for token, kind in candidates:
-            odds[token] = min(MOST_ODDS, odds[token] * agreeing[kind]) if token in odds else first[kind]
+            known = odds.get(token)
+            odds[token] = first[kind] if known is None else min(MOST_ODDS, known * agreeing[kind])
     return odds
