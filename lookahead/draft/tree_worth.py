@@ -111,7 +111,7 @@ class WindowColumns:
             total = count + window_nodes(columns)
             if total > len(curve):
                 break
-            speed = (expected + gain * columns) / curve[total - 1]
+            speed = (expected + gain * columns) / max(curve[count - 1 : total])  # a dip is as good for other nodes
             if speed > best:
                 best, chosen = speed, columns
         if chosen:  # at first for a short while: that may show that they bring nothing

@@ -39,6 +39,13 @@ def test_columns_are_not_bought_at_a_price() -> None:
     assert columns.count == 0
 
 
+def test_a_dip_of_the_curve_buys_no_columns() -> None:
+    """It may be chance, and if it is none, other candidates could have its nodes."""
+    columns = WindowColumns(worth(*[[0.5, 0.4, 0.3, 0.2]] * 40), alone=False)
+    columns.choose(1, [*[1.0] * 8, *[0.8] * 200], 100)
+    assert columns.count == 0
+
+
 @pytest.mark.parametrize("nodes", [1, 7, 8, 40])
 def test_alone_a_window_takes_half_of_a_fixed_number(nodes: int) -> None:
     columns = WindowColumns(worth(), alone=True)
