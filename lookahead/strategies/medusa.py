@@ -20,6 +20,7 @@ from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.heads import MedusaHeads, Placement, stored_heads, tree_beside
 from lookahead.sources.medusa.source import DRAWN, HeadCandidates, HeadsSource
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy, Maker
+from lookahead.strategies.base import Prompts
 from lookahead.verify.typical import nucleus, typical
 
 _DEFAULT_CHOICES = "mc_sim_7b_63"
@@ -165,7 +166,7 @@ class Medusa(AutomaticStrategy):
         if not self.automatic:
             self.tree(_proposable(model))
 
-    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
+    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
         return ("last",)
 
     def drafts(self, call: CallContext) -> Drafts:

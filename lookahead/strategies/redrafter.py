@@ -5,7 +5,6 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
@@ -17,7 +16,7 @@ from lookahead.models.output_layer import beside
 from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.sources.redrafter.passes import RecurrentPasses
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Candidates
+from lookahead.strategies.base import Candidates, Prompts
 from lookahead.strategies.draft_models import check_whole
 
 _DEFAULT_SOURCES = ("redrafter", "recycling", "suffix")
@@ -91,7 +90,7 @@ class ReDrafter(AutomaticStrategy):
         check_whole(model, type(self).__name__)
         self._read.check(model)
 
-    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
+    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
         return (LAST,)
 
     def drafts(self, call: CallContext) -> Drafts:

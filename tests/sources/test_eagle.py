@@ -130,30 +130,6 @@ def test_a_head_that_knows_the_model_is_right_to_the_end() -> None:
     assert output.stats.steps <= 2 + 59 / 5, "every pass but the first ones keeps five drafted tokens"
 
 
-@pytest.mark.usefixtures("augmented")
-def test_how_layers_are_counted_is_found_by_the_prompt() -> None:
-    """A head that likes what layer 5 reads, whose file says 4; where the user says which it is, nobody asks."""
-    model = fresh_model("llama", 2, num_hidden_layers=7, initializer_range=0.5)
-    prompt = {"input_ids": torch.randint(0, VOCAB, (1, 20), generator=torch.Generator().manual_seed(0))}
-    network = random_network(3, features=1, feature_layers=(4,))
-    with torch.no_grad():
-        states = model(**prompt, output_hidden_states=True).hidden_states[5][0, :-2]
-        wanted = torch.nn.functional.one_hot(prompt["input_ids"][0, 2:], VOCAB).double() * 20
-        network.layers[0].self_attn.o_proj.weight.zero_()
-        network.layers[0].mlp.down_proj.weight.zero_()
-        network.norm.weight.fill_(1.0)
-        network.fc.weight.copy_(torch.eye(32))
-        normed = network.norm(states)
-        network.lm_head.weight.copy_(torch.linalg.lstsq(normed, wanted).solution.T)
-    head = EagleHead(network)
-    assert head.taps(model) == ("layer.4",)
-    same_as_plain(model, prompt, Eagle(head), max_new_tokens=4)
-    assert head.taps(model) == ("layer.5",)
-    given = EagleHead(network, feature_layers=(4,))
-    same_as_plain(model, prompt, Eagle(given), max_new_tokens=4)
-    assert given.taps(model) == ("layer.4",)
-
-
 def test_broken_files(tmp_path: FilePath) -> None:
     network = random_network(3, feature_layers=LAYERS)
 
