@@ -10,13 +10,10 @@ from jacobi import LookaheadError
 from lookahead._per_model import PerModel
 from lookahead.models.early_exit import early_exit
 from lookahead.models.traits import ModelTraits, tensor_parallel_group
-from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary
+from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary, same_but_for_padding
 from lookahead.support.route import check_model, route, self_test
 
 Tokenizers = tuple[Any, Any]  # the model's, and the draft model's
-
-_PADDED = 64  # tokens to whose multiples vocabularies are often padded
-_MOST_PADDING = 0.01  # of a large vocabulary
 
 _tried: PerModel[dict[Hashable, None]] = PerModel(dict)  # draft models whose logits are numbers
 _vocabularies: PerModel[dict[Hashable, OtherVocabulary]] = PerModel(dict)
@@ -49,9 +46,7 @@ def vocabulary_for(model: PreTrainedModel, draft: PreTrainedModel, tokenizers: T
     """How the tokens of ``model`` are told to the draft model; a LookaheadError if nobody can say."""
     size, draft_size = ModelTraits.of(model).vocab_size, ModelTraits.of(draft).vocab_size
     if tokenizers is None:
-        large, small = max(size, draft_size), min(size, draft_size)
-        padded = large % _PADDED == 0 and large - small < _PADDED
-        if not padded and large - small > _MOST_PADDING * large:
+        if not same_but_for_padding(size, draft_size):
             _refuse(
                 f"the draft model has {draft_size} tokens and the model {size}",
                 "expected the same vocabulary, or tokenizer= and assistant_tokenizer= as well",

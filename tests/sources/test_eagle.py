@@ -23,6 +23,7 @@ KINDS: dict[str, Any] = {
     "own embeddings": lambda: random_network(1, own_embeddings=VOCAB, fusion_bias=True),
     "eagle-3": lambda: random_network(3, feature_layers=LAYERS),
     "qwen": lambda: random_network(3, feature_layers=LAYERS, attention_bias=True, norm_before_residual=True),
+    "qwen3": lambda: random_network(3, feature_layers=LAYERS, layers=2, query_key_norm=True),
     "normed": lambda: random_network(3, feature_layers=LAYERS, feature_norms="each"),
     "small vocabulary": lambda: reduced(random_network(3, feature_layers=LAYERS, draft_vocab_size=20)),
 }
@@ -167,7 +168,7 @@ def test_heads_of_other_models(tmp_path: FilePath) -> None:
         (random_network(1, hidden_size=16, target_size=16), "features of size 16, and Llama.* has 32"),
         (random_network(1, own_embeddings=40), "embeddings for 40, and Llama.* has 48"),
         (random_network(3, feature_layers=(1, 2, 9)), r"reads \[1, 2, 9\], and Llama.* has 7 layers"),
-        (random_network(3, draft_vocab_size=60), "proposes tokens up to 59, and Llama.* has 48"),
+        (random_network(3, draft_vocab_size=60), "scores 60 tokens, and Llama.* has 48"),
     ):
         folder = write_head(tmp_path / match[:4], network)
         with pytest.raises(LookaheadError, match=match):

@@ -6,7 +6,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -16,7 +15,9 @@ from lookahead.models.output_layer import output_sizes, placement
 from lookahead.sources.eagle.counting import counts_low, is_told, tell
 from lookahead.sources.eagle.network import EagleNetwork
 from lookahead.sources.eagle.reading import read
+from lookahead.sources.eagle.sizes import Beside, are_layers
 from lookahead.sources.eagle.writing import FORMATS, Format, write
+from lookahead.sources.vocabularies import same_but_for_padding
 
 
 class EagleHead(nn.Module):
@@ -32,6 +33,7 @@ class EagleHead(nn.Module):
 
     def __init__(self, network: EagleNetwork, feature_layers: tuple[int, ...] = ()) -> None:
         super().__init__()
+        feature_layers = _layers(feature_layers)
         self.network = network
         self.feature_layers = feature_layers or network.sizes.feature_layers
         self._given = bool(feature_layers)
@@ -52,7 +54,9 @@ class EagleHead(nn.Module):
         Raises:
             LookaheadError: what is missing, foreign, broken, or does not fit the model.
         """
-        head = cls(read(Path(source) if isinstance(source, PathLike) else source, hub), feature_layers)
+        feature_layers = _layers(feature_layers)
+        beside = Beside(output_sizes(model)[0] if model is not None else None, len(feature_layers) or None)
+        head = cls(read(Path(source) if isinstance(source, PathLike) else source, hub, beside), feature_layers)
         if model is not None:
             head.check(model)
             network = head.network
@@ -122,7 +126,12 @@ class EagleHead(nn.Module):
     def check(self, model: PreTrainedModel) -> None:
         """Refuse, with a LookaheadError, a model that the head was not made for."""
         sizes, (hidden, vocab) = self.network.sizes, output_sizes(model)
-        name = type(model).__name__
+        name, joined = type(model).__name__, self.network.fc.in_features
+        if sizes.version == 3 and sizes.target_size != hidden and joined % hidden == 0 and not self.feature_layers:
+            raise LookaheadError(
+                f"This EAGLE head reads {joined} channels, which are {joined // hidden} features of {name}, and its "
+                "config names no layers: expected them by EagleHead.from_pretrained(..., model=model, feature_layers=)."
+            )
         facts: Mapping[str, tuple[int | None, int]] = {
             "features of size": (sizes.target_size, hidden),
             "embeddings for": (sizes.own_embeddings, model.get_input_embeddings().weight.shape[0]),
@@ -140,8 +149,31 @@ class EagleHead(nn.Module):
                 f"This EAGLE head scores by the model's output layer, which reads {hidden} channels in {name}, and "
                 f"gives {sizes.hidden_size}: it is another model's."
             )
-        scored = sizes.draft_vocab_size or 0
-        ids = torch.arange(scored) if self.network.d2t is None else self.network.scored().cpu()
-        if len(ids) and int(ids.max()) >= vocab:
-            raise LookaheadError(f"This EAGLE head proposes tokens up to {int(ids.max())}, and {name} has {vocab}.")
+        self._check_vocabulary(name, vocab)
         self.taps(model)
+
+    def _check_vocabulary(self, name: str, vocab: int) -> None:
+        """A head scores all tokens of the model, or says which; padding behind them does not count."""
+        sizes, offsets = self.network.sizes, self.network.d2t
+        if offsets is None and sizes.draft_vocab_size and not same_but_for_padding(sizes.draft_vocab_size, vocab):
+            raise LookaheadError(
+                f"This EAGLE head scores {sizes.draft_vocab_size} tokens, and {name} has {vocab}: it is another "
+                "model's, or lacks the d2t or t2d that says which tokens they are."
+            )
+        most = 0 if offsets is None else int(self.network.scored().max())
+        if most >= vocab:
+            raise LookaheadError(
+                f"This EAGLE head proposes tokens up to {most}, and {name} has {vocab}: it is another model's, or its "
+                "d2t holds tokens in place of offsets."
+            )
+        if sizes.vocab_size is not None and not same_but_for_padding(sizes.vocab_size, vocab):
+            raise LookaheadError(
+                f"This EAGLE head is for a vocabulary of {sizes.vocab_size}, and {name} has {vocab}: it is another "
+                "model's."
+            )
+
+
+def _layers(given: Any) -> tuple[int, ...]:
+    if not are_layers(given):
+        raise LookaheadError(f"feature_layers= must be a tuple of layer numbers, as (2, 12, 21): got {given!r}.")
+    return tuple(given)
