@@ -107,6 +107,12 @@ class OtherVocabulary:
         return ours[known], logits[known]
 
 
+def is_tokenizer(given: Any) -> bool:
+    """Whether something has what :class:`OtherVocabulary` asks of a tokenizer."""
+    needed = ("get_vocab", "decode", "encode", "__call__")
+    return all(callable(getattr(given, name, None)) for name in needed) and hasattr(given, "all_special_ids")
+
+
 def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
     """The bytes of every token of a tokenizer that is not special."""
     special = set(tokenizer.all_special_ids)

@@ -16,7 +16,7 @@ from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import EaglePasses, joined_features
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Candidates, Prompts
-from lookahead.strategies.draft_models import check_whole
+from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("eagle", "recycling", "suffix")
 
@@ -94,7 +94,9 @@ class Eagle(AutomaticStrategy):
         """Refuse a head that is another model's."""
         self._check_causal(model)
         check_whole(model, type(self).__name__)
-        self._read.check(model)
+        head = self._beside(model)
+        check_head(model, head, "The EAGLE head is")
+        head.check(model)
 
     def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
         head = self._beside(model)

@@ -21,6 +21,7 @@ from lookahead.sources.medusa.heads import MedusaHeads, Placement, stored_heads,
 from lookahead.sources.medusa.source import DRAWN, HeadCandidates, HeadsSource
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy, Maker
 from lookahead.strategies.base import Prompts
+from lookahead.strategies.draft_models import check_head
 from lookahead.verify.typical import nucleus, typical
 
 _DEFAULT_CHOICES = "mc_sim_7b_63"
@@ -163,6 +164,7 @@ class Medusa(AutomaticStrategy):
         """Refuse heads and a tree that do not fit the model, and broken heads, with a LookaheadError."""
         self._check_causal(model)
         self._stored.check(model)
+        check_head(model, self.heads_for(model), "Medusa's heads are")
         if not self.automatic:
             self.tree(_proposable(model))
 

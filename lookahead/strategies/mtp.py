@@ -14,7 +14,7 @@ from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joine
 from lookahead.sources.mtp.heads import MtpHeads
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Candidates, Prompts
-from lookahead.strategies.draft_models import check_whole
+from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("mtp", "recycling", "suffix")
 
@@ -75,7 +75,9 @@ class Mtp(AutomaticStrategy):
         """Refuse layers that are another model's, or that cannot be read."""
         self._check_causal(model)
         check_whole(model, type(self).__name__)
-        self._read(model).check(model)
+        heads = self._read(model)
+        check_head(model, heads, "The MTP layers are")
+        heads.check(model)
 
     def _read(self, model: PreTrainedModel) -> MtpHeads:
         if isinstance(self.heads, MtpHeads):

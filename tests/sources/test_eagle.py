@@ -160,6 +160,11 @@ def test_broken_files(tmp_path: FilePath) -> None:
     torch.save({"fc.weight": nn.Linear(2, 2)}, folder / "pytorch_model.bin")
     with pytest.raises(LookaheadError, match="nothing in it was executed"):
         EagleHead.from_pretrained(folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        LookaheadError, match=r"empty holds no EAGLE head: expected one of model.safetensors.index.json"
+    ):
+        EagleHead.from_pretrained(tmp_path / "empty")
 
 
 def test_heads_of_other_models(tmp_path: FilePath) -> None:
@@ -177,6 +182,23 @@ def test_heads_of_other_models(tmp_path: FilePath) -> None:
     assert usual.taps(model) == ("layer.2", "layer.3", "layer.4")
     with pytest.raises(LookaheadError, match=r"usual ones are \[2, 1, -1\]"):
         usual.check(tiny_model("llama"))
+
+
+def test_a_head_that_names_another_model_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = fresh_model("llama")
+    for name, warnings in (
+        ("", 0),
+        ("here/Some-Model", 0),
+        ("models--them--Some-Model/snapshots/1", 0),
+        ("here/other/", 1),
+    ):
+        model.config.name_or_path = model.name_or_path = name
+        named = EagleHead(random_network(1, base_model="them/some-model"))
+        for _ in range(2):
+            caplog.clear()
+            named.check(model)
+            assert len(caplog.records) == warnings, name
+            warnings = 0
 
 
 def test_settings() -> None:

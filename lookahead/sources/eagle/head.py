@@ -1,15 +1,18 @@
 """An EAGLE head as users hold it."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead._per_model import PerModel
 from lookahead.models.hidden_states import NORM, decoder_layers, final_norm
 from lookahead.models.output_layer import output_sizes, placement
 from lookahead.sources.eagle.counting import counts_low, is_told, tell
@@ -18,6 +21,9 @@ from lookahead.sources.eagle.reading import read
 from lookahead.sources.eagle.sizes import Beside, are_layers
 from lookahead.sources.eagle.writing import FORMATS, Format, write
 from lookahead.sources.vocabularies import same_but_for_padding
+
+_log = logging.getLogger("lookahead")
+_warned: PerModel[WeakSet[Any]] = PerModel(WeakSet)  # heads that name another model
 
 
 class EagleHead(nn.Module):
@@ -124,7 +130,7 @@ class EagleHead(nn.Module):
         return final_norm(model) if self.network.sizes.version != 3 else None
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse, with a LookaheadError, a model that the head was not made for."""
+        """Refuse, with a LookaheadError, a model that the head does not fit; warn where the file names another."""
         sizes, (hidden, vocab) = self.network.sizes, output_sizes(model)
         name, joined = type(model).__name__, self.network.fc.in_features
         if sizes.version == 3 and sizes.target_size != hidden and joined % hidden == 0 and not self.feature_layers:
@@ -151,6 +157,15 @@ class EagleHead(nn.Module):
             )
         self._check_vocabulary(name, vocab)
         self.taps(model)
+        self._warn_of_another(model)
+
+    def _warn_of_another(self, model: PreTrainedModel) -> None:
+        """Say once that the file names another model, whose name is no part of where this one was loaded from."""
+        theirs, ours = self.network.sizes.base_model or "", str(getattr(model, "name_or_path", None) or "")
+        warned = _warned.of(model)
+        if ours and theirs.rstrip("/").rpartition("/")[2].lower() not in ours.lower() and self not in warned:
+            warned.add(self)
+            _log.warning("This EAGLE head was made for %s, and the model is %s: drafts may be of no use.", theirs, ours)
 
     def _check_vocabulary(self, name: str, vocab: int) -> None:
         """A head scores all tokens of the model, or says which; padding behind them does not count."""
