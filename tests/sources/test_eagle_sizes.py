@@ -123,6 +123,8 @@ def test_there_may_be_more_or_fewer_than_three_features(count: int, tmp_path: Pa
     assert EagleHead.from_pretrained(folder, feature_layers=layers).taps(model) == head.taps(model)
     with pytest.raises(LookaheadError, match=rf"takes {count} features, its config names none.* Give feature_layers="):
         EagleHead.from_pretrained(folder, model=model)
+    with pytest.raises(LookaheadError, match=rf"takes {count} features, it reads \[1\]"):
+        EagleHead.from_pretrained(folder, model=model, feature_layers=(1,))
     with pytest.raises(LookaheadError, match=r"feature_layers=|are not 3 features"):
         EagleHead.from_pretrained(folder).check(model)
     for wrong in ("abc", 3, (1, "2"), (-1, 2), (True,)):

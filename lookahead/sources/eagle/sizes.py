@@ -161,9 +161,10 @@ def _head_size(layer: Told, queries: int, keys: int) -> int:
 
 def _features(told: Told, joined: int, beside: Beside) -> tuple[int, tuple[int, ...]]:
     """The size of one of the features that fc reads side by side, ``joined`` channels; and which states they are, if
-    the config says so. How many there are is said by the config, the user, or the model; else they are three."""
+    the config says so. How many there are is said by the config, the model, or the user; else they are three."""
     ids, target = told.layers(_IDS) or told.part("eagle_config").layers(_IDS), told.whole("target_hidden_size")
-    count = len(ids) or beside.features or (joined // beside.hidden_size if beside.hidden_size else 0) or 3
+    fits = beside.hidden_size is not None and joined % beside.hidden_size == 0
+    count = len(ids) or (joined // beside.hidden_size if beside.hidden_size and fits else beside.features or 3)
     target = target or (joined // count if joined % count == 0 else None)
     if target is None or joined % target or (ids and joined // target != len(ids)):
         raise told.refuse(
