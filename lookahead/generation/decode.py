@@ -141,15 +141,20 @@ def generate(
 def assisted(strategy: Strategy, config: GenerationConfig, given: Mapping[str, Any]) -> Strategy:
     """The strategy, with what a call asks to draft with: its ``assistant_model``, as many of the model's own layers as
     ``assistant_early_exit`` says, or with ``use_mtp`` the model's MTP layers."""
-    if getattr(config, "use_mtp", None):
-        if config.assistant_early_exit is not None or given.get("assistant_model") is not None:
-            raise LookaheadError("use_mtp and an assistant both say what drafts: drop one of them.")
+    mtp, early_exit, draft = getattr(config, "use_mtp", None), config.assistant_early_exit, given.get("assistant_model")
+    if mtp is not None and not isinstance(mtp, bool):
+        raise LookaheadError(f"use_mtp must be True or False: got {mtp!r} of type {type(mtp).__name__}.")
+    if mtp and (early_exit is not None or draft is not None):
+        raise LookaheadError("use_mtp and an assistant both say what drafts: drop one of them.")
+    if early_exit is not None and draft is not None:
+        raise LookaheadError("assistant_early_exit and assistant_model both say what drafts: drop one of them.")
+    if mtp:
         return strategy.predicting()
-    if config.assistant_early_exit is not None:
-        return strategy.assisted(config.assistant_early_exit)
-    draft, other = given.get("assistant_model"), given.get("assistant_tokenizer")
+    if early_exit is not None:
+        return strategy.assisted(early_exit)
     if draft is None:
         return strategy
+    other = given.get("assistant_tokenizer")
     return strategy.assisted(draft, None if other is None else (given.get("tokenizer"), other))
 
 
@@ -169,7 +174,7 @@ def wanted(
     drawn = bool(call.config.do_sample) and strategy.verification == "exact" and rule is None
     wants = strategy.wants(batch=call.batch, vocab_size=call.traits.vocab_size, new_tokens=new_tokens, drawn=drawn)
     strategy.check(call.model)
-    return replace(wants, taps=strategy.taps(call.model, call.input_ids)), rule
+    return replace(wants, taps=strategy.taps(call.model, call.prompts)), rule
 
 
 def _made_earlier(strategy: Strategy, call: Call, wants: Wants) -> tuple[Traces | None, Packed | None]:

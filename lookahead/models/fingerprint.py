@@ -55,8 +55,8 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def weights_stamp(weights: Iterable[Tensor]) -> Hashable:
-    """A value that changes when a weight has moved or was changed in place; not for inference tensors."""
-    return tuple((weight.data_ptr(), weight._version) for weight in weights)
+    """A value that changes when a weight has moved or was changed in place, of which inference tensors tell nothing."""
+    return tuple((*_place(weight)[:2], 0 if weight.is_inference() else weight._version) for weight in weights)
 
 
 def _place(tensor: Tensor | None) -> tuple[Hashable, ...]:

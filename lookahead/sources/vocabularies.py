@@ -8,6 +8,16 @@ from transformers import PreTrainedTokenizerBase
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 
+_PADDED = 64  # tokens to whose multiples vocabularies are often padded
+_MOST_PADDING = 0.01  # of a large vocabulary
+
+
+def same_but_for_padding(one: int, other: int) -> bool:
+    """Whether vocabularies of these sizes may be the same, one of them padded."""
+    large, small = max(one, other), min(one, other)
+    padded = large % _PADDED == 0 and large - small < _PADDED
+    return padded or large - small <= _MOST_PADDING * large
+
 
 class Vocabulary(Protocol):
     """From the model's tokens to a draft model's, and back."""
@@ -95,6 +105,12 @@ class OtherVocabulary:
         ours = self._back[np.where(known, tokens, 0)]
         known &= ours >= 0
         return ours[known], logits[known]
+
+
+def is_tokenizer(given: Any) -> bool:
+    """Whether something has what :class:`OtherVocabulary` asks of a tokenizer."""
+    needed = ("get_vocab", "decode", "encode", "__call__")
+    return all(callable(getattr(given, name, None)) for name in needed) and hasattr(given, "all_special_ids")
 
 
 def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:

@@ -1,7 +1,7 @@
 """What every strategy is: frozen settings that say how a draft is grown, callable as ``custom_generate``."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,6 +13,7 @@ from lookahead.generation.decode import generate
 
 Stats = Literal["none", "summary", "detailed"]
 Candidates = Literal["mixed", "chosen", "drawn"]
+Prompts = Callable[[], Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +158,9 @@ class Strategy:
                 "encoder-decoder model. Use Lookahead() or Jacobi()."
             )
 
-    def taps(self, model: Any, prompts: Tensor) -> tuple[str, ...]:
-        """Which hidden states of the model's passes drafters read (:attr:`jacobi.Wants.taps`) for ``prompts`` ``[batch,
-        token]``."""
+    def taps(self, model: Any, prompts: Prompts) -> tuple[str, ...]:
+        """Which hidden states of the model's passes drafters read (:attr:`jacobi.Wants.taps`); ``prompts`` gives the
+        call's tokens, padding left out."""
         return ()
 
     def drafts(self, call: CallContext) -> Drafts:

@@ -1,22 +1,23 @@
-"""Which models may draft for another one, and under which vocabulary."""
+"""Which models and heads may draft for a model, and under which vocabulary."""
 
 from collections.abc import Hashable
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel
 from lookahead.models.early_exit import early_exit
+from lookahead.models.fingerprint import weights_stamp
+from lookahead.models.finite import broken_weight
+from lookahead.models.output_layer import placement
 from lookahead.models.traits import ModelTraits, tensor_parallel_group
-from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary
+from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary, same_but_for_padding
 from lookahead.support.route import check_model, route, self_test
 
 Tokenizers = tuple[Any, Any]  # the model's, and the draft model's
-
-_PADDED = 64  # tokens to whose multiples vocabularies are often padded
-_MOST_PADDING = 0.01  # of a large vocabulary
 
 _tried: PerModel[dict[Hashable, None]] = PerModel(dict)  # draft models whose logits are numbers
 _vocabularies: PerModel[dict[Hashable, OtherVocabulary]] = PerModel(dict)
@@ -27,15 +28,29 @@ def draft_model_for(model: PreTrainedModel, given: PreTrainedModel | int) -> Pre
     return early_exit(model, given) if isinstance(given, int) else given
 
 
+def unwrapped(given: Any) -> Any:
+    """The model inside of what PEFT and torch.compile make of one. Adapters are in its layers, and stay."""
+    while isinstance(given, nn.Module) and not isinstance(given, PreTrainedModel):
+        inner = getattr(given, "get_base_model", lambda: None)() or vars(given)["_modules"].get("_orig_mod")
+        if inner is None:
+            break
+        given = inner
+    return given
+
+
 def check_draft_model(model: PreTrainedModel, draft: PreTrainedModel, tokenizers: Tokenizers | None) -> None:
     """Refuse, with a LookaheadError, a draft model that cannot draft for ``model``; nothing of the text is read."""
     traits, drafts = ModelTraits.of(model), ModelTraits.of(draft)
     for each, what in ((traits, "model"), (drafts, "draft model")):
         if each.is_encoder_decoder:
             _refuse(f"the {what} {each.name} is an encoder-decoder model", "expected causal models")
+    if not draft.can_generate():
+        _refuse(f"the draft model {drafts.name} has no logits", "expected a causal model, with its output layer")
     if drafts.device != traits.device:
         where = f"the draft model is on {drafts.device} and the model on {traits.device}"
         _refuse(where, f"call draft.to({traits.device})")
+    if (broken := broken_weight(draft)) is not None:
+        _refuse(broken, "train it again, or load another checkpoint")
     check_model(draft, drafts)
     way, why = route(draft, drafts)
     if way != "tree":
@@ -49,9 +64,7 @@ def vocabulary_for(model: PreTrainedModel, draft: PreTrainedModel, tokenizers: T
     """How the tokens of ``model`` are told to the draft model; a LookaheadError if nobody can say."""
     size, draft_size = ModelTraits.of(model).vocab_size, ModelTraits.of(draft).vocab_size
     if tokenizers is None:
-        large, small = max(size, draft_size), min(size, draft_size)
-        padded = large % _PADDED == 0 and large - small < _PADDED
-        if not padded and large - small > _MOST_PADDING * large:
+        if not same_but_for_padding(size, draft_size):
             _refuse(
                 f"the draft model has {draft_size} tokens and the model {size}",
                 "expected the same vocabulary, or tokenizer= and assistant_tokenizer= as well",
@@ -71,12 +84,14 @@ def vocabulary_for(model: PreTrainedModel, draft: PreTrainedModel, tokenizers: T
 @torch.no_grad()
 def _check_numbers(draft: PreTrainedModel, traits: ModelTraits) -> None:
     """Try the draft model on one token, once for its weights."""
-    stamp = tuple((weight.data_ptr(), weight.dtype) for weight in draft.parameters())
+    stamp = weights_stamp(draft.parameters())
     tried = _tried.of(draft)
     if stamp in tried:
         return
-    logits = draft(torch.zeros((1, 1), dtype=torch.long, device=traits.device)).logits
-    if bool(logits.isnan().any()):
+    logits = getattr(draft(torch.zeros((1, 1), dtype=torch.long, device=traits.device)), "logits", None)
+    if logits is None:
+        _refuse(f"the draft model {traits.name} gives no logits", "expected a causal model, with its output layer")
+    elif bool(logits.isnan().any()):
         _refuse("the draft model's logits are NaN", "check its weights and its dtype")
     tried.clear()
     tried[stamp] = None
@@ -93,3 +108,15 @@ def check_whole(model: Any, what: str) -> None:
             f"{what} drafts with parts of the model itself, and with tensor parallelism rank 0 alone drafts: expected "
             "the free sources, Medusa's heads, or an assistant_model that is whole on rank 0."
         )
+
+
+def check_head(model: Any, head: nn.Module, what: str) -> None:
+    """Refuse a head that computes elsewhere than the output layer of ``model``, or whose weights are no numbers."""
+    device, where = next(head.parameters()).device, placement(model)[0]
+    if device != where:
+        raise LookaheadError(
+            f"{what} on {device} and the model's output layer is on {where}: call .to('{where}') on it, or name the "
+            "folder that it lies in."
+        )
+    if (broken := broken_weight(head)) is not None:
+        raise LookaheadError(f"{what} broken: {broken}. Train it again, or read another checkpoint.")

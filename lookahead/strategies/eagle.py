@@ -5,7 +5,6 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
@@ -16,8 +15,8 @@ from lookahead.models.output_layer import beside, output_layer
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import EaglePasses, joined_features
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Candidates
-from lookahead.strategies.draft_models import check_whole
+from lookahead.strategies.base import Candidates, Prompts
+from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("eagle", "recycling", "suffix")
 
@@ -95,17 +94,19 @@ class Eagle(AutomaticStrategy):
         """Refuse a head that is another model's."""
         self._check_causal(model)
         check_whole(model, type(self).__name__)
-        self._read.check(model)
-
-    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
         head = self._beside(model)
-        head.told_by(model, prompts[:1])
+        check_head(model, head, "The EAGLE head is")
+        head.check(model)
+
+    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
+        head = self._beside(model)
+        head.told_by(model, prompts)
         return head.taps(model)
 
     def drafts(self, call: CallContext) -> Drafts:
         head, model = self._beside(call.model), call.model
         assert call.hidden is not None  # it is wanted
-        features = joined_features(call.hidden, head.taps(model), head.norm(model))
+        features = joined_features(call.hidden, head.taps(model, call.hidden.taps), head.norm(model))
         given = (model.get_input_embeddings(), output_layer(model))
 
         def passes(row: RowContext) -> EaglePasses:

@@ -1,8 +1,9 @@
 """Lookahead decoding: the automatic mode, or the published method with given W, N and G."""
 
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from jacobi import Drafter, LookaheadError, PlainDrafter
@@ -10,6 +11,7 @@ from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.draft.published import LookaheadDrafter
 from lookahead.sources.draft_texts import DraftPasses, DraftTexts
 from lookahead.sources.ngram_pool import NgramPool
+from lookahead.sources.vocabularies import is_tokenizer
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Candidates, Strategy
 from lookahead.strategies.draft_models import (
@@ -17,6 +19,7 @@ from lookahead.strategies.draft_models import (
     check_draft_model,
     check_whole,
     draft_model_for,
+    unwrapped,
     vocabulary_for,
 )
 from lookahead.strategies.mtp import Mtp
@@ -129,19 +132,31 @@ class Lookahead(AutomaticStrategy):
         )
 
     def _check_draft_model(self) -> None:
-        given = self.draft_model
+        given = unwrapped(self.draft_model)
+        object.__setattr__(self, "draft_model", given)
         if isinstance(given, bool) or not isinstance(given, PreTrainedModel | int | None):
             expected = "a causal model of transformers, or a number of the model's own layers"
-            raise LookaheadError(f"Lookahead(draft_model=) must be {expected}: got {given!r}.")
+            got = f"a {type(given).__name__}" if isinstance(given, nn.Module) else repr(given)
+            raise LookaheadError(f"Lookahead(draft_model=) must be {expected}: got {got}.")
         if given is not None and not self.automatic:
             raise LookaheadError("Lookahead(draft_model=) belongs to the automatic mode: leave W, N and G out.")
         named = "draft" in (self.sources or ("draft",))
         if named != (given is not None) and (self.sources is not None):
             got = f"got sources={self.sources!r} and draft_model={'None' if given is None else 'a model'}"
             raise LookaheadError(f"The source 'draft' and a draft_model belong together: {got}. Give both or neither.")
-        if self.tokenizers is not None and (given is None or isinstance(given, int) or len(self.tokenizers) != 2):
+        if self.tokenizers is not None:
+            self._check_tokenizers(self.tokenizers)
+
+    def _check_tokenizers(self, given: Any) -> None:
+        fits = isinstance(given, tuple | list) and len(given) == 2 and all(map(is_tokenizer, given))
+        if not fits or self.draft_model is None or isinstance(self.draft_model, int):
+            kinds = [type(each).__name__ for each in given] if isinstance(given, tuple | list) else type(given).__name__
             expected = "the model's tokenizer and the draft model's, beside draft_model="
-            raise LookaheadError(f"Lookahead(tokenizers=) must be {expected}: got {self.tokenizers!r}.")
+            raise LookaheadError(
+                f"Lookahead(tokenizers=) must be {expected}: got {kinds} and draft_model="
+                f"{type(self.draft_model).__name__}. In generate, give tokenizer= and assistant_tokenizer=."
+            )
+        object.__setattr__(self, "tokenizers", tuple(given))
 
     def assisted(self, draft: PreTrainedModel | int, tokenizers: Tokenizers | None = None) -> Strategy:
         if self.draft_model is not None:

@@ -20,6 +20,8 @@ from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.heads import MedusaHeads, Placement, stored_heads, tree_beside
 from lookahead.sources.medusa.source import DRAWN, HeadCandidates, HeadsSource
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy, Maker
+from lookahead.strategies.base import Prompts
+from lookahead.strategies.draft_models import check_head
 from lookahead.verify.typical import nucleus, typical
 
 _DEFAULT_CHOICES = "mc_sim_7b_63"
@@ -162,10 +164,11 @@ class Medusa(AutomaticStrategy):
         """Refuse heads and a tree that do not fit the model, and broken heads, with a LookaheadError."""
         self._check_causal(model)
         self._stored.check(model)
+        check_head(model, self.heads_for(model), "Medusa's heads are")
         if not self.automatic:
             self.tree(_proposable(model))
 
-    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
+    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
         return ("last",)
 
     def drafts(self, call: CallContext) -> Drafts:

@@ -4,7 +4,6 @@ from dataclasses import KW_ONLY, dataclass
 from os import PathLike
 from typing import Any, ClassVar
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
@@ -14,8 +13,8 @@ from lookahead.models.output_layer import output_layer
 from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joined_features
 from lookahead.sources.mtp.heads import MtpHeads
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Candidates
-from lookahead.strategies.draft_models import check_whole
+from lookahead.strategies.base import Candidates, Prompts
+from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("mtp", "recycling", "suffix")
 
@@ -76,14 +75,16 @@ class Mtp(AutomaticStrategy):
         """Refuse layers that are another model's, or that cannot be read."""
         self._check_causal(model)
         check_whole(model, type(self).__name__)
-        self._read(model).check(model)
+        heads = self._read(model)
+        check_head(model, heads, "The MTP layers are")
+        heads.check(model)
 
     def _read(self, model: PreTrainedModel) -> MtpHeads:
         if isinstance(self.heads, MtpHeads):
             return self.heads
         return MtpHeads.of(model, None if self.heads is None else str(self.heads))
 
-    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
+    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
         return (NORM,)
 
     def drafts(self, call: CallContext) -> Drafts:

@@ -5,7 +5,6 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
@@ -17,8 +16,8 @@ from lookahead.models.output_layer import beside
 from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.sources.redrafter.passes import RecurrentPasses
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Candidates
-from lookahead.strategies.draft_models import check_whole
+from lookahead.strategies.base import Candidates, Prompts
+from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("redrafter", "recycling", "suffix")
 
@@ -81,6 +80,9 @@ class ReDrafter(AutomaticStrategy):
     def _read(self) -> RecurrentHead:
         return self.head if isinstance(self.head, RecurrentHead) else RecurrentHead.from_pretrained(str(self.head))
 
+    def _beside(self, model: PreTrainedModel) -> RecurrentHead:
+        return beside(model, self._read) if isinstance(self.head, str) else self._read
+
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data; a head in memory is named by its class only."""
         return super().to_dict() | {"head": self.head if isinstance(self.head, str) else type(self.head).__name__}
@@ -89,14 +91,15 @@ class ReDrafter(AutomaticStrategy):
         """Refuse a head that is another model's."""
         self._check_causal(model)
         check_whole(model, type(self).__name__)
-        self._read.check(model)
+        head = self._beside(model)
+        check_head(model, head, "The ReDrafter head is")
+        head.check(model)
 
-    def taps(self, model: PreTrainedModel, prompts: Tensor) -> tuple[str, ...]:
+    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
         return (LAST,)
 
     def drafts(self, call: CallContext) -> Drafts:
-        embed, hidden = call.model.get_input_embeddings(), call.hidden
-        head = beside(call.model, self._read) if isinstance(self.head, str) else self._read
+        embed, hidden, head = call.model.get_input_embeddings(), call.hidden, self._beside(call.model)
         assert hidden is not None  # it is wanted
 
         def passes(row: RowContext) -> RecurrentPasses:

@@ -37,7 +37,8 @@ class Kind:
 
     Attributes:
         title: its name in cards, ``source`` its name among the sources of drafts.
-        fresh: makes one for the examples that it will learn from, a :class:`lookahead.training.drafter.Drafter`.
+        fresh: makes one for the examples that it will learn from, a :class:`lookahead.training.drafter.Drafter`; for
+            none, to see whether it can be made.
         rate: the peak learning rate for it.
         strategy: makes the strategy that drafts with it, of the settings of the automatic mode.
         use: how it is used, as code, in its card.
@@ -96,6 +97,7 @@ def fit_drafter(
             loss is not finite.
     """
     check_stage(model, settings)
+    kind.fresh(())  # tells what the model cannot give, before the folder is made
     run = Run(model, tokenizer, settings, Path(output).expanduser(), report or (lambda stage, done, logs: None))
     learnt, seen = run.prepare(items, held_out, evaluation_tokens, resume=resume, force=force)
     more: dict[str, Any] = {"rate": kind.rate, "pad": run.pad, "resume": resume, "report": report}

@@ -59,7 +59,8 @@ def write_head(folder: Path, network: EagleNetwork, *, binary: bool = False, spe
             "speculators_config": {"verifier": {"name_or_path": "some/model"}},
         }
     if sizes.version == 3:
-        tensors["t2d"] = torch.ones(VOCAB, dtype=torch.bool)
+        ids = torch.arange(sizes.draft_vocab_size or VOCAB) if network.d2t is None else network.scored()
+        tensors["t2d"] = torch.zeros(max(VOCAB, len(ids)), dtype=torch.bool).scatter(0, ids, True)
     if binary:
         torch.save(tensors, folder / "pytorch_model.bin")
     else:

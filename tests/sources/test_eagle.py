@@ -23,6 +23,7 @@ KINDS: dict[str, Any] = {
     "own embeddings": lambda: random_network(1, own_embeddings=VOCAB, fusion_bias=True),
     "eagle-3": lambda: random_network(3, feature_layers=LAYERS),
     "qwen": lambda: random_network(3, feature_layers=LAYERS, attention_bias=True, norm_before_residual=True),
+    "qwen3": lambda: random_network(3, feature_layers=LAYERS, layers=2, query_key_norm=True),
     "normed": lambda: random_network(3, feature_layers=LAYERS, feature_norms="each"),
     "small vocabulary": lambda: reduced(random_network(3, feature_layers=LAYERS, draft_vocab_size=20)),
 }
@@ -130,30 +131,6 @@ def test_a_head_that_knows_the_model_is_right_to_the_end() -> None:
     assert output.stats.steps <= 2 + 59 / 5, "every pass but the first ones keeps five drafted tokens"
 
 
-@pytest.mark.usefixtures("augmented")
-def test_how_layers_are_counted_is_found_by_the_prompt() -> None:
-    """A head that likes what layer 5 reads, whose file says 4; where the user says which it is, nobody asks."""
-    model = fresh_model("llama", 2, num_hidden_layers=7, initializer_range=0.5)
-    prompt = {"input_ids": torch.randint(0, VOCAB, (1, 20), generator=torch.Generator().manual_seed(0))}
-    network = random_network(3, features=1, feature_layers=(4,))
-    with torch.no_grad():
-        states = model(**prompt, output_hidden_states=True).hidden_states[5][0, :-2]
-        wanted = torch.nn.functional.one_hot(prompt["input_ids"][0, 2:], VOCAB).double() * 20
-        network.layers[0].self_attn.o_proj.weight.zero_()
-        network.layers[0].mlp.down_proj.weight.zero_()
-        network.norm.weight.fill_(1.0)
-        network.fc.weight.copy_(torch.eye(32))
-        normed = network.norm(states)
-        network.lm_head.weight.copy_(torch.linalg.lstsq(normed, wanted).solution.T)
-    head = EagleHead(network)
-    assert head.taps(model) == ("layer.4",)
-    same_as_plain(model, prompt, Eagle(head), max_new_tokens=4)
-    assert head.taps(model) == ("layer.5",)
-    given = EagleHead(network, feature_layers=(4,))
-    same_as_plain(model, prompt, Eagle(given), max_new_tokens=4)
-    assert given.taps(model) == ("layer.4",)
-
-
 def test_broken_files(tmp_path: FilePath) -> None:
     network = random_network(3, feature_layers=LAYERS)
 
@@ -183,6 +160,11 @@ def test_broken_files(tmp_path: FilePath) -> None:
     torch.save({"fc.weight": nn.Linear(2, 2)}, folder / "pytorch_model.bin")
     with pytest.raises(LookaheadError, match="nothing in it was executed"):
         EagleHead.from_pretrained(folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        LookaheadError, match=r"empty holds no EAGLE head: expected one of model.safetensors.index.json"
+    ):
+        EagleHead.from_pretrained(tmp_path / "empty")
 
 
 def test_heads_of_other_models(tmp_path: FilePath) -> None:
@@ -191,7 +173,7 @@ def test_heads_of_other_models(tmp_path: FilePath) -> None:
         (random_network(1, hidden_size=16, target_size=16), "features of size 16, and Llama.* has 32"),
         (random_network(1, own_embeddings=40), "embeddings for 40, and Llama.* has 48"),
         (random_network(3, feature_layers=(1, 2, 9)), r"reads \[1, 2, 9\], and Llama.* has 7 layers"),
-        (random_network(3, draft_vocab_size=60), "proposes tokens up to 59, and Llama.* has 48"),
+        (random_network(3, draft_vocab_size=60), "scores 60 tokens, and Llama.* has 48"),
     ):
         folder = write_head(tmp_path / match[:4], network)
         with pytest.raises(LookaheadError, match=match):
@@ -200,6 +182,23 @@ def test_heads_of_other_models(tmp_path: FilePath) -> None:
     assert usual.taps(model) == ("layer.2", "layer.3", "layer.4")
     with pytest.raises(LookaheadError, match=r"usual ones are \[2, 1, -1\]"):
         usual.check(tiny_model("llama"))
+
+
+def test_a_head_that_names_another_model_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = fresh_model("llama")
+    for name, warnings in (
+        ("", 0),
+        ("here/Some-Model", 0),
+        ("models--them--Some-Model/snapshots/1", 0),
+        ("here/other/", 1),
+    ):
+        model.config.name_or_path = model.name_or_path = name
+        named = EagleHead(random_network(1, base_model="them/some-model"))
+        for _ in range(2):
+            caplog.clear()
+            named.check(model)
+            assert len(caplog.records) == warnings, name
+            warnings = 0
 
 
 def test_settings() -> None:

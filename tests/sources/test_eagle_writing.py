@@ -23,6 +23,8 @@ KINDS: dict[str, Any] = {
     "eagle-3": {"version": 3, "feature_layers": LAYERS, "base_model": "some/model"},
     "usual layers": {"version": 3, "layers": 2},
     "qwen": {"version": 3, "feature_layers": LAYERS, "attention_bias": True, "norm_before_residual": True},
+    "qwen3": {"version": 3, "layers": 2, "query_key_norm": True},
+    "qwen3, eagle-1": {"version": 1, "vocab_size": VOCAB, "query_key_norm": True},
     "normed": {"version": 3, "feature_norms": "each", "norm_output": True},
     "normed together": {"version": 3, "feature_norms": "all"},
     "small vocabulary": {"version": 3, "draft_vocab_size": 20},

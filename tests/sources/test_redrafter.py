@@ -230,6 +230,9 @@ def test_broken_files(tmp_path: FilePath) -> None:
     with pytest.raises(LookaheadError, match=r"lm_head.2.weight of this head is NaN or infinite"):
         head.save_pretrained(tmp_path / "own")
     assert not (tmp_path / "own").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LookaheadError, match=r"empty holds no ReDrafter head: expected one of model.safetensors"):
+        RecurrentHead.from_pretrained(tmp_path / "empty")
 
 
 def test_heads_of_other_models(tmp_path: FilePath) -> None:

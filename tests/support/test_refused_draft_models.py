@@ -20,10 +20,18 @@ def patched(restored: None) -> None:
     tiny_model("llama").generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
 
 
-def broken() -> Any:
+def broken(rows: slice = slice(None)) -> Any:
     model = fresh_model("llama", 1)
     with torch.no_grad():
-        model.lm_head.weight.fill_(torch.nan)
+        model.model.embed_tokens.weight[rows] = torch.nan
+    return model
+
+
+def overflowing() -> Any:
+    model = fresh_model("llama", 1)
+    with torch.no_grad():
+        for weight in (model.lm_head.weight, model.model.norm.weight):
+            weight.fill_(torch.finfo(weight.dtype).max / 4)
     return model
 
 
@@ -33,7 +41,10 @@ DRAFTS: dict[str, tuple[Any, str]] = {
         "has 40 tokens and the model 48; expected the same",
     ),
     "recurrent": (lambda: fresh_hybrid("mamba2", dtype=F32), "the draft model follows no trees .*recurrent"),
-    "NaN": (broken, "the draft model's logits are NaN; check its weights"),
+    "NaN": (broken, "1536 of 1536 numbers of model.embed_tokens.weight are NaN or infinite; train it again"),
+    "NaN in some rows": (lambda: broken(slice(5, 6)), "32 of 1536 numbers of model.embed_tokens.weight are NaN"),
+    "NaN logits": (overflowing, "the draft model's logits are NaN; check its weights"),
+    "without an output layer": (lambda: fresh_model("llama").model, "LlamaModel has no logits; expected a causal"),
     "elsewhere": (lambda: fresh_model("llama").to("meta"), "on meta and the model on cpu; call draft.to"),
     "encoder-decoder": (lambda: seq2seq_model("bart"), "the draft model BartFor.* is an encoder-decoder model"),
 }
@@ -46,6 +57,14 @@ def test_models_that_cannot_draft(name: str, passes: Passes) -> None:
     refused(passes, tiny_model("llama"), match, lookahead_strategy=Lookahead(draft_model=draft))
     refused(passes, tiny_model("llama"), match, assistant_model=draft)
     same_as_plain(tiny_model("llama"), prompts(1), max_new_tokens=8)
+
+
+def test_a_draft_model_that_breaks_after_its_first_use(passes: Passes) -> None:
+    draft = fresh_model("llama", 1)
+    same_as_plain(tiny_model("llama"), prompts(1), Lookahead(draft_model=draft), max_new_tokens=8)
+    with torch.no_grad():
+        draft.model.layers[0].mlp.down_proj.weight[0, 0] = torch.nan
+    refused(passes, tiny_model("llama"), "1 of .*down_proj.weight are NaN", assistant_model=draft)
 
 
 def test_layers_that_there_are_not(passes: Passes) -> None:
@@ -76,6 +95,41 @@ def test_tokenizers_without_a_common_token(passes: Passes) -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"assistant_tokenizer": letters_tokenizer()},
+        {"tokenizer": "gpt2", "assistant_tokenizer": "gpt2"},
+        {"tokenizer": letters_tokenizer(), "assistant_tokenizer": 3},
+    ],
+    ids=["one is missing", "names", "no tokenizer"],
+)
+def test_tokenizers_that_are_none(given: dict[str, Any], passes: Passes) -> None:
+    match = r"tokenizers=\) must be the model's tokenizer .* got \[.* give tokenizer= and assistant_tokenizer="
+    refused(passes, tiny_model("llama"), match, assistant_model=tiny_model("gpt2"), **given)
+
+
+def test_two_that_draft(passes: Passes) -> None:
+    match = "assistant_early_exit and assistant_model both say what drafts: drop one"
+    refused(passes, tiny_model("llama"), match, assistant_model=tiny_model("gpt2"), assistant_early_exit=1)
+    refused(passes, tiny_model("llama"), "use_mtp must be True or False: got 'yes' of type str", use_mtp="yes")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_wrapped_models_draft_as_what_is_inside() -> None:
+    """PEFT's and torch.compile's; others are named by their class only."""
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(fresh_model("llama", 1), peft.LoraConfig(r=2, task_type="CAUSAL_LM"))
+    for draft in (adapted, torch.compile(fresh_model("llama", 1)), torch.compile(adapted)):
+        strategy = Lookahead(draft_model=draft, sources=("draft",), nodes=4)
+        assert type(strategy.draft_model).__name__ == "LlamaForCausalLM"
+        output = same_as_plain(tiny_model("llama"), prompts(3), strategy, max_new_tokens=8)
+        assert output.stats.steps
+        same_as_plain(tiny_model("llama"), prompts(1), assistant_model=draft, max_new_tokens=8)
+    with pytest.raises(LookaheadError, match=r"of the model's own layers: got a Linear\.$"):
+        Lookahead(draft_model=torch.nn.Linear(3, 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("settings", "match"),
     [
         ({"draft_model": "folder"}, r"draft_model=\) must be a causal model .*got 'folder'"),
@@ -85,8 +139,10 @@ def test_tokenizers_without_a_common_token(passes: Passes) -> None:
         ({"sources": ("suffix",), "draft_model": 1}, "belong together"),
         ({"tokenizers": (1, 2)}, r"tokenizers=\) must be the model's tokenizer and the draft model's"),
         ({"tokenizers": (1, 2), "draft_model": 1}, r"tokenizers=\) must be"),
+        ({"tokenizers": 3, "draft_model": tiny_model("llama")}, r"tokenizers=\) must be .* got int and draft_model=Ll"),
+        ({"tokenizers": (None, letters_tokenizer()), "draft_model": tiny_model("llama")}, r"got \['NoneType', 'Tok"),
     ],
-    ids=str,
+    ids=range(9),
 )
 def test_settings(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(LookaheadError, match=match):

@@ -172,6 +172,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"draft_vocab": 99999}, "draft_vocab=99999"), ({"feature_layers": (1, 1, 99)}, r"reads \[1, 1, 99\]")],
+)
+def test_what_does_not_fit_leaves_no_folder(
+    changes: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    """So that the same folder is free for the settings that do."""
+    model, tokenizer = bundled.load_model(folder, dtype=torch.float32)
+    settings = dataclasses.replace(SETTINGS, block_size=32, **changes)
+    with pytest.raises(LookaheadError, match=message):
+        fit(model, tokenizer, ITEMS[1:], ITEMS[:1], tmp_path / "out", settings)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_head_its_card_and_its_evaluation_are_written(folder: Path, tmp_path: Path) -> None:
     model, tokenizer = bundled.load_model(folder, dtype=torch.float32)
     layers = tuple(range(len(model.model.layers)))[-1:] * 3

@@ -261,6 +261,9 @@ def test_refusals_leave_no_folder(loaded: tuple[Any, Any], tmp_path: Path) -> No
             fit(*loaded, items, held_out, output, SETTINGS)
     with pytest.raises(LookaheadError, match="block_size=513"):
         fitted(loaded, output, dataclasses.replace(SETTINGS, block_size=513))
+    loaded[0].lm_head.register_forward_hook(lambda module, inputs, output: output.detach())
+    with pytest.raises(LookaheadError, match="passes no gradient on to the heads before it"):
+        fitted(loaded, output)
     assert not output.exists()
 
 

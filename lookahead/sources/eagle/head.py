@@ -1,27 +1,29 @@
 """An EAGLE head as users hold it."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel
 from lookahead.models.hidden_states import NORM, decoder_layers, final_norm
-from lookahead.models.output_layer import output_layer, output_sizes, placement
-from lookahead.sources.eagle.network import EagleNetwork, PairCache
+from lookahead.models.output_layer import output_sizes, placement
+from lookahead.sources.eagle.counting import counts_low, is_told, tell
+from lookahead.sources.eagle.network import EagleNetwork
 from lookahead.sources.eagle.reading import read
+from lookahead.sources.eagle.sizes import Beside, are_layers
 from lookahead.sources.eagle.writing import FORMATS, Format, write
+from lookahead.sources.vocabularies import same_but_for_padding
 
-_counts: PerModel[WeakKeyDictionary[Any, int]] = PerModel(WeakKeyDictionary)  # by head, how much its file counts low
-_LEAST_TEXT, _MOST_TEXT = 12, 64  # tokens by which that is found out
-_CLEARLY = 0.05  # nats a token
+_log = logging.getLogger("lookahead")
+_warned: PerModel[WeakSet[Any]] = PerModel(WeakSet)  # heads that name another model
 
 
 class EagleHead(nn.Module):
@@ -32,11 +34,12 @@ class EagleHead(nn.Module):
         feature_layers: (EAGLE-3) which states of the model it reads, as ``hidden_states`` count: 0 is the embedding, i
             what layer i (counted from 0) reads. Empty = the usual ones of the model it is used with: 2, the middle one,
             and the third from the end. Some files count one less; where nobody gave the layers, that is found out by
-            the first prompt.
+            the prompts.
     """
 
     def __init__(self, network: EagleNetwork, feature_layers: tuple[int, ...] = ()) -> None:
         super().__init__()
+        feature_layers = _layers(feature_layers)
         self.network = network
         self.feature_layers = feature_layers or network.sizes.feature_layers
         self._given = bool(feature_layers)
@@ -57,7 +60,9 @@ class EagleHead(nn.Module):
         Raises:
             LookaheadError: what is missing, foreign, broken, or does not fit the model.
         """
-        head = cls(read(Path(source) if isinstance(source, PathLike) else source, hub), feature_layers)
+        feature_layers = _layers(feature_layers)
+        beside = Beside(output_sizes(model)[0] if model is not None else None, len(feature_layers) or None)
+        head = cls(read(Path(source) if isinstance(source, PathLike) else source, hub, beside), feature_layers)
         if model is not None:
             head.check(model)
             network = head.network
@@ -88,13 +93,20 @@ class EagleHead(nn.Module):
         except OSError as error:
             raise LookaheadError(f"{folder} cannot be written: {error}.") from error
 
-    def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
-        """The hidden states of ``model`` that the head reads, by the names of taps."""
+    def taps(self, model: PreTrainedModel, noted: Collection[str] | None = None) -> tuple[str, ...]:
+        """The hidden states of ``model`` that the head reads, by the names of taps; in a call that is under way, those
+        of the ``noted`` ones, whatever has been found out meanwhile."""
         if self.network.sizes.version != 3:
             return (NORM,)
+        ways = self._ways(model)
+        if noted is not None:
+            return next(way for way in ways if set(way) <= set(noted))
+        return ways[1] if counts_low(model, self) and len(ways) > 1 else ways[0]
+
+    def _ways(self, model: PreTrainedModel) -> list[tuple[str, ...]]:
+        """The taps as the numbers say, and those of one layer later, where there are such."""
         count = len(decoder_layers(model))
-        later = _counts.of(model).get(self, 0)
-        ids = tuple(index + later for index in self.feature_layers or (2, count // 2, count - 3))
+        ids = self.feature_layers or (2, count // 2, count - 3)
         if len(ids) != self.network.sizes.features or not all(0 <= index <= count for index in ids):
             given = "its config names none, and the usual ones are" if not self.feature_layers else "it reads"
             raise LookaheadError(
@@ -102,49 +114,30 @@ class EagleHead(nn.Module):
                 f"{type(model).__name__} has {count} layers: expected as many states from 0 to {count}. Give "
                 "feature_layers=."
             )
-        return tuple(NORM if index == count else f"layer.{index}" for index in ids)
+        every = [ids] if max(ids) == count else [ids, tuple(index + 1 for index in ids)]
+        return [tuple(NORM if index == count else f"layer.{index}" for index in way) for way in every]
 
-    def told_by(self, model: PreTrainedModel, text: Tensor) -> None:
-        """Find out how the files count layers, once a model: by what a layer reads, or by what it gives, which is the
-        next one's input. The count is right under which the head finds ``text`` ``[1, token]`` likelier."""
-        known = _counts.of(model)
-        if self._given or self.network.sizes.version != 3 or self in known or text.shape[1] < _LEAST_TEXT:
-            return
-        ids = tuple(int(tap.removeprefix("layer.")) for tap in self.taps(model) if tap != NORM)
-        known[self] = 0
-        if len(ids) < self.network.sizes.features or max(ids) + 1 >= len(decoder_layers(model)):
-            return
-        as_read, as_given = self._likelihoods(model, text[:, -_MOST_TEXT:], (ids, tuple(index + 1 for index in ids)))
-        if as_given > as_read + _CLEARLY:
-            known[self] = 1
-
-    @torch.no_grad()
-    def _likelihoods(self, model: PreTrainedModel, text: Tensor, choices: Sequence[tuple[int, ...]]) -> list[float]:
-        """The mean log-probability of the text's tokens under the head, with the features of each choice."""
-        network, tokens = self.network, text[0, 1:-1]
-        states = model(text, output_hidden_states=True).hidden_states
-        weight, found = network.fc.weight, []
-        embedded = (network.embed_tokens or model.get_input_embeddings())(tokens).to(weight)
-        mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=weight.device).tril()
-        for ids in choices:
-            features = torch.cat([states[index][0, :-2] for index in ids], dim=-1).to(weight)
-            positions, cache = torch.arange(len(tokens), device=weight.device), PairCache(network.sizes.layers)
-            out = network(network.joined(features, embedded), embedded, positions, cache, mask)
-            chances = network.logits(out, output_layer(model)).float().log_softmax(-1)
-            offsets = 0 if network.d2t is None else network.d2t
-            ours = torch.arange(chances.shape[-1], device=weight.device) + offsets
-            matches = ours == text[0, 2:, None].to(weight.device)
-            found.append(float(chances[matches].mean()) if bool(matches.any()) else 0.0)
-        return found
+    def told_by(self, model: PreTrainedModel, prompts: Callable[[], Sequence[Sequence[int]]]) -> None:
+        """Find out how the file counts layers, by ``prompts`` without padding: by what a layer reads, or by what it
+        gives, which is the next one's input (:mod:`lookahead.sources.eagle.counting`)."""
+        if not self._given and self.network.sizes.version == 3:
+            ways = self._ways(model)
+            if len(ways) > 1 and not is_told(model, self):
+                tell(model, self, self.network, ways, max(prompts(), key=len))
 
     def norm(self, model: PreTrainedModel) -> nn.Module | None:
         """What features go through before the head reads them: EAGLE-1 and -2 read the final norm's output."""
         return final_norm(model) if self.network.sizes.version != 3 else None
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse, with a LookaheadError, a model that the head was not made for."""
+        """Refuse, with a LookaheadError, a model that the head does not fit; warn where the file names another."""
         sizes, (hidden, vocab) = self.network.sizes, output_sizes(model)
-        name = type(model).__name__
+        name, joined = type(model).__name__, self.network.fc.in_features
+        if sizes.version == 3 and sizes.target_size != hidden and joined % hidden == 0 and not self.feature_layers:
+            raise LookaheadError(
+                f"This EAGLE head reads {joined} channels, which are {joined // hidden} features of {name}, and its "
+                "config names no layers: expected them by EagleHead.from_pretrained(..., model=model, feature_layers=)."
+            )
         facts: Mapping[str, tuple[int | None, int]] = {
             "features of size": (sizes.target_size, hidden),
             "embeddings for": (sizes.own_embeddings, model.get_input_embeddings().weight.shape[0]),
@@ -162,8 +155,40 @@ class EagleHead(nn.Module):
                 f"This EAGLE head scores by the model's output layer, which reads {hidden} channels in {name}, and "
                 f"gives {sizes.hidden_size}: it is another model's."
             )
-        scored = sizes.draft_vocab_size or 0
-        ids = torch.arange(scored) if self.network.d2t is None else self.network.scored().cpu()
-        if len(ids) and int(ids.max()) >= vocab:
-            raise LookaheadError(f"This EAGLE head proposes tokens up to {int(ids.max())}, and {name} has {vocab}.")
+        self._check_vocabulary(name, vocab)
         self.taps(model)
+        self._warn_of_another(model)
+
+    def _warn_of_another(self, model: PreTrainedModel) -> None:
+        """Say once that the file names another model, whose name is no part of where this one was loaded from."""
+        theirs, ours = self.network.sizes.base_model or "", str(getattr(model, "name_or_path", None) or "")
+        warned = _warned.of(model)
+        if ours and theirs.rstrip("/").rpartition("/")[2].lower() not in ours.lower() and self not in warned:
+            warned.add(self)
+            _log.warning("This EAGLE head was made for %s, and the model is %s: drafts may be of no use.", theirs, ours)
+
+    def _check_vocabulary(self, name: str, vocab: int) -> None:
+        """A head scores all tokens of the model, or says which; padding behind them does not count."""
+        sizes, offsets = self.network.sizes, self.network.d2t
+        if offsets is None and sizes.draft_vocab_size and not same_but_for_padding(sizes.draft_vocab_size, vocab):
+            raise LookaheadError(
+                f"This EAGLE head scores {sizes.draft_vocab_size} tokens, and {name} has {vocab}: it is another "
+                "model's, or lacks the d2t or t2d that says which tokens they are."
+            )
+        most = 0 if offsets is None else int(self.network.scored().max())
+        if most >= vocab:
+            raise LookaheadError(
+                f"This EAGLE head proposes tokens up to {most}, and {name} has {vocab}: it is another model's, or its "
+                "d2t holds tokens in place of offsets."
+            )
+        if sizes.vocab_size is not None and not same_but_for_padding(sizes.vocab_size, vocab):
+            raise LookaheadError(
+                f"This EAGLE head is for a vocabulary of {sizes.vocab_size}, and {name} has {vocab}: it is another "
+                "model's."
+            )
+
+
+def _layers(given: Any) -> tuple[int, ...]:
+    if not are_layers(given):
+        raise LookaheadError(f"feature_layers= must be a tuple of layer numbers, as (2, 12, 21): got {given!r}.")
+    return tuple(given)

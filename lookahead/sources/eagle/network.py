@@ -21,6 +21,7 @@ class EagleSizes:
         own_output: whether it scores by an output layer of its own; otherwise by the model's.
         vocab_size: tokens of the model, if the file says so.
         own_embeddings: the size of the head's own table of embeddings; None = it takes the model's.
+        query_key_norm: whether each head of queries and keys is normed before it is turned, as Qwen3's are.
         norm_before_residual: (version 3) the residual starts from the normed feature.
         feature_norms: (version 3) ``"each"`` feature is normed before they are joined, ``"all"`` after, or None are.
         norm_output: (version 3) what is fed back is normed.
@@ -44,6 +45,7 @@ class EagleSizes:
     final_norm: bool = False
     fusion_bias: bool = False
     attention_bias: bool = False
+    query_key_norm: bool = False
     norm_before_residual: bool = False
     feature_norms: str | None = None
     norm_output: bool = False
@@ -96,6 +98,8 @@ class EagleAttention(nn.Module):
         self.k_proj = nn.Linear(width, count, bias=bias)
         self.v_proj = nn.Linear(width, count, bias=bias)
         self.o_proj = nn.Linear(sizes.heads * sizes.head_size, sizes.hidden_size, bias=False)
+        self.q_norm = LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else None
+        self.k_norm = LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else None
 
     def forward(
         self, inputs: Tensor, turns: tuple[Tensor, Tensor], cache: Pairs, layer: int, mask: Tensor | None
@@ -105,6 +109,8 @@ class EagleAttention(nn.Module):
             projection(inputs).unflatten(-1, (-1, self._head_size)).transpose(-2, -3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = apply_rotary_pos_emb(queries, keys, *turns, unsqueeze_dim=0)
         seen = cache.attend(layer, queries, keys, values, mask)
         return self.o_proj(seen.transpose(-2, -3).flatten(-2))

@@ -57,11 +57,11 @@ def _mask(network: EagleNetwork) -> Tensor:
 
 
 def _layer(sizes: EagleSizes) -> dict[str, Any]:
-    """What both formats say of the draft layer, as a config of Llama."""
+    """What both formats say of the draft layer, as a config of Llama or Qwen3."""
     rope = dict(sizes.rope)
     theta, kind = rope.pop("rope_theta", 10000.0), rope.pop("rope_type", "default")
     return {
-        "model_type": "llama",
+        "model_type": "qwen3" if sizes.query_key_norm else "llama",
         "hidden_size": sizes.hidden_size,
         "intermediate_size": sizes.feed_forward,
         "num_attention_heads": sizes.heads,

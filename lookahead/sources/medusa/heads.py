@@ -13,6 +13,7 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead._files import whole_folder
+from lookahead.models.finite import broken_weight, look_for_broken_weight
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
 from lookahead.sources.medusa.checkpoints import HeadsConfig, HeadTensors
 from lookahead.sources.medusa.checkpoints.reading import read_checkpoint
@@ -162,19 +163,18 @@ class MedusaHeads(
                     f"The heads are those of another model: they have a {what} of {ours}{belongs}, and "
                     f"{type(model).__name__} has one of {theirs}. Use heads that were trained for it."
                 )
-        self.check_finite()
+        self._refuse(broken_weight(self))
 
     def check_finite(self) -> None:
         """Raise a LookaheadError that names the first parameter with numbers that are not finite."""
-        with torch.no_grad():
-            for name, weight in self.named_parameters():
-                # A sum takes no memory; where one overflows, a closer look decides.
-                wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
-                if not weight.sum(dtype=wide).isfinite() and (bad := int((~weight.isfinite()).sum())):
-                    raise LookaheadError(
-                        f"The heads are broken: {bad} of {weight.numel()} numbers of {name} are NaN or infinite. Train "
-                        "them again with a lower learning rate, or read another checkpoint."
-                    )
+        self._refuse(look_for_broken_weight(self))
+
+    def _refuse(self, broken: str | None) -> None:
+        if broken is not None:
+            raise LookaheadError(
+                f"The heads are broken: {broken}. Train them again with a lower learning rate, or read another "
+                "checkpoint."
+            )
 
 
 def read_heads(source: str | Path, model: Any = None, **hub: Any) -> MedusaHeads:

@@ -93,11 +93,6 @@ class MtpHeads(nn.Module):
                 f"These MTP layers belong to a {own.__name__} of {self.first.fc.out_features} channels, and "
                 f"{type(model).__name__} is a {kind.__name__} of {hidden}: they are another model's."
             )
-        device, where = self.first.fc.weight.device, placement(model)[0]
-        if device != where:
-            raise LookaheadError(
-                f"The MTP layers are on {device} and the model's output layer is on {where}: call heads.to('{where}')."
-            )
 
     def embedder(self, model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
         """How tokens are embedded: by the layers' own table, or the model's, without a norm that it may have in it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jacobi import LookaheadError
-from lookahead.sources.medusa.checkpoints.storage import locate, some
+from lookahead.sources.medusa.checkpoints.storage import WHOLE_MODELS, locate, some
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def read(source: str | Path, hub: Mapping[str, Any]) -> tuple[RecurrentSizes, di
     """What ``source`` holds, a folder, a file in it, or a repository of the hub; no code from a file is run. A
     LookaheadError if that is no head."""
     location = locate(source, hub)
-    stored, config = location.tensors(), location.config()
+    stored, config = location.tensors(WHOLE_MODELS, "ReDrafter head"), location.config()
     tensors = {name: stored.get(name) for name in stored.files}
     return sizes_of(tensors, config, str(source)), tensors
 

@@ -21,7 +21,7 @@ from lookahead.training.evaluation import Measured, continued, measure
 from lookahead.training.items import Item
 from lookahead.training.medusa.evaluation import OwnScores, score
 from lookahead.training.medusa.settings import MedusaSettings
-from lookahead.training.medusa.training import check_training, train
+from lookahead.training.medusa.training import check_training, fresh_heads, train
 from lookahead.training.recipe import Run
 from lookahead.training.stage import Trained
 
@@ -89,6 +89,7 @@ def fit(
             loss is not finite.
     """
     check_training(model, settings)
+    fresh_heads(model, settings)  # tells what the model cannot give, before the folder is made
     run = Run(model, tokenizer, settings, Path(output).expanduser(), report or (lambda stage, done, logs: None))
     learnt, seen = run.prepare(items, held_out, evaluation_tokens, resume=resume, force=force)
     before = score(model, None, seen, pad=run.pad)[0] if settings.method == "medusa-2" else None

@@ -31,6 +31,14 @@ def check_training(model: PreTrainedModel, settings: MedusaSettings) -> None:
             )
 
 
+def fresh_heads(model: PreTrainedModel, settings: MedusaSettings) -> MedusaHeads:
+    """Heads that have learnt nothing, float32; a LookaheadError says what the model cannot give."""
+    heads = MedusaHeads.for_model(model, settings.num_heads, settings.num_layers, settings.own_output).float()
+    if not settings.own_output:
+        check_gradient(model, heads.hidden_size)
+    return heads
+
+
 def train(
     model: PreTrainedModel,
     examples: Sequence[Example],
@@ -50,9 +58,7 @@ def train(
     :func:`check_training` refuses, or that the loss is not finite.
     """
     check_training(model, settings)
-    heads = MedusaHeads.for_model(model, settings.num_heads, settings.num_layers, settings.own_output).float()
-    if not settings.own_output:
-        check_gradient(model, heads.hidden_size)
+    heads = fresh_heads(model, settings)
     backbone: Any = model
     steps, planned, seconds = 0, 0, 0.0
     flags = [(weight, weight.requires_grad) for weight in model.parameters()]
