@@ -27,7 +27,7 @@ from lookahead._version import __version__
 from lookahead.patch import augment_all
 from lookahead.serve.bodies import ChatRequest, CompletionRequest, read
 from lookahead.serve.engine import Answer, Cancelled, Engine, Job, Piece
-from lookahead.serve.errors import ApiError
+from lookahead.serve.errors import ApiError, internal_error
 from lookahead.serve.gate import Gate
 from lookahead.serve.metrics import Metrics
 from lookahead.serve.plans import Limits, Plan, Planner
@@ -204,7 +204,7 @@ def _refusal(error: BaseException) -> ApiError:
     if isinstance(error, Cancelled):
         return ApiError("The request was cancelled.", 499, kind="server_error", code="cancelled")
     log.error("A request failed.", exc_info=error)
-    return ApiError("The server failed to answer. Its log says why.", 500, kind="server_error", code="internal_error")
+    return internal_error()
 
 
 def application(
