@@ -10,7 +10,7 @@ from typer import Option
 
 from jacobi import LookaheadError
 from lookahead.cli import common
-from lookahead.cli.options import ModelOptions
+from lookahead.cli.options import ServedOptions
 from lookahead.loading import load_model
 from lookahead.ray.cluster import connected
 from lookahead.ray.front import Front
@@ -24,14 +24,13 @@ _KEY_HELP = "Clients must send it as a bearer token. Better given by the environ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions):
+class Options(ServedOptions):
     draft: Annotated[str | None, Option(metavar="DIR", help="A small model that drafts beside the free sources.")] = (
         None
     )
     host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="0 is any free one.")] = 8000
     api_key: Annotated[str | None, Option(envvar="LOOKAHEAD_API_KEY", help=_KEY_HELP)] = None
-    served_model_name: Annotated[str | None, Option(help="What requests call the model. Default: its folder.")] = None
     chat_template: Annotated[Path | None, Option(metavar="FILE", help="Jinja, in place of the tokenizer's.")] = None
     max_new_tokens: Annotated[int, Option(min=1, help="Of a chat answer, where a request does not say.")] = 1024
     max_queue: Annotated[int, Option(min=1, help="Requests that may wait; further ones get 429.")] = 32
@@ -44,11 +43,6 @@ class Options(ModelOptions):
     replicas: Annotated[int, Option(min=0, help="Processes with the model, on Ray; 0 = this process alone.")] = 0
     max_replicas: Annotated[int, Option(min=0, help="As many under load; 0 = no more than --replicas.")] = 0
     log_level: Annotated[str, Option(help="critical, error, warning, info, debug.")] = "info"
-
-    @property
-    def name(self) -> str:
-        """What requests call the model."""
-        return self.served_model_name or ("tiny-coder" if self.model is None else Path(self.model).name)
 
 
 def serve(options: Options) -> None:

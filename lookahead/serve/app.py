@@ -25,7 +25,7 @@ except ImportError as error:
 
 from lookahead._version import __version__
 from lookahead.patch import augment_all
-from lookahead.serve.bodies import ChatRequest, CompletionRequest, read
+from lookahead.serve.bodies import ChatRequest, CompletionRequest, check_model, read
 from lookahead.serve.engine import Answer, Cancelled, Engine, Job, Piece
 from lookahead.serve.errors import ApiError, internal_error
 from lookahead.serve.gate import Gate
@@ -54,15 +54,14 @@ class Service:
         try:
             if chat:
                 body = read(raw, ChatRequest)
+                check_model(body, self.name)
                 plan = await run_in_threadpool(self.planner.chat, body)
             else:
                 body = read(raw, CompletionRequest)
+                check_model(body, self.name)
                 plan = await run_in_threadpool(self.planner.completion, body)
         except LookaheadError as error:
             raise ApiError(str(error)) from error
-        if body.model not in (None, self.name):
-            told = f"The model {body.model[:100]!r} does not exist here: this server has {self.name!r}."
-            raise ApiError(told, 404, code="model_not_found", param="model")
         shape = Shape(self.name, self.engine.tokenizer, plan, chat)
         running = _Running(self, plan)
         if not body.stream:
