@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Option
@@ -17,10 +17,11 @@ from lookahead.ray.front import Front
 from lookahead.ray.replicas import Scale, started, stopped
 from lookahead.serve import Limits, application
 from lookahead.serve.gate import Gate
-from lookahead.serve.server import Drains, Server
+from lookahead.serve.server import Drains, Server, check_address
 from lookahead.strategies.lookahead import Lookahead
 
 _KEY_HELP = "Clients must send it as a bearer token. Better given by the environment, which other users cannot list."
+LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Options(ServedOptions):
     grace: Annotated[int, Option(min=0, help="Seconds that running requests have when the server is stopped.")] = 30
     replicas: Annotated[int, Option(min=0, help="Processes with the model, on Ray; 0 = this process alone.")] = 0
     max_replicas: Annotated[int, Option(min=0, help="As many under load; 0 = no more than --replicas.")] = 0
-    log_level: Annotated[str, Option(help="critical, error, warning, info, debug.")] = "info"
+    log_level: Annotated[LogLevel, Option(help="How much is told.")] = "info"
 
 
 def serve(options: Options) -> None:
@@ -64,6 +65,7 @@ def _check(options: Options) -> None:
     common.check_folder(options.model)
     common.check_folder(options.draft, "--draft")
     _template(options)
+    check_address(options.host, options.port)
 
 
 def _serve_replicas(options: Options) -> None:
@@ -79,10 +81,14 @@ def _serve_replicas(options: Options) -> None:
 
 
 def _run(application: Any, engine: Drains, options: Options) -> None:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+
+    def begun(port: int) -> None:
+        told = f"Serving {options.name} at http://{host}:{port} (the chat page; the API is below /v1)."
+        typer.echo(told, err=True)
+
     where: dict[str, Any] = {"host": options.host, "port": options.port}
-    told = f"Serving {options.name} at http://{options.host}:{options.port} (the chat page; the API is below /v1)."
-    typer.echo(told, err=True)
-    Server(application, engine, **where, log_level=options.log_level, grace=options.grace).run()
+    Server(application, engine, **where, log_level=options.log_level, grace=options.grace, begun=begun).run()
 
 
 def app_of(options: Options) -> Any:

@@ -120,8 +120,8 @@ def _told() -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[0]
         raise RankError(
-            "Another rank is gone, has not answered in time, or decodes without parallel= or lookahead: expected the same "
-            f"call on every rank ({reason})."
+            "Another rank is gone, has not answered in time, or decodes without parallel= or lookahead: "
+            f"expected the same call on every rank ({reason})."
         ) from error
 
 
