@@ -111,6 +111,13 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         return task.result()
     finally:
         task.cancel()
+        task.add_done_callback(_seen)
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Nobody needs the error of what was given up, and asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _Running:
