@@ -3,11 +3,15 @@
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from jacobi import LookaheadError
+
+_FAR = (1 << 31) - 2  # a byte that hardly any file of text reaches, and the C library's ints do
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -21,6 +25,20 @@ def write_text(path: str | Path, text: str) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def lock(file: BinaryIO) -> None:
+    """Take an open file for this process alone, until it is closed or the process ends; an ``OSError`` where another
+    one has it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(_FAR)  # of a locked byte Windows keeps readers away, too
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def check_free(path: str | Path, replace: bool = False) -> Path:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 # GPT-2's letters for bytes: printable ones stand for themselves, and the others, in order, for what follows 255.
@@ -68,6 +69,28 @@ def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Tokens as text, without special tokens."""
     settings = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     return str(tokenizer.decode(list(tokens), **settings)) if tokens else ""
+
+
+def tokens_of(tokenizer: Any, tokens: Sequence[int], text: str) -> int:
+    """How many of the first tokens it takes until their text begins with ``text``, as that of all of them does."""
+    count = len(tokens)
+    while count and text_of(tokenizer, tokens[: count - 1]).startswith(text):
+        count -= 1
+    return count
+
+
+def starts_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
+    """Where in the text of all tokens each of them begins; every part of a character does where that begins."""
+    whole = text_of(tokenizer, tokens)
+    starts, read, place = list[int](), 0, 0  # so many tokens are so many characters
+    for count in range(len(tokens)):
+        start = max(0, read - _CONTEXT)
+        piece = text_of(tokenizer, tokens[start:count])[len(text_of(tokenizer, tokens[start:read])) :]
+        right = (whole[at : at + 1] == letter for at, letter in enumerate(piece, start=place))
+        starts.append(place + len(list(takewhile(bool, right))))
+        if piece and not piece.endswith(_UNFINISHED):
+            read, place = count, place + len(piece)
+    return starts
 
 
 def bytes_of(tokenizer: Any, token: int) -> bytes:

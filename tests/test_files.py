@@ -2,11 +2,13 @@
 
 import os
 import pathlib
+import sys
+import types
 
 import pytest
 
 from jacobi import LookaheadError
-from lookahead._files import check_free, whole_folder, write_text
+from lookahead._files import check_free, lock, whole_folder, write_text
 
 
 def names(folder: pathlib.Path) -> list[str]:
@@ -112,3 +114,26 @@ def test_a_file_that_cannot_be_replaced_stays(tmp_path: pathlib.Path, monkeypatc
 def test_a_file_in_a_missing_folder_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_text(tmp_path / "none" / "a.json", "x")
+
+
+def test_a_lock_excludes_others_until_the_file_is_closed(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "file"
+    with path.open("ab") as one, path.open("ab") as other:
+        lock(one)
+        with pytest.raises(OSError):
+            lock(other)
+    with path.open("ab") as other:
+        lock(other)
+
+
+def test_on_windows_a_far_byte_is_locked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    windows = types.SimpleNamespace(LK_NBLCK=2, locking=lambda fd, mode, size: asked.append((mode, os.lseek(fd, 0, 1))))
+    monkeypatch.setitem(sys.modules, "msvcrt", windows)
+    monkeypatch.setattr(sys, "platform", "win32")
+    with (tmp_path / "file").open("a+b") as file:
+        file.write(b"text")
+        lock(file)
+        assert asked == [(2, 2**31 - 2)]
+        file.write(b" more")
+    assert (tmp_path / "file").read_bytes() == b"text more"

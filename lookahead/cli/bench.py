@@ -46,6 +46,8 @@ def bench(options: Options) -> None:
         raise LookaheadError("--prompts and --questions both say what is asked: give one of them.")
     if options.plot is not None:
         _matplotlib()
+    common.check_file("--out", options.out)
+    common.check_file("--plot", options.plot, common.PICTURES)
     questions = read_questions(options.questions) if options.questions else []
     texts = [("prompts", text) for text in (read_prompts(options.prompts) if options.prompts else PROMPTS)]
     model, tokenizer = options.load()

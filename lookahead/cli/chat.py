@@ -1,6 +1,6 @@
 """``lookahead chat``: a conversation with a model in the terminal."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,11 +166,11 @@ class Talk:
             voice.close()
             self._kept.put(output.sequences[0].tolist(), cache)
             stats = getattr(output, "stats", None)
-            if stats is not None:
-                self.stats += stats
         except KeyboardInterrupt:  # the cache is somewhere in the middle of a pass, and is not kept
             voice.close(" [stopped]")
-            stats = None
+            stats = voice.seen if voice.seen.steps else None
+        if stats is not None:
+            self.stats += stats
         seconds = perf_counter() - begin
         self.messages = [*asked, {"role": "assistant", "content": voice.text}]
         self.last = f"{voice.count} tokens in {seconds:.2f} s, {voice.count / seconds:.1f} a second; {cached} cached."
@@ -203,8 +203,10 @@ class _Voice(BaseStreamer):
         self._drafted: deque[bool] = deque()
         self._prompt_seen = False
         self.text, self.count = "", 0
+        self.seen = DecodingStats()  # all that is known of an answer that is stopped
 
     def see(self, record: Pass) -> None:
+        self.seen += _counted(record)
         written = len(record.rows[0].written)
         self._drafted.extend(place < written - 1 for place in range(written))
 
@@ -228,3 +230,21 @@ class _Voice(BaseStreamer):
         if piece:
             self.text += piece
             self._console.print(Text(piece, style=style), end="", soft_wrap=True)
+
+
+def _counted(record: Pass) -> DecodingStats:
+    """What one pass adds to the counts of its answer."""
+    row, times = record.rows[0], ("draft_ms", "verify_ms", "keep_ms")
+    written, first = len(row.written), record.index == 0
+    return DecodingStats(
+        steps=1,
+        row_steps=1,
+        emitted=written,
+        drafted=len(row.tokens) - 1,
+        accepted=written - 1,
+        histogram={written: 1},
+        sources=dict(Counter(filter(None, (row.sources[node] for node in row.accepted[1:written])))),
+        prefill_ms=record.forward_ms if first else 0.0,
+        forward_ms=0.0 if first else record.forward_ms,
+        **{name: getattr(record, name) for name in times},
+    )

@@ -1,6 +1,7 @@
 """What the commands share: loading, one timed call of ``generate``, tables, and telling the result."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from lookahead._version import versions
 from lookahead.loading import load_model
 from lookahead.stats import DecodingStats
 from lookahead.strategies.base import Strategy
+
+PICTURES = (".png", ".svg", ".pdf")  # names of pictures end so
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,21 @@ def check_folder(folder: str | None, option: str = "--model") -> None:
     """Refuse a folder that does not exist, for which transformers would search the hub."""
     if folder is not None and not Path(folder).exists() and not on_hub(folder):
         raise LookaheadError(f"{option} {folder} does not exist: expected a folder with config.json and weights.")
+
+
+def check_file(option: str, file: Path | None, suffixes: Sequence[str] = ()) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold. One of ``suffixes`` is needed,
+    if there are any."""
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise LookaheadError(f"{option} {file}: there is no folder {file.parent}. Make it first.")
+    if file.is_dir():
+        raise LookaheadError(f"{option} {file} is a folder: expected the name of a file.")
+    if not os.access(file.parent, os.W_OK):
+        raise LookaheadError(f"{option} {file}: the folder cannot be written to. Name another.")
+    if suffixes and file.suffix not in suffixes:
+        raise LookaheadError(f"{option} {file}: expected a name that ends in {', '.join(suffixes)}.")
 
 
 def load(folder: str | None, dtype: str, device: str) -> tuple[PreTrainedModel, Any]:

@@ -1,11 +1,13 @@
 """Options that several commands have: dataclasses to inherit from, and single options."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from transformers import PreTrainedModel
 from typer import Option
 
+from lookahead.bundled import BUNDLED
 from lookahead.cli import common
 from lookahead.strategies.base import Stats, Strategy
 from lookahead.strategies.lookahead import Lookahead
@@ -37,6 +39,17 @@ class ModelOptions:
         named = {"strategy": "plain"} if strategy is None else strategy.to_dict()
         ends = {"dtype": common.dtype_name(model), "device": str(model.device)}
         return {"model": self.model_name, "strategy": named} | others | ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedOptions(ModelOptions):
+    served_model_name: Annotated[str | None, Option(help="What requests call the model. Default: its folder.")] = None
+
+    @property
+    def name(self) -> str:
+        """What requests call the model."""
+        folder = BUNDLED if self.model is None else Path(self.model).absolute()
+        return self.served_model_name or folder.name
 
 
 @dataclass(frozen=True, kw_only=True)

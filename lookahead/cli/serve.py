@@ -3,35 +3,35 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Option
 
 from jacobi import LookaheadError
 from lookahead.cli import common
-from lookahead.cli.options import ModelOptions
+from lookahead.cli.options import ServedOptions
 from lookahead.loading import load_model
 from lookahead.ray.cluster import connected
 from lookahead.ray.front import Front
 from lookahead.ray.replicas import Scale, started, stopped
 from lookahead.serve import Limits, application
 from lookahead.serve.gate import Gate
-from lookahead.serve.server import Drains, Server
+from lookahead.serve.server import Drains, Server, check_address
 from lookahead.strategies.lookahead import Lookahead
 
 _KEY_HELP = "Clients must send it as a bearer token. Better given by the environment, which other users cannot list."
+LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions):
+class Options(ServedOptions):
     draft: Annotated[str | None, Option(metavar="DIR", help="A small model that drafts beside the free sources.")] = (
         None
     )
     host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="0 is any free one.")] = 8000
     api_key: Annotated[str | None, Option(envvar="LOOKAHEAD_API_KEY", help=_KEY_HELP)] = None
-    served_model_name: Annotated[str | None, Option(help="What requests call the model. Default: its folder.")] = None
     chat_template: Annotated[Path | None, Option(metavar="FILE", help="Jinja, in place of the tokenizer's.")] = None
     max_new_tokens: Annotated[int, Option(min=1, help="Of a chat answer, where a request does not say.")] = 1024
     max_queue: Annotated[int, Option(min=1, help="Requests that may wait; further ones get 429.")] = 32
@@ -43,12 +43,7 @@ class Options(ModelOptions):
     grace: Annotated[int, Option(min=0, help="Seconds that running requests have when the server is stopped.")] = 30
     replicas: Annotated[int, Option(min=0, help="Processes with the model, on Ray; 0 = this process alone.")] = 0
     max_replicas: Annotated[int, Option(min=0, help="As many under load; 0 = no more than --replicas.")] = 0
-    log_level: Annotated[str, Option(help="critical, error, warning, info, debug.")] = "info"
-
-    @property
-    def name(self) -> str:
-        """What requests call the model."""
-        return self.served_model_name or ("tiny-coder" if self.model is None else Path(self.model).name)
+    log_level: Annotated[LogLevel, Option(help="How much is told.")] = "info"
 
 
 def serve(options: Options) -> None:
@@ -70,6 +65,7 @@ def _check(options: Options) -> None:
     common.check_folder(options.model)
     common.check_folder(options.draft, "--draft")
     _template(options)
+    check_address(options.host, options.port)
 
 
 def _serve_replicas(options: Options) -> None:
@@ -85,10 +81,14 @@ def _serve_replicas(options: Options) -> None:
 
 
 def _run(application: Any, engine: Drains, options: Options) -> None:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+
+    def begun(port: int) -> None:
+        told = f"Serving {options.name} at http://{host}:{port} (the chat page; the API is below /v1)."
+        typer.echo(told, err=True)
+
     where: dict[str, Any] = {"host": options.host, "port": options.port}
-    told = f"Serving {options.name} at http://{options.host}:{options.port} (the chat page; the API is below /v1)."
-    typer.echo(told, err=True)
-    Server(application, engine, **where, log_level=options.log_level, grace=options.grace).run()
+    Server(application, engine, **where, log_level=options.log_level, grace=options.grace, begun=begun).run()
 
 
 def app_of(options: Options) -> Any:

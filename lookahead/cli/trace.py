@@ -40,9 +40,11 @@ def trace(options: Options) -> None:
     strategy: Any = options.lookahead(seed=options.seed)
     if options.nodes is not None:
         strategy = type(strategy)(**options.sizes(), nodes=options.nodes, seed=options.seed)
-    for file in filter(None, (options.output, options.png)):
-        if not file.parent.is_dir():
-            raise LookaheadError(f"{file} cannot be written: there is no folder {file.parent}.")
+    common.check_file("--output", options.output)
+    common.check_file("--png", options.png, common.PICTURES)
+    if options.number is not None and options.number >= options.max_new_tokens:  # every pass writes a token
+        told = f"--pass {options.number} cannot exist: {options.max_new_tokens} tokens take as many passes at most."
+        raise LookaheadError(f"{told} Name an earlier one, or raise --max-new-tokens.")
     model, tokenizer = options.load()
     inputs = common.encode(tokenizer, options.prompt, model)
     settings: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": options.temperature is not None}
@@ -55,13 +57,13 @@ def trace(options: Options) -> None:
     if not passes:
         reason = decoded.stats.explain() if decoded.stats else ""
         raise LookaheadError(f"There is nothing to show. {reason}")
+    if options.number is not None and options.number >= len(passes):
+        raise LookaheadError(f"--pass {options.number} does not exist: expected 0 to {len(passes) - 1}.")
     document = document_of(tokenizer, options.prompt, passes, f"{options.model_name}: {len(decoded.tokens)} tokens")
     write_text(options.output, page_of(document))
     typer.echo(f"{options.output}: {len(passes)} passes, {len(decoded.tokens)} tokens.")
     if options.png is not None:
         most = max(range(len(passes)), key=lambda index: len(passes[index].rows[0].written))
         number = most if options.number is None else options.number
-        if number >= len(passes):
-            raise LookaheadError(f"--pass {number} does not exist: expected 0 to {len(passes) - 1}.")
         draw(document["passes"][number], number, options.png)
         typer.echo(f"{options.png}: pass {number}.")

@@ -30,7 +30,6 @@ from lookahead.tuning import Report
 
 _HALVES = 8  # prompts; fewer are not split
 _SHOWN = (1, 2, 5, 10)  # best candidates in the table of accuracies
-_PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +94,8 @@ def tree(options: Options) -> None:
 def _check(options: Options) -> str:
     """Refuse files that could not be read or written when the work is done; return the heads' folder."""
     picture, heads = options.picture, options.heads
-    for option, file in (("--output", options.output), ("--picture", picture)):
-        if file is not None and not file.parent.is_dir():
-            raise LookaheadError(f"{option} {file}: there is no folder {file.parent}. Make it first.")
-        if file is not None and file.is_dir():
-            raise LookaheadError(f"{option} {file} is a folder: expected the name of a file.")
-    if picture is not None and picture.suffix not in _PICTURES:
-        raise LookaheadError(f"--picture {picture}: expected a name that ends in {', '.join(_PICTURES)}.")
+    common.check_file("--output", options.output)
+    common.check_file("--picture", picture, common.PICTURES)
     if picture is not None and importlib.util.find_spec("matplotlib") is None:
         remedy = "pip install 'lookahead-decoding[bench]', or leave it out."
         raise LookaheadError(f"--picture needs matplotlib, which is not installed: {remedy}")

@@ -119,7 +119,10 @@ def _told() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[0]
-        raise RankError(f"Another rank is gone or has not answered in time: {reason}") from error
+        raise RankError(
+            "Another rank is gone, has not answered in time, or decodes without parallel= or lookahead: "
+            f"expected the same call on every rank ({reason})."
+        ) from error
 
 
 def message_group(group: Any) -> Any:

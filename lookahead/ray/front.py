@@ -25,7 +25,7 @@ from time import monotonic
 from typing import Any
 
 from lookahead.ray.cluster import ray_of
-from lookahead.serve.errors import ApiError
+from lookahead.serve.errors import ApiError, internal_error
 from lookahead.serve.gate import Receive, Scope, Send, refuse
 from lookahead.serve.metrics import merged
 
@@ -116,6 +116,9 @@ class Front:
             if not self._cut:
                 raise
             await client.end(_stopping())
+        except Exception as error:
+            log.error("A request failed.", exc_info=error)
+            await client.end(internal_error())
 
     async def _forward(self, asked: Asked, client: "_Client") -> None:
         end = monotonic() + self._timeout
@@ -150,7 +153,8 @@ class Front:
         except _Gone:
             pass
         finally:
-            stream.cancel()
+            with suppress(Exception):  # where the stream has failed, Ray raises its error once more
+                stream.cancel()
 
 
 async def _within(stream: Any, client: "_Client", end: float) -> AsyncIterator[Any]:

@@ -25,9 +25,9 @@ except ImportError as error:
 
 from lookahead._version import __version__
 from lookahead.patch import augment_all
-from lookahead.serve.bodies import ChatRequest, CompletionRequest, read
+from lookahead.serve.bodies import ChatRequest, CompletionRequest, check_model, read
 from lookahead.serve.engine import Answer, Cancelled, Engine, Job, Piece
-from lookahead.serve.errors import ApiError
+from lookahead.serve.errors import ApiError, internal_error
 from lookahead.serve.gate import Gate
 from lookahead.serve.metrics import Metrics
 from lookahead.serve.plans import Limits, Plan, Planner
@@ -54,15 +54,14 @@ class Service:
         try:
             if chat:
                 body = read(raw, ChatRequest)
+                check_model(body, self.name)
                 plan = await run_in_threadpool(self.planner.chat, body)
             else:
                 body = read(raw, CompletionRequest)
+                check_model(body, self.name)
                 plan = await run_in_threadpool(self.planner.completion, body)
         except LookaheadError as error:
             raise ApiError(str(error)) from error
-        if body.model not in (None, self.name):
-            told = f"The model {body.model[:100]!r} does not exist here: this server has {self.name!r}."
-            raise ApiError(told, 404, code="model_not_found", param="model")
         shape = Shape(self.name, self.engine.tokenizer, plan, chat)
         running = _Running(self, plan)
         if not body.stream:
@@ -112,6 +111,13 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         return task.result()
     finally:
         task.cancel()
+        task.add_done_callback(_seen)
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Nobody needs the error of what was given up, and asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _Running:
@@ -204,7 +210,7 @@ def _refusal(error: BaseException) -> ApiError:
     if isinstance(error, Cancelled):
         return ApiError("The request was cancelled.", 499, kind="server_error", code="cancelled")
     log.error("A request failed.", exc_info=error)
-    return ApiError("The server failed to answer. Its log says why.", 500, kind="server_error", code="internal_error")
+    return internal_error()
 
 
 def application(

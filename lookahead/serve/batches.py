@@ -11,11 +11,14 @@ from typing import Any
 
 from jacobi import LookaheadError
 from lookahead.patch import augment_all
-from lookahead.serve.bodies import ChatRequest, CompletionRequest, read
+from lookahead.serve.bodies import ChatRequest, CompletionRequest, check_model, read
 from lookahead.serve.engine import Answer, Engine, Job, Piece
 from lookahead.serve.errors import ApiError
 from lookahead.serve.plans import Limits, Plan, Planner
 from lookahead.serve.shapes import Shape
+
+_REQUEST = "batch_req_"
+BEGIN = f'{{"id": "{_REQUEST}'  # of every record as JSON
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Answerer:
         self._planner = Planner(model, tokenizer, Limits(context=context, new_tokens=new_tokens))
         self._most = 2 * rows  # asked for at a time: the next ones wait at hand
         self._engine = Engine(model, tokenizer, most_waiting=self._most, conversations=conversations, rows=rows)
+        self._name = name
         self._shape = partial(Shape, name, tokenizer)
 
     def answer(self, lines: Iterable[Line]) -> Iterator[Outcome]:
@@ -93,8 +97,12 @@ class Answerer:
     def _plan(self, line: Line) -> Plan:
         raw = json.dumps(line.body).encode()
         if line.chat:
-            return self._planner.chat(read(raw, ChatRequest))
-        return self._planner.completion(read(raw, CompletionRequest))
+            chat = read(raw, ChatRequest)
+            check_model(chat, self._name)
+            return self._planner.chat(chat)
+        completion = read(raw, CompletionRequest)
+        check_model(completion, self._name)
+        return self._planner.completion(completion)
 
     def cut(self) -> None:
         """End what is under way."""
@@ -112,4 +120,4 @@ def _tell(told: "queue.Queue[tuple[int, Any]]", number: int, event: Any) -> None
 def _record(line: Line, body: dict[str, Any]) -> dict[str, Any]:
     request = secrets.token_hex(12)
     response = {"status_code": 200, "request_id": request, "body": body}
-    return {"id": f"batch_req_{request}", "custom_id": line.custom_id, "response": response, "error": None}
+    return {"id": f"{_REQUEST}{request}", "custom_id": line.custom_id, "response": response, "error": None}

@@ -116,6 +116,13 @@ def read(raw: bytes, kind: type[_Model]) -> _Model:
         raise _told(error) from error
 
 
+def check_model(request: Request, name: str) -> None:
+    """Refuse a request for another model than the one of that name."""
+    if request.model not in (None, name):
+        told = f"The model {request.model[:100]!r} does not exist here: this server has {name!r}."
+        raise ApiError(told, 404, code="model_not_found", param="model")
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 

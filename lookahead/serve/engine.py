@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lookahead.generation.conversations import Conversations
-from lookahead.pieces import first_stop, text_of
+from lookahead.pieces import first_stop, text_of, tokens_of
 from lookahead.scheduling import Scheduler, Ticket
 from lookahead.serve.errors import ApiError
 from lookahead.serve.jobs import Answer as Answer
@@ -236,10 +236,13 @@ class Engine:
         room = plan.room[task.index // plan.n]
         finish = "stop" if ended or stream.close() or len(tokens) < room else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
-        found = None if plan.logprobs is None else logprobs_of(output.logits, tokens, plan.logprobs)
         whole = text_of(self.tokenizer, tokens)
         kept = whole[: first_stop(whole, plan.stops)]
-        return Answer(task.index, tokens, len(ids), task.cached, finish, stats, kept, found)
+        found = None
+        if plan.logprobs is not None:
+            shown = len(tokens) if kept == whole else tokens_of(self.tokenizer, tokens, kept)
+            found = logprobs_of(output.logits[:shown], tokens[:shown], plan.logprobs)
+        return Answer(task.index, tokens, len(ids), task.cached, finish, stats, stream.drafts, kept, found)
 
 
 @dataclass

@@ -22,3 +22,9 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON document of the answer."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def internal_error() -> ApiError:
+    """What is told where the fault is the server's, and the reason stands in its log alone."""
+    told = "The server failed to answer. Its log says why."
+    return ApiError(told, 500, kind="server_error", code="internal_error")

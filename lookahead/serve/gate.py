@@ -32,8 +32,8 @@ class Gate:
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
         if self._key is not None and scope["path"].startswith("/v1"):
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, b"Bearer " + self._key):
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.lstrip(b" "), self._key):
                 told = "The API key is missing or wrong: expected the header Authorization: Bearer KEY."
                 kinds = {"kind": "authentication_error", "code": "invalid_api_key"}
                 await refuse(send, ApiError(told, 401, headers={"WWW-Authenticate": "Bearer"}, **kinds))

@@ -25,7 +25,14 @@ class Piece:
 
 @dataclass
 class Answer:
-    """One answer when it is done."""
+    """One answer when it is done.
+
+    Attributes:
+        tokens: all that were written, those of a stop string included.
+        drafts: passes that had drafted tokens to score.
+        text: what is shown, cut before a stop string.
+        logprobs: of the tokens that the text has begun with: as many as are shown.
+    """
 
     index: int
     tokens: list[int]
@@ -33,6 +40,7 @@ class Answer:
     cached_tokens: int
     finish: str  # "stop" or "length"
     stats: DecodingStats
+    drafts: int = 0
     text: str = ""
     logprobs: list[tuple[float, list[tuple[int, float]]]] | None = None
 

@@ -46,7 +46,7 @@ class Metrics:
         stats = answer.stats
         self._prompt.inc(answer.prompt_tokens)
         self._written.inc(len(answer.tokens))
-        self._drafts.inc(max(0, stats.steps - 1) if stats.drafted else 0)
+        self._drafts.inc(answer.drafts)
         self._drafted.inc(stats.drafted)
         self._accepted.inc(stats.accepted)
         self._queries.inc(answer.prompt_tokens)

@@ -76,6 +76,9 @@ class Planner:
 
     def completion(self, request: CompletionRequest) -> Plan:
         """The plan of a prompt's continuation; OpenAI's default are 16 tokens."""
+        if request.echo and request.logprobs is not None:
+            told = "logprobs are of the answer's tokens alone, and echo adds the prompt. Leave one of them out."
+            raise ApiError(told, param="echo", code="unsupported_parameter")
         prompt: Any = request.prompt
         if isinstance(prompt, str):
             prompts = [self._ids(prompt)]
@@ -125,19 +128,22 @@ class Planner:
             logprobs,
             request.lookahead is not None and request.lookahead.details,
             echo,
-            [self._room(len(ids), most) for ids in prompts],
+            [self._room(len(ids), most, request) for ids in prompts],
         )
 
-    def _room(self, length: int, most: int | None) -> int:
+    def _room(self, length: int, most: int | None, request: Request) -> int:
         context = self.limits.context
         if context is None:
             return most or self.limits.new_tokens
         if length + (most or 1) > context:
             asked = f"{length} in the prompt and {most or 1} of the answer"
+            text, wide = "prompt", "max_tokens"
+            if isinstance(request, ChatRequest):
+                text, wide = "messages", "max_completion_tokens" if request.max_completion_tokens else wide
             raise ApiError(
                 f"This model's context holds {context} tokens: got {asked}. Shorten one of them.",
                 code="context_length_exceeded",
-                param="messages",
+                param=wide if length < context else text,
             )
         return most or min(self.limits.new_tokens, context - length)
 

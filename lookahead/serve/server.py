@@ -1,6 +1,9 @@
 """Running the application in this process until it is told to stop, which lets requests under way finish."""
 
+import asyncio
+import socket
 import threading
+from collections.abc import Callable
 from time import monotonic, sleep
 from types import FrameType
 from typing import Any, Protocol
@@ -27,12 +30,40 @@ class Drains(Protocol):
     def cut(self) -> None: ...
 
 
+def check_address(host: str, port: int) -> None:
+    """Refuse an address on which this process cannot listen, before a model is loaded for it."""
+
+    async def listen() -> None:
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
+        server.close()
+        await server.wait_closed()
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(listen())
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        told = f"--host {host} --port {port}: nothing can be served there ({reason})."
+        raise LookaheadError(f"{told} Name another address, or end what listens at this one.") from error
+    finally:
+        loop.close()
+
+
 class Server(uvicorn.Server):
     """Serves until SIGTERM or SIGINT. From then on new requests get 503, while those under way, and those that wait,
-    have ``grace`` seconds; then it stops, and what is left is cut off. A second signal stops it at once."""
+    have ``grace`` seconds; then it stops, and what is left is cut off. A second signal stops it at once. ``begun`` is
+    called with the port when requests are taken."""
 
     def __init__(
-        self, application: Any, engine: Drains, *, host: str, port: int, log_level: str = "info", grace: float = 30.0
+        self,
+        application: Any,
+        engine: Drains,
+        *,
+        host: str,
+        port: int,
+        log_level: str = "info",
+        grace: float = 30.0,
+        begun: Callable[[int], None] | None = None,
     ) -> None:
         config = uvicorn.Config(application, host=host, port=port, log_level=log_level, ws="none")
         config.server_header = False
@@ -40,7 +71,13 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._engine = engine
         self._grace = grace
+        self._begun = begun
         self._stopping = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._begun is not None and self.started:
+            self._begun(self.servers[0].sockets[0].getsockname()[1])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stopping:

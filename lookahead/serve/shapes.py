@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lookahead.pieces import bytes_of
+from lookahead.pieces import bytes_of, starts_of
 from lookahead.serve.engine import Answer, Piece
 from lookahead.serve.plans import Plan
 from lookahead.stats import DecodingStats
@@ -68,20 +68,23 @@ class Shape:
         return self._document(self._chunk_kind, []) | {"usage": self.usage(answers)}
 
     def usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Token counts; ``lookahead`` has what speculation did."""
+        """Token counts; ``lookahead`` has what speculation did. As OpenAI has it, a prompt counts once however many
+        answers it has, and so does what was cached of it when its first answer began; what answers wrote, and what of
+        the prediction they did not, is the sum over all of them."""
         stats = sum((answer.stats for answer in answers), DecodingStats())
         written = sum(len(answer.tokens) for answer in answers)
         prompts = sum(map(len, self.plan.prompts))
-        accepted = stats.sources.get("reference", 0)
-        predicted = sum(map(len, self.plan.references)) * len(answers)
+        cached = sum(answer.cached_tokens for answer in answers if answer.index % self.plan.n == 0)
+        predicted = sum(map(len, self.plan.references))
+        accepted = [answer.stats.sources.get("reference", 0) for answer in answers]
         return {
             "prompt_tokens": prompts,
             "completion_tokens": written,
             "total_tokens": prompts + written,
-            "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in answers)},
+            "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": max(0, predicted - accepted),
+                "accepted_prediction_tokens": sum(accepted),
+                "rejected_prediction_tokens": sum(max(0, predicted - count) for count in accepted),
             },
             "lookahead": {
                 "passes": stats.steps,
@@ -110,21 +113,21 @@ class Shape:
     def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
         if answer.logprobs is None:
             return None
-        lines = list(zip(answer.tokens, answer.logprobs, strict=True))
+        tokens = answer.tokens[: len(answer.logprobs)]
+        lines = list(zip(tokens, answer.logprobs, strict=True))
         if self.chat:
             content = [
                 self._token(token, log) | {"top_logprobs": [self._token(*other) for other in others]}
                 for token, (log, others) in lines
             ]
             return {"content": content, "refusal": None}
-        texts = [self._text(token) for token in answer.tokens]
-        starts = [sum(map(len, texts[:place])) for place in range(len(texts))]
+        texts = [self._text(token) for token in tokens]
         best = [{self._text(other): log for other, log in others} for _, (_, others) in lines]
         return {
             "tokens": texts,
             "token_logprobs": [log for _, (log, _) in lines],
             "top_logprobs": best,
-            "text_offset": starts,
+            "text_offset": starts_of(self.tokenizer, tokens),
         }
 
     def _token(self, token: int, log: float) -> dict[str, Any]:

@@ -25,12 +25,14 @@ class Stream(BaseStreamer):
         self._tokens: list[dict[str, Any]] = []  # not told yet
         self._prompt_seen = False
         self._passes = self._count = 0
+        self.drafts = 0  # passes that had drafted tokens to score
         self._begin = perf_counter()
 
     def see(self, record: Pass) -> None:
         self._job.check()
         self._passes = record.index + 1
         row = record.rows[0]
+        self.drafts += len(row.tokens) > 1
         sources = [row.sources[node] for node in row.accepted[1:]]
         bonus = len(row.written) - 1
         self._known.extend((place < bonus, sources[place] if place < bonus else "") for place in range(bonus + 1))

@@ -7,6 +7,7 @@ import pytest
 from helpers.cli import other_token, run, spoil
 
 from lookahead import bundled
+from lookahead.cli import bench, common
 from lookahead.cli.racing import LABELS
 
 QUICK = ("--new-tokens", 12, "--modes", "greedy,t0.7", "--minutes", 1)
@@ -77,3 +78,19 @@ def test_a_plot(tmp_path: Path) -> None:
     file = tmp_path / "bench.png"
     assert run("bench", "--plot", file, "--new-tokens", 8, "--modes", "greedy").status == 0
     assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--out", "/nope/x.json"), "--out /nope/x.json: there is no folder /nope"),
+        (("--plot", "/nope/x.png"), "--plot /nope/x.png: there is no folder /nope"),
+        (("--plot", "x.jpeg"), "--plot x.jpeg: expected a name that ends in .png, .svg, .pdf"),
+        (("--out", "/"), "--out / is a folder"),
+    ],
+)
+def test_files_are_checked_before_the_race(given: tuple[str, str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "load", lambda *given: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(bench, "_matplotlib", lambda: None)
+    ran = run("bench", *given)
+    assert ran.status == 2 and told in " ".join(ran.err.split())

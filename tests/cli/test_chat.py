@@ -1,5 +1,6 @@
 """``lookahead chat`` in a terminal of its own."""
 
+import io
 import os
 import re
 import sys
@@ -9,8 +10,11 @@ from typing import Any
 import pexpect
 import pytest
 from helpers.serving import bundled, plain
+from rich.console import Console
 
+from lookahead import Lookahead
 from lookahead.chat_format import render
+from lookahead.cli import chat
 
 LENGTH = ("--max-new-tokens", "200")
 
@@ -63,3 +67,33 @@ def test_interrupts_end_the_answer_alone(terminal: Any) -> None:
     assert "tokens in" in said(terminal, "/stats")
     terminal.sendeof()
     terminal.expect(pexpect.EOF)
+
+
+class Interrupted(chat._Voice):
+    """Ctrl-C after the twentieth token."""
+
+    def put(self, value: Any) -> None:
+        super().put(value)
+        if self.count == 20:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_stopped_answer_counts(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
+    console = Console(file=io.StringIO())
+    settings = {"max_new_tokens": 60, "do_sample": False, "sequence_bias": {(0,): -100.0}}
+    talk = chat.Talk(*bundled(), Lookahead(nodes=7), settings, console, plain=plain)
+    talk.answer("class Stack:")
+    whole = talk.stats
+    monkeypatch.setattr(chat, "_Voice", Interrupted)
+    talk.answer("class Queue:")
+    if plain:
+        assert not talk.stats.steps and "Plain decoding." in talk.told()
+        return
+    more = talk.stats.emitted - whole.emitted
+    assert 20 <= more < 60 and "20 tokens in" in talk.told() and f"{more} tokens in" in talk.last.splitlines()[1]
+    for each in (whole, talk.stats):
+        assert each.emitted == each.row_steps + each.accepted == sum(k * n for k, n in each.histogram.items())
+        assert sum(each.sources.values()) <= each.accepted <= each.drafted
+    assert talk.stats.drafted > whole.drafted and talk.stats.steps > whole.steps

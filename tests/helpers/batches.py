@@ -48,6 +48,6 @@ def killed_and_resumed(folder: Path, count: int, kills: int, options: Sequence[s
         process.send_signal(signal.SIGKILL)
         process.wait()
         with out.open("ab") as file:
-            file.write(b'{"id": "torn')
+            file.write(b'{"id": "batch_req_torn')
     assert subprocess.run(command, stderr=subprocess.DEVNULL, timeout=500).returncode == 0
     check(out, requests)

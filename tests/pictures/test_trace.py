@@ -63,10 +63,13 @@ def test_a_picture(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     given = ("--new-tokens", 12, "--nodes", 4, "-o", page, "--png", picture)
     assert run("trace", *given).status == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    ran = run("trace", *given, "--pass", 99)
-    assert ran.status == 2 and "--pass 99 does not exist" in ran.err
+    page.unlink()
+    ran = run("trace", *given, "--new-tokens", 90, "--pass", 89)  # of a text that comes to repeat itself
+    assert ran.status == 2 and "--pass 89 does not exist" in ran.err and not page.exists()
 
 
 def test_refusals(tmp_path: Path) -> None:
     ran = run("trace", "-o", tmp_path / "no" / "page.html")
     assert ran.status == 2 and "there is no folder" in " ".join(ran.err.split())
+    ran = run("trace", "--new-tokens", 12, "--pass", 12)
+    assert ran.status == 2 and "--pass 12 cannot exist" in ran.err

@@ -30,11 +30,13 @@ class Stream:
 
     def __init__(self, steps: Sequence[Any]) -> None:
         self._said = self._say(steps)
+        self._failed: Exception | None = None
         self.cancelled = False
 
     async def _say(self, steps: Sequence[Any]) -> AsyncIterator[list[dict[str, Any]]]:
         for step in steps:
             if isinstance(step, Exception):
+                self._failed = step
                 raise step
             if isinstance(step, float):
                 await asyncio.sleep(step)
@@ -46,6 +48,8 @@ class Stream:
 
     def cancel(self) -> None:
         self.cancelled = True
+        if self._failed is not None:  # as Ray's streams do
+            raise self._failed
 
 
 class Replicas:
@@ -152,6 +156,17 @@ def test_refusals(script: Sequence[Any], status: int, code: bytes) -> None:
     answer = ask(made)
     assert answer.status == status and code in answer.text
     assert replicas.streams[0].cancelled
+
+
+@pytest.mark.parametrize(("begun", "status"), [([], 500), ([[START, piece(b"data: 1\n\n")]], 200)])
+def test_other_failures_have_the_shape_of_errors(
+    begun: Sequence[Any], status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, _ = front([*begun, RuntimeError("secret")])
+    answer = ask(made)
+    told = json.loads(answer.text.rpartition(b"data: ")[2])["error"]
+    assert (answer.status, told["code"], told["type"]) == (status, "internal_error", "server_error")
+    assert "secret" not in told["message"] and "secret" in caplog.text and made.idle
 
 
 def test_large_bodies_are_refused_before_a_replica_is_asked() -> None:

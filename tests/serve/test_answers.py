@@ -125,6 +125,43 @@ def test_log_probabilities(openai: OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == whole.message.content
 
 
+def test_log_probabilities_end_with_the_text(openai: OpenAI) -> None:
+    whole = plain(PROMPT, max_new_tokens=60, do_sample=False)
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 4]
+    expected = whole[: whole.index(stop)]
+    answer = completed(openai, temperature=0, max_tokens=60, stop=stop, logprobs=1)
+    choice = answer.choices[0]
+    assert choice.text == expected
+    found = choice.logprobs
+    assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) <= answer.usage.completion_tokens
+    text = "".join(found.tokens)
+    assert text.startswith(expected) and len(text) - len(found.tokens[-1]) < len(expected)
+    assert found.text_offset == [len("".join(found.tokens[:place])) for place in range(len(found.tokens))]
+    messages: Any = [{"role": "user", "content": "x"}]
+    chat: Any = {"model": NAME, "messages": messages, "max_tokens": 40, "temperature": 0}
+    chat["stop"] = str(openai.chat.completions.create(**chat).choices[0].message.content)[30:33]
+    cut: Any = openai.chat.completions.create(**chat, logprobs=True).choices[0]
+    tokens = [each.token for each in cut.logprobs.content]
+    assert "".join(tokens).startswith(cut.message.content) and len("".join(tokens[:-1])) < len(cut.message.content)
+    streamed: Any = list(openai.chat.completions.create(**chat, logprobs=True, stream=True))[-1].choices[0]
+    assert [each.token for each in streamed.logprobs.content] == tokens
+    empty = completed(openai, temperature=0, stop=whole[0], logprobs=1).choices[0]
+    assert (empty.text, empty.logprobs.tokens, empty.logprobs.text_offset) == ("", [], [])
+
+
+def test_usage_of_several_answers() -> None:
+    with served(rows=1) as address, client(address) as openai:
+        given: Any = {"temperature": 1, "seed": 1, "n": 3, "max_tokens": 8, "prompt": PROMPT * 4}
+        first = completed(openai, **given).usage
+        prediction = {"type": "content", "content": "def"}
+        usage = completed(openai, **given, extra_body={"prediction": prediction}).usage
+    assert first.prompt_tokens_details.cached_tokens == 0
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1 == first.prompt_tokens - 1
+    told, length = usage.completion_tokens_details, len(bundled()[1]("def")["input_ids"])
+    assert told.rejected_prediction_tokens <= 3 * length
+    assert told.rejected_prediction_tokens >= 3 * length - told.accepted_prediction_tokens
+
+
 def test_penalties_and_biases(openai: OpenAI) -> None:
     free = completed(openai, temperature=0)
     penalised = completed(openai, temperature=0, frequency_penalty=2.0, presence_penalty=2.0)

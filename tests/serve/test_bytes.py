@@ -12,7 +12,7 @@ from helpers.serving import NAME, client, served
 from openai import OpenAI
 
 import lookahead
-from lookahead.pieces import Pieces, bytes_of, text_of
+from lookahead.pieces import Pieces, bytes_of, starts_of, text_of, tokens_of
 
 pytestmark = pytest.mark.usefixtures("augmented")
 PROMPT = "a ünd b"
@@ -73,6 +73,24 @@ def test_log_probabilities_tell_the_bytes(openai: OpenAI, bytewise: Any) -> None
     told = bytes(byte for token in choice.logprobs.content for byte in token.bytes or ())
     assert told.decode(errors="replace") == choice.message.content
     assert any(byte >= 128 for byte in told)
+
+
+def test_parts_of_a_character_stand_where_it_begins(openai: OpenAI) -> None:
+    given: Any = {"model": NAME, "prompt": PROMPT, "temperature": 1.3, "seed": 1, "max_tokens": 60, "logprobs": 0}
+    choice = openai.completions.create(**given).choices[0]
+    found = choice.logprobs
+    assert found is not None and found.text_offset is not None and found.tokens is not None
+    assert len(choice.text) < 60 == len(found.text_offset)
+    for place, token in zip(found.text_offset, found.tokens, strict=True):
+        assert token == "\ufffd" or choice.text[place] == token
+
+
+def test_starts(bytewise: Any) -> None:
+    tokenizer = bytewise[1]
+    tokens = tokenizer("a€b")["input_ids"]
+    assert starts_of(tokenizer, [*tokens, tokens[1], *tokens[4:]]) == [0, 1, 1, 1, 2, 3, 4]
+    assert starts_of(tokenizer, []) == []
+    assert [tokens_of(tokenizer, tokens, text) for text in ("", "a", "a€", "a€b")] == [0, 1, 4, 5]
 
 
 def test_a_character_is_shown_when_its_last_byte_is_there(bytewise: Any) -> None:

@@ -1,5 +1,7 @@
 """Many clients, clients that leave, a full queue, and conversations that go on."""
 
+import asyncio
+import gc
 import os
 import resource
 import threading
@@ -14,6 +16,8 @@ from helpers.serving import NAME, PROMPT, client, plain, served
 from openai import OpenAI, RateLimitError
 
 from lookahead.serve import Limits
+from lookahead.serve.app import _Gone, _while_there
+from lookahead.serve.errors import ApiError
 
 pytestmark = pytest.mark.usefixtures("augmented")
 PROMPTS = [PROMPT, "class Stack:\n", "def add(a, b):\n", "import os\n"]
@@ -116,6 +120,30 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
             total = httpx.get(f"{address}/metrics").text
             line = next(line for line in total.splitlines() if line.startswith("vllm:generation_tokens_total{"))
             assert float(line.rpartition(" ")[2]) == 4 * 24  # the abandoned answer was never finished
+
+
+def test_what_a_client_has_left_is_not_logged_as_an_error() -> None:
+    told: list[Any] = []
+
+    class Left:
+        async def is_disconnected(self) -> bool:
+            return True
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            raise ApiError("The request was cancelled.", 499) from None
+
+    async def leave() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        with pytest.raises(_Gone):
+            await _while_there(Left(), work())  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    asyncio.run(leave())
+    assert not told
 
 
 def test_a_full_queue_says_so() -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from helpers.cli import run
 from helpers.serving import PROMPT, client, plain
+
+from lookahead.cli import common
+from lookahead.serve.server import check_address
 
 
 @contextmanager
@@ -24,7 +29,7 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         lines = []
         for line in process.stderr:
             lines.append(line)
-            if found := re.search(r"running on (http://127\.0\.0\.1:\d+)", line):
+            if found := re.search(r"Serving \S+ at (http://127\.0\.0\.1:[1-9]\d*) ", line):
                 yield process, found[1]
                 break
         else:
@@ -66,6 +71,25 @@ def test_refusals(arguments: list[str], told: str) -> None:
     done = subprocess.run(given, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert told in " ".join(done.stderr.split())
+
+
+def test_what_cannot_be_served_is_told_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "load", lambda *given: pytest.fail("the model was loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ran = run("serve", "--port", taken.getsockname()[1])
+    assert ran.status == 2 and "in use" in ran.err and "Serving" not in ran.err
+    ran = run("serve", "--host", "a..b")
+    assert ran.status == 2 and "--host a..b --port 8000: nothing can be served there" in " ".join(ran.err.split())
+    assert run("serve", "--log-level", "loud").status == 2
+
+
+def test_a_free_address_stays_free() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    check_address("127.0.0.1", port)
+    with socket.create_server(("127.0.0.1", port)):
+        pass
 
 
 def test_a_draft_model_and_a_template(tmp_path: Path) -> None:

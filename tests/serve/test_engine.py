@@ -11,11 +11,15 @@ import pytest
 import torch
 from helpers.serving import NAME, PROMPT, bundled, client, plain, served
 
+from lookahead.generation.watch import Pass, RowPass
 from lookahead.serve import application
 from lookahead.serve.engine import Answer, Engine, Job
 from lookahead.serve.errors import ApiError
+from lookahead.serve.metrics import Metrics
 from lookahead.serve.plans import Plan
 from lookahead.serve.server import Server
+from lookahead.serve.streams import Stream
+from lookahead.stats import DecodingStats
 
 pytestmark = pytest.mark.usefixtures("augmented")
 NO_END = {"do_sample": False, "sequence_bias": {(0,): -100.0}}
@@ -165,3 +169,15 @@ def test_answers_share_passes_and_are_plain_ones() -> None:
             settings = NO_END | {"do_sample": bool(number % 2), "max_new_tokens": 20 + 9 * number}
             assert job.events[-2].text == plain(PROMPT, 0, **settings)
         wait_until(lambda: not running._scheduler.running)
+
+
+def test_passes_with_drafts_are_counted() -> None:
+    job = Asked(8)
+    stream = Stream(job, 0, bundled()[1])
+    alone = RowPass((5,), (-1,), ("",), (1.0,), (0,), (6,))
+    drafted = RowPass((5, 6), (-1, 0), ("", "pool"), (1.0, 0.5), (0,), (7,))
+    for index, row in enumerate((alone, alone, drafted, alone)):
+        stream.see(Pass(index, (row,), 0.0, 0.0, 0.0, 0.0))
+    metrics = Metrics("m", lambda: 0, lambda: 0)
+    metrics.count(Answer(0, [6, 6, 7, 6], 1, 0, "length", DecodingStats(steps=4, drafted=1), stream.drafts))
+    assert 'vllm:spec_decode_num_drafts_total{model_name="m"} 1.0' in metrics.text().decode()

@@ -53,6 +53,7 @@ def refused(answer: httpx.Response, status: int = 400) -> str:
         (TEXT, {"prompt": []}, "prompt is empty"),
         (TEXT, {"prompt": [4096]}, "token ids outside"),
         (TEXT, {"prompt": "\ud800"}, "surrogate"),
+        (TEXT, {"prompt": PROMPT, "echo": True, "logprobs": 0}, "Leave one of them out"),
         (TEXT, {"prompt": PROMPT, "suffix": "x"}, "suffix is not supported"),
         (TEXT, {"prompt": PROMPT, "prediction": "text"}, "prediction"),
     ],
@@ -61,6 +62,21 @@ def test_bad_bodies(address: str, path: str, body: Any, told: str) -> None:
     for extra in ({}, {"stream": True}):
         sent = body | extra if isinstance(body, dict) else body
         assert told in refused(httpx.post(address + path, content=json.dumps(sent)))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": HI, "max_tokens": 5000}, "max_tokens"),
+        (CHAT, {"messages": HI, "max_completion_tokens": 5000}, "max_completion_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "x " * 1500}]}, "messages"),
+        (TEXT, {"prompt": PROMPT, "max_tokens": 5000}, "max_tokens"),
+        (TEXT, {"prompt": "x " * 1500, "max_tokens": 5}, "prompt"),
+    ],
+)
+def test_what_is_too_long_is_named(address: str, path: str, body: Any, param: str) -> None:
+    answer = httpx.post(address + path, json=body)
+    assert "context holds" in refused(answer) and answer.json()["error"]["param"] == param
 
 
 def test_bad_json_and_bad_paths(address: str) -> None:
@@ -140,6 +156,10 @@ def test_keys() -> None:
         for key in ("wrong", "secret2", "geheim-ü"):
             headers = {"Authorization": f"Bearer {key}".encode()}
             assert "API key" in refused(httpx.post(address + TEXT, headers=headers, json={"prompt": "x"}), 401)
+        for header in ("secret", "Basic secret", "Bearer", ""):
+            refused(httpx.post(address + TEXT, headers={"Authorization": header}, json={"prompt": "x"}), 401)
+        for scheme in ("bearer", "BEARER", "Bearer "):  # a scheme is read in any case
+            assert httpx.get(address + "/v1/models", headers={"Authorization": f"{scheme} secret"}).status_code == 200
         with client(address, "wrong") as openai, pytest.raises(AuthenticationError):
             openai.models.list()
         with client(address, "secret") as openai:
