@@ -50,6 +50,8 @@ Results = dict[str, list[Calls]]  # by method
 class FirstToken(BaseStreamer):
     """Knows when a call has written its first token: it is told the prompt, and then tokens as they are written."""
 
+    lookahead_draws_nothing = True
+
     def __init__(self, device: Any) -> None:
         self._device = device
         self._heard, self.at = 0, math.nan

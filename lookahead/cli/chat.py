@@ -198,6 +198,8 @@ class Talk:
 class _Voice(BaseStreamer):
     """Writes an answer as it comes, drafted tokens in green."""
 
+    lookahead_draws_nothing = True
+
     def __init__(self, tokenizer: Any, console: Console) -> None:
         self._pieces, self._console = Pieces(tokenizer, ()), console
         self._drafted: deque[bool] = deque()

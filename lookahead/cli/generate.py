@@ -33,6 +33,8 @@ class Options(ModelOptions, SizeOptions):
 
 
 class _Echo(TextStreamer):
+    lookahead_draws_nothing = True
+
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Write ``text``; the last one ends the line."""
         typer.echo(text, nl=stream_end)

@@ -12,6 +12,8 @@ from lookahead.draft.context import CallContext, Drafts, Wants
 from lookahead.models.compat import is_users_cache
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.snapshots import holds_text
+from lookahead.verify.sequences import Sequences
+from lookahead.verify.streams import Stream
 
 _TRUST = 0.7  # of estimates that were made on other texts
 _NOT_THE_MODELS = ("tokenizer", "assistant_tokenizer", "assistant_model")
@@ -59,6 +61,10 @@ class Call:
     @property
     def batch(self) -> int:
         return len(self.input_ids)
+
+    def stream(self, sequences: Sequences) -> Stream | None:
+        """What tells the streamer of the text; None where there is no streamer."""
+        return None if self.streamer is None else Stream(self.streamer, sequences)
 
     @property
     def exports_cache(self) -> bool:

@@ -46,12 +46,11 @@ def decode(strategy: Strategy, call: Call) -> Output:
     """Check, plan, and then for every pass: draft, one forward, verify, keep."""
     sequences = Sequences(call.input_ids, call.criteria, call.config, keep_up=call.keeps_up)
     support.check(call.model, call.traits, call.input_ids, call.kwargs)
-    given = (call.input_ids, call.kwargs, call.cache)
-    plan = support.plan(call.model, call.traits, *given, sequences.most_new)
+    plan = support.plan(call.model, call.traits, call.input_ids, call.kwargs, call.cache, sequences.most_new)
     if plan.route == "plain":
         return transformers_loop.run(call, strategy.stats, plan.reason)
     wants, rule = wanted(strategy, call, plan, sequences.most_new)
-    traces, packed = None, None
+    traces, packed, stream = None, None, call.stream(sequences)
     ranks = _ranks(strategy, call, sequences, plan, wants)
     if plan.route == "tree":
         support.self_test(call.model, call.traits)
@@ -69,6 +68,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
             in_lockstep=plan.route == "chain",
             rule=rule,
             everywhere=wants.choices,
+            stream=stream if ranks is None else None,  # ranks that stream must choose as those that do not
         )
 
         def curve() -> StepTimes:
@@ -85,7 +85,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
             WhileWriting(drafter, row, sequences, depths, call.traits.vocab_size)
             for row, drafter in enumerate(drafts.drafters)
         ]
-        how = strategy.stats, packs(strategy, call), records(drafts.drafters)
+        how = strategy.stats, packs(strategy, call), records(drafts.drafters), stream
         observers = Observers(call, sequences, model, drafts, *how)
 
         def aside() -> None:

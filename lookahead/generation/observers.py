@@ -2,9 +2,6 @@
 
 from typing import Literal, Protocol
 
-import torch
-from transformers.generation.streamers import BaseStreamer
-
 from jacobi import Step
 from lookahead.draft.context import Drafts
 from lookahead.generation.call import Call
@@ -15,6 +12,7 @@ from lookahead.runtime.tracing.schedule import TraceSchedule
 from lookahead.runtime.tree import TreeModel
 from lookahead.stats import DecodingStats
 from lookahead.verify.sequences import Sequences
+from lookahead.verify.streams import Stream
 
 
 class Passes(Protocol):
@@ -38,6 +36,7 @@ class Observers:
         detail: Literal["none", "summary", "detailed"],
         packs: bool,
         watched: PassRecords | None,
+        stream: Stream | None,
     ) -> None:
         self.stats = None if detail == "none" else DecodingStats()
         self._sequences = sequences
@@ -53,7 +52,7 @@ class Observers:
                 self._packing = PackingSchedule(call.model, model.forward_pass, sequences.most_new, renewed)
             if isinstance(model.executor, TracedExecutor):
                 self._traces = TraceSchedule(call.model, model.executor, call.batch, sequences.most_new, renewed)
-        self._stream = None if call.streamer is None else _Stream(call.streamer, sequences)
+        self._stream = stream
         self._first = True
         self._before = [0] * sequences.batch
         self._watched = watched
@@ -92,7 +91,7 @@ class Observers:
         step, self._uncounted = self._uncounted, None
         if step is not None and self.stats is not None:
             after = self._sequences.lengths()
-            written = [now - then for now, then in zip(after, self._before, strict=True)]
+            written = [max(0, now - then) for now, then in zip(after, self._before, strict=True)]
             self.stats.count(step, written, first=not self.stats.steps, detailed=self._detailed)
             self._before = after
 
@@ -107,25 +106,3 @@ class Observers:
                 costs = planner.costs.single_ms, planner.costs.timed_ms
                 credited, by_noise = self._drafts.credits()
                 self.stats.add_plan(credited, planner.asked_ms, *costs, by_noise)
-
-
-class _Stream:
-    """Puts every index that all sequences have written, one 1-D tensor each, as ``generate`` does."""
-
-    def __init__(self, streamer: BaseStreamer, sequences: Sequences) -> None:
-        self._streamer = streamer
-        self._sequences = sequences
-        self._put = 0
-
-    def flush(self) -> None:
-        sequences = self._sequences
-        lengths = [len(row) for row in sequences.written]
-        going = [length for length, done in zip(lengths, sequences.finished, strict=True) if not done]
-        complete = min(going) if going else max(lengths)
-        for index in range(self._put, complete):
-            tokens = [row[index] if index < len(row) else sequences.pad for row in sequences.written]
-            self._put = index + 1
-            self._streamer.put(torch.tensor(tokens))
-
-    def close(self) -> None:
-        self._streamer.end()

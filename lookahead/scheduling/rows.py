@@ -125,7 +125,8 @@ class Row:
         stats = "summary" if strategy is None else strategy.stats
         # Planners are told of whole passes, and not of one row's part.
         apart = Drafts(self._drafts.drafters)
-        self._observers = Observers(call, sequences, self._shared, apart, stats, False, watched)
+        told = stats, False, watched, call.stream(sequences)
+        self._observers = Observers(call, sequences, self._shared, apart, *told)
 
     def follow(self, planner: Planner) -> None:
         """Share a planner with other rows."""

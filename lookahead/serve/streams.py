@@ -17,6 +17,8 @@ _LEAST = -9999.0  # log probability of what is impossible, for which JSON has no
 class Stream(BaseStreamer):
     """Tells a job of its text as it is written, and ends the call when nobody waits for it."""
 
+    lookahead_draws_nothing = True
+
     def __init__(self, job: Job, index: int, tokenizer: Any) -> None:
         self._job, self._index = job, index
         self._pieces = Pieces(tokenizer, job.plan.stops)

@@ -10,6 +10,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.models.conformance import recorded
+from lookahead.models.dropout import drops_out
 from lookahead.models.families.decoders import own_steps
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.traits import ModelTraits, tensor_parallel_group
@@ -43,6 +44,10 @@ def plan(
     model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], cache: Any, room: int
 ) -> Plan:
     """How a call is decoded that writes up to ``room`` tokens; an error if its cache cannot follow the route."""
+    chance = drops_out(model)
+    if chance is not None:
+        reason = f"{traits.name} is in training mode, where no two passes are alike ({chance}); call model.eval()"
+        return Plan("plain", reason)
     found = _route(model, traits, later=isinstance(cache, DynamicCache))
     if found.route == "chain" and traits.is_sharded:
         return Plan("plain", f"{found.reason}; linear drafts are not told to the ranks of a sharded model")

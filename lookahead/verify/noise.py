@@ -31,6 +31,9 @@ class Noise:
     Lines may be drawn ahead of what is written. Whenever anybody else may look, the generator is where plain decoding
     would have left it (:meth:`settle`); if somebody else has drawn since, lines that nobody has read are drawn again.
     It is the device's own generator, where none is given.
+
+    Attributes:
+        keeps_states: the generator may have to :meth:`stand` behind a line that the longest sequence is past.
     """
 
     def __init__(self, sequences: Sequences, generator: torch.Generator | None = None) -> None:
@@ -44,6 +47,8 @@ class Noise:
         self._bytes_each = 1  # of one index's noise, likewise
         self._states: dict[int, Tensor] = {}  # the generator's state after a line, where lines were drawn ahead
         self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
+        self._shared = False  # with a streamer that has drawn, and may again behind each token
+        self.keeps_states = False
 
     def lines(self, at: Sequence[tuple[int, int]], like: Tensor, ahead: bool = False) -> Tensor:
         """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``;
@@ -53,11 +58,11 @@ class Noise:
         self._bytes_each = self._sequences.batch * like.shape[-1] * like.element_size()
         generator, shape = self._generator, (self._sequences.batch, like.shape[-1])
         while self._drawn <= max(index for _, index in at):
-            if ahead:
+            if ahead or self.keeps_states:
                 self._states[self._drawn - 1] = generator.get_state()
             self._kept[self._drawn] = undisturbed(partial(like.new_empty(shape).exponential_, generator=generator))
             self._drawn += 1
-        if ahead:
+        if ahead or self.keeps_states:
             self._states[self._drawn - 1] = generator.get_state()
         if not ahead:
             same = self._kept[at[0][1]]
@@ -70,7 +75,9 @@ class Noise:
 
     def line(self, row: int, index: int) -> np.ndarray | None:
         """One sequence's noise ``[vocab]`` for a token that is still to be written, for whoever drafts it; None where
-        it is not known on the host, or so far ahead that it is not drawn yet."""
+        it is not known on the host, so far ahead that it is not drawn yet, or likely to be drawn again."""
+        if self._shared and index > self._sequences.longest:
+            return None
         if self._like is None or not on_host(self._like.device):
             told = self._told.get(index)
             return None if told is None else told[row]
@@ -109,13 +116,23 @@ class Noise:
 
     def settle(self) -> None:
         """Leave the generator where plain decoding would have, which draws no line ahead."""
-        if self.is_stale():
-            return
         last = self._sequences.longest - 1
-        self._states = {index: state for index, state in self._states.items() if index >= last}
-        if last in self._states:
-            self._left = self._states[last]
+        if last in self._states and not self.is_stale():
+            self.stand(last)
+
+    def stand(self, index: int) -> None:
+        """Leave the generator behind the line of a token, if its state there is still known."""
+        if index in self._states:
+            self._left = self._states[index]
             self._generator.set_state(self._left)
+
+    def renew(self) -> bool:
+        """Forget the lines that were drawn ahead, if the streamer has drawn since :meth:`settle`; whether it has."""
+        if not self.is_stale():
+            return False
+        self._shared = True
+        self._resume()
+        return True
 
     def is_stale(self) -> bool:
         """Whether somebody else has drawn since the generator was left."""
@@ -129,10 +146,16 @@ class Noise:
             for index in range(self._sequences.longest, self._drawn):
                 del self._kept[index]
                 self._told.pop(index, None)
-            self._drawn, self._states = self._sequences.longest, {}
+            self._drawn = self._sequences.longest
+            self._states = {index: state for index, state in self._states.items() if index < self._drawn - 1}
         else:
             self._generator.set_state(self._states[self._drawn - 1])
         self._left = None
+
+    def begin(self) -> None:
+        """A pass is decided about: states behind lines that all sequences have read, and were told of, can go."""
+        least = self._sequences.slowest() - 1
+        self._states = {index: state for index, state in self._states.items() if index >= least}
 
     def limit(self) -> int:
         """How many tokens a sequence may have written before it waits for the slowest."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from jacobi import Path
 from lookahead.models.compat import pad_token
 from lookahead.runtime.scores import send
 
@@ -68,6 +69,22 @@ class Sequences:
         self.finished[row] = True
         if self.pads:
             self._ended_at[row] = len(self.written[row])
+
+    def cut(self, paths: Sequence[Path]) -> None:
+        """Time is up: end all sequences where the slowest stands that had not ended, ``paths`` of the last pass, too::
+
+        written            finished          written      finished
+        [8, 8, 31, 4]      False             [8, 8]       True
+        [6, 2]             True              [6, 2]       True
+        [7, 5]             False             [7, 5]       True
+        """
+        length = self.slowest(self.longest)
+        for row, (written, path) in enumerate(zip(self.written, paths, strict=True)):
+            kept = max(0, len(path.tokens) - max(0, len(written) - length))
+            del written[length:], path.tokens[kept:], path.nodes[kept:]
+            self._filled[row] = min(self._filled[row], length)
+            self._ended_at[row] = min(self._ended_at.get(row, length), length)
+            self.finished[row] = True
 
     def behind(self, row: int) -> int:
         """Tokens of padding that a finished sequence still has to write."""

@@ -4,8 +4,8 @@ How trees are walked is decided once a call. In every mode but lockstep each seq
 
 =============  ======================================================================================================
 ``lossy``      The longest path of candidates that a rule accepts is written, which is no text of ``generate``'s.
-``lockstep``   All sequences write token t before any writes t+1, so that a processor or stopping rule of the caller's
-               sees the batch as plain ``generate`` shows it. Sequences whose tree goes further wait.
+``lockstep``   All sequences write token t before any writes t+1, so that a processor, stopping rule or streamer of the
+               caller's sees the batch as plain ``generate`` shows it. Sequences whose tree goes further wait.
 ``traversal``  One decision about each whole tree, from its leaves up: the same distribution from other draws.
 ``in turn``    One sequence after the other draws, as the rejection scheme does.
 ``abreast``    All trees are walked together, depth by depth, with one choice for all of them.
@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.stopping_criteria import MaxLengthCriteria
+from transformers.generation.stopping_criteria import MaxLengthCriteria, MaxTimeCriteria
 
 from jacobi import Path, Scores, TokenTree, walk
 from lookahead.runtime.scores import fetch
@@ -29,6 +29,7 @@ from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Pass, Place, Sampler
 from lookahead.verify.sequences import Sequences
+from lookahead.verify.streams import Stream
 from lookahead.verify.traversal import traversed
 from lookahead.verify.typical import Decided, accepted
 
@@ -55,7 +56,8 @@ class Verifier:
     (``"traversal"``). Some models can only advance all sequences ``in_lockstep``. The ``rule`` of a lossy call (None =
     exact) gives the tokens that may be accepted, bool ``[place, vocab]``, by processed scores of this shape. With
     ``everywhere`` the drafts are told what would be chosen at every node, in place of argmaxes, where that does not
-    depend on the path. ``generator`` is what is drawn from; None = the device's own."""
+    depend on the path. ``generator`` is what is drawn from; None = the device's own. A ``stream`` that may draw between
+    two tokens, or runs beside something that may, is told each token before the next one is chosen."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class Verifier:
         rule: Callable[[Tensor], Tensor] | None = None,
         everywhere: bool = False,
         generator: torch.Generator | None = None,
+        stream: Stream | None = None,
     ) -> None:
         kinds = {type(each) for each in criteria}
         # Without an end token finished sequences write real tokens until the last one is done.
@@ -77,14 +80,18 @@ class Verifier:
         watched = bool(not_row_wise(processors, criteria))
         sample = bool(config.do_sample) and rule is None
         traversal = sample and verification == "traversal"
-        apart = rule is not None or traversal or not (in_lockstep or watched or not end_together)
-        self._sequences, self._criteria, self._limits, self._rule = sequences, criteria, limits, rule
-        lockstep = sequences.batch > 1 and not apart
         own_draws = sample and verification != "exact"
-        if sample and sequences.batch > 1 and not (own_draws or is_drawn_by_noise(sequences.device)):
-            lockstep = True
+        by_turns = sample and not own_draws and (not is_drawn_by_noise(sequences.device) or _may_draw(stream))
+        timed = MaxTimeCriteria in kinds
+        in_lockstep |= watched or not end_together or by_turns or (timed and sequences.keep_up)
+        lockstep = sequences.batch > 1 and in_lockstep and rule is None and not traversal
         how = sample, own_draws, lockstep, watched, everywhere, generator
         self._sampler = Sampler(sequences, processors, config, *how)
+        self._sequences, self._criteria, self._limits, self._rule = sequences, criteria, limits, rule
+        tells = stream is not None and rule is None and not own_draws and (watched or by_turns)
+        self._stream = stream if tells else None
+        if stream is not None:
+            stream.attach(self.noise, watch=tells)
         modes: dict[Mode, bool] = {
             "lossy": rule is not None,
             "traversal": traversal,
@@ -94,7 +101,12 @@ class Verifier:
         }
         self._mode = next(mode for mode, holds in modes.items() if holds)
         self._everywhere = everywhere and rule is None
-        self._simple_rules = kinds <= SIMPLE_RULES
+        # Where sequences get apart, time ends all of them at once, and not each where it stands.
+        self._clocks: list[MaxTimeCriteria] = []
+        if timed and self._mode == "abreast" and sequences.batch > 1:
+            self._clocks = [rule for rule in criteria if type(rule) is MaxTimeCriteria]
+            self._criteria = StoppingCriteriaList(rule for rule in criteria if rule not in self._clocks)
+        self._simple_rules = {type(each) for each in self._criteria} <= SIMPLE_RULES
         self._passes = 0
         self._most_written: float = math.inf  # tokens that a sequence may have before it waits for the others
 
@@ -147,6 +159,8 @@ class Verifier:
             yield from self._walk(now, range(len(now.trees)))
             return
         finished, noise = list(self._sequences.finished), self._sampler.noise
+        if noise is not None:
+            noise.begin()
         self._most_written = math.inf if noise is None else noise.limit()
         if self._sequences.in_step:
             self._most_written = 1 + self._sequences.slowest()
@@ -161,6 +175,9 @@ class Verifier:
                 yield from self._walk(now, rows)
         for row in (row for row, done in enumerate(finished) if done and self._sequences.behind(row)):
             self._pad(now, row)
+        nothing = torch.zeros((1, 1), dtype=torch.long)  # on the host, where a clock need not be waited for
+        if self._sequences.slowest() and any(bool(clock(nothing, None)) for clock in self._clocks):
+            self._sequences.cut(now.paths)
         if noise is not None:
             noise.forget()
 
@@ -245,6 +262,8 @@ class Verifier:
             now.paths[row].nodes.append(node)
             now.paths[row].tokens.append(token)
             sequences.written[row].append(token)
+        if self._stream is not None and self._stream.step():
+            now.scores.beside = ()  # chosen by other numbers than are drawn from now on
         if self._mode == "lockstep":
             done = self._criteria(sequences.prefixes(), self._sampler.records.of("scores"))
             flags = torch.as_tensor(done).expand(sequences.batch).tolist()
@@ -260,3 +279,7 @@ class Verifier:
             return token in sequences.end_tokens or len(sequences.written[row]) >= sequences.most_new
         done = self._criteria(sequences.prefix(row), self._sampler.records.scores_of(row))
         return bool(done.item() if isinstance(done, Tensor) else done)
+
+
+def _may_draw(stream: Stream | None) -> bool:
+    return stream is not None and stream.may_draw

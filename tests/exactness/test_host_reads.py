@@ -1,10 +1,8 @@
 """A device that works by itself is waited for once a pass; what was chosen ahead on it is plain decoding's choice."""
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
-import torch
 from helpers.calls import Drawing
 from helpers.devices import Reads, working_alone
 from helpers.models import counting_model, prompts, run, same_as_plain, tiny_model
@@ -83,42 +81,3 @@ def test_a_processor_that_draws_is_asked_before_each_draw() -> None:
                 max_new_tokens=20,
                 logits_processor_new=lambda: [Drawing()],
             )
-
-
-class Streamer:
-    """Puts tokens into a list; draws random numbers and may break off while it does."""
-
-    def __init__(self, draws: bool, most: int = 1 << 30) -> None:
-        self.tokens: list[int] = []
-        self.draws, self.most = draws, most
-
-    def put(self, value: torch.Tensor) -> None:
-        self.tokens += value.flatten().tolist()
-        if self.draws:
-            torch.rand(3)
-        if len(self.tokens) > self.most:
-            raise KeyboardInterrupt
-
-    def end(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("most", [1 << 30, 20])
-def test_whoever_looks_at_the_generator_sees_what_is_written(draws: bool, most: int) -> None:
-    """A streamer that draws, and one that breaks off, whether tokens are chosen ahead or one by one. When it draws
-    depends on how far each pass gets, so it is tried with drafts that do not see the noise."""
-    strategy = Lookahead(nodes=12, seed=0, sources=("suffix", "pool") if draws else None)
-
-    def told(streamer: Streamer) -> tuple[list[int], list[int]]:
-        torch.manual_seed(3)
-        inputs = prompts(1)
-        settings = {"do_sample": True, "max_new_tokens": 40, "lookahead_strategy": strategy}
-        with suppress(KeyboardInterrupt):
-            model.generate(**inputs, **settings, streamer=streamer)
-        return streamer.tokens, torch.rand(2).tolist()
-
-    model = counting_model(sharpness=6.0)
-    expected = told(Streamer(draws, most))
-    with working_alone():
-        assert told(Streamer(draws, most)) == expected

@@ -7,9 +7,11 @@ import pytest
 import torch
 from helpers.calls import LengthIs, RowEnds
 from helpers.marks import few
-from helpers.models import counting_model, prompts, run, same_as_plain, same_tensors, tiny_model
+from helpers.models import counting_model, prompts, run, same_as_plain, same_outputs, same_tensors, tiny_model
+from helpers.streaming import Puts
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import stopping_criteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from lookahead import Lookahead
@@ -203,3 +205,59 @@ def test_max_time(batch: int) -> None:
         **prompts(1), max_new_tokens=200, max_time=0.3, logits_processor=[slow], use_lookahead=True
     )
     assert 13 <= output.shape[1] <= 12 + 16
+
+
+class Told(Puts):
+    """A streamer that lets rows get apart."""
+
+    lookahead_draws_nothing = True
+
+
+class Ticks:
+    """In place of the module ``time``: it is a second later whenever somebody asks."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def time(self) -> float:
+        self.now += 1
+        return float(self.now)
+
+
+TIMED: list[dict[str, Any]] = [
+    {"eos_token_id": 40},
+    {"eos_token_id": [40, 5, 12], "temperature": 1.3},
+    {"eos_token_id": 40, "do_sample": False, "repetition_penalty": 1.02},
+    {"eos_token_id": 40, "return_dict_in_generate": True},
+    {"eos_token_id": [5, 12], "return_dict_in_generate": True, "output_scores": True, "use_cache": False},
+    {},
+]
+
+
+@augmented
+@pytest.mark.parametrize("settings", TIMED, ids=str)
+@pytest.mark.parametrize("batch", [3, 5])
+def test_time_ends_all_rows_of_a_batch_at_one_length(
+    batch: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that plain decoding may write: where the slowest row stands, with the generator behind that token."""
+    model = counting_model(sharpness=5.0)
+    given = {"do_sample": True, "max_new_tokens": 40} | settings
+    monkeypatch.setattr(stopping_criteria, "time", (clock := Ticks()))
+    lengths = set()
+    for seconds in range(1, 12):
+        for strategy in (Lookahead(nodes=12, seed=0), Lookahead(seed=0)):
+            puts = Told()
+            more = {"max_time": seconds - 0.5, "streamer": puts, "lookahead_strategy": strategy}
+            output, state = run(model, prompts(batch), **given, **more, seed=seconds)
+            length = output.sequences.shape[1] - 12 if "return_dict_in_generate" in given else output.shape[1] - 12
+            expected, expected_state = run(model, prompts(batch), **given | {"max_new_tokens": length}, seed=seconds)
+            if "return_dict_in_generate" in given:
+                same_outputs((output, state), (expected, expected_state), model.dtype)
+                output, expected = output.sequences, expected.sequences
+            assert output.tolist() == expected.tolist()
+            assert torch.equal(state, expected_state)
+            assert torch.stack(puts.puts[1:], dim=1).tolist() == output[:, 12:].tolist()
+            lengths.add(length)
+    assert clock.now > 100
+    assert len(lengths) > 5

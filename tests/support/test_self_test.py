@@ -15,6 +15,7 @@ import lookahead
 from lookahead import Lookahead, LookaheadError
 from lookahead.support import self_test
 from lookahead.support.route import route, verdict
+from lookahead.support.route import self_test as self_test_of
 
 
 @pytest.fixture(autouse=True)
@@ -113,10 +114,10 @@ def test_verdicts_are_held_weakly() -> None:
 
 
 def test_a_model_in_training_mode() -> None:
-    """Dropout makes branches differ; the message says what was forgotten."""
+    """Dropout makes branches differ, also where nothing told of it; the message says what was forgotten."""
     model = fresh_model("gpt2", resid_pdrop=0.3).train()
     with pytest.raises(LookaheadError, match=r"model.eval\(\) was not called"):
-        model.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)
+        self_test_of(model)
     same_as_plain(model.eval(), prompts(1), max_new_tokens=4)
 
 

@@ -1,0 +1,37 @@
+"""Whether a model's passes are made by chance: modules in training mode that drop values out, or shake them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from transformers import PreTrainedModel
+
+_WORDS = ("drop", "jitter")  # in names of rates: attention_dropout, attn_pdrop, drop_prob, layerdrop, jitter_noise
+_OF_CONFIGS = ("dropout", "attention_dropout", "hidden_dropout")  # which layers read there
+
+
+def drops_out(model: PreTrainedModel) -> str | None:
+    """What makes passes differ by chance; None = nothing."""
+    training = [module for module in model.modules() if module.training]
+    return next((found for module in training for found in _found(module)), None)
+
+
+def _found(module: nn.Module) -> Iterator[str]:
+    name, own = type(module).__name__, vars(module)
+    if isinstance(module, _DropoutNd) and module.p > 0:
+        yield f"{name}(p={module.p})"
+    yield from (f"{rate} of {name}" for rate in _rates(own, (each for each in own if _is_rate(each))))
+    if (config := own.get("config")) is not None:
+        yield from (f"{rate} of {name}'s config" for rate in _rates(vars(config), _OF_CONFIGS))
+
+
+def _is_rate(name: str) -> bool:
+    return any(word in name for word in _WORDS)
+
+
+def _rates(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            yield f"{name}={value}"

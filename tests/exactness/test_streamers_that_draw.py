@@ -1,0 +1,126 @@
+"""Where a streamer breaks off or draws random numbers, text and generator are plain decoding's."""
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import pytest
+import torch
+from helpers.calls import Drawing
+from helpers.devices import working_alone
+from helpers.models import counting_model, prompts
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
+from lookahead import Jacobi, Lookahead
+
+pytestmark = pytest.mark.usefixtures("augmented")
+
+STRATEGIES: dict[str, Any] = {
+    "automatic": Lookahead(seed=0),
+    "24 nodes": Lookahead(nodes=24, seed=0),
+    "window": Lookahead(window_size=7, ngram_size=5, seed=0),
+    "jacobi": Jacobi(seed=0),
+}
+
+
+class BrokenOffError(Exception):
+    """What the streamers of these tests raise."""
+
+
+class Streamer(BaseStreamer):
+    """Remembers tokens, draws after those for which ``draws`` says so, and breaks off after ``most`` puts."""
+
+    def __init__(self, most: int = 1 << 30, draws: Callable[[int], bool] = lambda count: False) -> None:
+        self.tokens: list[list[int]] = []
+        self._most, self._draws = most, draws
+
+    def put(self, value: Tensor) -> None:
+        self.tokens.append(value.flatten().tolist())
+        if self._draws(len(self.tokens)):
+            torch.rand(3)
+        if len(self.tokens) > self._most:
+            raise BrokenOffError
+
+    def end(self) -> None:
+        pass
+
+
+class Harmless(Streamer):
+    lookahead_draws_nothing = True
+
+
+def told(model: Any, batch: int, streamer: Streamer, seed: int, **settings: Any) -> tuple[Any, ...]:
+    """What a streamer was told, what was written, and what the generator gives then."""
+    torch.manual_seed(seed)
+    settings = {"do_sample": True, "max_new_tokens": 24, "return_dict_in_generate": True} | settings
+    made = {name.removesuffix("_new"): value() if name.endswith("_new") else value for name, value in settings.items()}
+    output = None
+    with suppress(BrokenOffError):
+        output = model.generate(**prompts(batch), streamer=streamer, **made)
+    written = None if output is None else output.sequences.tolist()
+    return (streamer.tokens, written, torch.rand(2).tolist()), output
+
+
+def same_told(model: Any, batch: int, new: Callable[[], Streamer], seed: int, strategy: Any, **settings: Any) -> Any:
+    """Assert that a streamer makes no difference to what lookahead writes and draws; return its output."""
+    expected, _ = told(model, batch, new(), seed, **settings)
+    found, output = told(model, batch, new(), seed, use_lookahead=True, lookahead_strategy=strategy, **settings)
+    assert found == expected
+    return output
+
+
+@pytest.mark.parametrize("kind", [Streamer, Harmless])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_streamer_breaks_off_behind_any_token(name: str, batch: int, kind: type[Streamer]) -> None:
+    model = counting_model(sharpness=6.0)
+    for most in range(1, 24, 1 if batch == 1 else 4):
+        same_told(model, batch, lambda most=most: kind(most), most, STRATEGIES[name])
+
+
+@pytest.mark.parametrize("kind", [Streamer, Harmless])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_it_breaks_off_where_tokens_are_chosen_ahead(batch: int, kind: type[Streamer]) -> None:
+    model = counting_model(sharpness=6.0)
+    same_told(model, batch, Streamer, 0, Lookahead(nodes=12))  # the self-test runs on the host
+    for most in range(1, 24, 5):
+        with working_alone():
+            same_told(model, batch, lambda most=most: kind(most), most, Lookahead(nodes=12))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_streamer_that_draws_shifts_what_plain_decoding_would_draw(name: str, batch: int, alone: bool) -> None:
+    """After every token, or after some, with an end token and scores, and breaking off."""
+    model = counting_model(sharpness=6.0)
+    same_told(model, batch, Streamer, 0, STRATEGIES[name])
+    calls: list[dict[str, Any]] = [{}, {"eos_token_id": 5}, {"output_scores": True, "top_k": 20}]
+    for seed, settings in enumerate(calls):
+        for draws in (lambda count: True, lambda count: count % 5 == 2):
+            with working_alone() if alone else nullcontext():
+                same_told(model, batch, lambda draws=draws: Streamer(draws=draws), seed, STRATEGIES[name], **settings)
+                same_told(model, batch, lambda draws=draws: Streamer(11, draws), seed, STRATEGIES[name], **settings)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_streamer_beside_a_processor_that_draws(batch: int, sample: bool) -> None:
+    model = counting_model(sharpness=6.0)
+    for most in (3, 10, 1 << 30):
+        settings = {"do_sample": sample, "logits_processor_new": lambda: [Drawing()]}
+        for kind in (Streamer, Harmless):
+            same_told(model, batch, lambda most=most, kind=kind: kind(most), 3, Lookahead(nodes=12), **settings)
+        same_told(model, batch, lambda most=most: Streamer(most, lambda count: True), 3, None, **settings)
+
+
+def test_drafts_see_the_noise_until_a_streamer_draws() -> None:
+    """Streamers that draw nothing cost a single sequence no pass."""
+    model = counting_model(sharpness=5.0)
+    steps = {}
+    for kind in (Streamer, Harmless):
+        output = same_told(model, 1, kind, 5, Lookahead(nodes=24, seed=0), max_new_tokens=60)
+        steps[kind] = output.stats.steps
+    assert steps[Streamer] == steps[Harmless] < 40
+    assert output.stats.by_noise > 0
