@@ -5,6 +5,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from jacobi import LookaheadError
+from lookahead._heap import trim
+
 _T = TypeVar("_T")
 _registry: "weakref.WeakKeyDictionary[Any, dict[PerModel[Any], Any]]" = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
@@ -13,13 +16,24 @@ _lock = threading.RLock()
 def release(model: Any = None) -> None:
     """Free all that is kept for the next call of a model, or of every model (None): KV buffers and CUDA graphs, traces,
     packed weights, MTP layers, what drafts have learnt, verdicts of the self-test. The next call makes it anew; one
-    under way keeps what it uses.
+    under way keeps what it uses. What is free then goes back to the system.
+
+    Raises:
+        LookaheadError: ``model`` can be no model.
     """
+    try:
+        weakref.ref(model) if model is not None else None
+    except TypeError:
+        raise LookaheadError(
+            f"lookahead.release() takes a model, or nothing to release what is kept of every model: got a "
+            f"{type(model).__name__}. Pass what `generate` was called on."
+        ) from None
     with _lock:
         kept = list(_registry.values()) if model is None else [_registry.pop(model, {})]
         if model is None:
             _registry.clear()
     kept.clear()  # outside of the lock: freeing may run code of anybody's
+    trim()
 
 
 class PerModel(Generic[_T]):

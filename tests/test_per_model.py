@@ -4,7 +4,9 @@ import gc
 import threading
 import weakref
 
-from lookahead import release
+import pytest
+
+from lookahead import LookaheadError, release
 from lookahead._per_model import PerModel
 
 
@@ -90,3 +92,9 @@ def test_threads_see_one_thing() -> None:
     for thread in threads:
         thread.join()
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("thing", ["x", 3])
+def test_what_can_be_no_model_is_refused(thing: object) -> None:
+    with pytest.raises(LookaheadError, match=rf"release\(\) takes a model, .*: got a {type(thing).__name__}"):
+        release(thing)

@@ -9,13 +9,13 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import ModelOutput
 
 from jacobi import Path, Scores, TokenTree
+from lookahead._heap import hand_back
 from lookahead.models.hidden_states import Outputs, watched
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.heap import hand_back
 from lookahead.runtime.scores import Look, on_host, prompt_scores, started
 
 

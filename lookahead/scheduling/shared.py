@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from jacobi import Path, Scores, TokenTree
+from lookahead._heap import hand_back
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.generation.curves import step_times
@@ -18,7 +19,6 @@ from lookahead.runtime.cache.tree import empty_cache
 from lookahead.runtime.executor import EagerExecutor
 from lookahead.runtime.experts import expert_kernels
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.heap import hand_back
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.packing import packed_weights
 from lookahead.runtime.packing_schedule import PackingSchedule

@@ -96,7 +96,7 @@ class DrawnRecycling:
             self._take_in(said, range(max(0, len(said) - len(prompt)), len(said)))
 
     def _take_in(self, said: Said, nodes: Sequence[int]) -> None:
-        chances = said.chances(self._draw)
+        chances = self._table.chances(said, self._draw)
         for node in nodes:
             self._usual.add(said.tokens[node], chances[node])
 
@@ -117,7 +117,9 @@ class DrawnRecycling:
                 self._offers[index] = self._usual.best(self._draw, lines[index], _NEW)
             return self._offers[index]
         order, (said, node) = found
-        return self._draw.best(said.tokens[node], said.chances(self._draw)[node], lines[index], (order - 1) * BINS)
+        return self._draw.best(
+            said.tokens[node], self._table.chances(said, self._draw)[node], lines[index], (order - 1) * BINS
+        )
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         context = self._recycling.root()
@@ -128,7 +130,7 @@ class DrawnRecycling:
         self._index += len(path.tokens)
         self._lines.clear()
         self._offers.clear()
-        said = None if successors is None else Said(successors)
+        said = None if successors is None else self._table.hold(successors)
         if said is not None:
             self._take_in(said, path.nodes)
         self._recycling.take_in(tree, path, said)

@@ -1,5 +1,6 @@
 """Token recycling: what the model last said after a token is drafted again (Luo et al., arXiv 2408.08696)."""
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from lookahead.sources.perturbed import Draw
 BEST = 6  # next tokens kept of each scored node; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
 _ORDERS = 3  # tokens in the longest context
 _MOST_NEW = 1024  # rows that wait to be written to the others
+_BLOCK = 1 << 18  # bytes of a block of what was said
+_MOST_BYTES = 6 << 20  # of blocks, for each generation
+_MOST_RANKED = 256  # passes whose ranks and chances are kept beside what was said
 _BEFORE = -1  # stands for the tokens before the text's first
 
 LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
@@ -41,6 +45,14 @@ class Said:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def is_ranked(self) -> bool:
+        return self._lists is not None
+
+    @property
+    def is_warped(self) -> bool:
+        return self._warp is not None
+
     def best(self, node: int) -> int:
         """The token that the model called the likeliest at a node."""
         return int(self.tokens[node, 0])
@@ -65,6 +77,10 @@ class Said:
             counts = np.maximum(1, (logits != -np.inf).sum(1)).tolist()
             tokens = [line[:count] for line, count in zip(tokens, counts, strict=True)]
         return tokens, kinds.view(f"V{count}")[:, 0].tolist()
+
+    def forget(self) -> None:
+        """Free what was made of it."""
+        self._lists, self._kinds, self._warp, self._chances = None, [], None, self.logits
 
     def chances(self, draw: Draw) -> np.ndarray:
         """What a draw makes of the logits, ``[node, rank]``; see :meth:`.Draw.chances`."""
@@ -91,12 +107,21 @@ class SuccessorTable:
     Rows live in two generations of ``capacity`` rows for each length of context: when the young one is full it becomes
     the old one, whose rows go unless they are written again. So a row outlives at least ``capacity`` newer ones. The
     newest rows wait beside them, in dictionaries that are small enough to be fast, until :meth:`settle`.
+
+    What the model said is copied into blocks (:meth:`hold`), because small arrays of many calls would hold the heap's
+    pages. A generation also ends when ``most_bytes`` of them are written; what is made of rows for drafts is kept for
+    the last passes that were asked.
     """
 
-    def __init__(self, capacity: int = 1 << 14) -> None:
+    def __init__(self, capacity: int = 1 << 14, most_bytes: int = _MOST_BYTES) -> None:
         if capacity < 1:
             raise LookaheadError(f"A successor table holds at least one row: got capacity={capacity}.")
         self.capacity = capacity
+        self.most_bytes = most_bytes
+        self._written = 0  # bytes of blocks, in the young generation
+        self._block = Successors(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
+        self._free = 0  # first free line of it
+        self._ranked: deque[Said] = deque()
         self._new: tuple[dict[Any, Row], ...] = ({}, {}, {})  # by length of context
         self._young: tuple[dict[Any, Row], ...] = ({}, {}, {})
         self._old: tuple[dict[Any, Row], ...] = ({}, {}, {})
@@ -118,10 +143,44 @@ class SuccessorTable:
             twos.update(zip([context[1:] for context in places], written, strict=True))
             ones.update(zip([context[2] for context in places], written, strict=True))
 
+    def hold(self, successors: Successors) -> Said:
+        """A copy of what the model said at the nodes of a pass, to be put here."""
+        count, width = successors.tokens.shape
+        block = self._block
+        if width != block.tokens.shape[1] or self._free + count > len(block.tokens):
+            shape = max(count, _BLOCK // (8 * max(1, width))), width
+            self._block = block = Successors(np.empty(shape, np.int32), np.empty(shape, np.float32))
+            self._free = 0
+            self._written += block.tokens.nbytes + block.logits.nbytes
+        start = self._free
+        self._free = stop = start + count
+        tokens, logits = block.tokens[start:stop], block.logits[start:stop]
+        tokens[:], logits[:] = successors.tokens, successors.logits
+        return Said(Successors(tokens, logits))
+
+    def candidates(self, said: Said, node: int, order: int) -> list[tuple[int, int]]:
+        """See :meth:`Said.candidates`."""
+        if not said.is_ranked:
+            self._keep_ranked(said)
+        return said.candidates(node, order)
+
+    def chances(self, said: Said, draw: Draw) -> np.ndarray:
+        """See :meth:`Said.chances`."""
+        if not said.is_warped:
+            self._keep_ranked(said)
+        return said.chances(draw)
+
+    def _keep_ranked(self, said: Said) -> None:
+        self._ranked.append(said)
+        if len(self._ranked) > _MOST_RANKED:
+            self._ranked.popleft().forget()
+
     def settle(self) -> None:
         """Write the newest rows to the others. Nothing that is known changes by it."""
-        if len(self._young[2]) + len(self._new[2]) > self.capacity:  # the longest contexts are the most
+        full = self._written > self.most_bytes
+        if full or len(self._young[2]) + len(self._new[2]) > self.capacity:  # the longest contexts are the most
             self._old, self._young = self._young, ({}, {}, {})
+            self._written = 0
         for young, new in zip(self._young, self._new, strict=True):
             young.update(new)
             new.clear()
@@ -170,7 +229,7 @@ class RecyclingSource:
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         text = [_BEFORE, _BEFORE, _BEFORE, *prompt]
         if successors is not None:
-            said = Said(successors)
+            said = self._table.hold(successors)
             nodes = range(max(0, len(said) - len(prompt)), len(said))  # earlier ones stand for padding
             places = range(len(text) - len(nodes), len(text))
             contexts = [(text[place - 2], text[place - 1], text[place]) for place in places]
@@ -187,10 +246,10 @@ class RecyclingSource:
         if (found := self._table.get(state)) is None:
             return []
         order, (said, node) = found
-        return said.candidates(node, order)
+        return self._table.candidates(said, node, order)
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        self.take_in(tree, path, None if successors is None else Said(successors))
+        self.take_in(tree, path, None if successors is None else self._table.hold(successors))
 
     def take_in(self, tree: TokenTree, path: Path, said: Said | None) -> None:
         """What :meth:`learn` does, for those who read what was said, too."""

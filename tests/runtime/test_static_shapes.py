@@ -28,9 +28,10 @@ from jacobi import Path, TokenTree
 from lookahead import Jacobi, Lookahead, LookaheadError, release
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import open as opening
+from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cuda_graphs import buffers as static_buffers
 from lookahead.runtime.cuda_graphs import executor
-from lookahead.runtime.cuda_graphs.buffers import StaticBuffers, bucket_of, waiting
+from lookahead.runtime.cuda_graphs.buffers import Graph, StaticBuffers, bucket_of, waiting
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 from lookahead.runtime.open import static_reason
 from lookahead.runtime.tree import TreeModel
@@ -370,3 +371,24 @@ def test_a_tensor_of_the_callers(made: list[TreeModel]) -> None:
     model = fresh_model("llama")
     fused = tree_view(model, static=True, cache_position_bias=torch.zeros(1))
     assert fused.executor._key() is None  # type: ignore[attr-defined]
+
+
+def test_a_short_call_after_a_long_one_has_buffers_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless they are little beside the weights, or graphs read them that would have to be captured again."""
+    model, strategy = tiny_model("llama"), Lookahead(nodes=8, static=True)
+
+    def capacity(new: int) -> int:
+        model.generate(**prompts(1, 9), max_new_tokens=new, lookahead_strategy=strategy, do_sample=False)
+        (kept,) = waiting(model)
+        return kept.capacity
+
+    monkeypatch.setattr(executor, "spare_bytes", lambda model: 0)
+    assert capacity(600) >= 609 and capacity(4) <= 256
+    monkeypatch.setattr(executor, "spare_bytes", lambda model: 1 << 30)
+    assert capacity(600) >= 609 and capacity(4) >= 609
+    buffers = waiting(model)[0]
+    buffers.graphs[1, 1] = Graph(lambda: None, None, 0, None)  # type: ignore[arg-type]
+    buffers.reserve(Extent(buffers.capacity // 2, 0, 64), at_once=True)
+    assert buffers.graphs
+    buffers.reserve(Extent(9, 4, 64), at_once=True)
+    assert buffers.capacity <= 128 and not buffers.graphs

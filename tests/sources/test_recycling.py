@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
-from lookahead.sources import RecyclingSource, SuccessorTable
+from lookahead.sources import RecyclingSource, SuccessorTable, recycling
+from lookahead.sources.perturbed import Draw
 from lookahead.sources.recycling import BEST, LEVEL_STEPS, LEVELS, Row, Said
 
 SAID = Said(Successors(np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)))
@@ -126,6 +127,48 @@ def test_settling_changes_nothing_that_is_known(capacity: int, count: int, seed:
 
 def successors(*lines: Sequence[int]) -> Successors:
     return Successors(np.array(lines, np.int32), np.zeros((len(lines), len(lines[0])), np.float32))
+
+
+def test_what_is_held_is_copied_into_few_blocks() -> None:
+    """No array of the pass's own stays, and a block is shared by many passes."""
+    table = SuccessorTable()
+    told = [successors([4, 5], [6, 7 + index]) for index in range(50)]
+    held = [table.hold(one) for one in told]
+    for one, said in zip(told, held, strict=True):
+        assert (said.tokens == one.tokens).all() and not np.shares_memory(said.tokens, one.tokens)
+        assert said.tokens.base is held[0].tokens.base and said.logits.base is held[0].logits.base
+    wide = table.hold(Successors(np.zeros((3, 9), np.int32), np.ones((3, 9), np.float32)))
+    assert wide.logits.shape == (3, 9) and held[0].tokens[1, 1] == 7
+
+
+def test_a_generation_ends_with_its_bytes() -> None:
+    """What is written again and again, under the same few contexts, holds no more memory than other rows do."""
+    table = SuccessorTable(most_bytes=1 << 20)
+    told = Successors(np.zeros((32, 64), np.int32), np.zeros((32, 64), np.float32))
+    for index in range(1000):
+        said = table.hold(told)
+        table.put([(index % 2 * 100, 1, node) for node in range(32)], [(said, node) for node in range(32)])
+        table.settle()
+    lines = {id(row[0].tokens.base): row[0] for held in (*table._young, *table._old) for row in held.values()}
+    assert sum(said.tokens.base.nbytes + said.logits.base.nbytes for said in lines.values()) <= 4 << 20
+    assert table.get((100, 1, 31)) is not None
+    stale = SuccessorTable(most_bytes=1 << 20)
+    for index in range(2000):  # contexts that are new from time to time would each keep a pass
+        said = stale.hold(told)
+        stale.put([(1, 1, 1), (2, 2, index // 40)], [(said, 0), (said, 1)])
+        stale.settle()
+    lines = {id(row[0].tokens.base): row[0] for held in (*stale._young, *stale._old) for row in held.values()}
+    assert sum(said.tokens.base.nbytes + said.logits.base.nbytes for said in lines.values()) <= 4 << 20
+
+
+def test_what_was_made_of_rows_is_kept_for_the_last_that_were_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recycling, "_MOST_RANKED", 3)
+    table, draw = SuccessorTable(), Draw(lambda index: None, temperature=0.5)
+    held = [table.hold(successors([4, 5], [6, 7])) for _ in range(8)]
+    for said in held:
+        assert (table.chances(said, draw) == 1.0).all() and len(table.candidates(said, 1, 1)) == 2
+    assert [said.is_warped for said in held] == [False] * 7 + [True]
+    assert (table.chances(held[0], draw) == 1.0).all()
 
 
 def test_recycling_reads_the_prompts_end() -> None:

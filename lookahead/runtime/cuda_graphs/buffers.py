@@ -185,11 +185,15 @@ class StaticBuffers:
         self.shown = torch.ones((self.batch, capacity), dtype=torch.bool, device=self.device)
         self.columns = torch.arange(capacity, device=self.device)
 
-    def reserve(self, extent: Extent, *, at_once: bool) -> None:
-        """Get ready for a call: with as many slots as it needs in the beginning, or ``at_once`` all of them."""
+    def reserve(self, extent: Extent, *, at_once: bool, spare: int = 0) -> None:
+        """Get ready for a call: with as many slots as it needs in the beginning, or ``at_once`` all of them. Larger
+        buffers of an earlier call are used if they take at most ``spare`` bytes, or if graphs read them and they are
+        less than twice as large: captures cost more than such memory."""
         self.extent = extent
         slots = extent.most if at_once else extent.first
-        if slots > self.capacity:
+        most = 2 * extent.most if self.graphs else extent.most
+        large = self.capacity > most and sum(buffer.nbytes for buffer in self._stock) > spare
+        if slots > self.capacity or large:
             self._resize(slots)
         else:
             self.shown.fill_(True)
@@ -282,6 +286,11 @@ def give_back(model: PreTrainedModel, buffers: StaticBuffers, cache: Sequence[Te
         waiting[:] = reversed(kept)
 
 
+def spare_bytes(model: PreTrainedModel) -> int:
+    """What keys and values may take that need not be saved: little beside the weights."""
+    return weight_bytes(model) // _SMALL
+
+
 def weight_bytes(model: PreTrainedModel) -> int:
     return sum(tensor.nbytes for tensor in model.parameters())
 
@@ -298,7 +307,7 @@ def is_small(forward: TreeForward, slots: int) -> bool:
     if not isinstance(channels, int):
         return False
     numbers = 2 * layers * forward.batch * slots * key_heads * channels
-    return bool(_SMALL * numbers * forward.traits.dtype.itemsize <= weight_bytes(forward.model))
+    return bool(numbers * forward.traits.dtype.itemsize <= spare_bytes(forward.model))
 
 
 def waiting(model: PreTrainedModel) -> list[StaticBuffers]:

@@ -35,6 +35,7 @@ from lookahead.runtime.cuda_graphs.buffers import (
     lease,
     padded_moves,
     span_of,
+    spare_bytes,
     sparing,
 )
 from lookahead.runtime.cuda_graphs.capture import capture, on_side_stream, timed
@@ -112,7 +113,8 @@ class GraphExecutor:
         forward = self._forward
         buffers = self._buffers = lease(forward.model, self._key(), forward.batch, forward.traits.dtype, self._device)
         self.plain_ms = buffers.plain_ms
-        buffers.reserve(replace(extent, granule=GRANULE), at_once=self._captures and is_small(forward, extent.most))
+        at_once = self._captures and is_small(forward, extent.most)
+        buffers.reserve(replace(extent, granule=GRANULE), at_once=at_once, spare=spare_bytes(forward.model))
         forward.layout.cache.reserve(buffers.extent, buffers.allocate)
 
     def open(self) -> None:
