@@ -83,9 +83,10 @@ def watching(callback: Watcher) -> Iterator[None]:
             model.generate(**inputs, use_lookahead=True)
         drafted = sum(len(row.written) - 1 for each in passes for row in each.rows if row.written)
 
-    The callback runs in the thread of the call, when the pass's tokens are decided and before a streamer gets them.
-    What it raises ends the call, like an exception of a streamer. A block inside another one takes its place. Calls
-    that transformers' own loop decodes (``stats.plain`` says why) are not watched.
+    The callback runs in the thread of the call, when the pass's tokens are decided and before a streamer gets them (but
+    for streamers that may draw random numbers, which get sampled tokens one by one: ``docs/sampling.md``). What it
+    raises ends the call, like an exception of a streamer. A block inside another one takes its place. Calls that
+    transformers' own loop decodes (``stats.plain`` says why) are not watched.
 
     Raises:
         LookaheadError: the callback cannot be called.

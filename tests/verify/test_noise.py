@@ -144,3 +144,46 @@ def test_a_device_brings_lines_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.rand(1)
     drawn(noise, sequences, 2)
     assert noise.line(1, 3) is None, "drawn again since somebody else has drawn"
+
+
+def test_the_generator_stands_behind_any_token_that_is_not_yet_told() -> None:
+    """Also where lines were drawn further ahead; states of tokens that all have and were told are not kept."""
+    states = []
+    torch.manual_seed(4)
+    for _ in range(6):
+        torch.empty(2, VOCAB).exponential_()
+        states.append(torch.get_rng_state())
+    torch.manual_seed(4)
+    sequences = sequences_of([[1], [1]])
+    noise = Noise(sequences)
+    noise.keeps_states = True
+    for _ in range(5):
+        drawn(noise, sequences, 2)
+    assert noise.line(0, 8) is not None
+    for index in (1, 4, 0, 3):
+        noise.stand(index)
+        assert torch.equal(torch.get_rng_state(), states[index])
+    noise.begin()
+    assert min(noise._states) == 4
+    noise.stand(4)
+    drawn(noise, sequences, 2)
+    assert torch.equal(torch.get_rng_state(), states[5])
+
+
+def test_lines_are_drawn_again_behind_a_streamer_that_draws() -> None:
+    sequences = sequences_of([[1]])
+    noise = Noise(sequences)
+    drawn(noise, sequences, 1)
+    before = noise.line(0, 1)
+    assert before is not None and noise.line(0, 3) is not None
+    assert not noise.renew(), "nobody has drawn"
+    torch.rand(1)
+    state = torch.get_rng_state()
+    assert noise.renew()
+    assert torch.equal(torch.get_rng_state(), state)
+    after = noise.line(0, 1)
+    assert after is not None and (after != before).any()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert noise.line(0, 2) is None, "the streamer may draw again before"
+    expected = torch.empty(1, VOCAB).exponential_()
+    assert after.tolist() == expected[0].tolist()

@@ -3,6 +3,7 @@
 import torch
 from helpers.verifying import sequences_of, settings
 
+from jacobi import Path
 from lookahead.verify.sequences import Sequences
 
 PROMPTS = [[17, 41, 5], [0, 9, 23]]
@@ -90,3 +91,19 @@ def test_lengths_that_are_used_up_or_not_set() -> None:
     assert sequences_of(PROMPTS, length=2).most_new == 0
     assert sequences_of(PROMPTS).most_new > 10_000
     assert not sequences_of([[1]], keep_up=True).keep_up, "a sequence alone has nobody to keep up with"
+
+
+def test_time_cuts_all_to_the_slowest_that_had_not_ended() -> None:
+    """The example of the docstring; the last pass wrote three tokens, none and one."""
+    sequences = sequences_of([*PROMPTS, [3, 3, 3]], end=[2])
+    for row, written in enumerate([[8, 8, 31, 4], [6, 2], [7, 5]]):
+        sequences.written[row] += written
+    sequences.finish(1)
+    assert sequences.padded().shape == (3, 7)
+    paths = [Path([0, 1, 4], [8, 31, 4]), Path(), Path([0], [5])]
+    sequences.cut(paths)
+    assert sequences.written == [[8, 8], [6, 2], [7, 5]]
+    assert sequences.finished == [True] * 3
+    assert paths == [Path([0], [8]), Path(), Path([0], [5])]
+    assert sequences.lengths() == [2, 2, 2]
+    assert sequences.padded().tolist() == [[17, 41, 5, 8, 8], [0, 9, 23, 6, 2], [3, 3, 3, 7, 5]]
