@@ -22,11 +22,14 @@ class Memory:
     """One model's: estimates by what they were learnt under (sources, way of choosing), and latency curves."""
 
     vocab_size: int  # of the model, when this was made
-    table: SuccessorTable = field(default_factory=SuccessorTable)
+    table: SuccessorTable = field(init=False)
     acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
     expensive: dict[tuple[Hashable, Hashable], ExpensiveSources] = field(default_factory=dict)
     guards: dict[tuple[Hashable, ...], Guard] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], StepTimes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.table = SuccessorTable(vocab_size=self.vocab_size)
 
     def acceptance(self, key: tuple[Hashable, Hashable], sources: Sequence[Source], trust: float) -> Acceptance:
         """The estimates for ``key`` (sources, way of choosing); new ones start from those last used for the sources."""

@@ -30,7 +30,7 @@ class Said:
     is asked for first.
 
     Attributes:
-        tokens, logits: the best next tokens at each node, as in :class:`jacobi.Successors`.
+        tokens, logits: the best next tokens at each node, as in :class:`jacobi.Successors`, of whatever precision.
     """
 
     __slots__ = ("_chances", "_kinds", "_lists", "_warp", "logits", "tokens")
@@ -67,7 +67,7 @@ class Said:
         """Tokens by node, and their kinds where one token is known. Levels, from 0 to ``LEVELS - 1``, tell how far in
         logits a token lies below the best one; for the best one, how far the second lies below it. Tokens that the
         model excludes are left out."""
-        tokens, logits = self.tokens[:, :BEST].tolist(), self.logits[:, :BEST]
+        tokens, logits = self.tokens[:, :BEST].tolist(), self.logits[:, :BEST].astype(np.float32, copy=False)
         count = logits.shape[1]
         with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
             gaps = logits[:, :1] - logits
@@ -86,7 +86,7 @@ class Said:
         """What a draw makes of the logits, ``[node, rank]``; see :meth:`.Draw.chances`."""
         warp = draw.warp
         if self._warp != warp:  # nothing is kept of the draw itself, which knows the call
-            self._warp, self._chances = warp, draw.chances(self.logits)
+            self._warp, self._chances = warp, draw.chances(self.logits.astype(np.float32, copy=False))
         return self._chances
 
 
@@ -109,17 +109,19 @@ class SuccessorTable:
     newest rows wait beside them, in dictionaries that are small enough to be fast, until :meth:`settle`.
 
     What the model said is copied into blocks (:meth:`hold`), because small arrays of many calls would hold the heap's
-    pages. A generation also ends when ``most_bytes`` of them are written; what is made of rows for drafts is kept for
-    the last passes that were asked.
+    pages: logits in half precision, counted from the best one's, and tokens in 16 bits where ``vocab_size`` is known to
+    allow it. A generation also ends when ``most_bytes`` of them are written. What is made of rows for drafts is kept
+    for the last passes that were asked.
     """
 
-    def __init__(self, capacity: int = 1 << 14, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, capacity: int = 1 << 14, most_bytes: int = _MOST_BYTES, vocab_size: int = 1 << 31) -> None:
         if capacity < 1:
             raise LookaheadError(f"A successor table holds at least one row: got capacity={capacity}.")
         self.capacity = capacity
         self.most_bytes = most_bytes
         self._written = 0  # bytes of blocks, in the young generation
-        self._block = Successors(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
+        self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
+        self._block = Successors(np.empty((0, 0), self._dtype), np.empty((0, 0), np.float16))
         self._free = 0  # first free line of it
         self._ranked: deque[Said] = deque()
         self._new: tuple[dict[Any, Row], ...] = ({}, {}, {})  # by length of context
@@ -148,14 +150,16 @@ class SuccessorTable:
         count, width = successors.tokens.shape
         block = self._block
         if width != block.tokens.shape[1] or self._free + count > len(block.tokens):
-            shape = max(count, _BLOCK // (8 * max(1, width))), width
-            self._block = block = Successors(np.empty(shape, np.int32), np.empty(shape, np.float32))
+            shape = max(count, _BLOCK // (4 * max(1, width))), width
+            self._block = block = Successors(np.empty(shape, self._dtype), np.empty(shape, np.float16))
             self._free = 0
             self._written += block.tokens.nbytes + block.logits.nbytes
         start = self._free
         self._free = stop = start + count
         tokens, logits = block.tokens[start:stop], block.logits[start:stop]
-        tokens[:], logits[:] = successors.tokens, successors.logits
+        tokens[:] = successors.tokens
+        with np.errstate(invalid="ignore", over="ignore"):  # between infinities, and of distances beyond all ranges
+            logits[:] = successors.logits - successors.logits[:, :1]
         return Said(Successors(tokens, logits))
 
     def candidates(self, said: Said, node: int, order: int) -> list[tuple[int, int]]:

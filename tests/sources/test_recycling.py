@@ -141,6 +141,20 @@ def test_what_is_held_is_copied_into_few_blocks() -> None:
     assert wide.logits.shape == (3, 9) and held[0].tokens[1, 1] == 7
 
 
+def test_what_is_held_tells_what_was_said() -> None:
+    """Distances in half precision, infinite ones as well, and tokens of any vocabulary."""
+    logits = np.array([[40.0, 39.5, 12.3, -1e30, -np.inf], [-np.inf] * 5], np.float32)
+    tokens = np.array([[65_535, 3, 9, 0, 1]] * 2, np.int32)
+    draw = Draw(lambda index: None, temperature=0.7)
+    exact = draw.chances(logits[:1])
+    for size in (1 << 16, 200_000):
+        table = SuccessorTable(vocab_size=size)
+        said = table.hold(Successors(tokens + (size > 1 << 16), logits))
+        assert (said.tokens == tokens + (size > 1 << 16)).all()
+        assert np.allclose(table.chances(said, draw)[0], exact[0], rtol=2e-2, atol=1e-30)
+        assert [token for token, _ in said.candidates(0, 1)][:3] == (tokens[0, :3] + (size > 1 << 16)).tolist()
+
+
 def test_a_generation_ends_with_its_bytes() -> None:
     """What is written again and again, under the same few contexts, holds no more memory than other rows do."""
     table = SuccessorTable(most_bytes=1 << 20)
