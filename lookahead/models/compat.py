@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import utils as generation
 
 from jacobi import LookaheadError
 
 SUPPORTED = {"transformers": "a version from 5.20 up, below 5.24", "torch": "a version from 2.8 up"}
 # What a model may raise in a pass that it was not made for.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
+# Whether stopping rules are asked about a token before the streamer is told of it, as newer versions do.
+RULES_COME_FIRST = hasattr(generation, "StopCheck")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import MaxLengthCriteria, MaxTimeCriteria
 
 from jacobi import Path, Scores, TokenTree, walk
+from lookahead.models.compat import RULES_COME_FIRST
 from lookahead.runtime.scores import fetch
 from lookahead.verify.choices import Choice, walked
 from lookahead.verify.noise import Noise, is_drawn_by_noise
@@ -262,8 +263,8 @@ class Verifier:
             now.paths[row].nodes.append(node)
             now.paths[row].tokens.append(token)
             sequences.written[row].append(token)
-        if self._stream is not None and self._stream.step():
-            now.scores.beside = ()  # chosen by other numbers than are drawn from now on
+        if not RULES_COME_FIRST:
+            _tell(self._stream, now)
         if self._mode == "lockstep":
             done = self._criteria(sequences.prefixes(), self._sampler.records.of("scores"))
             flags = torch.as_tensor(done).expand(sequences.batch).tolist()
@@ -272,6 +273,8 @@ class Verifier:
             ended = [row for (row, _), token in zip(places, tokens, strict=True) if self._ends(row, token)]
         for row in ended:
             sequences.finish(row)
+        if RULES_COME_FIRST:
+            _tell(self._stream, now)
 
     def _ends(self, row: int, token: int) -> bool:
         sequences = self._sequences
@@ -283,3 +286,9 @@ class Verifier:
 
 def _may_draw(stream: Stream | None) -> bool:
     return stream is not None and stream.may_draw
+
+
+def _tell(stream: Stream | None, now: Pass) -> None:
+    """Put the token that has just been written."""
+    if stream is not None and stream.step():
+        now.scores.beside = ()  # chosen by other numbers than are drawn from now on

@@ -10,6 +10,7 @@ from helpers.calls import Drawing
 from helpers.devices import working_alone
 from helpers.models import counting_model, prompts
 from torch import Tensor
+from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from lookahead import Jacobi, Lookahead
@@ -104,12 +105,20 @@ def test_a_streamer_that_draws_shifts_what_plain_decoding_would_draw(name: str, 
                 same_told(model, batch, lambda draws=draws: Streamer(11, draws), seed, STRATEGIES[name], **settings)
 
 
+class EndsByChance(StoppingCriteria):
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.rand(len(input_ids)) < 0.02
+
+
+@pytest.mark.parametrize(
+    "what", [{"logits_processor_new": lambda: [Drawing()]}, {"stopping_criteria_new": lambda: [EndsByChance()]}]
+)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("sample", [False, True])
-def test_a_streamer_beside_a_processor_that_draws(batch: int, sample: bool) -> None:
+def test_a_streamer_beside_something_that_draws(batch: int, sample: bool, what: dict[str, Any]) -> None:
     model = counting_model(sharpness=6.0)
     for most in (3, 10, 1 << 30):
-        settings = {"do_sample": sample, "logits_processor_new": lambda: [Drawing()]}
+        settings = {"do_sample": sample} | what
         for kind in (Streamer, Harmless):
             same_told(model, batch, lambda most=most, kind=kind: kind(most), 3, Lookahead(nodes=12), **settings)
         same_told(model, batch, lambda most=most: Streamer(most, lambda count: True), 3, None, **settings)
