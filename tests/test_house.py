@@ -97,7 +97,7 @@ def test_the_rooms_are_known_and_at_most_twenty_modules_stand_beside_them() -> N
 
 def test_documents_and_benchmarks_are_short() -> None:
     assert lines_of(ROOT / "README.md") <= 140
-    assert lines_of(ROOT / "BENCHMARKS.md") <= 160
+    assert lines_of(ROOT / "BENCHMARKS.md") <= 180
     assert sum(map(lines_of, (ROOT / "benchmarks").glob("*.py"))) <= 3_300
 
 

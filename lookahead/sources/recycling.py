@@ -13,7 +13,7 @@ BEST = 6  # next tokens kept of each scored node; against 4, S at 48 nodes is 1 
 _ORDERS = 3  # tokens in the longest context
 _MOST_NEW = 1024  # rows that wait to be written to the others
 _BLOCK = 1 << 18  # bytes of a block of what was said
-_MOST_BYTES = 6 << 20  # of blocks, for each generation
+_MOST_BYTES = 12 << 20  # of blocks, for each generation
 _MOST_RANKED = 256  # passes whose ranks and chances are kept beside what was said
 _BEFORE = -1  # stands for the tokens before the text's first
 
@@ -30,7 +30,7 @@ class Said:
     is asked for first.
 
     Attributes:
-        tokens, logits: the best next tokens at each node, as in :class:`jacobi.Successors`, of whatever precision.
+        tokens, logits: the best next tokens at each node, as in :class:`jacobi.Successors`.
     """
 
     __slots__ = ("_chances", "_kinds", "_lists", "_warp", "logits", "tokens")
@@ -67,7 +67,7 @@ class Said:
         """Tokens by node, and their kinds where one token is known. Levels, from 0 to ``LEVELS - 1``, tell how far in
         logits a token lies below the best one; for the best one, how far the second lies below it. Tokens that the
         model excludes are left out."""
-        tokens, logits = self.tokens[:, :BEST].tolist(), self.logits[:, :BEST].astype(np.float32, copy=False)
+        tokens, logits = self.tokens[:, :BEST].tolist(), self.logits[:, :BEST]
         count = logits.shape[1]
         with np.errstate(invalid="ignore"):  # between infinities; what comes of it is the last level
             gaps = logits[:, :1] - logits
@@ -86,7 +86,7 @@ class Said:
         """What a draw makes of the logits, ``[node, rank]``; see :meth:`.Draw.chances`."""
         warp = draw.warp
         if self._warp != warp:  # nothing is kept of the draw itself, which knows the call
-            self._warp, self._chances = warp, draw.chances(self.logits.astype(np.float32, copy=False))
+            self._warp, self._chances = warp, draw.chances(self.logits)
         return self._chances
 
 
@@ -109,9 +109,8 @@ class SuccessorTable:
     newest rows wait beside them, in dictionaries that are small enough to be fast, until :meth:`settle`.
 
     What the model said is copied into blocks (:meth:`hold`), because small arrays of many calls would hold the heap's
-    pages: logits in half precision, counted from the best one's, and tokens in 16 bits where ``vocab_size`` is known to
-    allow it. A generation also ends when ``most_bytes`` of them are written. What is made of rows for drafts is kept
-    for the last passes that were asked.
+    pages; tokens take 16 bits where ``vocab_size`` is known to allow it. A generation also ends when ``most_bytes`` of
+    blocks are written. What is made of rows for drafts is kept for the last passes that were asked.
     """
 
     def __init__(self, capacity: int = 1 << 14, most_bytes: int = _MOST_BYTES, vocab_size: int = 1 << 31) -> None:
@@ -121,7 +120,7 @@ class SuccessorTable:
         self.most_bytes = most_bytes
         self._written = 0  # bytes of blocks, in the young generation
         self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
-        self._block = Successors(np.empty((0, 0), self._dtype), np.empty((0, 0), np.float16))
+        self._block = Successors(np.empty((0, 0), self._dtype), np.empty((0, 0), np.float32))
         self._free = 0  # first free line of it
         self._ranked: deque[Said] = deque()
         self._new: tuple[dict[Any, Row], ...] = ({}, {}, {})  # by length of context
@@ -150,16 +149,15 @@ class SuccessorTable:
         count, width = successors.tokens.shape
         block = self._block
         if width != block.tokens.shape[1] or self._free + count > len(block.tokens):
-            shape = max(count, _BLOCK // (4 * max(1, width))), width
-            self._block = block = Successors(np.empty(shape, self._dtype), np.empty(shape, np.float16))
+            shape = max(count, _BLOCK // (6 * max(1, width))), width
+            self._block = block = Successors(np.empty(shape, self._dtype), np.empty(shape, np.float32))
             self._free = 0
             self._written += block.tokens.nbytes + block.logits.nbytes
         start = self._free
         self._free = stop = start + count
         tokens, logits = block.tokens[start:stop], block.logits[start:stop]
         tokens[:] = successors.tokens
-        with np.errstate(invalid="ignore", over="ignore"):  # between infinities, and of distances beyond all ranges
-            logits[:] = successors.logits - successors.logits[:, :1]
+        logits[:] = successors.logits
         return Said(Successors(tokens, logits))
 
     def candidates(self, said: Said, node: int, order: int) -> list[tuple[int, int]]:

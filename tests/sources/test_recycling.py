@@ -142,16 +142,16 @@ def test_what_is_held_is_copied_into_few_blocks() -> None:
 
 
 def test_what_is_held_tells_what_was_said() -> None:
-    """Distances in half precision, infinite ones as well, and tokens of any vocabulary."""
-    logits = np.array([[40.0, 39.5, 12.3, -1e30, -np.inf], [-np.inf] * 5], np.float32)
-    tokens = np.array([[65_535, 3, 9, 0, 1]] * 2, np.int32)
+    """Infinite logits as well, and tokens of any vocabulary."""
+    logits = np.array([[40.0, 39.5, 12.3, -1e30, -np.inf]], np.float32)
+    tokens = np.array([[65_535, 3, 9, 0, 1]], np.int32)
     draw = Draw(lambda index: None, temperature=0.7)
-    exact = draw.chances(logits[:1])
+    exact = draw.chances(logits)
     for size in (1 << 16, 200_000):
         table = SuccessorTable(vocab_size=size)
         said = table.hold(Successors(tokens + (size > 1 << 16), logits))
         assert (said.tokens == tokens + (size > 1 << 16)).all()
-        assert np.allclose(table.chances(said, draw)[0], exact[0], rtol=2e-2, atol=1e-30)
+        assert np.allclose(table.chances(said, draw)[0], exact[0], rtol=1e-6)
         assert [token for token, _ in said.candidates(0, 1)][:3] == (tokens[0, :3] + (size > 1 << 16)).tolist()
 
 
