@@ -19,7 +19,7 @@ config = LlamaConfig(vocab_size=500, hidden_size=128, intermediate_size=256, num
     num_attention_heads=16, num_key_value_heads=16, head_dim=64, max_position_embeddings=4096, pad_token_id=0)
 model = LlamaForCausalLM(config).eval()
 lookahead.augment_all()
-strategies = {"automatic": lookahead.Lookahead(), "fixed": lookahead.Lookahead(nodes=24, pack=False)}
+strategies = {"automatic": lookahead.Lookahead(), "fixed": lookahead.Lookahead(nodes=24, pack=False, traces=False)}
 settings = {} if sys.argv[1] == "plain" else {"lookahead_strategy": strategies[sys.argv[1]]}
 calls, length, written = map(int, sys.argv[2:5])
 for index in range(calls):
