@@ -7,8 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +16,14 @@ import pytest
 from helpers.alone import alone
 from helpers.batches import check, killed_and_resumed, written
 from helpers.batches import request as request_of
+from helpers.command import serving
 from helpers.serving import client, plain
 
 pytestmark = [pytest.mark.integrations, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("ray.serve")
 
 
-@contextmanager
-def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    given = [sys.executable, "-m", "lookahead", "serve", "--port", "0", "--replicas", "2", *arguments]
-    process = subprocess.Popen(given, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-    assert process.stderr is not None
-    seen: list[str] = []
-    try:
-        for line in process.stderr:
-            seen.append(line)
-            if found := re.search(r"running on (http://127\.0\.0\.1:\d+)", line):
-                rest = threading.Thread(target=lambda: seen.extend(process.stderr or ()), daemon=True)
-                rest.start()
-                yield process, found[1]
-                break
-        else:
-            raise AssertionError("".join(seen))
-    finally:
-        process.kill()
-        process.wait()
+RUNNING = r"running on (http://127\.0\.0\.1:\d+)"
 
 
 def replicas(title: str) -> list[int]:
@@ -76,7 +57,7 @@ def ask(address: str, who: int, texts: dict[tuple[int, int], str], cut: dict[tup
 
 @alone
 def test_a_replica_is_killed_under_load(request: pytest.FixtureRequest) -> None:
-    with served() as (process, address):
+    with serving(RUNNING, "--replicas", "2") as (process, address):
         texts: dict[tuple[int, int], str] = {}
         cut: dict[tuple[int, int], str] = {}
         clients = [threading.Thread(target=ask, args=(address, who, texts, cut)) for who in range(8)]
@@ -106,7 +87,10 @@ def test_a_replica_is_killed_under_load(request: pytest.FixtureRequest) -> None:
 
 @alone
 def test_conversations_stay_metrics_add_up_and_answers_end(request: pytest.FixtureRequest) -> None:
-    with served("--api-key", "secret") as (process, address), client(address, "secret") as asked:
+    with (
+        serving(RUNNING, "--replicas", "2", "--api-key", "secret") as (process, address),
+        client(address, "secret") as asked,
+    ):
         with pytest.raises(openai.AuthenticationError), client(address, "wrong") as stranger:
             stranger.models.list()
         for topic in "abcd":

@@ -1,48 +1,26 @@
 """``lookahead serve`` as a process of its own."""
 
-import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from helpers.cli import run
+from helpers.command import serving
 from helpers.serving import PROMPT, client, plain
 
 from lookahead.cli import common
 from lookahead.serve.server import check_address
 
-
-@contextmanager
-def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    given = [sys.executable, "-m", "lookahead", "serve", "--port", "0", *arguments]
-    process = subprocess.Popen(given, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-    try:
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.search(r"Serving \S+ at (http://127\.0\.0\.1:[1-9]\d*) ", line):
-                yield process, found[1]
-                break
-        else:
-            raise AssertionError("".join(lines))
-    finally:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+SERVING = r"Serving \S+ at (http://127\.0\.0\.1:[1-9]\d*) "
 
 
 def test_it_answers_and_stops_gracefully() -> None:
-    with command("--served-model-name", "mine") as (process, address), client(address) as openai:
+    with serving(SERVING, "--served-model-name", "mine") as (process, address), client(address) as openai:
         answer = openai.completions.create(model="mine", prompt=PROMPT, max_tokens=24, temperature=0)
         assert answer.choices[0].text == plain(PROMPT, max_new_tokens=24, do_sample=False)
         stream = openai.completions.create(
@@ -98,7 +76,7 @@ def test_a_draft_model_and_a_template(tmp_path: Path) -> None:
     assets = Path(__file__).parents[2] / "lookahead" / "assets" / "tiny-coder"
     begin = time.monotonic()
     arguments = "--draft", str(assets), "--dtype", "float32", "--chat-template", str(template)
-    with command(*arguments) as (_, address), client(address) as openai:
+    with serving(SERVING, *arguments) as (_, address), client(address) as openai:
         messages = [{"role": "user", "content": PROMPT}]
         settings = {"max_tokens": 24, "temperature": 0}
         answer = openai.chat.completions.create(model="tiny-coder", messages=messages, **settings)  # type: ignore[call-overload]
