@@ -6,10 +6,8 @@ from jacobi import Step
 from lookahead.draft.context import Drafts
 from lookahead.generation.call import Call
 from lookahead.generation.watch import PassRecords
-from lookahead.runtime.packing_schedule import PackingSchedule
-from lookahead.runtime.tracing.replay import TracedExecutor
-from lookahead.runtime.tracing.schedule import TraceSchedule
 from lookahead.runtime.tree import TreeModel
+from lookahead.runtime.upgrades import Upgrades
 from lookahead.stats import DecodingStats
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.streams import Stream
@@ -44,14 +42,10 @@ class Observers:
         self._drafts = drafts
         self._planner = planner = drafts.planner
         self._detailed = detail == "detailed"
-        self._traces: TraceSchedule | None = None
-        self._packing: PackingSchedule | None = None
+        self._upgrades: Upgrades | None = None
         if isinstance(model, TreeModel):
-            renewed = (lambda ms: None) if planner is None else planner.costs.renew
-            if packs:
-                self._packing = PackingSchedule(call.model, model.forward_pass, sequences.most_new, renewed)
-            if isinstance(model.executor, TracedExecutor):
-                self._traces = TraceSchedule(call.model, model.executor, call.batch, sequences.most_new, renewed)
+            renewed = [] if planner is None else [planner.costs.renew]
+            self._upgrades = Upgrades(call.model, model, packs, sequences.most_new, *renewed)
         self._stream = stream
         self._first = True
         self._before = [0] * sequences.batch
@@ -67,12 +61,9 @@ class Observers:
             self._tell(self._watched, step)
         if planner is not None and not self._first:
             planner.observe(step)
-        if not all(sequences.finished):
-            written = max(sequences.lengths())
-            if self._packing is not None and not self._first:
-                self._packing.see(sum(map(len, step.trees)), step.forward_ms, written)
-            if self._traces is not None:
-                self._traces.see(written)
+        if self._upgrades is not None and not all(sequences.finished):
+            nodes = 0 if self._first else sum(map(len, step.trees))
+            self._upgrades.see(nodes, step.forward_ms, max(sequences.lengths()))
         if planner is not None:
             planner.open(self._model.context)
             sequences.in_step = planner.in_step

@@ -1,0 +1,42 @@
+"""What makes passes on a CPU cheaper in the middle of a call, once the rest of it pays for that."""
+
+from collections.abc import Callable
+
+from transformers import PreTrainedModel
+
+from lookahead.runtime.packing_schedule import PackingSchedule
+from lookahead.runtime.tracing.replay import TracedExecutor
+from lookahead.runtime.tracing.schedule import TraceSchedule
+from lookahead.runtime.tree import TreeModel
+
+
+class Upgrades:
+    """Looks at every pass of one call's view of a ``model``, and goes over to packed weights and traces where they pay.
+
+    Args:
+        packs: passes may run on packed weights.
+        new_tokens: most tokens that the call writes.
+        renewed: is told the milliseconds that a change took.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        view: TreeModel,
+        packs: bool,
+        new_tokens: int,
+        renewed: Callable[[float], None] = lambda ms: None,
+    ) -> None:
+        forward, executor = view.forward_pass, view.executor
+        self._packing = PackingSchedule(model, forward, new_tokens, renewed) if packs else None
+        self._traces: TraceSchedule | None = None
+        if isinstance(executor, TracedExecutor):
+            self._traces = TraceSchedule(model, executor, forward.batch, new_tokens, renewed)
+
+    def see(self, nodes: int, ms: float, written: int) -> None:
+        """Take in a pass over ``nodes`` nodes in all, 0 for the prompt's, after which the longest sequence has
+        ``written`` tokens."""
+        if self._packing is not None and nodes:
+            self._packing.see(nodes, ms, written)
+        if self._traces is not None:
+            self._traces.see(written)
