@@ -8,12 +8,14 @@ from time import perf_counter
 import torch
 from transformers import PreTrainedModel
 
-from jacobi import Path, TokenTree
+from jacobi import Path, Scores, TokenTree
 from lookahead.models.traits import ModelTraits, boundary
+from lookahead.runtime.packing import packed_weights
 from lookahead.runtime.session import masked_inputs, read_prompt, unread
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.runtime.tree import TreeModel
+from lookahead.runtime.upgrades import Upgrades
 from lookahead.sources.base import Together
 from lookahead.sources.draft_model import BEST, Branch, DraftModelSource, Said
 from lookahead.sources.perturbed import Offer
@@ -73,7 +75,8 @@ class DraftTexts:
                           |                |  one
         an apple a        |  day           |  keeps - the
 
-    The prompts are read with the first question. ``closing`` is told how to free what the model holds.
+    The prompts are read with the first question. ``closing`` is told how to free what the model holds. As the model's
+    own, its passes are traced and run on packed weights where that pays, and ``traces`` and ``pack`` allow it.
     """
 
     def __init__(
@@ -83,14 +86,19 @@ class DraftTexts:
         batch: int,
         new_tokens: int,
         closing: Callable[[Callable[[], None]], object],
+        traces: bool = True,
+        pack: bool = True,
     ) -> None:
         self._model = model
         self._vocabulary = vocabulary
         self._traits = ModelTraits.of(model)
         self._new_tokens = new_tokens
         self._closing = closing
+        self._uses_traces = traces
+        self._packs = pack and self._traits.device.type == "cpu" and not self._traits.is_sharded
         self._texts = [_Text() for _ in range(batch)]
         self._view: TreeModel | None = None
+        self._upgrades: Upgrades | None = None
         self._ends: list[int] = []  # of each text, the first position that the draft model cannot be asked about
 
     def passes(self, row: int) -> "DraftPasses":
@@ -125,7 +133,7 @@ class DraftTexts:
             else:
                 tree, _ = text.tree([])
             trees.append(tree)
-        best = self._view.forward(trees).successors if nodes else None
+        best = self._forward(trees).successors if nodes else None
         said: dict[int, Sequence[Said | None]] = {row: [None] * len(branches) for row, branches in asked.items()}
         for row, each in nodes.items():
             assert best is not None  # it is asked for
@@ -147,6 +155,14 @@ class DraftTexts:
     def _askable(self, row: int) -> bool:
         return not self._ends or self._texts[row].length < self._ends[row]
 
+    def _forward(self, trees: Sequence[TokenTree]) -> Scores:
+        assert self._view is not None and self._upgrades is not None  # the prompts are read
+        start = perf_counter()
+        scores = self._view.forward(trees)
+        written = max(text.length - len(text.prompt) for text in self._texts)
+        self._upgrades.see(sum(map(len, trees)), 1e3 * (perf_counter() - start), written)
+        return scores
+
     def _read_prompts(self) -> TreeModel:
         model, traits = self._model, self._traits
         most = traits.depth_limit or 1 << 60
@@ -159,11 +175,13 @@ class DraftTexts:
         pads = [widest - len(each) for each in prompts]
         ids = torch.tensor([[0] * pad + each for pad, each in zip(pads, prompts, strict=True)], device=traits.device)
         mask = torch.tensor([[0] * pad + [1] * (widest - pad) for pad in pads], device=traits.device)
-        traces = traces_for(model, len(prompts), traits=traits)
+        packed = packed_weights(model) if self._packs else None
+        traces = traces_for(model, len(prompts), traits=traits, packed=packed) if self._uses_traces else None
         traced = None if traces is None else partial(TracedExecutor, traces)
         inputs = masked_inputs(traits, mask) if any(pads) else {}
-        view = unread(model, ids, self._new_tokens, static=None, traced=traced, **inputs)
+        view = unread(model, ids, self._new_tokens, static=None, traced=traced, packed=packed, **inputs)
         self._closing(view.close)
+        self._upgrades = Upgrades(model, view, self._packs, self._new_tokens)
         read_prompt(view, len(prompts))
         return view
 

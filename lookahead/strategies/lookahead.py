@@ -193,7 +193,7 @@ class Lookahead(AutomaticStrategy):
             return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES)
         draft = draft_model_for(call.model, self.draft_model)
         vocabulary = vocabulary_for(call.model, draft, self.tokenizers)
-        texts = DraftTexts(draft, vocabulary, len(call.rows), call.new_tokens, call.closing)
+        texts = DraftTexts(draft, vocabulary, len(call.rows), call.new_tokens, call.closing, self.traces, self.pack)
 
         def passes(row: RowContext) -> DraftPasses:
             return texts.passes(row.index)

@@ -270,6 +270,20 @@ def test_a_long_call_goes_over_to_packed_weights_in_its_middle(monkeypatch: pyte
     assert all(used)
 
 
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("traces", [True, False])
+def test_draft_models_are_run_as_the_model_is(traces: bool, pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the middle of the first call on, and as the strategy allows."""
+    monkeypatch.setattr(tracing, "_COST", 0.0)
+    monkeypatch.setattr(tracing, "_COMPARED", 0.0)
+    model, draft = fresh_model("llama").float(), fresh_model("llama").float()
+    strategy = Lookahead(draft_model=draft, sources=("draft",), nodes=4, traces=traces, pack=pack)
+    assert same_as_plain(model, prompts(1, 9), strategy, max_new_tokens=160)
+    assert bool(packing_of(draft).weights) == pack
+    made = [traces for traces in tracing._kept.of(draft) if traces.made and bool(traces.key[-1]) == pack]
+    assert bool(made) == traces
+
+
 @torch.no_grad()
 def test_a_torch_without_the_kernel_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(weight: torch.Tensor) -> torch.Tensor:
