@@ -117,6 +117,7 @@ class BestFirstTree:
         depths, most, heap, entries = tree.depths, len(times), list[Any](), 0  # which tells them apart
         offered, values = list[Proposed](), list[float]()
         states: list[Any] = [start() for start in self._roots]
+        weighs = bool(self._frontiers) and max(times) > times[0]  # else passes cost the same, whatever their trees
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value, node, token, expected = 1.0, 0, root, 1.0
         best, self.asked_ms = _Best(gain * expected, times[0], beside_ms), 0.0
@@ -127,10 +128,14 @@ class BestFirstTree:
             if depths[node] < room and (not node or (value > worth and value * _LIKELY > rest)):
                 if node:
                     states = list(map(call, steps, states, repeat(token)))
-                if self._frontiers:
-                    yield from self._expand(states, heap, depths, node, value, most, best, cheapest > 0.0)
                 proposed = list(map(call, proposers, states))
                 found = _odds(proposed, kinds)
+                if self._frontiers:
+                    promise = _FOUND / (1.0 + sum(found.values())), best.speed / calibration if weighs else 0.0
+                    yield from self._expand(states, heap, depths, node, value, most, *promise, best)
+                    for part, _ in self._frontiers:
+                        proposed[part] = proposers[part](states[part])
+                    found = _odds(proposed, kinds)
                 share, enough = value / (1.0 + sum(found.values())), max(worth, rest)
                 for candidate, each in found.items():
                     if each * share > enough:
@@ -166,20 +171,24 @@ class BestFirstTree:
         node: int,
         value: float,
         most: int,
+        finds: float,
+        rate: float,
         best: _Best,
-        weighs: bool,
     ) -> Growth[None]:
-        """Ask batch sources about a node and those that wait on its level; if it is to be weighed, only where that
-        promises more drafted tokens than its time is worth."""
-        rate = best.speed / self._acceptance.calibration if weighs else 0.0
+        """Ask batch sources about a node and those that wait on its level.
+
+        Asked they are where that promises more drafted tokens than its time is worth, at ``rate`` tokens a millisecond,
+        and in passing about nodes that promise their part of it. ``finds`` is the chance that they, and no other
+        source, have the right token below a node.
+        """
         for part, frontier in self._frontiers:
             if states[part] in frontier.made:
                 continue
-            level = (entry for entry in heap if depths[entry[2]] + 1 == depths[node])
+            price = rate * frontier.ask_ms / finds
+            level = (entry for entry in heap if depths[entry[2]] + 1 == depths[node] and -entry[0] * _WIDEST >= price)
             waiting = nsmallest(min(most - len(depths), _WIDEST), level)
             asked = [states[part], *(frontier.step(above[part], token) for _, _, _, token, above in waiting)]
-            promised = _FOUND * (value - sum(entry[0] for entry in waiting))
-            if node and promised < rate * frontier.ask_ms:
+            if node and value - sum(entry[0] for entry in waiting) < price:
                 frontier.leave(asked)
             else:
                 yield Ask(frontier, [state for state in dict.fromkeys(asked) if state not in frontier.made])

@@ -44,7 +44,7 @@ class Frontier:
         return getattr(self.source, "together", None)
 
     def propose(self, state: Any) -> Sequence[Candidate]:
-        return self.made[state]
+        return self.made.get(state, ())
 
 
 class Ask(NamedTuple):

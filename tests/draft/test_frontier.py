@@ -98,6 +98,43 @@ def test_no_more_is_asked_for_than_there_is_room_for() -> None:
     assert all(len(states) <= 3 for states in source.levels)
 
 
+CHAIN: Table = {(1,) * depth: [(1, 0)] for depth in range(12)}
+
+
+def asked_of(levels: Table, times: Sequence[float], ask_ms: float, other: Table | None = None) -> list[list[Any]]:
+    """What a batch source of this price, three in four of whose candidates are right, is asked for one tree; the
+    candidates of another source are right nine times in ten."""
+    source = BatchTable("dear", levels, (0.75, 0.1))
+    source.ask_ms = ask_ms  # type: ignore[attr-defined]
+    sources = [source, TableSource("free", other or {}, (0.9,))]
+    BestFirstTree(sources, Acceptance(sources)).grow(9, 99, times, least_slopes(times))
+    return source.levels
+
+
+@pytest.mark.parametrize("dip", [0.0, 0.3])
+def test_levels_are_asked_for_as_far_as_they_pay(dip: float) -> None:
+    """Also where a larger pass was seen to take less than a smaller one."""
+    times = [10.0 + 0.1 * size - dip * (size > 3) for size in range(30)]
+    depths = [len(asked_of(CHAIN, times, ask_ms)) for ask_ms in (0.01, 1.0, 4.0, 12.0)]
+    assert depths == sorted(depths, reverse=True)
+    assert depths[0] > 8
+    assert 1 < depths[2] < 6
+    assert depths[3] == 1, "the root, about which nothing is known"
+
+
+def test_little_is_asked_where_others_know() -> None:
+    times = [10.0 + 0.1 * size for size in range(30)]
+    alone, beside = asked_of(CHAIN, times, 2.0), asked_of(CHAIN, times, 2.0, CHAIN)
+    assert len(beside) < len(alone)
+
+
+def test_nodes_that_promise_little_are_not_asked_about_in_passing() -> None:
+    times = [10.0] * 12 + [11.0]
+    levels: Table = {(): [(1, 0), *((token, 1) for token in range(2, 10))], (1,): [(1, 0)]}
+    assert len(asked_of(levels, times, 0.001)[1]) == 9
+    assert asked_of(levels, times, 3.0)[1] == [(1,)]
+
+
 class Counter:
     """Knows the text of ``counting_model``; keeps what a draft model would keep of its nodes."""
 
