@@ -150,7 +150,8 @@ class AutomaticDrafter:
             credited = self._trees.learn(tree, path, self._values)
             if self._columns:  # what the trees' own candidates do not explain, the window's columns held
                 credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
-            self.credited.update(credited)
+            for name in credited:
+                self.credited[name] += 1
             refused = self._trees.asked and not self._values
             self._planner.learn(self._values, credited, self._columns, refused)
         self._written += len(path.tokens)

@@ -136,11 +136,12 @@ class BestFirstTree:
                     for part, _ in self._frontiers:
                         proposed[part] = proposers[part](states[part])
                     found = _odds(proposed, kinds)
-                share, enough = value / (1.0 + sum(found.values())), max(worth, rest)
+                share, enough = value / (1.0 + sum(found.values())), worth if worth > rest else rest
                 for candidate, each in found.items():
-                    if each * share > enough:
+                    worthy = each * share
+                    if worthy > enough:
                         entries += 1
-                        heappush(heap, (-each * share, entries, node, candidate, states))
+                        heappush(heap, (-worthy, entries, node, candidate, states))
             offered.append(proposed)
             left = most - len(depths)
             if not heap or left <= 0:
@@ -228,8 +229,9 @@ class BestFirstTree:
     def _first(self, proposed: Proposed, token: int) -> Source | None:
         """The first source that has proposed a token."""
         for source, candidates in zip(self._used, proposed, strict=False):
-            if any(candidate == token for candidate, _ in candidates):
-                return source
+            for candidate, _ in candidates:
+                if candidate == token:
+                    return source
         return None
 
     def catch_up(self) -> None:
@@ -280,5 +282,9 @@ def _odds(proposed: Proposed, kinds: Sequence[tuple[Sequence[float], Sequence[fl
             continue
         for token, kind in candidates:
             known = odds.get(token)
-            odds[token] = first[kind] if known is None else min(MOST_ODDS, known * agreeing[kind])
+            if known is None:
+                odds[token] = first[kind]
+            else:
+                both = known * agreeing[kind]
+                odds[token] = both if both < MOST_ODDS else MOST_ODDS
     return odds

@@ -68,15 +68,11 @@ class TreeWorth:
 
     def learn(self, values: Sequence[float], most: int) -> None:
         """Take in the values of one tree, which had room for ``most`` nodes."""
-        self.nodes += (1.0 - _FADE) * (len(values) - self.nodes)
-        worth = self._values
-        for place, value in enumerate(values):
-            if place < len(worth):
-                worth[place] += (1.0 - _FADE) * (value - worth[place])
-            else:
-                worth.append(value)
-        for place in range(len(values), min(len(worth), most)):
-            worth[place] *= _FADE  # there was room, and no candidate
+        count, known = len(values), self._values
+        self.nodes += (1.0 - _FADE) * (count - self.nodes)
+        worth = [old + (1.0 - _FADE) * (value - old) for old, value in zip(known, values, strict=False)]
+        missing = [_FADE * old for old in known[count:most]]  # there was room, and no candidate
+        self._values = [*worth, *values[len(known) :], *missing, *known[max(count, most) :]]
 
     def expected(self, nodes: int) -> float:
         """Tokens that trees of so many drafted nodes brought of late."""

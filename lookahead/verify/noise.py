@@ -54,8 +54,9 @@ class Noise:
         """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``;
         ``ahead``: not all of them may be written."""
         self._resume()
-        self._like = like.new_empty((0, like.shape[-1]))
-        self._bytes_each = self._sequences.batch * like.shape[-1] * like.element_size()
+        if self._like is None:
+            self._like = like.new_empty((0, like.shape[-1]))
+            self._bytes_each = self._sequences.batch * like.shape[-1] * like.element_size()
         generator, shape = self._generator, (self._sequences.batch, like.shape[-1])
         while self._drawn <= max(index for _, index in at):
             if ahead or self.keeps_states:
@@ -178,7 +179,7 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 def _bytes(state: Tensor) -> bytes:
-    return bytes(state.numpy().tobytes())
+    return state.numpy().tobytes()
 
 
 @cache

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from typing import Literal
 
 import torch
@@ -73,9 +74,8 @@ def _argmax(lines: Tensor) -> Tensor:
     return lines.argmax(-1, keepdim=True)
 
 
-def _packed(tokens: Tensor, chances: Tensor | None) -> Tensor:
-    # Where one chance is not finite, none is.
-    return tokens.int() if chances is None else torch.cat([tokens.int(), chances[:, :1].isfinite().int()], dim=1)
+def _packed(tokens: Tensor, firsts: Tensor | None) -> Tensor:
+    return tokens.int() if firsts is None else torch.cat([tokens.int(), firsts.isfinite().int()], dim=1)
 
 
 def _branch(tree: TokenTree, node: int) -> list[int]:
@@ -116,6 +116,7 @@ class Sampler:
         self._row_processors = RowProcessors(processors, sequences.prompt_length)
         self._generator = generator
         self._prefix_free = kinds <= PREFIX_FREE
+        self._no_text = torch.zeros((1, 1), dtype=torch.long, device=sequences.device)  # for those that look at none
         self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
         self.looks = not (self.is_argmax or watched or (sample and self.noise is None))
         self._everywhere = everywhere
@@ -138,8 +139,7 @@ class Sampler:
         processed = self.process(places, raw, trees)
         if self.records:
             self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
-        tokens, chances = self._chosen(trees, places, processed, ahead=True)
-        chosen = _packed(tokens, chances).view(batch, nodes, -1)
+        chosen = _packed(*self._chosen(trees, places, processed, ahead=True)).view(batch, nodes, -1)
         if self.noise is not None and depths is not None:  # other parts may write so many tokens
             last = max(self.noise.reachable(row, depth) for row, depth in enumerate(depths))
             self.noise.lines([(0, last)], processed, ahead=True)
@@ -167,17 +167,17 @@ class Sampler:
         return [self._sequences.pad if done else token for token, done in zip(tokens, finished, strict=True)]
 
     def _read(self, now: Pass, places: Sequence[Place]) -> list[int]:
-        if self.noise is not None and self.noise.is_stale():
+        if now.scores.beside and self.noise is not None and self.noise.is_stale():
             now.scores.beside = ()  # chosen by other numbers than are drawn now
         if not now.scores.beside:
             processed = self.processed(now, places)
             if self._own_draws:
                 return self._rejected(now, places, processed.softmax(-1))
-            tokens, chances = self._chosen(now.trees, places, processed)
-            if chances is not None and on_host(chances.device):
-                self._check_chances(chances[:, 0].isfinite().tolist(), [row for row, _ in places])
+            tokens, firsts = self._chosen(now.trees, places, processed)
+            if firsts is not None and on_host(firsts.device):
+                self._check_chances(list(map(isfinite, firsts.flatten().tolist())), [row for row, _ in places])
                 return list(tokens.flatten().tolist())
-            chosen = fetch(_packed(tokens, chances))
+            chosen = fetch(_packed(tokens, firsts))
         else:
             rows, nodes = zip(*places, strict=True)
             chosen = now.scores.beside[0][list(rows), list(nodes)]
@@ -204,20 +204,22 @@ class Sampler:
         for (sampler, _, (row, _)), line in zip(choices, chances, strict=True):
             assert sampler.noise is not None  # as alike says
             lines.append(sampler.noise.lines([(row, len(sampler._sequences.written[row]))], line[None]))
-        packed = fetch(_packed(_argmax(chances / torch.cat(lines)), chances))
+        firsts = chances[:, :1].clone()
+        packed = fetch(_packed(_argmax(chances.div_(torch.cat(lines))), firsts))
         return list(packed[:, 0].tolist()) if packed[:, 1].all() else None
 
     def _chosen(
         self, trees: Sequence[TokenTree], places: Sequence[Place], processed: Tensor, ahead: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens ``[place, 1]``, and if they are drawn, from what: probabilities ``[place, vocab]``."""
+        """Tokens ``[place, 1]``, and if they are drawn, each place's first probability ``[place, 1]``: where one is not
+        finite, none is."""
         if not self._sample:
             return _argmax(processed), None
         chances = processed.softmax(-1)
         if self.noise is None:
-            return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), chances
-        at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
-        return _argmax(chances / self.noise.lines(at, chances, ahead)), chances
+            return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), chances[:, :1]
+        at, firsts = [(row, self._index(trees, row, node, ahead)) for row, node in places], chances[:, :1].clone()
+        return _argmax(chances.div_(self.noise.lines(at, chances, ahead))), firsts
 
     def _index(self, trees: Sequence[TokenTree], row: int, node: int, ahead: bool) -> int:
         if ahead and self.noise is not None:
@@ -240,7 +242,7 @@ class Sampler:
         return processed
 
     def logits(self, now: Pass, places: Sequence[Place]) -> Tensor:
-        """The logits ``[place, vocab]``, which processors may write into; an error if they are NaN."""
+        """The logits ``[place, vocab]`` as processors may have them; an error if they are NaN."""
         self.check_finite(now, places)
         logits = now.scores.logits
         if len(places) == 1:
@@ -251,12 +253,14 @@ class Sampler:
         return self._copied(logits[rows, nodes])
 
     def _copied(self, logits: Tensor) -> Tensor:
-        return logits.to(copy=True, dtype=torch.float32, device=self._sequences.device)
+        """Logits in float32; a copy where they are recorded, or processors may write into them."""
+        copy = bool(self.records) or not self._prefix_free
+        return logits.to(copy=copy, dtype=torch.float32, device=self._sequences.device)
 
     def process(self, places: Sequence[Place], raw: Tensor, below: Sequence[TokenTree] | None = None) -> Tensor:
         """What processors make of logits ``[place, vocab]`` after each row's text (and its path in ``below``)."""
         if self._prefix_free:
-            return self._processors(torch.zeros((len(raw), 1), dtype=torch.long, device=raw.device), raw)
+            return self._processors(self._no_text, raw)
         if self._lockstep and below is None:
             return self._processors(self._sequences.prefixes(), raw)
         rows = [row for row, _ in places]

@@ -176,9 +176,10 @@ class Verifier:
                 yield from self._walk(now, rows)
         for row in (row for row, done in enumerate(finished) if done and self._sequences.behind(row)):
             self._pad(now, row)
-        nothing = torch.zeros((1, 1), dtype=torch.long)  # on the host, where a clock need not be waited for
-        if self._sequences.slowest() and any(bool(clock(nothing, None)) for clock in self._clocks):
-            self._sequences.cut(now.paths)
+        if self._clocks and self._sequences.slowest():
+            nothing = torch.zeros((1, 1), dtype=torch.long)  # on the host, where a clock need not be waited for
+            if any(bool(clock(nothing, None)) for clock in self._clocks):
+                self._sequences.cut(now.paths)
         if noise is not None:
             noise.forget()
 

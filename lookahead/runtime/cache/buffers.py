@@ -7,6 +7,7 @@ the whole model, and while the buffers grow, one after the other, only a part of
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,11 +58,13 @@ class LayerBuffer:
         span: first and last-plus-one slot of the pass that the views below are for.
         fresh: for each entry, the slots of the pass; unused with static shapes.
         history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
+        bytes: the buffer on the host as NumPy sees it, whose copies cost a fraction of torch's; None on a device.
     """
 
     def __init__(self, kind: Hashable, buffer: Tensor, extent: Extent) -> None:
         self.kind = kind
         self.buffer = buffer
+        self.bytes = _bytes(buffer)
         self.used = 0
         self.rows = buffer.shape[1]
         self.extent = extent
@@ -139,7 +142,12 @@ class LayerBuffer:
             shape = (entries, rows, old.shape[2], capacity, old.shape[4])
             buffer = old.new_zeros(shape, pin_memory=old.is_pinned())
             buffer[:, : self.rows, :, :slots] = old[:entries, : self.rows]
-        self.buffer = buffer
+        self.buffer, self.bytes = buffer, _bytes(buffer)
+
+
+def _bytes(buffer: Tensor) -> np.ndarray | None:
+    found: np.ndarray | None = buffer.view(torch.uint8).numpy() if buffer.device.type == "cpu" else None
+    return found
 
 
 class Store:

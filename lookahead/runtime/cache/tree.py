@@ -119,6 +119,10 @@ class TreeCache(Cache):
         """Copy ``slots`` of a sequence, in rising order, to ``start`` and the slots after it, which lie before them."""
         places: dict[torch.device, Tensor] = {}
         for group in self._groups:
+            if group.bytes is not None:
+                held = group.bytes[:, row]
+                held[:, :, start : start + len(slots)] = held.take(slots, 2)
+                continue
             states = group.buffer.select(1, row)
             if len(slots) <= _FEW:
                 for target, slot in enumerate(slots, start):
