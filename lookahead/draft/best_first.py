@@ -24,8 +24,8 @@ from lookahead.draft.replays import Cut
 from lookahead.sources.base import Candidate, Source, is_batch
 from lookahead.sources.checked import CheckedSource
 
-_WIDEST = 16  # nodes that wait beside one, about which a batch source is asked with it
-_FOUND = 0.7  # of the chance that a node is visited, to have a right candidate below it
+_WIDEST = 16  # nodes that wait beside one, about which a batch source is asked with it at most
+_FOUND = 0.7  # chance that a batch source has a right candidate below a node, where others have none
 
 Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for a node; empty if none was asked
 
@@ -115,13 +115,10 @@ class BestFirstTree:
         kinds = [(odds[offset::SLOTS], odds[offset + 1 :: SLOTS]) for offset in self._offsets]
         tree = TokenTree(root)
         depths, most, heap, entries = tree.depths, len(times), list[Any](), 0  # which tells them apart
-        offered, values = list[Proposed](), list[float]()
-        states: list[Any] = [start() for start in self._roots]
-        weighs = bool(self._frontiers) and max(times) > times[0]  # else passes cost the same, whatever their trees
+        offered, values, states = list[Proposed](), list[float](), [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
-        value, node, token, expected = 1.0, 0, root, 1.0
-        best, self.asked_ms = _Best(gain * expected, times[0], beside_ms), 0.0
-        rest, look = 0.0, most  # what is worth no more has no place any more; nodes left, at which that is looked at
+        value, node, token, expected, rest = 1.0, 0, root, 1.0, 0.0  # what is worth no more than rest has no place left
+        best, self.asked_ms, look = _Best(gain * expected, times[0], beside_ms), 0.0, most  # nodes left, to look again
         while True:
             proposed: Proposed = ()
             worth = max(floor, best.speed * cheapest / calibration)
@@ -129,13 +126,11 @@ class BestFirstTree:
                 if node:
                     states = list(map(call, steps, states, repeat(token)))
                 proposed = list(map(call, proposers, states))
-                found = _odds(proposed, kinds)
                 if self._frontiers:
-                    promise = _FOUND / (1.0 + sum(found.values())), best.speed / calibration if weighs else 0.0
-                    yield from self._expand(states, heap, depths, node, value, most, *promise, best)
-                    for part, _ in self._frontiers:
-                        proposed[part] = proposers[part](states[part])
-                    found = _odds(proposed, kinds)
+                    rate = best.speed / calibration if node and times[-1] > times[0] else 0.0
+                    level = [entry for entry in heap if depths[entry[2]] + 1 == depths[node]]
+                    yield from self._expand(states, proposed, kinds, value, level, most - len(depths), rate, best)
+                found = _odds(proposed, kinds)
                 share, enough = value / (1.0 + sum(found.values())), worth if worth > rest else rest
                 for candidate, each in found.items():
                     worthy = each * share
@@ -167,34 +162,34 @@ class BestFirstTree:
     def _expand(
         self,
         states: list[Any],
-        heap: list[Any],
-        depths: list[int],
-        node: int,
+        proposed: list[Any],
+        kinds: Sequence[tuple[Sequence[float], Sequence[float]]],
         value: float,
-        most: int,
-        finds: float,
+        level: list[Any],
+        room: int,
         rate: float,
         best: _Best,
     ) -> Growth[None]:
-        """Ask batch sources about a node and those that wait on its level.
+        """Ask batch sources about a node and the best of those that wait on its ``level``, while there is ``room``; put
+        what they say of the node beside what others have ``proposed``.
 
-        Asked they are where that promises more drafted tokens than its time is worth, at ``rate`` tokens a millisecond,
-        and in passing about nodes that promise their part of it. ``finds`` is the chance that they, and no other
-        source, have the right token below a node.
+        They are asked where that promises more drafted tokens, beyond those that others know, than its time is worth at
+        ``rate`` tokens a millisecond; and in passing only about nodes that promise their part of it.
         """
+        missed = _FOUND / (1.0 + sum(_odds(proposed, kinds).values()))
         for part, frontier in self._frontiers:
             if states[part] in frontier.made:
                 continue
-            price = rate * frontier.ask_ms / finds
-            level = (entry for entry in heap if depths[entry[2]] + 1 == depths[node] and -entry[0] * _WIDEST >= price)
-            waiting = nsmallest(min(most - len(depths), _WIDEST), level)
+            price = rate * frontier.ask_ms / missed
+            waiting = nsmallest(min(room, _WIDEST), (entry for entry in level if -entry[0] * _WIDEST >= price))
             asked = [states[part], *(frontier.step(above[part], token) for _, _, _, token, above in waiting)]
-            if node and value - sum(entry[0] for entry in waiting) < price:
+            if value - sum(entry[0] for entry in waiting) < price:
                 frontier.leave(asked)
             else:
                 yield Ask(frontier, [state for state in dict.fromkeys(asked) if state not in frontier.made])
                 self.asked_ms += frontier.ask_ms
                 best.spend(frontier.ask_ms)
+            proposed[part] = self._proposers[part](states[part])
 
     def learn(self, tree: TokenTree, path: Path, values: Sequence[float]) -> list[str]:
         """Learn from the path kept of the tree grown last, and name the source of each accepted token."""
