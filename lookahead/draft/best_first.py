@@ -131,12 +131,11 @@ class BestFirstTree:
                     level = [entry for entry in heap if depths[entry[2]] + 1 == depths[node]]
                     yield from self._expand(states, proposed, kinds, value, level, most - len(depths), rate, best)
                 found = _odds(proposed, kinds)
-                share, enough = value / (1.0 + sum(found.values())), worth if worth > rest else rest
+                share, enough = value / (1.0 + sum(found.values())), max(worth, rest)
                 for candidate, each in found.items():
-                    worthy = each * share
-                    if worthy > enough:
+                    if each * share > enough:
                         entries += 1
-                        heappush(heap, (-worthy, entries, node, candidate, states))
+                        heappush(heap, (-each * share, entries, node, candidate, states))
             offered.append(proposed)
             left = most - len(depths)
             if not heap or left <= 0:
@@ -224,9 +223,8 @@ class BestFirstTree:
     def _first(self, proposed: Proposed, token: int) -> Source | None:
         """The first source that has proposed a token."""
         for source, candidates in zip(self._used, proposed, strict=False):
-            for candidate, _ in candidates:
-                if candidate == token:
-                    return source
+            if any(candidate == token for candidate, _ in candidates):
+                return source
         return None
 
     def catch_up(self) -> None:
@@ -277,9 +275,5 @@ def _odds(proposed: Proposed, kinds: Sequence[tuple[Sequence[float], Sequence[fl
             continue
         for token, kind in candidates:
             known = odds.get(token)
-            if known is None:
-                odds[token] = first[kind]
-            else:
-                both = known * agreeing[kind]
-                odds[token] = both if both < MOST_ODDS else MOST_ODDS
+            odds[token] = first[kind] if known is None else min(MOST_ODDS, known * agreeing[kind])
     return odds
