@@ -1,7 +1,10 @@
 """``lookahead chat``: a conversation with a model in the terminal."""
 
+import signal
+import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -153,7 +156,7 @@ class Talk:
         if not self.plain:
             given["lookahead_strategy"] = self.strategy
         try:
-            with watching(voice.see):
+            with _stopped_by_interrupts(voice), watching(voice.see):
                 output = self.model.generate(
                     input_ids=inputs,
                     attention_mask=torch.ones_like(inputs),
@@ -205,6 +208,7 @@ class _Voice(BaseStreamer):
         self._drafted: deque[bool] = deque()
         self._prompt_seen = False
         self.text, self.count = "", 0
+        self.is_stopped = False
         self.seen = DecodingStats()  # all that is known of an answer that is stopped
 
     def see(self, record: Pass) -> None:
@@ -213,6 +217,8 @@ class _Voice(BaseStreamer):
         self._drafted.extend(place < written - 1 for place in range(written))
 
     def put(self, value: Any) -> None:
+        if self.is_stopped:
+            raise KeyboardInterrupt
         if not self._prompt_seen:
             self._prompt_seen = True
             return
@@ -232,6 +238,25 @@ class _Voice(BaseStreamer):
         if piece:
             self.text += piece
             self._console.print(Text(piece, style=style), end="", soft_wrap=True)
+
+
+@contextmanager
+def _stopped_by_interrupts(voice: _Voice) -> Iterator[None]:
+    """Ctrl-C ends what the voice says, at the next token at the latest: a KeyboardInterrupt that is raised in a
+    callback of the garbage collector is lost."""
+    if threading.current_thread() is not threading.main_thread():  # signals come to the main thread alone
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        voice.is_stopped = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _counted(record: Pass) -> DecodingStats:

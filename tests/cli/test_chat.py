@@ -1,8 +1,10 @@
 """``lookahead chat`` in a terminal of its own."""
 
+import contextlib
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -67,6 +69,29 @@ def test_interrupts_end_the_answer_alone(terminal: Any) -> None:
     assert "tokens in" in said(terminal, "/stats")
     terminal.sendeof()
     terminal.expect(pexpect.EOF)
+
+
+class Swallowing(chat._Voice):
+    """Ctrl-C after the twentieth token, in the middle of something that hears of no error."""
+
+    def put(self, value: Any) -> None:
+        super().put(value)
+        if self.count == 20:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_lost_interrupt_ends_the_answer(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
+    written = io.StringIO()
+    settings = {"max_new_tokens": 60, "do_sample": False, "sequence_bias": {(0,): -100.0}}
+    talk = chat.Talk(*bundled(), Lookahead(nodes=7), settings, Console(file=written), plain=plain)
+    monkeypatch.setattr(chat, "_Voice", Swallowing)
+    before = signal.getsignal(signal.SIGINT)
+    talk.answer("class Stack:")
+    assert "20 tokens in" in talk.told() and written.getvalue().rstrip().endswith("[stopped]")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 class Interrupted(chat._Voice):
