@@ -15,13 +15,14 @@ _FADE = 0.97  # of what the text's usual tokens are, from token to token; 0.95 a
 _USUAL = 512  # of them that are asked; with 128, S is 3 % lower
 _REFRESH = 16  # tokens after which these are chosen again
 _LARGEST = 1e20
-# Shares that were right on the bundled model (code and prose at temperatures from 0.6 to 1.0), rounded, by bin: where
-# the context of one, two or three tokens is known, and where it is new.
+# By bin, where the context of one, two or three tokens is known, and where it is new: the chances of lone candidates
+# that explain best which of a node's candidates were right (bundled model, code and prose at temperatures of 0.6 to
+# 1.0; the two lowest bins, which are not proposed, hold shares that were right).
 _PRIORS = (
-    (0.01, 0.017, 0.03, 0.045, 0.11, 0.22, 0.40, 0.52, 0.57, 0.65, 0.70, 0.75),
-    (0.009, 0.018, 0.022, 0.045, 0.10, 0.30, 0.60, 0.72, 0.80, 0.80, 0.82, 0.90),
-    (0.003, 0.015, 0.02, 0.042, 0.13, 0.34, 0.70, 0.87, 0.93, 0.90, 0.96, 0.95),
-    (0.004, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.30, 0.35, 0.40, 0.40, 0.40),
+    (0.01, 0.017, 0.046, 0.073, 0.186, 0.346, 0.498, 0.535, 0.560, 0.56, 0.577, 0.697),
+    (0.009, 0.018, 0.055, 0.090, 0.230, 0.460, 0.646, 0.675, 0.688, 0.780, 0.799, 0.871),
+    (0.003, 0.015, 0.064, 0.133, 0.279, 0.537, 0.761, 0.798, 0.842, 0.890, 0.933, 0.982),
+    (0.004, 0.01, 0.035, 0.049, 0.080, 0.124, 0.155, 0.254, 0.336, 0.42, 0.42, 0.456),
 )
 _NEW = 3 * BINS  # the first kind of a candidate in a new context
 
