@@ -26,6 +26,21 @@ pytestmark = [
 ]
 
 
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs such weights on this machine: bfloat16 needs AVX-512 or AVX-NE-CONVERT."""
+    try:
+        packing._pack(torch.zeros(16, 16, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
+
+
+DTYPES = [
+    pytest.param(dtype, marks=pytest.mark.skipif(not packs(dtype), reason=f"this CPU packs no {dtype}"))
+    for dtype in (torch.float32, torch.bfloat16)
+]
+
+
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are large enough, and one pass has paid for packing."""
@@ -46,7 +61,7 @@ def model_of(dtype: torch.dtype = torch.float32, name: str = "llama") -> Any:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "gemma3"])
 def test_a_twin_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
     model = model_of(dtype, name)
@@ -154,12 +169,15 @@ def test_passes_over_one_node_may_stay_as_they_are() -> None:
         assert torch.equal(single, view.forward([bushy_tree(1, 48)]).logits)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("large", "rounds"), [(1 << 40, 16), (0, 4)])
-def test_a_trial_measures_and_compares(large: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_measures_and_compares(
+    large: int, rounds: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a small model every shape is tried, of a large one only the largest layer but the output's."""
     monkeypatch.undo()
     monkeypatch.setattr(packing, "_LARGE_BYTES", large)
-    layers = [module for module in fresh_model("llama").to(torch.bfloat16).modules() if type(module) is nn.Linear]
+    layers = [module for module in fresh_model("llama").to(dtype).modules() if type(module) is nn.Linear]
     shapes = {layer.weight.shape for layer in layers}
     tried = []
     compared = packing._compared
