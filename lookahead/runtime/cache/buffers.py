@@ -58,13 +58,14 @@ class LayerBuffer:
         span: first and last-plus-one slot of the pass that the views below are for.
         fresh: for each entry, the slots of the pass; unused with static shapes.
         history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
-        bytes: the buffer on the host as NumPy sees it, whose copies cost a fraction of torch's; None on a device.
+        items: the buffer on the host as NumPy sees it, ``[batch, slot, entry, head]`` of a head's channels in one, whose
+            copies cost a fraction of torch's; None on a device.
     """
 
     def __init__(self, kind: Hashable, buffer: Tensor, extent: Extent) -> None:
         self.kind = kind
         self.buffer = buffer
-        self.bytes = _bytes(buffer)
+        self.items = _items(buffer)
         self.used = 0
         self.rows = buffer.shape[1]
         self.extent = extent
@@ -142,12 +143,14 @@ class LayerBuffer:
             shape = (entries, rows, old.shape[2], capacity, old.shape[4])
             buffer = old.new_zeros(shape, pin_memory=old.is_pinned())
             buffer[:, : self.rows, :, :slots] = old[:entries, : self.rows]
-        self.buffer, self.bytes = buffer, _bytes(buffer)
+        self.buffer, self.items = buffer, _items(buffer)
 
 
-def _bytes(buffer: Tensor) -> np.ndarray | None:
-    found: np.ndarray | None = buffer.view(torch.uint8).numpy() if buffer.device.type == "cpu" else None
-    return found
+def _items(buffer: Tensor) -> np.ndarray | None:
+    if buffer.device.type != "cpu" or not buffer.numel():
+        return None
+    channels: np.ndarray = buffer.view(torch.uint8).numpy()
+    return channels.view(np.dtype((np.void, channels.shape[-1])))[..., 0].transpose(1, 3, 0, 2)
 
 
 class Store:

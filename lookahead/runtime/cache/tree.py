@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, EncoderDecoderCache, StaticLayer
@@ -22,6 +23,7 @@ from jacobi import LookaheadError
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.buffers import Allocate, Extent, LayerBuffer, Store
 from lookahead.runtime.cache.layers import EMPTY_LAYERS, TreeLayer
+from lookahead.runtime.scores import send
 
 _FEW = 4  # slots that are copied one by one, which takes less than an index of them
 
@@ -105,32 +107,29 @@ class TreeCache(Cache):
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
         """Append slots ``base + node`` of the last pass to each sequence, for its ``chosen`` nodes, root first."""
-        for row, nodes in enumerate(chosen):
-            start = self.lengths[row]
-            self.lengths[row] = start + len(nodes)
-            slots = [self.base + node for node in nodes]
-            settled = next((place for place, slot in enumerate(slots) if slot != start + place), len(slots))
-            slots, start = slots[settled:], start + settled
-            if slots:
-                self._move_row(row, slots, start)
-        self.base = max(self.lengths)
+        moves = [(row, *pair) for row, pairs in enumerate(self.advance(chosen)) for pair in pairs]
+        if moves:
+            self._copy(moves)
 
-    def _move_row(self, row: int, slots: Sequence[int], start: int) -> None:
-        """Copy ``slots`` of a sequence, in rising order, to ``start`` and the slots after it, which lie before them."""
-        places: dict[torch.device, Tensor] = {}
+    def _copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy slots of all entries at once, given as (row, from, to): ``to`` lies before ``from``, and both rise."""
+        places = np.array(moves).T
+        devices: dict[torch.device, Tensor] = {}
         for group in self._groups:
-            if group.bytes is not None:
-                held = group.bytes[:, row]
-                held[:, :, start : start + len(slots)] = held.take(slots, 2)
-                continue
-            states = group.buffer.select(1, row)
-            if len(slots) <= _FEW:
-                for target, slot in enumerate(slots, start):
-                    states.select(2, target).copy_(states.select(2, slot))
-                continue
-            if states.device not in places:
-                places[states.device] = torch.tensor(slots, device=states.device)
-            states.narrow(2, start, len(slots)).copy_(states.index_select(2, places[states.device]))
+            if group.items is not None:
+                rows, sources, targets = places
+                group.items[rows, targets] = group.items[rows, sources]
+            elif len(moves) <= _FEW:
+                for row, source, target in moves:
+                    states = group.buffer.select(1, row)
+                    states.select(2, target).copy_(states.select(2, source))
+            else:
+                device = group.buffer.device
+                if device not in devices:
+                    devices[device] = send(places, device)
+                slots = group.buffer.permute(1, 3, 0, 2, 4)
+                rows, sources, targets = devices[device].unbind(0)
+                slots[rows, targets] = slots[rows, sources]
 
     def advance(self, chosen: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
         """Like :meth:`keep`, but return each sequence's copies, (from slot, to slot) rising, for :meth:`move`."""
