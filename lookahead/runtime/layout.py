@@ -91,6 +91,18 @@ class Layout:
         if self._find_boundary is not None:
             self.boundary = self._find_boundary(past, highest)
 
+    def keep_prompts(self, behind: Sequence[int]) -> None:
+        """Keep prompts whole that were read in one pass, with so many slots of padding ``behind`` each::
+
+        slot             0  1  2  3  4
+        sequence 0       a  b  c  -  -      2 behind
+        sequence 1       d  e  f  g  h      0 behind
+        """
+        self.positions = [last + 1 - padding for last, padding in zip(self.positions, behind, strict=True)]
+        self.cache.keep_prompts(behind)
+        if self.visible is not None:
+            self.visible &= np.arange(self.visible.shape[1]) < np.array(self.cache.lengths)[:, None]
+
     def holds(self, row: int) -> bool:
         """Whether a sequence has reached the boundary, where it waits until all have come as far."""
         return self.boundary is not None and self.cache.lengths[row] >= self.boundary[0]
@@ -151,14 +163,14 @@ class Layout:
             self.visible[row, start : start + count] = True
 
     def join(self, other: "Layout", most: int) -> None:
-        """Take in the one sequence of another layout, behind those that are here; there are ``most`` at most."""
+        """Take in another layout's sequences, behind those that are here; there are ``most`` at most."""
         if not self.positions:
             self.cache, self.visible = other.cache, other.visible
         else:
-            length = other.cache.lengths[0]
-            theirs = np.ones((1, length), bool) if other.visible is None else other.visible[:, :length]
+            slots = other.cache.base
+            theirs = np.ones((1, slots), bool) if other.visible is None else other.visible[:, :slots]
             ours = np.ones((1, self.cache.base), bool) if self.visible is None else self.visible
-            columns = max(ours.shape[1], length)
+            columns = max(ours.shape[1], slots)
             wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in (ours, theirs)]
             self.visible = np.concatenate(wide)
             join(self.cache, other.cache, most)

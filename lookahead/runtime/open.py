@@ -48,6 +48,7 @@ def open_tree(
     static: bool | None = None,
     traced: Callable[[TreeForward, str], Executor] | None = None,
     packed: Packed | None = None,
+    spread: int = 0,
 ) -> TreeModel:
     """A model that follows trees; call its ``close()`` when the call is over.
 
@@ -56,6 +57,7 @@ def open_tree(
         static: fixed shapes, on CUDA as graphs: None = on CUDA where possible, True = or an error, False = never.
         traced: makes the executor of passes that are given nothing special; None = they are run eagerly.
         packed: the model's packed weights, for passes with shapes that follow the text; None = there are none.
+        spread: by how much the longest prompt exceeds the shortest, where they are padded on the right.
 
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
@@ -68,7 +70,7 @@ def open_tree(
     make: Any = TreeForward
     if traits.is_encoder_decoder:
         make = partial(EncoderDecoderForward, cross=getattr(prompt.cache, "cross_attention_cache", None))
-    logits = wants.prompt_top_k if wants.top_k else 1
+    logits = (wants.prompt_top_k if wants.top_k else 1) + spread
     given = prompt.input_ids, prompt.config, prompt.kwargs
     forward: TreeForward = make(model, traits, layout, *given, hidden, prompt.cache, logits)
     reason = dynamic_reason(static, model, traits) or _prompt_reason(prompt, cache.on_host) or rejection(forward)

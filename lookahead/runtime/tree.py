@@ -134,13 +134,25 @@ class TreeModel:
         return self._layout.cache.base if self._plain is None else int(self._plain.cache.get_seq_length())
 
     def prefill(self) -> Scores:
+        return prompt_scores(self._read(), self._prompt_top_k)
+
+    def prefill_apart(self, behind: Sequence[int], tokens: int) -> list[Scores]:
+        """Read prompts with so many tokens of padding ``behind`` each, and keep them whole: no token sees what comes
+        after it, so each is read as it would be alone. Each one's scores, with what its last ``tokens`` lead to."""
+        logits = self._read()
+        self._layout.keep_prompts(behind)
+        ends = [logits.shape[1] - padding for padding in behind]
+        parts = [logits[row : row + 1, max(0, end - tokens) : end] for row, end in enumerate(ends)]
+        return [prompt_scores(part, self._prompt_top_k) for part in parts]
+
+    def _read(self) -> Tensor:
         forward = self.forward_pass
         self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
         forward.load()
         logits = forward.prefill()
         self._past = self._layout.cache.get_seq_length()
         self.executor.open()
-        return prompt_scores(logits, self._prompt_top_k)
+        return logits
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
         return self.launch(trees)()

@@ -1,6 +1,6 @@
 """The rows that are being written: what sizes their trees, and the passes they share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
@@ -14,6 +14,7 @@ from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory, borrowed
 from lookahead.draft.planner import Planner
 from lookahead.models.traits import ModelTraits
+from lookahead.scheduling.prompts import Asked, groups, read
 from lookahead.scheduling.rows import Row, part_of
 from lookahead.scheduling.shared import SharedPasses
 from lookahead.strategies.automatic import AutomaticStrategy
@@ -38,6 +39,7 @@ class Rows:
         self._planners: dict[tuple[int, int | None, int], Planner] = {}
         self._planner: Planner | None = None
         self._changed = False  # rows have joined or left since the last pass
+        self._reading = False  # rows are about to join
 
     def memory(self, remember: bool) -> Memory:
         """What drafts have learnt on the model, as far as one request may know it."""
@@ -45,27 +47,45 @@ class Rows:
             self._memory = self._busy.enter_context(borrowed(self._model, self._traits.vocab_size, True))
         return self._memory if remember else Memory(self._traits.vocab_size, times=self._memory.times)
 
-    def read(self, row: Row) -> None:
-        """Let a row read its prompt, by itself, and join the others. What reading raises is raised here, unless the row
-        has joined."""
+    def read(self, rows: Sequence[Row]) -> None:
+        """Let rows read their prompts, several in a pass, and join the others."""
+        asked = [row.asked for row in rows]
+        self._reading = True
         try:
             with self.shared.running():
-                row.read(self._curve)
-        except Exception as error:
-            if row.seat.row is None:
-                row.close()
-                self._rest()
-                raise
-            self._join(row)
-            self.leave(row, error)
-            return
-        self._join(row)
-        if row.done:
-            self.leave(row)
+                for group in groups(asked):
+                    try:
+                        self._read([rows[at] for at in group], [asked[at] for at in group])
+                    except Exception:  # which one of them may have to answer for
+                        for at in group:
+                            self._read_alone(rows[at], asked[at])
+        finally:
+            self._reading = False
+            self._rest()
 
-    def _join(self, row: Row) -> None:
-        self.held.append(row)
+    def _read_alone(self, row: Row, asked: Asked) -> None:
+        try:
+            self._read([row], [asked])
+        except Exception as error:
+            row.close()
+            row.ticket.end(error=error)
+
+    def _read(self, rows: list[Row], asked: Sequence[Asked]) -> None:
+        """Read prompts in one pass, and let their rows begin; what reading raises is raised before any has joined."""
+        begin = perf_counter()
+        view, scores = read(asked)
+        prefill_ms = _ms(begin)
+        self.shared.join(view)
+        for row in rows:
+            row.seat.row = len(self.held)
+            self.held.append(row)
         self._changed = True
+        failed: dict[Row, Exception] = {}
+        for row, said in zip(rows, scores, strict=True):
+            _tried(failed, row, row.begin, said, prefill_ms, self._curve)
+        for row in rows:
+            if row in failed or row.done:
+                self.leave(row, failed.get(row))
 
     def _curve(self) -> StepTimes:
         assert self._memory is not None  # there is a row
@@ -195,7 +215,7 @@ class Rows:
 
     def _rest(self) -> None:
         """Give back what was borrowed, if nothing is written any more."""
-        if not self.held:
+        if not (self.held or self._reading):
             self._planner = self._memory = None
             self._planners.clear()
             self._busy.close()

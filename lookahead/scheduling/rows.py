@@ -1,4 +1,4 @@
-"""One sequence while it is written: it reads its prompt by itself, and then shares its passes."""
+"""One sequence while it is written, by passes that it shares."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,9 +17,8 @@ from lookahead.generation.drafting import WhileWriting, draft_context
 from lookahead.generation.observers import Observers
 from lookahead.generation.output import decoded
 from lookahead.generation.watch import PassRecords
-from lookahead.runtime.open import Prompt, open_tree
 from lookahead.runtime.scores import Look
-from lookahead.runtime.tree import TreeModel
+from lookahead.scheduling.prompts import Asked
 from lookahead.scheduling.requests import Ticket, drawing
 from lookahead.scheduling.shared import SharedPasses
 from lookahead.verify.sequences import Sequences
@@ -86,33 +85,22 @@ class Row:
     def done(self) -> bool:
         return self.verifier.done
 
-    def read(self, curve: Callable[[], StepTimes]) -> None:
-        """Read the prompt, write its first token, and join the others, unless that was all. ``curve`` finds the latency
-        curve of passes once it has joined."""
-        call = self._call
-        prompt = Prompt(call.input_ids, call.config, call.kwargs, call.cache, self._sequences.most_new)
-        view = open_tree(call.model, call.traits, prompt, self._sequences, self._wants, static=False)
-        try:
-            begin = perf_counter()
-            scores = view.prefill()
-            prefill_ms, begin = _ms(begin), perf_counter()
-            paths = self.verifier.decide([self.tree], scores)
-            verify_ms, begin = _ms(begin), perf_counter()
-            view.keep(paths)
-            self._join(view)
-            self._start(curve)
-            best = scores.successors[0] if scores.successors else None
-            self._drafter.learn(self.tree, scores.greedy[0], paths[0], best)
-        except BaseException:
-            if self.seat.row is None:
-                view.close()
-            raise
+    @property
+    def asked(self) -> Asked:
+        """What its prompt's pass is given and wanted for."""
+        return Asked(self._call, self._wants, self._sequences.most_new, frozenset(self.ticket.inputs))
+
+    def begin(self, scores: Scores, prefill_ms: float, curve: Callable[[], StepTimes]) -> None:
+        """Write the first token, by the ``scores`` of its prompt; it has joined the others. ``curve`` finds the latency
+        curve of the passes that they share."""
+        begin = perf_counter()
+        paths = self.verifier.decide([self.tree], scores)
+        verify_ms, begin = _ms(begin), perf_counter()
+        self._start(curve)
+        best = scores.successors[0] if scores.successors else None
+        self._drafter.learn(self.tree, scores.greedy[0], paths[0], best)
         self._see(Step([self.tree], paths, 0.0, prefill_ms, verify_ms, _ms(begin)))
         self.catch_up()
-
-    def _join(self, view: TreeModel) -> None:
-        self._shared.join(view)
-        self.seat.row = len(self._shared) - 1
 
     def _start(self, curve: Callable[[], StepTimes]) -> None:
         call, strategy, sequences = self._call, self.strategy, self._sequences

@@ -1,6 +1,7 @@
 """The loop of many requests: sequences join while there is room, share passes, and leave as they end."""
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -129,7 +130,7 @@ class Scheduler:
         for row in [row for row in self._rows.held if row.ticket.cancelled]:
             self._rows.leave(row, LookaheadError("The request was cancelled."))
         while self._waiting and self.running < self._most:
-            self._begin(self._waiting.popleft())
+            self._begin_all([self._waiting.popleft() for _ in range(min(self.waiting, self._most - self.running))])
         if self.running:
             self._rows.step()
         return bool(self.running or self._waiting)
@@ -142,19 +143,30 @@ class Scheduler:
         while self._waiting:
             self._waiting.popleft().end(error=error)
 
-    def _begin(self, ticket: Ticket) -> None:
+    def _begin_all(self, tickets: Sequence[Ticket]) -> None:
+        """Let requests join, their prompts read together. Those that an interrupt keeps from it wait again."""
+        try:
+            found = [self._begin(ticket) for ticket in tickets]
+            self._rows.read([row for row in found if row is not None])
+        except BaseException:
+            begun = {row.ticket for row in self._rows.held}
+            self._waiting.extendleft(ticket for ticket in reversed(tickets) if not (ticket.done or ticket in begun))
+            raise
+
+    def _begin(self, ticket: Ticket) -> Row | None:
+        """A row for a request; None where it ends at once, because it cannot share passes or fails."""
         if ticket.cancelled:
             ticket.end(error=LookaheadError("The request was cancelled."))
-            return
+            return None
         try:
             call = prepared(self._model, ticket.inputs)
             row = self._row(ticket, call)
             if row is None:
                 ticket.end(self._alone(ticket, call))
-            else:
-                self._rows.read(row)
+            return row
         except Exception as error:
             ticket.end(error=error)
+            return None
 
     def _row(self, ticket: Ticket, call: Call) -> Row | None:
         """A row for a request, or None where it cannot share passes."""

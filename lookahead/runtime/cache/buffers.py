@@ -58,8 +58,8 @@ class LayerBuffer:
         span: first and last-plus-one slot of the pass that the views below are for.
         fresh: for each entry, the slots of the pass; unused with static shapes.
         history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
-        items: the buffer on the host as NumPy sees it, ``[batch, slot, entry, head]`` of a head's channels in one, whose
-            copies cost a fraction of torch's; None on a device.
+        items: the buffer on the host as NumPy sees it, ``[batch, slot, entry, head]``, a head's channels in one. Copies
+            cost a fraction of torch's. None on a device.
     """
 
     def __init__(self, kind: Hashable, buffer: Tensor, extent: Extent) -> None:
@@ -101,12 +101,13 @@ class LayerBuffer:
             self.fresh = ()
             self.history = self.buffer[:, :, :, :span].unbind(0)
 
-    def add_row(self, most: int) -> None:
-        """Hold one sequence more; there will never be more than ``most``."""
+    def add_rows(self, count: int, most: int) -> None:
+        """Hold so many sequences more; there will never be more than ``most``."""
         self.span = (0, 0)
-        if self.rows == self.buffer.shape[1]:
-            self._move(self.entries, self.buffer.shape[3], min(most, 2 * self.rows))
-        self.rows += 1
+        rows = self.rows + count
+        if rows > self.buffer.shape[1]:
+            self._move(self.entries, self.buffer.shape[3], max(rows, min(most, 2 * self.rows)))
+        self.rows = rows
 
     def drop_row(self, row: int) -> None:
         """Hold a sequence no more; the last one takes its place."""

@@ -101,6 +101,11 @@ class TreeCache(Cache):
         (length,) = lengths
         self.base, self.lengths = length - 1, [length - 1] * self._groups[0].buffer.shape[1]
 
+    def keep_prompts(self, behind: Sequence[int]) -> None:
+        """Keep all slots of the prompts' pass but those ``behind`` each prompt."""
+        self.lengths = [self.base + 1 - padding for padding in behind]
+        self.base = max(self.lengths)
+
     @property
     def _groups(self) -> list[LayerBuffer]:
         return self._store.groups
@@ -217,19 +222,20 @@ class TreeCache(Cache):
 
 
 def join(cache: TreeCache, other: TreeCache, most: int) -> None:
-    """Copy the one sequence of another cache of the same model behind those of ``cache``, ``most`` of them at most."""
+    """Copy the sequences of another cache of the same model behind those of ``cache``, ``most`` of them at most."""
     cache._store.widen(other._store.extent)
-    (length,) = other.lengths
+    here, slots = len(cache.lengths), other.base
+    new = slice(here, here + len(other.lengths))
     for group in cache._groups:
-        group.add_row(most)
-        group.reach(length)
+        group.add_rows(len(other.lengths), most)
+        group.reach(slots)
         # What nobody sees has to be finite, because attention multiplies it by 0.
-        group.buffer[:, : group.rows - 1, :, cache.base : length] = 0
-        group.buffer[:, group.rows - 1, :, length : cache.base] = 0
+        group.buffer[:, :here, :, cache.base : slots] = 0
+        group.buffer[:, new, :, slots : cache.base] = 0
     for ours, theirs in zip(cache.layers, other.layers, strict=True):
         for (group, entry), (source, place) in zip(ours.entries(), theirs.entries(), strict=True):
-            group.buffer[entry, group.rows - 1, :, :length] = source.buffer[place, 0, :, :length]
-    cache.lengths.append(length)
+            group.buffer[entry, new, :, :slots] = source.buffer[place, : len(other.lengths), :, :slots]
+    cache.lengths += other.lengths
     cache.base = max(cache.lengths)
 
 

@@ -1,0 +1,104 @@
+"""Prompts that are read in one pass: those that begin together, padded on the right.
+
+No token sees what comes after it, so padding behind a prompt changes nothing of it, whatever the model::
+
+    a  b  c  -  -       the first tokens after c and after h are chosen by the scores at those places
+    d  e  f  g  h
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jacobi import Scores, Wants
+from lookahead.generation.call import Call
+from lookahead.runtime.open import Prompt, open_tree
+from lookahead.runtime.tree import TreeModel
+
+_MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last
+_MOST_PADDING = 0.25  # of them
+_MOST_LOGITS = 1 << 24  # numbers: 64 MB in float32
+_ITS_OWN = frozenset({"position_ids", "past_key_values"})  # of generate's arguments: they say where a prompt lies
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request whose prompt is to be read. At most ``new_tokens`` follow; ``names`` are those of its arguments."""
+
+    call: Call
+    wants: Wants
+    new_tokens: int
+    names: frozenset[str]
+
+    @property
+    def length(self) -> int:
+        return int(self.call.input_ids.shape[1])
+
+    @property
+    def kind(self) -> Hashable:
+        """Prompts of one kind can be read together; None = this one is read alone."""
+        call = self.call
+        past = 0 if call.cache is None else int(call.cache.get_seq_length())
+        chunks = getattr(call.config, "prefill_chunk_size", None)
+        if past or chunks is not None or self.names & _ITS_OWN or call.kwargs.get("attention_mask") is not None:
+            return None
+        given = {name: value for name, value in call.kwargs.items() if name != "position_ids" and value is not None}
+        return self.wants, tuple(sorted(given.items()))
+
+
+def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
+    """Read prompts of one kind; the model's view that holds them, and what it says of each."""
+    longest = max(asked, key=lambda one: one.length)
+    call, wants = longest.call, longest.wants
+    tokens = _scored(wants, len(asked))
+    behind = [longest.length - one.length for one in asked]
+    kwargs: dict[str, Any] = dict(call.kwargs)
+    positions = kwargs.get("position_ids")
+    if isinstance(positions, Tensor):
+        kwargs["position_ids"] = positions.expand(len(asked), -1)
+    ids = torch.cat([_padded(one.call.input_ids, padding) for one, padding in zip(asked, behind, strict=True)])
+    prompt = Prompt(ids, call.config, kwargs, call.cache, max(one.new_tokens for one in asked))
+    wants = replace(wants, prompt_top_k=tokens)
+    view = open_tree(call.model, call.traits, prompt, None, wants, static=False, spread=max(behind))
+    try:
+        return view, view.prefill_apart(behind, tokens)
+    except BaseException:
+        view.close()
+        raise
+
+
+def _scored(wants: Wants, prompts: int) -> int:
+    """Of how many of each prompt's last tokens drafts are told what follows: as many of all as of one alone."""
+    return max(1, wants.prompt_top_k // prompts) if wants.top_k else 1
+
+
+def _padded(ids: Tensor, padding: int) -> Tensor:
+    """A prompt ``[1, token]`` with its last token again and again behind it."""
+    return torch.cat([ids, ids[:, -1:].expand(1, padding)], dim=1)
+
+
+def groups(asked: Sequence[Asked]) -> Iterator[list[int]]:
+    """Which prompts are read together: those of one kind whose lengths are much the same, as many as fit a pass."""
+    kinds = [one.kind for one in asked]
+    order = sorted(range(len(asked)), key=lambda at: asked[at].length)
+    for kind in dict.fromkeys(kinds):
+        group: list[int] = []
+        for at in (at for at in order if kinds[at] == kind):
+            if group and (kind is None or not _fit([asked[member] for member in [*group, at]])):
+                yield group
+                group = []
+            group.append(at)
+        yield group
+
+
+def _fit(asked: Sequence[Asked]) -> bool:
+    """Whether prompts, in rising order of their lengths, are read in one pass."""
+    shortest, longest, wants = asked[0].length, asked[-1].length, asked[0].wants
+    tokens = len(asked) * longest
+    padding = tokens - sum(one.length for one in asked)
+    scored = len(asked) * (longest - shortest + _scored(wants, len(asked)))
+    few = tokens <= _MOST_TOKENS and scored * asked[0].call.traits.vocab_size <= _MOST_LOGITS
+    return few and padding <= _MOST_PADDING * tokens
