@@ -1,9 +1,12 @@
 """Prompts that are read in one pass: those that begin together, padded on the right.
 
-No token sees what comes after it, so padding behind a prompt changes nothing of it, whatever the model::
+No token of a causal model sees what comes after it, so padding behind a prompt changes nothing of it::
 
     a  b  c  -  -       the first tokens after c and after h are chosen by the scores at those places
     d  e  f  g  h
+
+Models whose attention does not say that it is causal (BERT's family sees all of the prompt) read together only what is
+equally long.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -12,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from jacobi import Scores, Wants
 from lookahead.generation.call import Call
@@ -42,10 +46,10 @@ class Asked:
         """Prompts of one kind can be read together; None = this one is read alone."""
         call = self.call
         past = 0 if call.cache is None else int(call.cache.get_seq_length())
-        chunks = getattr(call.config, "prefill_chunk_size", None)
-        if past or chunks is not None or self.names & _ITS_OWN or call.kwargs.get("attention_mask") is not None:
-            return None
         given = {name: value for name, value in call.kwargs.items() if name != "position_ids" and value is not None}
+        in_chunks = getattr(call.config, "prefill_chunk_size", None) is not None
+        if past or in_chunks or self.names & _ITS_OWN or any(isinstance(value, Tensor) for value in given.values()):
+            return None
         return self.wants, tuple(sorted(given.items()))
 
 
@@ -82,7 +86,11 @@ def _padded(ids: Tensor, padding: int) -> Tensor:
 
 def groups(asked: Sequence[Asked]) -> Iterator[list[int]]:
     """Which prompts are read together: those of one kind whose lengths are much the same, as many as fit a pass."""
-    kinds = [one.kind for one in asked]
+    if len(asked) < 2:
+        yield from ([at] for at in range(len(asked)))
+        return
+    pads = _is_causal(asked[0].call.model)
+    kinds = [(kind := one.kind) and (kind, None if pads else one.length) for one in asked]
     order = sorted(range(len(asked)), key=lambda at: asked[at].length)
     for kind in dict.fromkeys(kinds):
         group: list[int] = []
@@ -92,6 +100,12 @@ def groups(asked: Sequence[Asked]) -> Iterator[list[int]]:
                 group = []
             group.append(at)
         yield group
+
+
+def _is_causal(model: PreTrainedModel) -> bool:
+    """Whether all attention of a model's decoder says that no token sees later ones."""
+    told = [bool(module.is_causal) for module in model.get_decoder().modules() if hasattr(module, "is_causal")]
+    return bool(told) and all(told)
 
 
 def _fit(asked: Sequence[Asked]) -> bool:
