@@ -39,7 +39,6 @@ class Rows:
         self._planners: dict[tuple[int, int | None, int], Planner] = {}
         self._planner: Planner | None = None
         self._changed = False  # rows have joined or left since the last pass
-        self._reading = False  # rows are about to join
 
     def memory(self, remember: bool) -> Memory:
         """What drafts have learnt on the model, as far as one request may know it."""
@@ -49,26 +48,21 @@ class Rows:
 
     def read(self, rows: Sequence[Row]) -> None:
         """Let rows read their prompts, several in a pass, and join the others."""
-        asked = [row.asked for row in rows]
-        self._reading = True
-        try:
-            with self.shared.running():
-                for group in groups(asked):
-                    try:
-                        self._read([rows[at] for at in group], [asked[at] for at in group])
-                    except Exception:  # which one of them may have to answer for
-                        for at in group:
-                            self._read_alone(rows[at], asked[at])
-        finally:
-            self._reading = False
-            self._rest()
+        asked = [(row, row.asked) for row in rows]
+        with self.shared.running():
+            for group in groups([what for _, what in asked]):
+                self._read_or_end([asked[at] for at in group])
 
-    def _read_alone(self, row: Row, asked: Asked) -> None:
+    def _read_or_end(self, asked: Sequence[tuple[Row, Asked]]) -> None:
         try:
-            self._read([row], [asked])
+            self._read([row for row, _ in asked], [what for _, what in asked])
         except Exception as error:
-            row.close()
-            row.ticket.end(error=error)
+            if len(asked) == 1:
+                asked[0][0].close()
+                asked[0][0].ticket.end(error=error)
+                return
+            for one in asked:  # which may have to answer for it
+                self._read_or_end([one])
 
     def _read(self, rows: list[Row], asked: Sequence[Asked]) -> None:
         """Read prompts in one pass, and let their rows begin; what reading raises is raised before any has joined."""
@@ -211,11 +205,10 @@ class Rows:
         self._changed = True
         row.close()
         row.ticket.end(output, error)
-        self._rest()
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
         """Give back what was borrowed, if nothing is written any more."""
-        if not (self.held or self._reading):
+        if not self.held:
             self._planner = self._memory = None
             self._planners.clear()
             self._busy.close()

@@ -86,10 +86,7 @@ def _padded(ids: Tensor, padding: int) -> Tensor:
 
 def groups(asked: Sequence[Asked]) -> Iterator[list[int]]:
     """Which prompts are read together: those of one kind whose lengths are much the same, as many as fit a pass."""
-    if len(asked) < 2:
-        yield from ([at] for at in range(len(asked)))
-        return
-    pads = _is_causal(asked[0].call.model)
+    pads = len(asked) > 1 and _is_causal(asked[0].call.model)
     kinds = [(kind := one.kind) and (kind, None if pads else one.length) for one in asked]
     order = sorted(range(len(asked)), key=lambda at: asked[at].length)
     for kind in dict.fromkeys(kinds):

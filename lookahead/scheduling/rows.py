@@ -61,8 +61,7 @@ class Row:
         self._drafter: Drafter = self._drafts.drafters[0]
         self.tree = TokenTree(0)
         self.verifier = self._verifier()
-        self._observers: Observers | None = None
-        self.keep_ms = self.draft_ms = self.verify_ms = 0.0  # of this pass
+        self._observers: Observers  # once it has begun
 
     def _verifier(self) -> Verifier:
         call = self._call
@@ -99,7 +98,7 @@ class Row:
         self._start(curve)
         best = scores.successors[0] if scores.successors else None
         self._drafter.learn(self.tree, scores.greedy[0], paths[0], best)
-        self._see(Step([self.tree], paths, 0.0, prefill_ms, verify_ms, _ms(begin)))
+        self._observers.see(Step([self.tree], paths, 0.0, prefill_ms, verify_ms, _ms(begin)))
         self.catch_up()
 
     def _start(self, curve: Callable[[], StepTimes]) -> None:
@@ -144,22 +143,16 @@ class Row:
     def see(self, step: Step, row: int) -> None:
         """Take in a pass of all rows, in which this one was ``row``."""
         times = step.draft_ms, step.forward_ms, step.verify_ms, step.keep_ms
-        self._see(Step([step.trees[row]], [step.paths[row]], *times))
-
-    def _see(self, step: Step) -> None:
-        if self._observers is not None:
-            self._observers.see(step)
+        self._observers.see(Step([step.trees[row]], [step.paths[row]], *times))
 
     def catch_up(self) -> None:
         """Stream and learn what no draft waits for."""
-        if self._observers is not None:
-            self._observers.catch_up()
+        self._observers.catch_up()
         self._drafts.catch_up()
 
     def output(self) -> Any:
         """What ``generate`` returns; the row must still be in the shared passes."""
         call, observers = self._call, self._observers
-        assert observers is not None
         observers.close()
         if observers.stats is not None:
             credited, by_noise = self._drafts.credits()

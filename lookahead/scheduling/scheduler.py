@@ -127,12 +127,15 @@ class Scheduler:
     @torch.no_grad()
     def step(self) -> bool:
         """Let requests join, and run one pass. False = there is nothing to do."""
-        for row in [row for row in self._rows.held if row.ticket.cancelled]:
-            self._rows.leave(row, LookaheadError("The request was cancelled."))
-        while self._waiting and self.running < self._most:
-            self._begin_all([self._waiting.popleft() for _ in range(min(self.waiting, self._most - self.running))])
-        if self.running:
-            self._rows.step()
+        try:
+            for row in [row for row in self._rows.held if row.ticket.cancelled]:
+                self._rows.leave(row, LookaheadError("The request was cancelled."))
+            while self._waiting and self.running < self._most:
+                self._begin_all([self._waiting.popleft() for _ in range(min(self.waiting, self._most - self.running))])
+            if self.running:
+                self._rows.step()
+        finally:
+            self._rows.rest()
         return bool(self.running or self._waiting)
 
     def close(self) -> None:
@@ -142,6 +145,7 @@ class Scheduler:
             self._rows.leave(row, error)
         while self._waiting:
             self._waiting.popleft().end(error=error)
+        self._rows.rest()
 
     def _begin_all(self, tickets: Sequence[Ticket]) -> None:
         """Let requests join, their prompts read together. Those that an interrupt keeps from it wait again."""

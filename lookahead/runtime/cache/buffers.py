@@ -58,14 +58,12 @@ class LayerBuffer:
         span: first and last-plus-one slot of the pass that the views below are for.
         fresh: for each entry, the slots of the pass; unused with static shapes.
         history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
-        items: the buffer on the host as NumPy sees it, ``[batch, slot, entry, head]``, a head's channels in one. Copies
-            cost a fraction of torch's. None on a device.
+        slots: the buffer as ``[batch, slot, entry, head, channel]``.
     """
 
     def __init__(self, kind: Hashable, buffer: Tensor, extent: Extent) -> None:
         self.kind = kind
-        self.buffer = buffer
-        self.items = _items(buffer)
+        self._use(buffer)
         self.used = 0
         self.rows = buffer.shape[1]
         self.extent = extent
@@ -116,6 +114,14 @@ class LayerBuffer:
         if row < self.rows:
             self.buffer[:, row].copy_(self.buffer[:, self.rows])
 
+    def move(self, rows: Tensor, sources: Tensor, targets: Tensor) -> None:
+        """Copy slots of all entries, ``[move]`` from and to ``[move]`` of these rows."""
+        if self._items is None:
+            self.slots[rows, targets] = self.slots[rows, sources]
+        else:
+            places = rows.numpy(), targets.numpy()
+            self._items[places] = self._items[places[0], sources.numpy()]
+
     def reach(self, stop: int) -> None:
         """Have ``stop`` slots."""
         capacity = self.buffer.shape[3]
@@ -144,14 +150,17 @@ class LayerBuffer:
             shape = (entries, rows, old.shape[2], capacity, old.shape[4])
             buffer = old.new_zeros(shape, pin_memory=old.is_pinned())
             buffer[:, : self.rows, :, :slots] = old[:entries, : self.rows]
-        self.buffer, self.items = buffer, _items(buffer)
+        self._use(buffer)
+
+    def _use(self, buffer: Tensor) -> None:
+        self.buffer, self.slots = buffer, buffer.permute(1, 3, 0, 2, 4)
+        self._items = _items(self.slots) if buffer.device.type == "cpu" and buffer.numel() else None
 
 
-def _items(buffer: Tensor) -> np.ndarray | None:
-    if buffer.device.type != "cpu" or not buffer.numel():
-        return None
-    channels: np.ndarray = buffer.view(torch.uint8).numpy()
-    return channels.view(np.dtype((np.void, channels.shape[-1])))[..., 0].transpose(1, 3, 0, 2)
+def _items(slots: Tensor) -> np.ndarray:
+    """The same as NumPy sees it, a head's channels in one, whose copies cost a fraction of torch's."""
+    channels: np.ndarray = slots.view(torch.uint8).numpy()
+    return channels.view(np.dtype((np.void, channels.shape[-1])))[..., 0]
 
 
 class Store:

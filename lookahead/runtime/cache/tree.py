@@ -25,8 +25,6 @@ from lookahead.runtime.cache.buffers import Allocate, Extent, LayerBuffer, Store
 from lookahead.runtime.cache.layers import EMPTY_LAYERS, TreeLayer
 from lookahead.runtime.scores import send
 
-_FEW = 4  # slots that are copied one by one, which takes less than an index of them
-
 
 class TreeCache(Cache):
     """The cache that tree forwards run on.
@@ -114,27 +112,10 @@ class TreeCache(Cache):
         """Append slots ``base + node`` of the last pass to each sequence, for its ``chosen`` nodes, root first."""
         moves = [(row, *pair) for row, pairs in enumerate(self.advance(chosen)) for pair in pairs]
         if moves:
-            self._copy(moves)
-
-    def _copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Copy slots of all entries at once, given as (row, from, to): ``to`` lies before ``from``, and both rise."""
-        places = np.array(moves).T
-        devices: dict[torch.device, Tensor] = {}
-        for group in self._groups:
-            if group.items is not None:
-                rows, sources, targets = places
-                group.items[rows, targets] = group.items[rows, sources]
-            elif len(moves) <= _FEW:
-                for row, source, target in moves:
-                    states = group.buffer.select(1, row)
-                    states.select(2, target).copy_(states.select(2, source))
-            else:
-                device = group.buffer.device
-                if device not in devices:
-                    devices[device] = send(places, device)
-                slots = group.buffer.permute(1, 3, 0, 2, 4)
-                rows, sources, targets = devices[device].unbind(0)
-                slots[rows, targets] = slots[rows, sources]
+            places = np.array(moves).T
+            sent = {device: send(places, device) for device in {group.buffer.device for group in self._groups}}
+            for group in self._groups:
+                group.move(*sent[group.buffer.device])
 
     def advance(self, chosen: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
         """Like :meth:`keep`, but return each sequence's copies, (from slot, to slot) rising, for :meth:`move`."""
@@ -151,8 +132,7 @@ class TreeCache(Cache):
         """Copy slots ``sources`` to ``targets``, both ``[batch, move]``, without reading an index on the host. Where
         targets of a sequence are equal, so are the sources. ``rows`` is ``[batch, 1]``, counting up from 0."""
         for group in self._groups:
-            states = group.buffer.permute(1, 3, 0, 2, 4)
-            states[rows, targets] = states[rows, sources]
+            group.slots[rows, targets] = group.slots[rows, sources]
 
     def open_views(self, nodes: int) -> list[Tensor]:
         """What a pass over ``nodes`` nodes writes to, for all states in the order in which they turned up, and then
