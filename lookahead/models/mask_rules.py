@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, create_masks_for_generate
 
 from lookahead.models.traits import ModelTraits
@@ -52,6 +53,31 @@ def shortest_window(traits: ModelTraits, rules: Any) -> int | None:
         return None
     sizes = [getattr(traits.config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     return min((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def held_window(model: PreTrainedModel, traits: ModelTraits, rules: Any, cache: Any) -> int | None:
+    """How many of the last slots sliding-window layers have to hold, as those of plain decoding's ``cache`` do (None =
+    the usual one). None = all slots: the layers, the cache or the rule are others."""
+    kinds = rules if isinstance(rules, dict) else {"sliding_attention": rules}
+    own = {kind: rule.function for kind, rule in kinds.items() if rule.function is not None}
+    function, size = own.get("sliding_attention"), getattr(traits.config, "sliding_window", None)
+    if (
+        function is None
+        or len(own) > 1
+        or not isinstance(size, int)
+        or traits.counts_slots
+        or traits.is_encoder_decoder
+    ):
+        return None
+    usual = DynamicCache(config=traits.config).layers
+    windows = {layer.sliding_window for layer in usual if isinstance(layer, DynamicSlidingWindowLayer)}
+    if cache is not None and (list(map(type, cache.layers)) != list(map(type, usual)) or cache.get_seq_length()):
+        return None
+    if windows != {size} or windows_of_the_cache(model, traits):
+        return None
+    zero = torch.zeros((), dtype=torch.long)
+    seen = function(zero, zero, zero + 2 * size, torch.arange(2 * size + 1))
+    return size if bool(seen[-size:].all()) and int(seen.sum()) == size else None
 
 
 def windows_of_the_cache(model: PreTrainedModel, traits: ModelTraits) -> bool:

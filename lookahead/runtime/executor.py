@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -85,7 +86,7 @@ class EagerExecutor:
         return self._forward.unpacked_ms
 
     def reserve(self, extent: Extent) -> None:
-        self._forward.layout.cache.reserve(extent)
+        self._forward.layout.cache.reserve(replace(extent, window=self._forward.holds))
 
     def open(self) -> None:
         self._forward.layout.cache.consolidate()

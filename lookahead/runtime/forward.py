@@ -55,6 +55,7 @@ class TreeForward:
 
     Attributes:
         module: what tree forwards run on: the model, or a twin of it over ``packed`` weights.
+        holds: how many slots sliding-window layers may hold, and not all; None = all layers hold all.
         unpacked_ms: milliseconds of a pass over one node without those; None = there are none, or it is not known.
         kwargs: what goes along with every tree forward.
         rules: the mask rules of the model's layers.
@@ -80,6 +81,7 @@ class TreeForward:
         self.module: Any = model
         self.packed: Packed | None = None
         self.unpacked_ms: float | None = None
+        self.holds: int | None = None
         self.traits = traits
         self.layout = layout
         self.hidden = hidden
@@ -178,12 +180,16 @@ class TreeForward:
     def masks(self, trees: Sequence[TokenTree]) -> Any:
         """The masks of a pass, one for each kind of layer; those of the pass before are gone."""
         layout, buffer = self.layout, self._masks
-        base, settled = layout.cache.base, min(layout.cache.lengths)
+        base, settled, first = (
+            layout.cache.base,
+            min(layout.cache.lengths),
+            layout.cache.make_room(max(map(len, trees))),
+        )
         visible = None if layout.visible is None else layout.visible[:, :base]
         if buffer is None or max(map(len, trees)) > _WIDEST_BUFFERED:
             buffer = MaskBuffer(len(trees), self.traits.dtype, layout.device)
             self._masks = self._masks or buffer
-        return tree_masks(self.rules, trees, base, visible, layout.coordinates, buffer, settled, self._window)
+        return tree_masks(self.rules, trees, base, visible, layout.coordinates, buffer, settled, self._window, first)
 
     @contextmanager
     def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:

@@ -85,6 +85,7 @@ def tree_masks(
     buffer: MaskBuffer,
     settled: int = 0,
     window: int | None = None,
+    first: int = 0,
 ) -> Any:
     """The additive masks ``[batch, 1, node, slot]`` of a pass, one for each kind of layer.
 
@@ -97,6 +98,7 @@ def tree_masks(
         buffer: where the mask is made, to be overwritten by the next pass's.
         settled: slots of the shortest sequence.
         window: texts of up to so many tokens are seen whole, whatever the rules; None = it is not known.
+        first: slot at which the masks of sliding windows begin.
     """
     mask = buffer.write(trees, base, history, settled)
     device, lowest = mask.device, torch.finfo(mask.dtype).min
@@ -107,10 +109,10 @@ def tree_masks(
         if window is not None and mask.shape[-1] <= window:
             return mask.view_as(mask)  # a tracer tells masks apart by the object
         # Logical places know the padding already, so every row asks the rule as an unpadded row 0 would.
-        first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+        zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
         queries, keys = coordinates(trees)
-        seen = rule.function(first, first, queries[:, None, :, None], keys[:, None, None, :])
-        return mask.masked_fill(~seen, lowest)
+        seen = rule.function(zero, zero, queries[:, None, :, None], keys[:, None, None, first:])
+        return mask[..., first:].masked_fill(~seen, lowest)
 
     return map_rules(rules, build)
 

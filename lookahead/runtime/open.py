@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from jacobi import LookaheadError, Wants
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import HiddenStates, tapped
+from lookahead.models.mask_rules import held_window
 from lookahead.models.traits import ModelTraits, boundary
 from lookahead.runtime.cache.tree import empty_cache
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor, refusal, rejection
@@ -84,6 +85,9 @@ def open_tree(
         executor = traced(forward, reason)
     else:
         executor = EagerExecutor(forward, reason)
+    in_chunks = getattr(prompt.config, "prefill_chunk_size", None) is not None
+    if not (writing is None or reason is None or cache.on_host or in_chunks):
+        forward.holds = held_window(model, traits, forward.rules, prompt.cache)
     if packed is not None:
         forward.use(packed)
     return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wants.top_k)

@@ -17,17 +17,20 @@ _TREE = 64  # slots for the nodes of a pass
 # Buffers for a model whose states have one shape: each costs every pass some calls of torch, so small ones are few.
 _SPREAD = 4
 _LEAST_BYTES = 1 << 20
+SLIDING = "sliding_attention"  # transformers' name of a layer's type
 _ROOM = 8  # buffers have an eighth of their slots free when the prompt has been read, and grow by an eighth
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
     """How many slots the buffers of a call have, in multiples of ``granule``: little more than the text has, and never
-    more than the prompt, ``new_tokens`` and one tree, but for a pass with a larger tree."""
+    more than the prompt, ``new_tokens`` and one tree, but for a pass with a larger tree. Layers that see a sliding
+    ``window`` hold little more than that; None = they hold all slots, as the others do."""
 
     prompt: int
     new_tokens: int
     granule: int = 16
+    window: int | None = None
 
     @property
     def most(self) -> int:
@@ -38,6 +41,10 @@ class Extent:
         """Slots while the prompt is read."""
         room = (self.prompt + self.prompt // _ROOM) // self.granule * self.granule
         return min(self.most, max(room, self.rounded(self.prompt + _TREE)))
+
+    def holding(self, window: int) -> int:
+        """Slots of a layer that sees so many."""
+        return self.rounded(window + window // _ROOM + 2 * _TREE)
 
     def after(self, capacity: int, stop: int) -> int:
         """Slots of buffers that take the place of those of ``capacity`` slots and must have ``stop``."""
@@ -51,6 +58,12 @@ class Extent:
 class LayerBuffer:
     """``buffer`` ``[entry, batch, head, slot, channel]``, which grows; ``used`` of its entries hold states.
 
+    With a ``window`` it drops slots that no later token sees. It begins at slot ``first`` of the text, and once it is
+    full, slides on to ``oldest``, the first that the shortest sequence's next token sees::
+
+        slot of the text    5  6  7  8  9              8  9 10 11 12
+        window = 3          a  b  c  d  e     slide    d  e  -  -  -        first = 5 -> 8
+
     Attributes:
         kind: shape, dtype and device of its entries.
         rows: sequences whose states it holds, the first ones of its rows; the others are free.
@@ -61,8 +74,10 @@ class LayerBuffer:
         slots: the buffer as ``[batch, slot, entry, head, channel]``.
     """
 
-    def __init__(self, kind: Hashable, buffer: Tensor, extent: Extent) -> None:
+    def __init__(self, kind: Hashable, buffer: Tensor, extent: Extent, window: int | None = None) -> None:
         self.kind = kind
+        self.window = window
+        self.first = self.oldest = 0
         self._use(buffer)
         self.used = 0
         self.rows = buffer.shape[1]
@@ -78,9 +93,14 @@ class LayerBuffer:
     def write(self, entry: int, start: int, states: Tensor) -> Tensor:
         """Put states ``[batch, head, token, channel]`` of the prompt at ``start``; all that the entry holds then."""
         stop = start + states.shape[-2]
+        if self.window is not None and start == 0:  # whatever sees more of the prompt is given its states
+            self.first = max(0, stop - self.window)
+            self.reach(stop)
+            self.buffer[entry, :, :, : stop - self.first] = states[:, :, self.first :]
+            return states
         self.reach(stop)
-        self.buffer[entry, :, :, start:stop] = states
-        return self.buffer[entry, :, :, :stop]
+        self.buffer[entry, :, :, start - self.first : stop - self.first] = states
+        return self.buffer[entry, :, :, : stop - self.first]
 
     def open(self, start: int, stop: int) -> None:
         """Make the views for a pass over slots ``start`` to ``stop``: once for all layers, growing where needed."""
@@ -89,8 +109,8 @@ class LayerBuffer:
         self.reach(stop)
         self.span = (start, stop)
         held = self.buffer.narrow(1, 0, self.rows)
-        self.fresh = held.narrow(3, start, stop - start).unbind(0)
-        self.history = held.narrow(3, 0, stop).unbind(0)
+        self.fresh = held.narrow(3, start - self.first, stop - start).unbind(0)
+        self.history = held.narrow(3, 0, stop - self.first).unbind(0)
 
     def open_static(self, span: int) -> None:
         """Make the views for passes that read ``span`` slots, wherever they write."""
@@ -117,14 +137,19 @@ class LayerBuffer:
     def move(self, rows: Tensor, sources: Tensor, targets: Tensor) -> None:
         """Copy slots of all entries, ``[move]`` from and to ``[move]`` of these rows."""
         if self._items is None:
-            self.slots[rows, targets] = self.slots[rows, sources]
+            self.slots[rows, targets - self.first] = self.slots[rows, sources - self.first]
         else:
-            places = rows.numpy(), targets.numpy()
-            self._items[places] = self._items[places[0], sources.numpy()]
+            places = rows.numpy(), targets.numpy() - self.first
+            self._items[places] = self._items[places[0], sources.numpy() - self.first]
 
     def reach(self, stop: int) -> None:
-        """Have ``stop`` slots."""
+        """Have the text's slots up to ``stop``."""
         capacity = self.buffer.shape[3]
+        if self.window is not None and stop - self.first > capacity and self.oldest > self.first:
+            left = capacity - (self.oldest - self.first)
+            self.buffer[..., :left, :] = self.buffer[..., capacity - left :, :].clone()
+            self.first, self.span = self.oldest, (0, 0)
+        stop -= self.first
         if stop <= capacity:
             return
         try:
@@ -199,13 +224,17 @@ class Store:
         """A free entry for a layer's states of this ``name``; ``alike`` of them a layer have their shape."""
         batch, heads, tokens, channels = states.shape
         device = torch.device("cpu") if self.on_host else states.device
-        kind = (batch, heads, channels, states.dtype, device)
+        own = self._types[layer] if layer < len(self._types) else None
+        window = self._extent.window if own in (SLIDING, None) else None
+        kind = (batch, heads, channels, states.dtype, device, window)
         group = next((group for group in self.groups if group.kind == kind and group.used < group.entries), None)
         if group is None:
-            slots = max(self._extent.first, self._extent.rounded(tokens))
-            most = batch * heads * channels * max(slots, self._extent.most) * states.dtype.itemsize
+            slots, most_slots = max(self._extent.first, self._extent.rounded(tokens)), self._extent.most
+            if window is not None:
+                slots, most_slots = (min(count, self._extent.holding(window)) for count in (slots, most_slots))
+            most = batch * heads * channels * max(slots, most_slots) * states.dtype.itemsize
             shape = (self._entries(layer, name, kind, alike, most), batch, heads, slots, channels)
-            group = LayerBuffer(kind, self._buffer(shape, states, device), self._extent)
+            group = LayerBuffer(kind, self._buffer(shape, states, device), self._extent, window)
             self.groups.append(group)
         self.places.append((group, group.used))
         group.used += 1

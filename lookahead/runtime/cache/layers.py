@@ -105,11 +105,15 @@ class TreeLayer(DynamicLayer):
         return group.history[entry].to(states.device)
 
     def _states(self, place: Entry | None) -> Tensor | None:
-        return None if place is None else place[0].buffer[place[1], : place[0].rows, :, : self.get_seq_length()]
+        if place is None:
+            return None
+        group, entry = place
+        return group.buffer[entry, : group.rows, :, : self.get_seq_length() - group.first]
 
     @property
     def keys(self) -> Tensor | None:
-        """``[batch, head, slot, channel]``; only models that look past :meth:`update` read it (Mllama)."""
+        """``[batch, head, slot, channel]`` of the slots it holds; only models that look past :meth:`update` read it
+        (Mllama)."""
         return self._states(self.key_entry)
 
     @keys.setter

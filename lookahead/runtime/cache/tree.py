@@ -1,7 +1,7 @@
 """The KV cache of tree forwards: preallocated buffers that keep chosen slots, ragged over the batch.
 
-The prompt's pass writes into them already, see `runtime.cache.buffers`. Sliding-window layers keep every slot too:
-windows are the mask's.
+The prompt's pass writes into them already, see `runtime.cache.buffers`. Sliding-window layers hold little more than
+their window where that is known to be enough, else every slot: windows are the mask's.
 
 A pass writes its nodes at slots ``base .. base+T-1`` of every sequence; ``base`` is the longest one's length. What a
 shorter one has between its own length and ``base`` is masked out and later overwritten. With static shapes
@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, EncoderDe
 
 from jacobi import LookaheadError
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.cache.buffers import Allocate, Extent, LayerBuffer, Store
+from lookahead.runtime.cache.buffers import Allocate, Extent, Store
 from lookahead.runtime.cache.layers import EMPTY_LAYERS, TreeLayer
 from lookahead.runtime.scores import send
 
@@ -97,24 +97,30 @@ class TreeCache(Cache):
             raise LookaheadError("This model fills no key/value cache, so no tree can be verified. Drop use_lookahead.")
         self._store.settle()
         (length,) = lengths
-        self.base, self.lengths = length - 1, [length - 1] * self._groups[0].buffer.shape[1]
+        self.base, self.lengths = length - 1, [length - 1] * self._store.groups[0].buffer.shape[1]
 
     def keep_prompts(self, behind: Sequence[int]) -> None:
         """Keep all slots of the prompts' pass but those ``behind`` each prompt."""
         self.lengths = [self.base + 1 - padding for padding in behind]
         self.base = max(self.lengths)
 
-    @property
-    def _groups(self) -> list[LayerBuffer]:
-        return self._store.groups
+    def make_room(self, nodes: int) -> int:
+        """Have room for a pass over ``nodes`` nodes. The first slot that sliding-window layers hold from now on."""
+        first = 0
+        for group in self._store.groups:
+            if group.window is not None:
+                group.oldest = max(0, min(self.lengths) - group.window + 1)
+                group.reach(self.base + nodes)
+                first = group.first
+        return first
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
         """Append slots ``base + node`` of the last pass to each sequence, for its ``chosen`` nodes, root first."""
         moves = [(row, *pair) for row, pairs in enumerate(self.advance(chosen)) for pair in pairs]
         if moves:
             places = np.array(moves).T
-            sent = {device: send(places, device) for device in {group.buffer.device for group in self._groups}}
-            for group in self._groups:
+            sent = {device: send(places, device) for device in {group.buffer.device for group in self._store.groups}}
+            for group in self._store.groups:
                 group.move(*sent[group.buffer.device])
 
     def advance(self, chosen: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
@@ -131,14 +137,14 @@ class TreeCache(Cache):
     def move(self, sources: Tensor, targets: Tensor, rows: Tensor) -> None:
         """Copy slots ``sources`` to ``targets``, both ``[batch, move]``, without reading an index on the host. Where
         targets of a sequence are equal, so are the sources. ``rows`` is ``[batch, 1]``, counting up from 0."""
-        for group in self._groups:
+        for group in self._store.groups:
             group.slots[rows, targets] = group.slots[rows, sources]
 
     def open_views(self, nodes: int) -> list[Tensor]:
         """What a pass over ``nodes`` nodes writes to, for all states in the order in which they turned up, and then
         what it reads."""
         start, stop = self.base, self.base + nodes
-        for group in self._groups:
+        for group in self._store.groups:
             group.open(start, stop)
         places = self._store.places
         return [group.fresh[entry] for group, entry in places] + [group.history[entry] for group, entry in places]
@@ -146,9 +152,9 @@ class TreeCache(Cache):
     @contextmanager
     def given_views(self, views: Sequence[Tensor]) -> Iterator[None]:
         """Let a pass use other tensors, in the order of :meth:`open_views`, while the block runs."""
-        before = [(group, group.fresh, group.history) for group in self._groups]
+        before = [(group, group.fresh, group.history) for group in self._store.groups]
         places = self._store.places
-        for group in self._groups:
+        for group in self._store.groups:
             group.fresh, group.history = (
                 tuple(view for (owner, _), view in zip(places, part, strict=True) if owner is group)
                 for part in (views[: len(places)], views[len(places) :])
@@ -162,7 +168,7 @@ class TreeCache(Cache):
     def open_static(self, slots: Tensor, span: int) -> None:
         """Let the next pass write at ``slots`` ``[node]`` and read the first ``span`` slots, at most the capacity."""
         self._store.slots = slots
-        for group in self._groups:
+        for group in self._store.groups:
             group.open_static(span)
 
     def close_static(self) -> None:
@@ -172,11 +178,11 @@ class TreeCache(Cache):
     @property
     def buffers(self) -> list[Tensor]:
         """The buffers ``[entry, batch, head, slot, channel]``, one for each shape of keys or values."""
-        return [group.buffer for group in self._groups]
+        return [group.buffer for group in self._store.groups]
 
     def grow(self, capacity: int) -> None:
         """Move on to buffers of ``capacity`` slots, zero where nothing is held."""
-        for group in self._groups:
+        for group in self._store.groups:
             group.grow(capacity)
 
     def store(self, cache: Cache, *, move: bool = False, row: int | None = None) -> None:
@@ -206,7 +212,7 @@ def join(cache: TreeCache, other: TreeCache, most: int) -> None:
     cache._store.widen(other._store.extent)
     here, slots = len(cache.lengths), other.base
     new = slice(here, here + len(other.lengths))
-    for group in cache._groups:
+    for group in cache._store.groups:
         group.add_rows(len(other.lengths), most)
         group.reach(slots)
         # What nobody sees has to be finite, because attention multiplies it by 0.
@@ -221,7 +227,7 @@ def join(cache: TreeCache, other: TreeCache, most: int) -> None:
 
 def drop(cache: TreeCache, row: int) -> None:
     """Hold a sequence no more; the last one takes its place."""
-    for group in cache._groups:
+    for group in cache._store.groups:
         group.drop_row(row)
     cache.lengths[row] = cache.lengths[-1]
     del cache.lengths[-1]
@@ -231,7 +237,8 @@ def drop(cache: TreeCache, row: int) -> None:
 def _leave(source: TreeLayer, layer: Any, length: int, rows: slice, *, on_host: bool) -> None:
     """Copy the first ``length`` slots of some rows of a layer into one of transformers' own."""
     assert source.keys is not None and source.values is not None
-    keys, values = source.keys[rows, :, :length], source.values[rows, :, :length]
+    first = 0 if source.key_entry is None else source.key_entry[0].first
+    keys, values = source.keys[rows, :, : length - first], source.values[rows, :, : length - first]
     if not layer.is_initialized:
         layer.lazy_initialization(keys[:, :, :0].to(source.device), values[:, :, :0].to(source.device))
     if isinstance(layer, StaticLayer):
@@ -240,8 +247,8 @@ def _leave(source: TreeLayer, layer: Any, length: int, rows: slice, *, on_host: 
         return
     if isinstance(layer, DynamicSlidingWindowLayer):
         layer.cumulative_length = length
-        window = layer.sliding_window - 1
-        keys, values = keys[:, :, max(0, length - window) :], values[:, :, max(0, length - window) :]
+        start = max(0, length - layer.sliding_window + 1) - first
+        keys, values = keys[:, :, start:], values[:, :, start:]
     place = keys.device if on_host else source.device
     layer.keys, layer.values = keys.to(place, copy=True), values.to(place, copy=True)
     if source.index_entry is not None:
