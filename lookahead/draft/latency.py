@@ -3,6 +3,7 @@ device, dtype and attention, so it is never assumed: it starts from an optimisti
 is measured, saved and read back."""
 
 import copy
+import itertools
 import json
 import math
 from bisect import bisect_left
@@ -128,13 +129,16 @@ class StepTimes:
         base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES]
         single = 0.0
         others = sorted({context for context, _ in self._mean} - {index}, key=lambda other: abs(other - index))
-        for other in [*others[::-1], index]:  # the context itself comes last and so counts most
-            measured = {at: mean for (context, at), mean in self._mean.items() if context == other}
+        order = [*others[::-1], index]  # the context itself comes last and so counts most
+        for is_known, other in itertools.product((False, True), order):
+            cells = {at: mean for (context, at), mean in self._mean.items() if context == other}
+            measured = {at: mean for at, mean in cells.items() if (self._weight[other, at] > 0.0) is is_known}
             if self.steps:
                 single = measured.pop(0, single)
-            if measured:
-                trust = {at: self._weight[other, at] / _TRUSTED or 1.0 for at in measured}
-                base = _through(base, _believed(base, measured, trust))
+            if measured and is_known:
+                trust = {at: self._weight[other, at] / _TRUSTED for at in measured}
+                measured = _believed(base, measured, trust)
+            base = _through(base, measured) if measured else base
         if self.steps:
             scale = 1.0 if any(at for _, at in self._mean) else (single or 1.0) * _GUESS_STEP
             base = [value * scale for value in base]
@@ -150,7 +154,8 @@ class StepTimes:
         return other
 
     def as_guess(self) -> Self:
-        """The same curve for passes that are run in another way: believed until there is a measurement."""
+        """The same curve for passes that are run in another way. Measurements bend it, and it keeps its form: where one
+        node takes half of what it took, several are taken to do so, too."""
         other = copy.deepcopy(self)
         other.about, other._weight, other._measured = {}, dict.fromkeys(self._weight, 0.0), {}
         return other
