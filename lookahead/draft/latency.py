@@ -49,6 +49,7 @@ class StepTimes:
         self.about = about or {}
         self._mean: dict[tuple[int, int], float] = {}  # by context index and index into NODES, milliseconds
         self._weight: dict[tuple[int, int], float] = {}
+        self._guess: dict[tuple[int, int], float] = {}  # the same of passes that were run in another way
         self._forms: dict[int, list[float]] = {}  # the curve at NODES as last worked out, by context index
         self._drift = 1.0  # how much slower than ``_mean`` says the machine has become
         self._passes = 0
@@ -66,19 +67,15 @@ class StepTimes:
         cell = _context_index(context), _nearest(nodes)
         return self._passes - self._measured.get(cell, -_STALE) >= _STALE * self._weight.get(cell, 0.0)
 
-    def has_seen(self, nodes: int) -> bool:
-        """Whether there was a pass over exactly so many nodes."""
-        return nodes in self._touched
-
     @property
     def largest(self) -> int:
         """The most nodes that were ever measured, at any context."""
-        return max((NODES[at] for _, at in self._mean), default=0)
+        return max((NODES[at] for _, at in self._mean | self._guess), default=0)
 
     @property
     def knows_single(self) -> bool:
         """Whether the cost of a pass over one node rests on any measurement."""
-        return any(at == 0 for _, at in self._mean)
+        return any(at == 0 for _, at in self._mean | self._guess)
 
     def add(self, nodes: int, context: int, ms: float) -> None:
         """Take in a pass over ``nodes`` nodes a sequence and ``context`` tokens in the KV cache, which took ``ms``."""
@@ -118,7 +115,7 @@ class StepTimes:
 
     def ms(self, nodes: int, context: int) -> float:
         """Estimated milliseconds of a pass over ``nodes`` nodes a sequence; 0 while nothing is known."""
-        return _at(self._knots(_context_index(context)), nodes) if self._mean else 0.0
+        return _at(self._knots(_context_index(context)), nodes) if self._mean or self._guess else 0.0
 
     def curve(self, context: int, most: int) -> list[float]:
         """Estimated milliseconds of passes over 1, 2, ... ``most`` nodes; multiples of t(1) while nothing is known."""
@@ -128,24 +125,24 @@ class StepTimes:
     def _knots(self, index: int) -> list[float]:
         base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES]
         single = 0.0
-        others = sorted({context for context, _ in self._mean} - {index}, key=lambda other: abs(other - index))
+        everything = self._mean | self._guess
+        others = sorted({context for context, _ in everything} - {index}, key=lambda other: abs(other - index))
         order = [*others[::-1], index]  # the context itself comes last and so counts most
-        for is_known, other in itertools.product((False, True), order):
-            cells = {at: mean for (context, at), mean in self._mean.items() if context == other}
-            measured = {at: mean for at, mean in cells.items() if (self._weight[other, at] > 0.0) is is_known}
+        for cells, other in itertools.product((self._guess, self._mean), order):
+            measured = {at: mean for (context, at), mean in cells.items() if context == other}
             if self.steps:
                 single = measured.pop(0, single)
-            if measured and is_known:
+            if measured and cells is self._mean:
                 trust = {at: self._weight[other, at] / _TRUSTED for at in measured}
                 measured = _believed(base, measured, trust)
             base = _through(base, measured) if measured else base
         if self.steps:
-            scale = 1.0 if any(at for _, at in self._mean) else (single or 1.0) * _GUESS_STEP
+            scale = 1.0 if any(at for _, at in everything) else (single or 1.0) * _GUESS_STEP
             base = [value * scale for value in base]
             base[0] = single or base[0] / _GUESS_STEP
             base = [max(base[0], value) for value in base]  # such layers never do several tokens in less time than one
         self._forms[index] = base
-        return [value * self._drift for value in base] if self._mean else base
+        return [value * self._drift for value in base] if everything else base
 
     def as_frozen(self) -> Self:
         """The same curve, that learns nothing more."""
@@ -157,7 +154,8 @@ class StepTimes:
         """The same curve for passes that are run in another way. Measurements bend it, and it keeps its form: where one
         node takes half of what it took, several are taken to do so, too."""
         other = copy.deepcopy(self)
-        other.about, other._weight, other._measured = {}, dict.fromkeys(self._weight, 0.0), {}
+        other.about, other._weight, other._measured = {}, {}, {}
+        other._guess, other._mean = self._guess | self._mean, {}
         return other
 
     def to_dict(self) -> dict[str, Any]:

@@ -65,6 +65,23 @@ def test_one_measurement_scales_the_whole_guess() -> None:
     assert times.curve(64, 128) == pytest.approx([ratio * value for value in guess])
 
 
+def test_a_guess_keeps_its_form_as_it_is_bent() -> None:
+    """Traces make passes over one node twice as fast: those over several may be so, too, until one was measured."""
+    before = measured({1: 20.0, 4: 24.0, 16: 30.0, 64: 70.0})
+    times = before.as_guess()
+    assert times.curve(64, 80) == pytest.approx(before.curve(64, 80))
+    assert (times.weight(1, 64), times.largest) == (0.0, 64)
+    for _ in range(4):
+        times.add(1, 64, 10.0)
+    assert times.curve(64, 80) == pytest.approx([ms / 2 for ms in before.curve(64, 80)])
+    for _ in range(4):
+        times.add(16, 64, 27.0)
+    assert [times.ms(nodes, 64) for nodes in (1, 16)] == pytest.approx([10.0, 27.0])
+    assert times.ms(64, 64) == pytest.approx(70.0 * 27.0 / 30.0)
+    times.add(1, 3000, 11.0)  # elsewhere, what is known here tells more than a guess
+    assert times.ms(64, 3000) == pytest.approx(70.0 * 27.0 / 30.0 * 11.0 / 10.0)
+
+
 def test_sizes_between_count_for_the_nearest() -> None:
     """Corrected by the form of the curve."""
     times = measured({8: 8.0, 12: 12.0})

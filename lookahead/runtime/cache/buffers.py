@@ -42,10 +42,6 @@ class Extent:
         room = (self.prompt + self.prompt // _ROOM) // self.granule * self.granule
         return min(self.most, max(room, self.rounded(self.prompt + _TREE)))
 
-    def holding(self, window: int) -> int:
-        """Slots of a layer that sees so many."""
-        return self.rounded(window + window // _ROOM + 2 * _TREE)
-
     def after(self, capacity: int, stop: int) -> int:
         """Slots of buffers that take the place of those of ``capacity`` slots and must have ``stop``."""
         room = (capacity + max(_TREE, capacity // _ROOM)) // self.granule * self.granule
@@ -59,7 +55,7 @@ class LayerBuffer:
     """``buffer`` ``[entry, batch, head, slot, channel]``, which grows; ``used`` of its entries hold states.
 
     With a ``window`` it drops slots that no later token sees. It begins at slot ``first`` of the text, and once it is
-    full, slides on to ``oldest``, the first that the shortest sequence's next token sees::
+    full, slides on to ``oldest``, the first that the shortest sequence's next token sees, if that frees an eighth::
 
         slot of the text    5  6  7  8  9              8  9 10 11 12
         window = 3          a  b  c  d  e     slide    d  e  -  -  -        first = 5 -> 8
@@ -145,8 +141,9 @@ class LayerBuffer:
     def reach(self, stop: int) -> None:
         """Have the text's slots up to ``stop``."""
         capacity = self.buffer.shape[3]
-        if self.window is not None and stop - self.first > capacity and self.oldest > self.first:
-            left = capacity - (self.oldest - self.first)
+        gone = self.oldest - self.first
+        if self.window is not None and stop - self.first > capacity and gone and gone >= self.window // _ROOM:
+            left = capacity - gone
             self.buffer[..., :left, :] = self.buffer[..., capacity - left :, :].clone()
             self.first, self.span = self.oldest, (0, 0)
         stop -= self.first
@@ -231,7 +228,7 @@ class Store:
         if group is None:
             slots, most_slots = max(self._extent.first, self._extent.rounded(tokens)), self._extent.most
             if window is not None:
-                slots, most_slots = (min(count, self._extent.holding(window)) for count in (slots, most_slots))
+                slots = most_slots = min(slots, self._extent.rounded(window + 1))
             most = batch * heads * channels * max(slots, most_slots) * states.dtype.itemsize
             shape = (self._entries(layer, name, kind, alike, most), batch, heads, slots, channels)
             group = LayerBuffer(kind, self._buffer(shape, states, device), self._extent, window)
