@@ -108,6 +108,29 @@ def test_a_buffer_slides_where_the_next_token_begins_to_see() -> None:
     assert buffer.history[0].flatten().tolist()[:2] == [5, 8]
 
 
+def test_buffers_that_have_grown_apart_slide_together() -> None:
+    cache = TreeCache(["sliding_attention", "sliding_attention"], 2)
+    cache.reserve(Extent(20, 100, 4, window=8))
+    states = torch.arange(20.0).view(1, 1, 20, 1)
+    for layer in range(2):
+        cache.update(states, states[..., :1].expand(1, 1, 20, layer + 1), layer)
+    cache.consolidate()
+    cache.keep([[0]])
+    groups = cache._store.groups
+    assert len(groups) > 1
+    groups[0].grow(40)
+    for _ in range(12):
+        first = cache.make_room(3)
+        assert {group.first for group in groups} == {first}
+        assert first <= cache.base - 7
+        for layer in range(2):
+            new = torch.full((1, 1, 3, 1), float(cache.base))
+            keys, values = cache.update(new, new.expand(1, 1, 3, layer + 1), layer)
+            assert keys[0, 0, -10:-3, 0].tolist() == [float(slot) for slot in range(cache.base - 7, cache.base)]
+            assert values.shape[2] == keys.shape[2] == cache.base + 3 - first
+        cache.keep([[0]])
+
+
 def test_layers_hold_everything_where_a_window_is_not_sure_to_be_enough() -> None:
     def window(model: Any, cache: Any = None) -> int | None:
         traits = ModelTraits.of(model)

@@ -141,11 +141,8 @@ class LayerBuffer:
     def reach(self, stop: int) -> None:
         """Have the text's slots up to ``stop``."""
         capacity = self.buffer.shape[3]
-        gone = self.oldest - self.first
-        if self.window is not None and stop - self.first > capacity and gone and gone >= self.window // _ROOM:
-            left = capacity - gone
-            self.buffer[..., :left, :] = self.buffer[..., capacity - left :, :].clone()
-            self.first, self.span = self.oldest, (0, 0)
+        if self.window is not None and stop - self.first > capacity and self._gone >= self.window // _ROOM:
+            self.slide()
         stop -= self.first
         if stop <= capacity:
             return
@@ -153,6 +150,17 @@ class LayerBuffer:
             self.grow(self.extent.after(capacity, stop))
         except torch.OutOfMemoryError:
             self.grow(self.extent.rounded(stop))
+
+    @property
+    def _gone(self) -> int:
+        return self.oldest - self.first
+
+    def slide(self) -> None:
+        """Begin at ``oldest``."""
+        if self._gone:
+            left = self.buffer.shape[3] - self._gone
+            self.buffer[..., :left, :] = self.buffer[..., self._gone :, :].clone()
+            self.first, self.span = self.oldest, (0, 0)
 
     def grow(self, capacity: int) -> None:
         """Go on with ``capacity`` slots, unless there are as many; those past the old ones are zero."""
@@ -221,8 +229,8 @@ class Store:
         """A free entry for a layer's states of this ``name``; ``alike`` of them a layer have their shape."""
         batch, heads, tokens, channels = states.shape
         device = torch.device("cpu") if self.on_host else states.device
-        own = self._types[layer] if layer < len(self._types) else None
-        window = self._extent.window if own in (SLIDING, None) else None
+        slides = layer < len(self._types) and self._types[layer] in (SLIDING, None)
+        window = self._extent.window if slides else None
         kind = (batch, heads, channels, states.dtype, device, window)
         group = next((group for group in self.groups if group.kind == kind and group.used < group.entries), None)
         if group is None:

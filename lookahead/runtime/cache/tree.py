@@ -106,13 +106,14 @@ class TreeCache(Cache):
 
     def make_room(self, nodes: int) -> int:
         """Have room for a pass over ``nodes`` nodes. The first slot that sliding-window layers hold from now on."""
-        first = 0
-        for group in self._store.groups:
-            if group.window is not None:
-                group.oldest = max(0, min(self.lengths) - group.window + 1)
-                group.reach(self.base + nodes)
-                first = group.first
-        return first
+        sliding = [group for group in self._store.groups if group.window is not None]
+        for group in sliding:
+            group.oldest = max(0, min(self.lengths) - (group.window or 0) + 1)
+            group.reach(self.base + nodes)
+        if len({group.first for group in sliding}) > 1:  # where memory was short, some have grown less than others
+            for group in sliding:
+                group.slide()
+        return sliding[0].first if sliding else 0
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
         """Append slots ``base + node`` of the last pass to each sequence, for its ``chosen`` nodes, root first."""
