@@ -74,6 +74,7 @@ class LayerBuffer:
         self.kind = kind
         self.window = window
         self.first = self.oldest = 0
+        self._items: np.ndarray | None = None  # made when slots are moved: a compiled model may ask for buffers
         self._use(buffer)
         self.used = 0
         self.rows = buffer.shape[1]
@@ -132,11 +133,13 @@ class LayerBuffer:
 
     def move(self, rows: Tensor, sources: Tensor, targets: Tensor) -> None:
         """Copy slots of all entries, ``[move]`` from and to ``[move]`` of these rows."""
-        if self._items is None:
+        if self.buffer.device.type != "cpu" or not self.buffer.numel():
             self.slots[rows, targets - self.first] = self.slots[rows, sources - self.first]
-        else:
-            places = rows.numpy(), targets.numpy() - self.first
-            self._items[places] = self._items[places[0], sources.numpy() - self.first]
+            return
+        if self._items is None:
+            self._items = _items(self.slots)
+        places = rows.numpy(), targets.numpy() - self.first
+        self._items[places] = self._items[places[0], sources.numpy() - self.first]
 
     def reach(self, stop: int) -> None:
         """Have the text's slots up to ``stop``."""
@@ -183,8 +186,7 @@ class LayerBuffer:
         self._use(buffer)
 
     def _use(self, buffer: Tensor) -> None:
-        self.buffer, self.slots = buffer, buffer.permute(1, 3, 0, 2, 4)
-        self._items = _items(self.slots) if buffer.device.type == "cpu" and buffer.numel() else None
+        self.buffer, self.slots, self._items = buffer, buffer.permute(1, 3, 0, 2, 4), None
 
 
 def _items(slots: Tensor) -> np.ndarray:
