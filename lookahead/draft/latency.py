@@ -58,6 +58,11 @@ class StepTimes:
         self.spare_ms = 0.0  # what may be spent on passes that are made to learn what they take
         self.news = 0  # passes of sizes of which little was known
 
+    @property
+    def _cells(self) -> set[tuple[int, int]]:
+        """Where anything is known, be it a guess."""
+        return self._mean.keys() | self._guess.keys()
+
     def weight(self, nodes: int, context: int) -> float:
         """How many passes the estimate near this point rests on."""
         return self._weight.get((_context_index(context), _nearest(nodes)), 0.0)
@@ -70,12 +75,12 @@ class StepTimes:
     @property
     def largest(self) -> int:
         """The most nodes that were ever measured, at any context."""
-        return max((NODES[at] for _, at in self._mean | self._guess), default=0)
+        return max((NODES[at] for _, at in self._cells), default=0)
 
     @property
     def knows_single(self) -> bool:
         """Whether the cost of a pass over one node rests on any measurement."""
-        return any(at == 0 for _, at in self._mean | self._guess)
+        return any(at == 0 for _, at in self._cells)
 
     def add(self, nodes: int, context: int, ms: float) -> None:
         """Take in a pass over ``nodes`` nodes a sequence and ``context`` tokens in the KV cache, which took ``ms``."""
@@ -115,7 +120,7 @@ class StepTimes:
 
     def ms(self, nodes: int, context: int) -> float:
         """Estimated milliseconds of a pass over ``nodes`` nodes a sequence; 0 while nothing is known."""
-        return _at(self._knots(_context_index(context)), nodes) if self._mean or self._guess else 0.0
+        return _at(self._knots(_context_index(context)), nodes) if self._cells else 0.0
 
     def curve(self, context: int, most: int) -> list[float]:
         """Estimated milliseconds of passes over 1, 2, ... ``most`` nodes; multiples of t(1) while nothing is known."""
@@ -125,8 +130,8 @@ class StepTimes:
     def _knots(self, index: int) -> list[float]:
         base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES]
         single = 0.0
-        everything = self._mean | self._guess
-        others = sorted({context for context, _ in everything} - {index}, key=lambda other: abs(other - index))
+        known = self._cells
+        others = sorted({context for context, _ in known} - {index}, key=lambda other: abs(other - index))
         order = [*others[::-1], index]  # the context itself comes last and so counts most
         for cells, other in itertools.product((self._guess, self._mean), order):
             measured = {at: mean for (context, at), mean in cells.items() if context == other}
@@ -137,12 +142,12 @@ class StepTimes:
                 measured = _believed(base, measured, trust)
             base = _through(base, measured) if measured else base
         if self.steps:
-            scale = 1.0 if any(at for _, at in everything) else (single or 1.0) * _GUESS_STEP
+            scale = 1.0 if any(at for _, at in known) else (single or 1.0) * _GUESS_STEP
             base = [value * scale for value in base]
             base[0] = single or base[0] / _GUESS_STEP
             base = [max(base[0], value) for value in base]  # such layers never do several tokens in less time than one
         self._forms[index] = base
-        return [value * self._drift for value in base] if everything else base
+        return [value * self._drift for value in base] if known else base
 
     def as_frozen(self) -> Self:
         """The same curve, that learns nothing more."""

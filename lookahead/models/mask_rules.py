@@ -16,6 +16,7 @@ from lookahead.models.traits import ModelTraits
 
 _RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
 _recording = threading.Lock()
+SLIDING = "sliding_attention"  # transformers' name of a kind of layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +59,18 @@ def shortest_window(traits: ModelTraits, rules: Any) -> int | None:
 def held_window(model: PreTrainedModel, traits: ModelTraits, rules: Any, cache: Any) -> int | None:
     """How many of the last slots sliding-window layers have to hold, as those of plain decoding's ``cache`` do (None =
     the usual one). None = all slots: the layers, the cache or the rule are others."""
-    kinds = rules if isinstance(rules, dict) else {"sliding_attention": rules}
+    kinds = rules if isinstance(rules, dict) else {SLIDING: rules}
     own = {kind: rule.function for kind, rule in kinds.items() if rule.function is not None}
-    function, size = own.get("sliding_attention"), getattr(traits.config, "sliding_window", None)
-    if (
-        function is None
-        or len(own) > 1
-        or not isinstance(size, int)
-        or traits.counts_slots
-        or traits.is_encoder_decoder
-    ):
+    function, size = own.get(SLIDING), getattr(traits.config, "sliding_window", None)
+    if function is None or len(own) > 1 or not isinstance(size, int):
+        return None
+    if traits.counts_slots or traits.is_encoder_decoder or not _masks_windows(model):
         return None
     usual = DynamicCache(config=traits.config).layers
     windows = {layer.sliding_window for layer in usual if isinstance(layer, DynamicSlidingWindowLayer)}
     if cache is not None and (list(map(type, cache.layers)) != list(map(type, usual)) or cache.get_seq_length()):
         return None
-    if windows != {size} or windows_of_the_cache(model, traits):
+    if windows != {size}:
         return None
     zero = torch.zeros((), dtype=torch.long)
     seen = function(zero, zero, zero + 2 * size, torch.arange(2 * size + 1))
@@ -82,8 +79,11 @@ def held_window(model: PreTrainedModel, traits: ModelTraits, rules: Any, cache: 
 
 def windows_of_the_cache(model: PreTrainedModel, traits: ModelTraits) -> bool:
     """Whether a model leaves its windows to the cache, which drops tokens, and masks none itself (Moshi)."""
-    if shortest_window(traits, mask_rules(model, traits)) is None:
-        return False
+    return shortest_window(traits, mask_rules(model, traits)) is not None and not _masks_windows(model)
+
+
+def _masks_windows(model: PreTrainedModel) -> bool:
+    """Whether some module of a model makes masks of windows."""
     makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
     homes = {type(module).__module__ for module in model.modules()}
-    return not any(hasattr(sys.modules[home], maker) for home in homes for maker in makers)
+    return any(hasattr(sys.modules[home], maker) for home in homes for maker in makers)

@@ -179,17 +179,14 @@ class TreeForward:
 
     def masks(self, trees: Sequence[TokenTree]) -> Any:
         """The masks of a pass, one for each kind of layer; those of the pass before are gone."""
-        layout, buffer = self.layout, self._masks
-        base, settled, first = (
-            layout.cache.base,
-            min(layout.cache.lengths),
-            layout.cache.make_room(max(map(len, trees))),
-        )
-        visible = None if layout.visible is None else layout.visible[:, :base]
-        if buffer is None or max(map(len, trees)) > _WIDEST_BUFFERED:
-            buffer = MaskBuffer(len(trees), self.traits.dtype, layout.device)
+        cache, buffer, width = self.layout.cache, self._masks, max(map(len, trees))
+        first = cache.make_room(width)
+        visible = None if self.layout.visible is None else self.layout.visible[:, : cache.base]
+        if buffer is None or width > _WIDEST_BUFFERED:
+            buffer = MaskBuffer(len(trees), self.traits.dtype, self.layout.device)
             self._masks = self._masks or buffer
-        return tree_masks(self.rules, trees, base, visible, layout.coordinates, buffer, settled, self._window, first)
+        given = self.layout.coordinates, buffer, min(cache.lengths), self._window, first
+        return tree_masks(self.rules, trees, cache.base, visible, *given)
 
     @contextmanager
     def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:

@@ -92,11 +92,13 @@ class Layout:
             self.boundary = self._find_boundary(past, highest)
 
     def keep_prompts(self, behind: Sequence[int]) -> None:
-        """Keep prompts whole that were read in one pass, with so many slots of padding ``behind`` each::
+        """Keep prompts whole that were read in one pass::
 
-        slot             0  1  2  3  4
-        sequence 0       a  b  c  -  -      2 behind
-        sequence 1       d  e  f  g  h      0 behind
+            slot             0  1  2  3  4
+            sequence 0       a  b  c  -  -      2 behind
+            sequence 1       d  e  f  g  h      0 behind
+
+        Each has so many slots of padding ``behind``.
         """
         self.positions = [last + 1 - padding for last, padding in zip(self.positions, behind, strict=True)]
         self.cache.keep_prompts(behind)

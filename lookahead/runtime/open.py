@@ -85,8 +85,7 @@ def open_tree(
         executor = traced(forward, reason)
     else:
         executor = EagerExecutor(forward, reason)
-    in_chunks = getattr(prompt.config, "prefill_chunk_size", None) is not None
-    if not (writing is None or reason is None or cache.on_host or in_chunks):
+    if not (writing is None or reason is None or cache.on_host or reads_in_chunks(prompt.config)):
         forward.holds = held_window(model, traits, forward.rules, prompt.cache)
     if packed is not None:
         forward.use(packed)
@@ -123,6 +122,11 @@ def open_linear(
         reason=reason,
         test=test,
     )
+
+
+def reads_in_chunks(config: GenerationConfig) -> bool:
+    """Whether a prompt is read in several passes."""
+    return getattr(config, "prefill_chunk_size", None) is not None
 
 
 def dynamic_reason(static: bool | None, model: PreTrainedModel, traits: ModelTraits) -> str | None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from jacobi import Scores, Wants
 from lookahead.generation.call import Call
-from lookahead.runtime.open import Prompt, open_tree
+from lookahead.runtime.open import Prompt, open_tree, reads_in_chunks
 from lookahead.runtime.tree import TreeModel
 
 _MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last
@@ -47,8 +47,9 @@ class Asked:
         call = self.call
         past = 0 if call.cache is None else int(call.cache.get_seq_length())
         given = {name: value for name, value in call.kwargs.items() if name != "position_ids" and value is not None}
-        in_chunks = getattr(call.config, "prefill_chunk_size", None) is not None
-        if past or in_chunks or self.names & _ITS_OWN or any(isinstance(value, Tensor) for value in given.values()):
+        if past or reads_in_chunks(call.config) or self.names & _ITS_OWN:
+            return None
+        if any(isinstance(value, Tensor) for value in given.values()):
             return None
         return self.wants, tuple(sorted(given.items()))
 

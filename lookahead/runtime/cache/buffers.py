@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lookahead.models.mask_rules import SLIDING
+
 Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # (shape, a tensor of the dtype and device) -> buffer
 Entry = tuple["LayerBuffer", int]
 _TREE = 64  # slots for the nodes of a pass
 # Buffers for a model whose states have one shape: each costs every pass some calls of torch, so small ones are few.
 _SPREAD = 4
 _LEAST_BYTES = 1 << 20
-SLIDING = "sliding_attention"  # transformers' name of a layer's type
 _ROOM = 8  # buffers have an eighth of their slots free when the prompt has been read, and grow by an eighth
 
 
@@ -61,7 +62,7 @@ class LayerBuffer:
         window = 3          a  b  c  d  e     slide    d  e  -  -  -        first = 5 -> 8
 
     Attributes:
-        kind: shape, dtype and device of its entries.
+        kind: shape, dtype, device and window of its entries.
         rows: sequences whose states it holds, the first ones of its rows; the others are free.
         extent: how large it is to be.
         span: first and last-plus-one slot of the pass that the views below are for.
@@ -143,8 +144,8 @@ class LayerBuffer:
 
     def reach(self, stop: int) -> None:
         """Have the text's slots up to ``stop``."""
-        capacity = self.buffer.shape[3]
-        if self.window is not None and stop - self.first > capacity and self._gone >= self.window // _ROOM:
+        capacity, gone = self.buffer.shape[3], self.oldest - self.first
+        if self.window is not None and stop - self.first > capacity and gone >= self.window // _ROOM:
             self.slide()
         stop -= self.first
         if stop <= capacity:
@@ -154,15 +155,11 @@ class LayerBuffer:
         except torch.OutOfMemoryError:
             self.grow(self.extent.rounded(stop))
 
-    @property
-    def _gone(self) -> int:
-        return self.oldest - self.first
-
     def slide(self) -> None:
         """Begin at ``oldest``."""
-        if self._gone:
-            left = self.buffer.shape[3] - self._gone
-            self.buffer[..., :left, :] = self.buffer[..., self._gone :, :].clone()
+        gone = self.oldest - self.first
+        if gone:
+            self.buffer[..., : self.buffer.shape[3] - gone, :] = self.buffer[..., gone:, :].clone()
             self.first, self.span = self.oldest, (0, 0)
 
     def grow(self, capacity: int) -> None:
@@ -236,10 +233,10 @@ class Store:
         kind = (batch, heads, channels, states.dtype, device, window)
         group = next((group for group in self.groups if group.kind == kind and group.used < group.entries), None)
         if group is None:
-            slots, most_slots = max(self._extent.first, self._extent.rounded(tokens)), self._extent.most
+            slots = max(self._extent.first, self._extent.rounded(tokens))
             if window is not None:
-                slots = most_slots = min(slots, self._extent.rounded(window + 1))
-            most = batch * heads * channels * max(slots, most_slots) * states.dtype.itemsize
+                slots = min(slots, self._extent.rounded(window + 1))
+            most = batch * heads * channels * max(slots, 0 if window else self._extent.most) * states.dtype.itemsize
             shape = (self._entries(layer, name, kind, alike, most), batch, heads, slots, channels)
             group = LayerBuffer(kind, self._buffer(shape, states, device), self._extent, window)
             self.groups.append(group)

@@ -237,8 +237,8 @@ def drop(cache: TreeCache, row: int) -> None:
 
 def _leave(source: TreeLayer, layer: Any, length: int, rows: slice, *, on_host: bool) -> None:
     """Copy the first ``length`` slots of some rows of a layer into one of transformers' own."""
-    assert source.keys is not None and source.values is not None
-    first = 0 if source.key_entry is None else source.key_entry[0].first
+    assert source.key_entry is not None and source.keys is not None and source.values is not None
+    first = source.key_entry[0].first
     keys, values = source.keys[rows, :, : length - first], source.values[rows, :, : length - first]
     if not layer.is_initialized:
         layer.lazy_initialization(keys[:, :, :0].to(source.device), values[:, :, :0].to(source.device))
