@@ -1,12 +1,13 @@
 """Token recycling where tokens are drawn by noise that is known."""
 
 from collections.abc import Sequence
+from functools import cache
 from math import isfinite
 
 import numpy as np
 
 from jacobi import Path, Successors, TokenTree
-from lookahead.sources.perturbed import BINS, Draw, Offer
+from lookahead.sources.perturbed import BINS, LEAST_SHARE, Draw, Offer, offer
 from lookahead.sources.recycling import Context, RecyclingSource, Said, SuccessorTable
 
 # Next tokens kept of each scored node; with 32, S at 24 nodes is 3 to 5 % lower, with 128 1 % higher.
@@ -19,14 +20,30 @@ _LARGEST = 1e20
 # that explain best which of a node's candidates were right (bundled model, code and prose at temperatures of 0.6 to
 # 1.0; the two lowest bins, which are not proposed, hold shares that were right).
 _PRIORS = (
-    (0.01, 0.017, 0.046, 0.073, 0.186, 0.346, 0.498, 0.535, 0.560, 0.56, 0.577, 0.697),
-    (0.009, 0.018, 0.055, 0.090, 0.230, 0.460, 0.646, 0.675, 0.688, 0.780, 0.799, 0.871),
-    (0.003, 0.015, 0.064, 0.133, 0.279, 0.537, 0.761, 0.798, 0.842, 0.890, 0.933, 0.982),
-    (0.004, 0.01, 0.035, 0.049, 0.080, 0.124, 0.155, 0.254, 0.336, 0.42, 0.42, 0.456),
+    (0.01, 0.023, 0.053, 0.108, 0.253, 0.462, 0.646, 0.750, 0.761, 0.817, 0.824, 0.920),
+    (0.018, 0.042, 0.073, 0.184, 0.410, 0.601, 0.741, 0.823, 0.916, 0.947, 0.950, 0.950),
+    (0.025, 0.058, 0.138, 0.248, 0.463, 0.693, 0.845, 0.902, 0.950, 0.976, 0.992, 0.994),
+    (0.007, 0.013, 0.027, 0.046, 0.065, 0.109, 0.133, 0.178, 0.25, 0.3, 0.585, 0.644),
 )
 _NEW = 3 * BINS  # the first kind of a candidate in a new context
 
+_ROWS = 2  # of each context
+_HEARD = 0.7  # of the votes that are left, the longest context has, then the next one
+_OLDER = 0.7  # of a row's votes, the row before it has
+
 State = tuple[Context, int]  # and the index of the next token
+
+
+@cache
+def votes_of(orders: tuple[int, ...]) -> tuple[np.ndarray, float]:
+    """The votes of rows of contexts of such lengths, longest and newest first, and what is left for the text's usual
+    tokens; they sum to 1."""
+    votes, left = list[float](), 1.0
+    for order in dict.fromkeys(orders):
+        fading = [_OLDER**age for age in range(orders.count(order))]
+        votes += [left * _HEARD * each / sum(fading) for each in fading]
+        left *= 1.0 - _HEARD
+    return np.array(votes, np.float32), left
 
 
 class UsualTokens:
@@ -52,11 +69,11 @@ class UsualTokens:
             self._sums /= self._weight
             self._weight = 1.0
 
-    def best(self, draw: Draw, line: np.ndarray | None, first: int = 0) -> Offer:
-        """The candidates for a token that is drawn with this noise; their kinds begin with ``first``."""
+    def shares(self, draw: Draw, line: np.ndarray | None) -> dict[int, float]:
+        """The shares of the usual tokens where one is drawn with this noise."""
         if self._age >= _REFRESH:
             self._choose()
-        return draw.best(self._tokens, self._chances, line, first) if len(self._tokens) else []
+        return draw.shares([self._tokens], [self._chances], None, line) if len(self._tokens) else {}
 
     def _choose(self) -> None:
         self._age = 0
@@ -82,13 +99,13 @@ class DrawnRecycling:
 
     def __init__(self, table: SuccessorTable, draw: Draw, vocab_size: int) -> None:
         self._table = table
-        self._recycling = RecyclingSource(table)
+        self._recycling = RecyclingSource(table, _ROWS)
         self._draw = draw
         self._index = 0  # of the next token
         self.by_noise = 0
         self._usual = UsualTokens(vocab_size)
-        self._lines: dict[int, np.ndarray | None] = {}  # those read in this pass, by index
-        self._offers: dict[int, Offer] = {}  # of the usual tokens in this pass, by index
+        # The noise of each index that was asked in this pass, and the usual tokens under it.
+        self._known: dict[int, tuple[np.ndarray | None, dict[int, float]]] = {}
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         self._recycling.start(prompt, successors)
@@ -110,17 +127,26 @@ class DrawnRecycling:
 
     def propose(self, state: State) -> Offer:
         context, index = state
-        lines = self._lines
-        if index not in lines:
-            lines[index] = self._draw.line(index)
-        if (found := self._table.get(context)) is None:
-            if index not in self._offers:
-                self._offers[index] = self._usual.best(self._draw, lines[index], _NEW)
-            return self._offers[index]
-        order, (said, node) = found
-        return self._draw.best(
-            said.tokens[node], self._table.chances(said, self._draw)[node], lines[index], (order - 1) * BINS
+        known = self._known.get(index)
+        if known is None:
+            line = self._draw.line(index)
+            known = self._known[index] = line, self._usual.shares(self._draw, line)
+        line, usual = known
+        found = self._table.last(context, _ROWS)
+        if not found:
+            return offer(usual, _NEW)
+        order = found[0][0]
+        votes, left = votes_of(tuple(order for order, _ in found))
+        shares = self._draw.shares(
+            [said.tokens[node] for _, (said, node) in found],
+            [self._table.chances(said, self._draw)[node] for _, (said, node) in found],
+            votes,
+            line,
         )
+        for token, share in usual.items():
+            if token in shares or left * share >= LEAST_SHARE:
+                shares[token] = shares.get(token, 0.0) + left * share
+        return offer(shares, (order - 1) * BINS)
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         context = self._recycling.root()
@@ -129,8 +155,7 @@ class DrawnRecycling:
             self.by_noise += found is None or found[1][0].best(found[1][1]) != token
             context = self._recycling.step(context, token)
         self._index += len(path.tokens)
-        self._lines.clear()
-        self._offers.clear()
+        self._known.clear()
         said = None if successors is None else self._table.hold(successors)
         if said is not None:
             self._take_in(said, path.nodes)

@@ -14,8 +14,9 @@ is at least (1 - TV) / (1 + TV), with TV the distance of p and q; Daliri, Musco 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import exp
 
 import numpy as np
@@ -26,7 +27,7 @@ Line = Callable[[int], np.ndarray | None]  # from a token's index to its noise [
 _ODDS = tuple(exp(0.9 * step - 5.0) for step in range(11))  # of a share, at which the next bin begins
 BINS = len(_ODDS) + 1
 # Of a candidate, where the third bin begins: S without those below is the same.
-_LEAST_SHARE = _ODDS[1] / (1.0 + _ODDS[1])
+LEAST_SHARE = _ODDS[1] / (1.0 + _ODDS[1])
 _MOST = 8  # candidates below one node; with 4 and with 16, S is 1 to 4 % lower
 _LEAST_NOISE = 1e-30  # noise may be 0
 
@@ -67,11 +68,39 @@ class Draw:
     def best(self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None, first: int = 0) -> Offer:
         """Of tokens with these chances q, up to a factor, those that the draw is most likely to choose under the noise
         of ``line`` (None = it is not known), best first, and the bins of their shares, counted from ``first``."""
-        weights = chances if line is None else chances / np.maximum(line.take(tokens), _LEAST_NOISE)
-        whole = float(np.add.reduce(weights))
-        places = (weights >= _LEAST_SHARE * whole).nonzero()[0]
-        found = zip(weights.take(places).tolist(), tokens.take(places).tolist(), strict=True)
-        likely = sorted(found, reverse=True)[:_MOST]
-        return [
-            (token, first + bisect_right(_ODDS, weight / max(_LEAST_NOISE, whole - weight))) for weight, token in likely
-        ]
+        return offer(self.shares([tokens], [chances], None, line), first)
+
+    def shares(
+        self,
+        tokens: Sequence[np.ndarray],
+        chances: Sequence[np.ndarray],
+        votes: np.ndarray | None,
+        line: np.ndarray | None,
+    ) -> dict[int, float]:
+        """The shares of the tokens that count, where several distributions are known: each is divided by the noise
+        first, and what it says then has so much of the ``votes`` (None = all, for a single one).
+
+        They are not averaged before, because noise finds the tokens of which most of them know nothing: a token of
+        chance 0.05 on the average of ten is either certain in some of them or impossible.
+        """
+        every = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
+        weights = chances[0] if len(tokens) == 1 else np.concatenate(chances)
+        if line is not None:
+            weights = weights / np.maximum(line.take(every), _LEAST_NOISE)
+        if votes is None:
+            weights = weights / np.add.reduce(weights)
+        else:
+            counts = [len(each) for each in tokens]
+            wholes = np.add.reduceat(weights, [0, *accumulate(counts[:-1])])
+            weights = weights * (votes / wholes).repeat(counts)
+        places = (weights >= LEAST_SHARE).nonzero()[0]
+        found: dict[int, float] = {}
+        for token, share in zip(every.take(places).tolist(), weights.take(places).tolist(), strict=True):
+            found[token] = found.get(token, 0.0) + share
+        return found
+
+
+def offer(shares: dict[int, float], first: int) -> Offer:
+    """The tokens of the largest shares, best first, and the bins of their shares, counted from ``first``."""
+    likely = sorted(zip(shares.values(), shares.keys(), strict=True), reverse=True)[:_MOST]
+    return [(token, first + bisect_right(_ODDS, share / max(_LEAST_NOISE, 1.0 - share))) for share, token in likely]

@@ -92,6 +92,7 @@ class Said:
 
 Context = tuple[int, int, int]
 Row = tuple[Said, int]  # what the model said, and the node at which it did
+Rows = tuple[Row, ...]  # newest first
 
 
 class SuccessorTable:
@@ -123,22 +124,22 @@ class SuccessorTable:
         self._block = Successors(np.empty((0, 0), self._dtype), np.empty((0, 0), np.float32))
         self._free = 0  # first free line of it
         self._ranked: deque[Said] = deque()
-        self._new: tuple[dict[Any, Row], ...] = ({}, {}, {})  # by length of context
-        self._young: tuple[dict[Any, Row], ...] = ({}, {}, {})
-        self._old: tuple[dict[Any, Row], ...] = ({}, {}, {})
+        self._new: tuple[dict[Any, Rows], ...] = ({}, {}, {})  # by length of context
+        self._young: tuple[dict[Any, Rows], ...] = ({}, {}, {})
+        self._old: tuple[dict[Any, Rows], ...] = ({}, {}, {})
 
     def __len__(self) -> int:
         self.settle()
         return sum(map(len, self._young)) + sum(map(len, self._old))
 
-    def put(self, contexts: Sequence[Context], rows: Sequence[Row]) -> None:
-        """Write down what the model said after each of ``contexts``, of which the last token stands last. The rows
-        are kept, not copied."""
-        most = min(_MOST_NEW, self.capacity)
-        for start in range(0, len(contexts), most):
-            if len(self._new[2]) + len(contexts) - start > most:
-                self.settle()
-            written, places = rows[start : start + most], contexts[start : start + most]
+    def put(self, contexts: Sequence[Context], rows: Sequence[Row], most: int = 1) -> None:
+        """Write down what the model said after each of ``contexts``, of which the last token stands last, beside the
+        last rows that are known there: ``most`` in all. The rows are kept, not copied."""
+        count = min(_MOST_NEW, self.capacity)
+        for start in range(0, len(contexts), count):
+            if len(self._new[2]) + len(contexts) - start > count:
+                self.settle(most)
+            written, places = [(row,) for row in rows[start : start + count]], contexts[start : start + count]
             ones, twos, threes = self._new
             threes.update(zip(places, written, strict=True))
             twos.update(zip([context[1:] for context in places], written, strict=True))
@@ -177,29 +178,43 @@ class SuccessorTable:
         if len(self._ranked) > _MOST_RANKED:
             self._ranked.popleft().forget()
 
-    def settle(self) -> None:
-        """Write the newest rows to the others. Nothing that is known changes by it."""
+    def settle(self, most: int = 1) -> None:
+        """Write the newest rows to the others, of which ``most`` are kept in all. What is known last stays the same."""
         full = self._written > self.most_bytes
         if full or len(self._young[2]) + len(self._new[2]) > self.capacity:  # the longest contexts are the most
             self._old, self._young = self._young, ({}, {}, {})
             self._written = 0
         for young, new in zip(self._young, self._new, strict=True):
-            young.update(new)
+            if most == 1:
+                young.update(new)
+            else:
+                young.update({context: (rows + young.get(context, ()))[:most] for context, rows in new.items()})
             new.clear()
 
     def get(self, context: Context) -> tuple[int, Row] | None:
-        """How many tokens the longest known suffix of ``context`` has, and its row; None where none is known."""
+        """How many tokens the longest known suffix of ``context`` has, and its last row; None where none is known."""
         (new_ones, new_twos, new_threes), (ones, twos, threes) = self._new, self._young
-        row = new_threes.get(context) or threes.get(context) or self._old[2].get(context)
-        if row is not None:
-            return 3, row
+        rows = new_threes.get(context) or threes.get(context) or self._old[2].get(context)
+        if rows is not None:
+            return 3, rows[0]
         pair = context[1:]
-        row = new_twos.get(pair) or twos.get(pair) or self._old[1].get(pair)
-        if row is not None:
-            return 2, row
+        rows = new_twos.get(pair) or twos.get(pair) or self._old[1].get(pair)
+        if rows is not None:
+            return 2, rows[0]
         last = context[2]
-        row = new_ones.get(last) or ones.get(last) or self._old[0].get(last)
-        return None if row is None else (1, row)
+        rows = new_ones.get(last) or ones.get(last) or self._old[0].get(last)
+        return None if rows is None else (1, rows[0])
+
+    def last(self, context: Context, most: int) -> list[tuple[int, Row]]:
+        """The last rows, ``most`` at most each, of the suffixes of ``context`` with three tokens, two and one: how many
+        these are, and the row, newest first."""
+        found = []
+        for order, key in ((3, context), (2, context[1:]), (1, context[2])):
+            rows = self._new[order - 1].get(key, ()) + self._young[order - 1].get(key, ())
+            if len(rows) < most:
+                rows += self._old[order - 1].get(key, ())
+            found += [(order, row) for row in rows[:most]]
+        return found
 
 
 # Shares that were right on the bundled model (greedy, penalised and sampled text mixed), rounded: by length of context,
@@ -215,7 +230,7 @@ _LATER_PRIORS = ((0.09, 0.05, 0.04, 0.03, 0.03), (0.12, 0.08, 0.06, 0.05, 0.04),
 class RecyclingSource:
     """Candidates from what the model said at scored nodes, in this text and before: also off the path that was kept. A
     candidate's kind is the length of its context, its rank, and its distance in logits from its rivals. Sequences and
-    calls on the same model may share the table."""
+    calls on the same model may share the table, in which ``most`` rows are kept of each context."""
 
     name = "recycling"
     priors = tuple(
@@ -224,8 +239,9 @@ class RecyclingSource:
         for prior in (*best, *(share for share in later for _ in range(LEVELS)))
     )
 
-    def __init__(self, table: SuccessorTable) -> None:
+    def __init__(self, table: SuccessorTable, most: int = 1) -> None:
         self._table = table
+        self._most = most
         self._root = (_BEFORE, _BEFORE, _BEFORE)
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
@@ -235,7 +251,7 @@ class RecyclingSource:
             nodes = range(max(0, len(said) - len(prompt)), len(said))  # earlier ones stand for padding
             places = range(len(text) - len(nodes), len(text))
             contexts = [(text[place - 2], text[place - 1], text[place]) for place in places]
-            self._table.put(contexts, [(said, node) for node in nodes])
+            self._table.put(contexts, [(said, node) for node in nodes], self._most)
         self._root = (text[-3], text[-2], text[-1])
 
     def root(self) -> Context:
@@ -260,9 +276,9 @@ class RecyclingSource:
             for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
                 _, before, last = contexts[parent]
                 contexts.append((before, last, token))
-            self._table.put(contexts, [(said, node) for node in range(len(tree))])
+            self._table.put(contexts, [(said, node) for node in range(len(tree))], self._most)
         for token in path.tokens:
             self._root = self.step(self._root, token)
 
     def catch_up(self) -> None:
-        self._table.settle()
+        self._table.settle(self._most)

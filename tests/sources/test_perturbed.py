@@ -12,8 +12,8 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from jacobi import Path, Successors, TokenTree
 from lookahead.sources import SuccessorTable
-from lookahead.sources.drawn_recycling import DrawnRecycling, UsualTokens
-from lookahead.sources.perturbed import BINS, Draw
+from lookahead.sources.drawn_recycling import DrawnRecycling, UsualTokens, votes_of
+from lookahead.sources.perturbed import BINS, Draw, offer
 
 VOCAB = 12
 WARPERS: dict[str, Callable[[float], object]] = {
@@ -78,22 +78,44 @@ def test_noise_of_zero_decides() -> None:
     assert DRAW.best(np.arange(VOCAB), np.full(VOCAB, 0.1, np.float32), noise) == [(5, BINS - 1)]
 
 
+def test_what_several_rows_say_is_divided_by_the_noise_before_it_is_weighed() -> None:
+    noise = np.array([1.0, 1.0, 0.01], np.float32)
+    sure, torn = np.array([0.98, 0.01, 0.01], np.float32), np.array([0.5, 0.5], np.float32)
+    votes = np.array([0.8, 0.2], np.float32)
+    alone = [DRAW.shares([np.arange(len(each))], [each], None, noise) for each in (sure, torn)]
+    assert alone == [pytest.approx({0: 0.98 / 1.99, 2: 1.0 / 1.99}), pytest.approx({0: 0.5, 1: 0.5})]
+    together = DRAW.shares([np.arange(3), np.arange(2)], [sure, torn], votes, noise)
+    assert together == pytest.approx({0: 0.8 * alone[0][0] + 0.1, 1: 0.1, 2: 0.8 * alone[0][2]})
+    assert [token for token, _ in offer(together, 0)] == [0, 2, 1]
+
+
+@pytest.mark.parametrize("orders", [(1,), (3, 2, 1), (3, 3, 1), (2, 2, 1, 1)])
+def test_votes_of_longer_and_newer_rows_are_heard_more(orders: tuple[int, ...]) -> None:
+    votes, left = votes_of(orders)
+    assert len(votes) == len(orders)
+    assert votes.sum() + left == pytest.approx(1.0)
+    for order in set(orders):
+        fading = votes[np.array(orders) == order]
+        assert list(fading) == sorted(fading, reverse=True)
+        assert fading.sum() > votes[np.array(orders) < order].sum() + left
+
+
 def test_usual_tokens_follow_the_text() -> None:
     usual, tokens = UsualTokens(VOCAB), np.array([3, 4])
-    assert usual.best(DRAW, None) == []
+    assert usual.shares(DRAW, None) == {}
     for _ in range(200):
         usual.add(tokens, np.array([3.0, 1.0], np.float32))
-    assert [token for token, _ in usual.best(DRAW, None)] == [3, 4]
+    assert usual.shares(DRAW, None) == pytest.approx({3: 0.75, 4: 0.25})
     usual.add(tokens, np.array([np.nan, 1.0], np.float32))
     for _ in range(2000):  # far more than a float could count on with weights that only grow
         usual.add(np.array([7]), np.array([1.0], np.float32))
-    assert usual.best(DRAW, None)[0] == (7, BINS - 1)
+    assert usual.shares(DRAW, None) == {7: 1.0}
     line = np.ones(VOCAB, np.float32)
     line[7] = 1e9
-    assert usual.best(DRAW, line)[0][0] == 7, "the others are long gone"
+    assert usual.shares(DRAW, line) == {7: 1.0}, "the others are long gone"
     usual.add(tokens, np.array([3.0, 1.0], np.float32))
     usual._age = 10**6
-    assert [token for token, _ in usual.best(DRAW, line)] == [3, 4]
+    assert usual.shares(DRAW, line) == pytest.approx({3: 0.75, 4: 0.25})
 
 
 def said(*rows: list[float]) -> Successors:
@@ -119,6 +141,16 @@ def test_rows_are_read_under_the_noise_of_their_place() -> None:
     unknown = source.propose(((7, 7, 7), 5))
     assert unknown[0][0] == (chances / noise[5]).argmax(), "what is usual in the text, where the context is new"
     assert all(kind >= 3 * BINS for _, kind in unknown)
+
+
+def test_shorter_contexts_and_older_rows_are_heard_too() -> None:
+    source = DrawnRecycling(SuccessorTable(), Draw(lambda index: None), VOCAB)
+    for last, first in ((4, 7), (6, 9), (6, 10), (6, 11)):  # contexts (4, 5), then (6, 5) three times
+        source.start([last, 5], said([8.0 * (token == first) for token in range(VOCAB)]))
+        source.catch_up()
+    tokens = [token for token, _ in source.propose(((4, 4, 5), 1))]
+    assert tokens[:3] == [7, 11, 10], "after (4, 5), then what was said last after 5, and before"
+    assert 9 not in tokens[:3]
 
 
 def test_without_a_line_the_likeliest_comes_first() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,12 +118,27 @@ def test_settling_changes_nothing_that_is_known(capacity: int, count: int, seed:
         context = (rng.randrange(3), rng.randrange(3), rng.randrange(3))
         table.put([context], [row_of(number)])
         if rng.random() < 0.2:
-            table.settle()
+            table.settle(2)
         assert table.get(context) == (3, row_of(number))
-    before = {context: table.get(context) for context in product(range(3), repeat=3)}
+        assert table.last(context, 2)[0] == (3, row_of(number))
+
+    def known() -> dict[Any, Any]:
+        return {each: (table.get(each), table.last(each, 2)) for each in product(range(3), repeat=3)}
+
+    before = known()
     gone = len(table._young[2]) + len(table._new[2]) > capacity
-    table.settle()
-    assert gone or before == {context: table.get(context) for context in before}
+    table.settle(2)
+    assert gone or before == known()
+
+
+def test_last_rows_come_from_all_generations() -> None:
+    table = SuccessorTable(3)
+    for number in range(5):
+        table.put([(number, 2, 3)], [row_of(number)])
+        table.settle(2)
+    assert table.last((1, 2, 3), 2) == [(order, row_of(at)) for order, at in ((3, 1), (2, 4), (2, 3), (1, 4), (1, 3))]
+    assert table.last((1, 2, 3), 1) == [(3, row_of(1)), (2, row_of(4)), (1, row_of(4))]
+    assert table.last((9, 9, 9), 2) == []
 
 
 def successors(*lines: Sequence[int]) -> Successors:
@@ -155,6 +171,12 @@ def test_what_is_held_tells_what_was_said() -> None:
         assert [token for token, _ in said.candidates(0, 1)][:3] == (tokens[0, :3] + (size > 1 << 16)).tolist()
 
 
+def bytes_of(table: SuccessorTable) -> int:
+    kept = [row for held in (*table._young, *table._old) for rows in held.values() for row in rows]
+    blocks = {id(said.tokens.base): said for said, _ in kept}
+    return sum(said.tokens.base.nbytes + said.logits.base.nbytes for said in blocks.values())
+
+
 def test_a_generation_ends_with_its_bytes() -> None:
     """What is written again and again, under the same few contexts, holds no more memory than other rows do."""
     table = SuccessorTable(most_bytes=1 << 20)
@@ -162,17 +184,15 @@ def test_a_generation_ends_with_its_bytes() -> None:
     for index in range(1000):
         said = table.hold(told)
         table.put([(index % 2 * 100, 1, node) for node in range(32)], [(said, node) for node in range(32)])
-        table.settle()
-    lines = {id(row[0].tokens.base): row[0] for held in (*table._young, *table._old) for row in held.values()}
-    assert sum(said.tokens.base.nbytes + said.logits.base.nbytes for said in lines.values()) <= 4 << 20
+        table.settle(2)
+    assert bytes_of(table) <= 4 << 20
     assert table.get((100, 1, 31)) is not None
     stale = SuccessorTable(most_bytes=1 << 20)
     for index in range(2000):  # contexts that are new from time to time would each keep a pass
         said = stale.hold(told)
         stale.put([(1, 1, 1), (2, 2, index // 40)], [(said, 0), (said, 1)])
-        stale.settle()
-    lines = {id(row[0].tokens.base): row[0] for held in (*stale._young, *stale._old) for row in held.values()}
-    assert sum(said.tokens.base.nbytes + said.logits.base.nbytes for said in lines.values()) <= 4 << 20
+        stale.settle(2)
+    assert bytes_of(stale) <= 4 << 20
 
 
 def test_what_was_made_of_rows_is_kept_for_the_last_that_were_asked(monkeypatch: pytest.MonkeyPatch) -> None:
