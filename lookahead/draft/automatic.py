@@ -13,7 +13,7 @@ from lookahead.sources import Source
 from lookahead.sources.base import has_late_work, is_batch, runs_a_model
 from lookahead.sources.drawn_recycling import DrawnRecycling
 from lookahead.sources.jacobi_window import WindowSource
-from lookahead.sources.recycling import BEST
+from lookahead.sources.successor_table import BEST
 
 
 class AutomaticDrafter:

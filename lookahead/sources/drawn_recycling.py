@@ -7,8 +7,9 @@ from math import isfinite
 import numpy as np
 
 from jacobi import Path, Successors, TokenTree
-from lookahead.sources.perturbed import BINS, LEAST_SHARE, Draw, Offer, offer
-from lookahead.sources.recycling import Context, RecyclingSource, Said, SuccessorTable
+from lookahead.sources.perturbed import ALONE, BINS, LEAST_SHARE, Draw, Offer, offer
+from lookahead.sources.recycling import RecyclingSource
+from lookahead.sources.successor_table import Context, SuccessorTable
 
 # Next tokens kept of each scored node; with 32, S at 24 nodes is 3 to 5 % lower, with 128 1 % higher.
 DRAWN_BEST = 64
@@ -43,7 +44,7 @@ def votes_of(orders: tuple[int, ...]) -> tuple[np.ndarray, float]:
         fading = [_OLDER**age for age in range(orders.count(order))]
         votes += [left * _HEARD * each / sum(fading) for each in fading]
         left *= 1.0 - _HEARD
-    return np.array(votes, np.float32), left
+    return np.array(votes, np.float32)[:, None], left
 
 
 class UsualTokens:
@@ -73,7 +74,7 @@ class UsualTokens:
         """The shares of the usual tokens where one is drawn with this noise."""
         if self._age >= _REFRESH:
             self._choose()
-        return draw.shares([self._tokens], [self._chances], None, line) if len(self._tokens) else {}
+        return draw.shares(self._tokens[None], self._chances[None], ALONE, line) if len(self._tokens) else {}
 
     def _choose(self) -> None:
         self._age = 0
@@ -99,7 +100,7 @@ class DrawnRecycling:
 
     def __init__(self, table: SuccessorTable, draw: Draw, vocab_size: int) -> None:
         self._table = table
-        self._recycling = RecyclingSource(table, _ROWS)
+        self._recycling = RecyclingSource(table)
         self._draw = draw
         self._index = 0  # of the next token
         self.by_noise = 0
@@ -110,13 +111,12 @@ class DrawnRecycling:
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         self._recycling.start(prompt, successors)
         if successors is not None:
-            said = Said(successors)
-            self._take_in(said, range(max(0, len(said) - len(prompt)), len(said)))
+            count = len(successors.tokens)
+            self._take_in(successors, range(max(0, count - len(prompt)), count))
 
-    def _take_in(self, said: Said, nodes: Sequence[int]) -> None:
-        chances = self._table.chances(said, self._draw)
-        for node in nodes:
-            self._usual.add(said.tokens[node], chances[node])
+    def _take_in(self, said: Successors, nodes: Sequence[int]) -> None:
+        for node, chances in zip(nodes, self._draw.chances(said.logits.take(nodes, 0)), strict=True):
+            self._usual.add(said.tokens[node], chances)
 
     def root(self) -> State:
         return self._recycling.root(), self._index
@@ -132,34 +132,28 @@ class DrawnRecycling:
             line = self._draw.line(index)
             known = self._known[index] = line, self._usual.shares(self._draw, line)
         line, usual = known
-        found = self._table.last(context, _ROWS)
-        if not found:
+        orders, rows = self._table.last(context, _ROWS)
+        if not rows:
             return offer(usual, _NEW)
-        order = found[0][0]
-        votes, left = votes_of(tuple(order for order, _ in found))
-        shares = self._draw.shares(
-            [said.tokens[node] for _, (said, node) in found],
-            [self._table.chances(said, self._draw)[node] for _, (said, node) in found],
-            votes,
-            line,
-        )
+        votes, left = votes_of(tuple(orders))
+        said = self._table.said(rows)
+        shares = self._draw.shares(said.tokens, self._draw.chances(said.logits), votes, line)
         for token, share in usual.items():
             if token in shares or left * share >= LEAST_SHARE:
                 shares[token] = shares.get(token, 0.0) + left * share
-        return offer(shares, (order - 1) * BINS)
+        return offer(shares, (orders[0] - 1) * BINS)
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         context = self._recycling.root()
         for token in path.tokens[:-1]:
             found = self._table.get(context)
-            self.by_noise += found is None or found[1][0].best(found[1][1]) != token
+            self.by_noise += found is None or self._table.best(found[1]) != token
             context = self._recycling.step(context, token)
         self._index += len(path.tokens)
         self._known.clear()
-        said = None if successors is None else self._table.hold(successors)
-        if said is not None:
-            self._take_in(said, path.nodes)
-        self._recycling.take_in(tree, path, said)
+        if successors is not None:
+            self._take_in(successors, path.nodes)
+        self._recycling.learn(tree, path, successors)
 
     def catch_up(self) -> None:
         self._recycling.catch_up()

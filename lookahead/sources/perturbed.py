@@ -14,9 +14,8 @@ is at least (1 - TV) / (1 + TV), with TV the distance of p and q; Daliri, Musco 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from math import exp
 
 import numpy as np
@@ -30,6 +29,7 @@ BINS = len(_ODDS) + 1
 LEAST_SHARE = _ODDS[1] / (1.0 + _ODDS[1])
 _MOST = 8  # candidates below one node; with 4 and with 16, S is 1 to 4 % lower
 _LEAST_NOISE = 1e-30  # noise may be 0
+ALONE = np.ones((1, 1), np.float32)  # the votes of a single distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +68,23 @@ class Draw:
     def best(self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None, first: int = 0) -> Offer:
         """Of tokens with these chances q, up to a factor, those that the draw is most likely to choose under the noise
         of ``line`` (None = it is not known), best first, and the bins of their shares, counted from ``first``."""
-        return offer(self.shares([tokens], [chances], None, line), first)
+        return offer(self.shares(tokens[None], chances[None], ALONE, line), first)
 
     def shares(
-        self,
-        tokens: Sequence[np.ndarray],
-        chances: Sequence[np.ndarray],
-        votes: np.ndarray | None,
-        line: np.ndarray | None,
+        self, tokens: np.ndarray, chances: np.ndarray, votes: np.ndarray, line: np.ndarray | None
     ) -> dict[int, float]:
-        """The shares of the tokens that count, where several distributions are known: each is divided by the noise
-        first, and what it says then has so much of the ``votes`` (None = all, for a single one).
+        """The shares of the tokens that count, where several distributions are known: tokens and chances
+        ``[distribution, rank]``. Each is divided by the noise first, and then what it says has its part of the
+        ``votes`` ``[distribution, 1]``.
 
-        They are not averaged before, because noise finds the tokens of which most of them know nothing: a token of
-        chance 0.05 on the average of ten is either certain in some of them or impossible.
+        They are not averaged before: what is unlikely on the average is either likely in some distribution or
+        impossible, and small noise would not tell.
         """
-        every = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
-        weights = chances[0] if len(tokens) == 1 else np.concatenate(chances)
-        if line is not None:
-            weights = weights / np.maximum(line.take(every), _LEAST_NOISE)
-        if votes is None:
-            weights = weights / np.add.reduce(weights)
-        else:
-            counts = [len(each) for each in tokens]
-            wholes = np.add.reduceat(weights, [0, *accumulate(counts[:-1])])
-            weights = weights * (votes / wholes).repeat(counts)
-        places = (weights >= LEAST_SHARE).nonzero()[0]
+        weights = chances if line is None else chances / np.maximum(line.take(tokens), _LEAST_NOISE)
+        weights = weights * (votes / np.add.reduce(weights, 1, keepdims=True))
+        places = (weights >= LEAST_SHARE).ravel().nonzero()[0]
         found: dict[int, float] = {}
-        for token, share in zip(every.take(places).tolist(), weights.take(places).tolist(), strict=True):
+        for token, share in zip(tokens.take(places).tolist(), weights.take(places).tolist(), strict=True):
             found[token] = found.get(token, 0.0) + share
         return found
 

@@ -18,8 +18,8 @@ from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource,
 from lookahead.sources.checked import CheckedSource
 from lookahead.sources.draft_model import DraftModelSource, Passes
 from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
-from lookahead.sources.recycling import BEST
 from lookahead.sources.references import References, ReferenceSource, references_of
+from lookahead.sources.successor_table import BEST
 from lookahead.strategies.base import Candidates, Strategy
 
 SourceFactory = Callable[[RowContext], Source]

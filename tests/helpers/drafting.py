@@ -52,3 +52,14 @@ class Told:
 
     def start(self, prompt: Any) -> None: ...
     def write(self, path: Any) -> None: ...
+
+
+def successors(*lines: Sequence[int]) -> Successors:
+    """Nodes after which the model likes these tokens equally."""
+    return Successors(np.array(lines, np.int32), np.zeros((len(lines), len(lines[0])), np.float32))
+
+
+def spread(*lines: Sequence[float]) -> Successors:
+    """Nodes after which tokens 4, 5, ... have these logits."""
+    tokens = np.arange(4, 4 + len(lines[0]), dtype=np.int32)
+    return Successors(np.tile(tokens, (len(lines), 1)), np.array(lines, np.float32))

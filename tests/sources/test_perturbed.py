@@ -13,7 +13,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from jacobi import Path, Successors, TokenTree
 from lookahead.sources import SuccessorTable
 from lookahead.sources.drawn_recycling import DrawnRecycling, UsualTokens, votes_of
-from lookahead.sources.perturbed import BINS, Draw, offer
+from lookahead.sources.perturbed import ALONE, BINS, Draw, offer
 
 VOCAB = 12
 WARPERS: dict[str, Callable[[float], object]] = {
@@ -80,19 +80,20 @@ def test_noise_of_zero_decides() -> None:
 
 def test_what_several_rows_say_is_divided_by_the_noise_before_it_is_weighed() -> None:
     noise = np.array([1.0, 1.0, 0.01], np.float32)
-    sure, torn = np.array([0.98, 0.01, 0.01], np.float32), np.array([0.5, 0.5], np.float32)
-    votes = np.array([0.8, 0.2], np.float32)
-    alone = [DRAW.shares([np.arange(len(each))], [each], None, noise) for each in (sure, torn)]
-    assert alone == [pytest.approx({0: 0.98 / 1.99, 2: 1.0 / 1.99}), pytest.approx({0: 0.5, 1: 0.5})]
-    together = DRAW.shares([np.arange(3), np.arange(2)], [sure, torn], votes, noise)
-    assert together == pytest.approx({0: 0.8 * alone[0][0] + 0.1, 1: 0.1, 2: 0.8 * alone[0][2]})
+    tokens, chances = np.tile(np.arange(3), (2, 1)), np.array([[0.98, 0.01, 0.01], [0.5, 0.5, 0.0]], np.float32)
+    sure, torn = (DRAW.shares(tokens[:1], each[None], ALONE, noise) for each in chances)
+    assert sure == pytest.approx({0: 0.98 / 1.99, 2: 1.0 / 1.99})
+    assert torn == pytest.approx({0: 0.5, 1: 0.5})
+    together = DRAW.shares(tokens, chances, np.array([[0.8], [0.2]], np.float32), noise)
+    assert together == pytest.approx({0: 0.8 * sure[0] + 0.1, 1: 0.1, 2: 0.8 * sure[2]})
     assert [token for token, _ in offer(together, 0)] == [0, 2, 1]
 
 
 @pytest.mark.parametrize("orders", [(1,), (3, 2, 1), (3, 3, 1), (2, 2, 1, 1)])
 def test_votes_of_longer_and_newer_rows_are_heard_more(orders: tuple[int, ...]) -> None:
     votes, left = votes_of(orders)
-    assert len(votes) == len(orders)
+    assert votes.shape == (len(orders), 1)
+    votes = votes[:, 0]
     assert votes.sum() + left == pytest.approx(1.0)
     for order in set(orders):
         fading = votes[np.array(orders) == order]

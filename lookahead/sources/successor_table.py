@@ -1,0 +1,190 @@
+"""What the model last said after the contexts of its texts, in bounded memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jacobi import LookaheadError, Successors
+
+Context = tuple[int, int, int]
+Tables = tuple[dict[Any, int], dict[Any, int], dict[Any, int]]  # by length of context: rows
+
+BEST = 6  # next tokens of a row that are ranked; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
+LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
+LEVELS = len(LEVEL_STEPS) + 1
+KINDS = BEST * LEVELS  # of candidates, for each length of context
+_ORDERS = 3  # tokens in the longest context
+_MOST_NEW = 1024  # rows that wait to be written to the others
+_OVERWRITTEN = 2  # rows of a generation for each one that it holds, because newer ones take their contexts
+_RANKED = 64  # rows that are ranked together
+_STEPS = np.array(LEVEL_STEPS, np.float32)
+_RANK_KINDS = np.arange(0, KINDS, LEVELS)  # the first kind of each rank, where one token is known
+_EXCLUDED, _UNRANKED = 255, 254
+# From these kinds to those where so many tokens are known, as `bytes.translate` reads it.
+_OF_ORDER = [bytes((kind + (order - 1) * KINDS) % 256 for kind in range(256)) for order in range(_ORDERS + 1)]
+
+
+class SuccessorTable:
+    """The model's last best next tokens after each context of one, two and three tokens.
+
+    The published table has one row a token of the vocabulary. Here longer contexts have rows too, because the same
+    token is followed by different ones in different places::
+
+        on the cat -> sat, ran, is       what the model said after these three tokens
+           the cat -> is, sat, was       what it last said after any "the cat"
+               cat -> is, food, sat      what it last said after any "cat"
+
+    Rows live in two generations, each of which knows ``capacity`` contexts of three tokens at most: when the young one
+    is full it becomes the old one, whose rows go unless they are written again. So a row outlives at least
+    ``capacity`` newer ones. A row is a line of two arrays, one half of which is each generation's own::
+
+        row       1     2     3    ...                     tokens and logits, best first
+        before    0     0     1                            the row that the same context had in this generation; 0: none
+        "cat" -> row 3 -> row 1
+
+    The newest rows wait to be found in the others' dictionaries in small ones, which are faster, until :meth:`settle`.
+    Tokens take 16 bits where ``vocab_size`` is known to allow it.
+    """
+
+    def __init__(self, capacity: int = 1 << 14, vocab_size: int = 1 << 31) -> None:
+        if capacity < 1:
+            raise LookaheadError(f"A successor table holds at least one row: got capacity={capacity}.")
+        self.capacity = capacity
+        self._half = _OVERWRITTEN * capacity
+        self._free, self._end = 1, 1 + self._half  # rows of the young generation that are still free
+        rows = 1 + 2 * self._half  # row 0 stands for none
+        self._tokens = np.empty((rows, 0), np.uint16 if vocab_size <= 1 << 16 else np.int32)
+        self._logits = np.empty((rows, 0), np.float32)
+        self._kinds = np.empty((rows, 0), np.uint8)
+        self._before = np.zeros((_ORDERS, rows), np.int32)
+        self._links = [memoryview(line.data) for line in self._before]  # of which single numbers are read faster
+        self._new, self._young, self._old = _tables(), _tables(), _tables()
+
+    def __len__(self) -> int:
+        self.settle()
+        return sum(map(len, self._young)) + sum(map(len, self._old))
+
+    def put(self, contexts: Sequence[Context], said: Successors) -> None:
+        """Write down what the model said after each of ``contexts``, of which the last token stands last."""
+        most = min(_MOST_NEW, self.capacity)
+        ones, twos, threes = self._new
+        for start in range(0, len(contexts), most):
+            places = contexts[start : start + most]
+            count = len(places)
+            if len(threes) + count > most:
+                self.settle()
+            if self._free + count > self._end or len(self._young[2]) + len(threes) + count > self.capacity:
+                self._turn()
+            rows = range(self._free, self._free + count)
+            self._free = rows.stop
+            self._write(slice(rows.start, rows.stop), said.tokens[start:][:count], said.logits[start:][:count])
+            threes.update(zip(places, rows, strict=True))
+            twos.update(zip([context[1:] for context in places], rows, strict=True))
+            ones.update(zip([context[2] for context in places], rows, strict=True))
+
+    def _write(self, rows: slice, tokens: np.ndarray, logits: np.ndarray) -> None:
+        width = tokens.shape[1]
+        if width > self._tokens.shape[1]:
+            self._widen(width)
+        self._tokens[rows, :width] = tokens
+        self._logits[rows, :width] = logits
+        if width < self._tokens.shape[1]:
+            self._tokens[rows, width:] = 0
+            self._logits[rows, width:] = -np.inf
+        self._kinds[rows, :1] = _UNRANKED
+        self._before[:, rows] = 0
+
+    def _widen(self, width: int) -> None:
+        """Make room for so many next tokens a row; only lines that were written take memory."""
+        known = self._tokens.shape[1]
+        narrow = self._tokens, self._logits
+        self._tokens, self._logits = (np.empty((len(lines), width), lines.dtype) for lines in narrow)
+        self._kinds = np.full((len(self._kinds), min(BEST, width)), _UNRANKED, np.uint8)
+        if known:
+            for half in (slice(1, 1 + self._half), slice(1 + self._half, None)):
+                written = slice(half.start, self._free) if self._end == half.stop else half
+                for wide, lines, rest in zip((self._tokens, self._logits), narrow, (0, -np.inf), strict=True):
+                    wide[written, :known] = lines[written]
+                    wide[written, known:] = rest
+
+    def _turn(self) -> None:
+        """Begin a generation, in the lines of the old one."""
+        self.settle()
+        self._old, self._young = self._young, _tables()
+        self._free = 1 + self._half if self._end == 1 + self._half else 1
+        self._end = self._free + self._half
+
+    def settle(self) -> None:
+        """Write the newest rows to the others. Nothing that is known changes by it."""
+        for before, young, new in zip(self._before, self._young, self._new, strict=True):
+            if new:
+                before[list(new.values())] = [young.get(context, 0) for context in new]
+                young.update(new)
+                new.clear()
+
+    def get(self, context: Context) -> tuple[int, int] | None:
+        """How many tokens the longest known suffix of ``context`` has, and its last row; None where none is known."""
+        (new_ones, new_twos, new_threes), (ones, twos, threes) = self._new, self._young
+        row = new_threes.get(context) or threes.get(context) or self._old[2].get(context)
+        if row is not None:
+            return 3, row
+        pair = context[1:]
+        row = new_twos.get(pair) or twos.get(pair) or self._old[1].get(pair)
+        if row is not None:
+            return 2, row
+        last = context[2]
+        row = new_ones.get(last) or ones.get(last) or self._old[0].get(last)
+        return None if row is None else (1, row)
+
+    def last(self, context: Context, most: int) -> tuple[list[int], list[int]]:
+        """The last rows, ``most`` at most each, of the suffixes of ``context`` with three tokens, two and one, newest
+        first: how many tokens it is, for each row, and the rows."""
+        orders, rows = list[int](), list[int]()
+        for order, key in ((3, context), (2, context[1:]), (1, context[2])):
+            enough = len(rows) + most
+            if row := self._new[order - 1].get(key):
+                rows.append(row)
+            for generation in (self._young, self._old):
+                row = generation[order - 1].get(key)
+                while row and len(rows) < enough:
+                    rows.append(row)
+                    row = self._links[order - 1][row]
+            orders += [order] * (len(rows) + most - enough)
+        return orders, rows
+
+    def said(self, rows: Sequence[int]) -> Successors:
+        """What these rows say, ``[row, rank]``."""
+        return Successors(self._tokens.take(rows, 0), self._logits.take(rows, 0))
+
+    def best(self, row: int) -> int:
+        """The token that the model called the likeliest."""
+        return int(self._tokens[row, 0])
+
+    def candidates(self, row: int, order: int) -> list[tuple[int, int]]:
+        """The best tokens of a row with their kinds, best first, where so many tokens before them are known. Tokens
+        that the model excludes are left out."""
+        kinds = self._kinds[row].tobytes()
+        if kinds[0] == _UNRANKED:
+            self._rank(row - row % _RANKED)
+            kinds = self._kinds[row].tobytes()
+        if kinds[-1] == _EXCLUDED:
+            kinds = kinds[: kinds.index(_EXCLUDED)]
+        return list(zip(self._tokens[row, : len(kinds)].tolist(), kinds.translate(_OF_ORDER[order]), strict=True))
+
+    def _rank(self, start: int) -> None:
+        """Work out the kinds of some rows' tokens where one token is known. Levels, from 0 to ``LEVELS - 1``, tell how
+        far in logits a token lies below the best one; for the best one, how far the second lies below it."""
+        rows = slice(start, start + _RANKED)
+        logits = self._logits[rows, :BEST]
+        count = logits.shape[1]
+        with np.errstate(invalid="ignore", over="ignore"):  # of lines that nobody has written, and between infinities
+            gaps = logits[:, :1] - logits
+        gaps[:, 0] = gaps[:, min(1, count - 1)]
+        kinds = np.searchsorted(_STEPS, gaps, side="right") + _RANK_KINDS[:count]
+        kinds[:, 1:][logits[:, 1:] == -np.inf] = _EXCLUDED
+        self._kinds[rows] = kinds
+
+
+def _tables() -> Tables:
+    return {}, {}, {}
