@@ -30,7 +30,7 @@ _FOUND = 0.7  # chance that a batch source has a right candidate below a node, w
 Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for a node; empty if none was asked
 
 # A node is not asked for candidates if only one with more than this chance could still find a place in the tree.
-_LIKELY = 0.5
+_LIKELY = 0.3
 
 
 class _Best:
