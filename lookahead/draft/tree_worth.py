@@ -33,11 +33,14 @@ def shared_width(
     written; ``costs`` are those of passes over 1, 2, ... nodes. Drafts have to promise ``least_gain`` times the speed
     of none.
 
-    A batch is done when its slowest sequence is. So what is left to write, with a horizon h, counts as the sum of
-    ``exp(left / h)``: those that are behind count more, and a long leap of one less than the same tokens for all.
+    A batch is done when its slowest sequence is. So what is left to write, with a horizon h, counts as h times the
+    logarithm of the sum of ``exp(left / h)``: those that are behind count more, and a long leap of one less than the
+    same tokens for all, which count in full.
     Sequences that end ``apart``, each making room for another, are worth what they write.
     """
     most = min(len(costs), 1 + max((len(values) for values, _ in trees), default=0))
+    if most < 2:
+        return 1
     left = np.array([-written for _, written in trees], float)
     values = np.zeros((len(trees), most))
     for row, (each, _) in enumerate(trees):
@@ -46,9 +49,10 @@ def shared_width(
         speeds = (1.0 + calibration * values.cumsum(1)).sum(0) / np.asarray(costs[:most])
         speeds[0] *= least_gain
         return _best_size(speeds)
-    weights = np.exp((left - left.max(initial=-np.inf)) / _HORIZON)
+    weights = np.exp((left - left.max()) / _HORIZON)
     written = 1.0 + calibration * values.cumsum(1)
-    speeds = weights @ (1.0 - np.exp(-written / _HORIZON)) / np.asarray(costs[:most])
+    nearer = -_HORIZON * np.log(weights @ np.exp(-written / _HORIZON) / weights.sum())  # tokens, to the batch's end
+    speeds = nearer / np.asarray(costs[:most])
     speeds[0] *= max(least_gain, 1.0 + _BATCH_GAIN * log2(max(2, len(trees))))
     return _best_size(speeds)
 

@@ -94,6 +94,12 @@ def test_the_same_tokens_count_more_where_all_rows_write_them() -> None:
     assert shared_width([([1.0], 4)] * 4, costs, 1.0) == 2
 
 
+def test_long_leaps_of_all_rows_count_in_full() -> None:
+    """Twice as many tokens in less than twice the time are worth it, however many they are already."""
+    costs = [1.0 + 0.5 * nodes for nodes in range(8)]
+    assert shared_width([([1.0] * 7, 4)] * 4, costs, 1.0) == 8
+
+
 def test_larger_batches_ask_for_more() -> None:
     """The more rows, the more likely is one that has no luck."""
     costs = [1.0, 1.4]
