@@ -52,11 +52,16 @@ class SuccessorTable:
             raise LookaheadError(f"A successor table holds at least one row: got capacity={capacity}.")
         self.capacity = capacity
         self._half = _OVERWRITTEN * capacity
-        self._free, self._end = 1, 1 + self._half  # rows of the young generation that are still free
+        self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
+        self._begin(0)
+
+    def _begin(self, width: int) -> None:
+        """Begin anew with rows of so many tokens; only lines that are written take memory."""
         rows = 1 + 2 * self._half  # row 0 stands for none
-        self._tokens = np.empty((rows, 0), np.uint16 if vocab_size <= 1 << 16 else np.int32)
-        self._logits = np.empty((rows, 0), np.float32)
-        self._kinds = np.empty((rows, 0), np.uint8)
+        self._free, self._end = 1, 1 + self._half  # rows of the young generation that are still free
+        self._tokens = np.empty((rows, width), self._dtype)
+        self._logits = np.empty((rows, width), np.float32)
+        self._kinds = np.empty((rows, min(BEST, width)), np.uint8)
         self._before = np.zeros((_ORDERS, rows), np.int32)
         self._links = [memoryview(line.data) for line in self._before]  # of which single numbers are read faster
         self._new, self._young, self._old = _tables(), _tables(), _tables()
@@ -66,7 +71,10 @@ class SuccessorTable:
         return sum(map(len, self._young)) + sum(map(len, self._old))
 
     def put(self, contexts: Sequence[Context], said: Successors) -> None:
-        """Write down what the model said after each of ``contexts``, of which the last token stands last."""
+        """Write down what the model said after each of ``contexts``, of which the last token stands last. Narrower rows
+        than those before are filled up; the first wider ones, as drawn tokens want them, begin a new table."""
+        if said.tokens.shape[1] > self._tokens.shape[1]:
+            self._begin(said.tokens.shape[1])
         most = min(_MOST_NEW, self.capacity)
         ones, twos, threes = self._new
         for start in range(0, len(contexts), most):
@@ -85,28 +93,10 @@ class SuccessorTable:
 
     def _write(self, rows: slice, tokens: np.ndarray, logits: np.ndarray) -> None:
         width = tokens.shape[1]
-        if width > self._tokens.shape[1]:
-            self._widen(width)
-        self._tokens[rows, :width] = tokens
-        self._logits[rows, :width] = logits
-        if width < self._tokens.shape[1]:
-            self._tokens[rows, width:] = 0
-            self._logits[rows, width:] = -np.inf
+        self._tokens[rows, :width], self._tokens[rows, width:] = tokens, 0
+        self._logits[rows, :width], self._logits[rows, width:] = logits, -np.inf
         self._kinds[rows, :1] = _UNRANKED
         self._before[:, rows] = 0
-
-    def _widen(self, width: int) -> None:
-        """Make room for so many next tokens a row; only lines that were written take memory."""
-        known = self._tokens.shape[1]
-        narrow = self._tokens, self._logits
-        self._tokens, self._logits = (np.empty((len(lines), width), lines.dtype) for lines in narrow)
-        self._kinds = np.full((len(self._kinds), min(BEST, width)), _UNRANKED, np.uint8)
-        if known:
-            for half in (slice(1, 1 + self._half), slice(1 + self._half, None)):
-                written = slice(half.start, self._free) if self._end == half.stop else half
-                for wide, lines, rest in zip((self._tokens, self._logits), narrow, (0, -np.inf), strict=True):
-                    wide[written, :known] = lines[written]
-                    wide[written, known:] = rest
 
     def _turn(self) -> None:
         """Begin a generation, in the lines of the old one."""
