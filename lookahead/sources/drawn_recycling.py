@@ -105,8 +105,8 @@ class DrawnRecycling:
         self._index = 0  # of the next token
         self.by_noise = 0
         self._usual = UsualTokens(vocab_size)
-        # The noise of each index that was asked in this pass, and the usual tokens under it.
-        self._known: dict[int, tuple[np.ndarray | None, dict[int, float]]] = {}
+        self._lines: dict[int, np.ndarray | None] = {}  # of noise, read in this pass, by index
+        self._usuals: dict[int, dict[int, float]] = {}  # the usual tokens under them
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         self._recycling.start(prompt, successors)
@@ -127,21 +127,25 @@ class DrawnRecycling:
 
     def propose(self, state: State) -> Offer:
         context, index = state
-        known = self._known.get(index)
-        if known is None:
-            line = self._draw.line(index)
-            known = self._known[index] = line, self._usual.shares(self._draw, line)
-        line, usual = known
+        if index not in self._lines:
+            self._lines[index] = self._draw.line(index)
+        line = self._lines[index]
         orders, rows = self._table.last(context, _ROWS)
         if not rows:
-            return offer(usual, _NEW)
+            return offer(self._usual_at(index), _NEW)
         votes, left = votes_of(tuple(orders))
         said = self._table.said(rows)
         shares = self._draw.shares(said.tokens, self._draw.chances(said.logits), votes, line)
-        for token, share in usual.items():
-            if token in shares or left * share >= LEAST_SHARE:
-                shares[token] = shares.get(token, 0.0) + left * share
+        if orders[0] == 1:
+            for token, share in self._usual_at(index).items():
+                if token in shares or left * share >= LEAST_SHARE:
+                    shares[token] = shares.get(token, 0.0) + left * share
         return offer(shares, (orders[0] - 1) * BINS)
+
+    def _usual_at(self, index: int) -> dict[int, float]:
+        if index not in self._usuals:
+            self._usuals[index] = self._usual.shares(self._draw, self._lines[index])
+        return self._usuals[index]
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         context = self._recycling.root()
@@ -150,7 +154,8 @@ class DrawnRecycling:
             self.by_noise += found is None or self._table.best(found[1]) != token
             context = self._recycling.step(context, token)
         self._index += len(path.tokens)
-        self._known.clear()
+        self._lines.clear()
+        self._usuals.clear()
         if successors is not None:
             self._take_in(successors, path.nodes)
         self._recycling.learn(tree, path, successors)

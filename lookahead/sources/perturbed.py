@@ -17,16 +17,16 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp
+from operator import itemgetter
 
 import numpy as np
 
 Offer = list[tuple[int, int]]  # tokens and the bins of their shares, best first
 Line = Callable[[int], np.ndarray | None]  # from a token's index to its noise [vocab]; None where it is not known
 
-_ODDS = tuple(exp(0.9 * step - 5.0) for step in range(11))  # of a share, at which the next bin begins
-BINS = len(_ODDS) + 1
-# Of a candidate, where the third bin begins: S without those below is the same.
-LEAST_SHARE = _ODDS[1] / (1.0 + _ODDS[1])
+_BOUNDS = tuple(1.0 / (1.0 + exp(5.0 - 0.9 * step)) for step in range(11))  # shares at which the next bin begins
+BINS = len(_BOUNDS) + 1
+LEAST_SHARE = _BOUNDS[1]  # of a candidate, where the third bin begins: S without those below is the same
 _MOST = 8  # candidates below one node; with 4 and with 16, S is 1 to 4 % lower
 _LEAST_NOISE = 1e-30  # noise may be 0
 ALONE = np.ones((1, 1), np.float32)  # the votes of a single distribution
@@ -73,12 +73,9 @@ class Draw:
     def shares(
         self, tokens: np.ndarray, chances: np.ndarray, votes: np.ndarray, line: np.ndarray | None
     ) -> dict[int, float]:
-        """The shares of the tokens that count, where several distributions are known: tokens and chances
-        ``[distribution, rank]``. Each is divided by the noise first, and then what it says has its part of the
-        ``votes`` ``[distribution, 1]``.
-
-        They are not averaged before: what is unlikely on the average is either likely in some distribution or
-        impossible, and small noise would not tell.
+        """The shares of the tokens that count, by tokens and chances ``[distribution, rank]``. Each distribution is
+        divided by the noise first, and then what it says has its part of the ``votes`` ``[distribution, 1]``: averaged
+        before, what only one of them thinks likely would come first wherever its noise is small.
         """
         weights = chances if line is None else chances / np.maximum(line.take(tokens), _LEAST_NOISE)
         weights = weights * (votes / np.add.reduce(weights, 1, keepdims=True))
@@ -91,5 +88,5 @@ class Draw:
 
 def offer(shares: dict[int, float], first: int) -> Offer:
     """The tokens of the largest shares, best first, and the bins of their shares, counted from ``first``."""
-    likely = sorted(zip(shares.values(), shares.keys(), strict=True), reverse=True)[:_MOST]
-    return [(token, first + bisect_right(_ODDS, share / max(_LEAST_NOISE, 1.0 - share))) for share, token in likely]
+    likely = sorted(shares.items(), key=itemgetter(1), reverse=True)[:_MOST]
+    return [(token, first + bisect_right(_BOUNDS, share)) for token, share in likely]
