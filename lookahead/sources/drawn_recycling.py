@@ -7,7 +7,7 @@ from math import isfinite
 import numpy as np
 
 from jacobi import Path, Successors, TokenTree
-from lookahead.sources.perturbed import ALONE, BINS, LEAST_SHARE, Draw, Offer, offer
+from lookahead.sources.perturbed import BINS, LEAST_SHARE, Draw, Offer, offer
 from lookahead.sources.recycling import RecyclingSource
 from lookahead.sources.successor_table import Context, SuccessorTable
 
@@ -74,7 +74,7 @@ class UsualTokens:
         """The shares of the usual tokens where one is drawn with this noise."""
         if self._age >= _REFRESH:
             self._choose()
-        return draw.shares(self._tokens[None], self._chances[None], ALONE, line) if len(self._tokens) else {}
+        return draw.shares(self._tokens[None], self._chances[None], line) if len(self._tokens) else {}
 
     def _choose(self) -> None:
         self._age = 0
@@ -135,7 +135,7 @@ class DrawnRecycling:
             return offer(self._usual_at(index), _NEW)
         votes, left = votes_of(tuple(orders))
         said = self._table.said(rows)
-        shares = self._draw.shares(said.tokens, self._draw.chances(said.logits), votes, line)
+        shares = self._draw.shares(said.tokens, self._draw.chances(said.logits), line, votes)
         if orders[0] == 1:
             for token, share in self._usual_at(index).items():
                 if token in shares or left * share >= LEAST_SHARE:

@@ -29,7 +29,7 @@ BINS = len(_BOUNDS) + 1
 LEAST_SHARE = _BOUNDS[1]  # of a candidate, where the third bin begins: S without those below is the same
 _MOST = 8  # candidates below one node; with 4 and with 16, S is 1 to 4 % lower
 _LEAST_NOISE = 1e-30  # noise may be 0
-ALONE = np.ones((1, 1), np.float32)  # the votes of a single distribution
+_ALONE = np.ones((1, 1), np.float32)  # the votes of a single distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class Draw:
     def best(self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None, first: int = 0) -> Offer:
         """Of tokens with these chances q, up to a factor, those that the draw is most likely to choose under the noise
         of ``line`` (None = it is not known), best first, and the bins of their shares, counted from ``first``."""
-        return offer(self.shares(tokens[None], chances[None], ALONE, line), first)
+        return offer(self.shares(tokens[None], chances[None], line), first)
 
     def shares(
-        self, tokens: np.ndarray, chances: np.ndarray, votes: np.ndarray, line: np.ndarray | None
+        self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None, votes: np.ndarray = _ALONE
     ) -> dict[int, float]:
         """The shares of the tokens that count, by tokens and chances ``[distribution, rank]``. Each distribution is
         divided by the noise first, and then what it says has its part of the ``votes`` ``[distribution, 1]``: averaged

@@ -37,9 +37,8 @@ class RecyclingSource:
         text = [_BEFORE, _BEFORE, _BEFORE, *prompt]
         if successors is not None:
             count = min(len(successors.tokens), len(prompt))  # earlier ones stand for padding
-            contexts = [
-                (text[place - 2], text[place - 1], text[place]) for place in range(len(text) - count, len(text))
-            ]
+            known = text[len(text) - count - 2 :]
+            contexts = list(zip(known, known[1:], known[2:], strict=False))
             self._table.put(contexts, Successors(successors.tokens[-count:], successors.logits[-count:]))
         self._root = (text[-3], text[-2], text[-1])
 

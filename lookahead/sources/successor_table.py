@@ -13,16 +13,16 @@ Tables = tuple[dict[Any, int], dict[Any, int], dict[Any, int]]  # by length of c
 BEST = 6  # next tokens of a row that are ranked; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
 LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
 LEVELS = len(LEVEL_STEPS) + 1
-KINDS = BEST * LEVELS  # of candidates, for each length of context
+_KINDS = BEST * LEVELS  # of candidates, for each length of context
 _ORDERS = 3  # tokens in the longest context
 _MOST_NEW = 1024  # rows that wait to be written to the others
 _OVERWRITTEN = 2  # rows of a generation for each one that it holds, because newer ones take their contexts
 _RANKED = 64  # rows that are ranked together
 _STEPS = np.array(LEVEL_STEPS, np.float32)
-_RANK_KINDS = np.arange(0, KINDS, LEVELS)  # the first kind of each rank, where one token is known
+_RANK_KINDS = np.arange(0, _KINDS, LEVELS)  # the first kind of each rank, where one token is known
 _EXCLUDED, _UNRANKED = 255, 254
 # From these kinds to those where so many tokens are known, as `bytes.translate` reads it.
-_OF_ORDER = [bytes((kind + (order - 1) * KINDS) % 256 for kind in range(256)) for order in range(_ORDERS + 1)]
+_OF_ORDER = [bytes((kind + (order - 1) * _KINDS) % 256 for kind in range(256)) for order in range(_ORDERS + 1)]
 
 
 class SuccessorTable:
@@ -43,7 +43,7 @@ class SuccessorTable:
         before    0     0     1                            the row that the same context had in this generation; 0: none
         "cat" -> row 3 -> row 1
 
-    The newest rows wait to be found in the others' dictionaries in small ones, which are faster, until :meth:`settle`.
+    New rows are found through small dictionaries, which are faster, until :meth:`settle` moves them to the others.
     Tokens take 16 bits where ``vocab_size`` is known to allow it.
     """
 
@@ -64,7 +64,9 @@ class SuccessorTable:
         self._kinds = np.empty((rows, min(BEST, width)), np.uint8)
         self._before = np.zeros((_ORDERS, rows), np.int32)
         self._links = [memoryview(line.data) for line in self._before]  # of which single numbers are read faster
-        self._new, self._young, self._old = _tables(), _tables(), _tables()
+        self._new: Tables = ({}, {}, {})
+        self._young: Tables = ({}, {}, {})
+        self._old: Tables = ({}, {}, {})
 
     def __len__(self) -> int:
         self.settle()
@@ -101,7 +103,7 @@ class SuccessorTable:
     def _turn(self) -> None:
         """Begin a generation, in the lines of the old one."""
         self.settle()
-        self._old, self._young = self._young, _tables()
+        self._old, self._young = self._young, ({}, {}, {})
         self._free = 1 + self._half if self._end == 1 + self._half else 1
         self._end = self._free + self._half
 
@@ -174,7 +176,3 @@ class SuccessorTable:
         kinds = np.searchsorted(_STEPS, gaps, side="right") + _RANK_KINDS[:count]
         kinds[:, 1:][logits[:, 1:] == -np.inf] = _EXCLUDED
         self._kinds[rows] = kinds
-
-
-def _tables() -> Tables:
-    return {}, {}, {}

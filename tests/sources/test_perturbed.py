@@ -13,7 +13,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from jacobi import Path, Successors, TokenTree
 from lookahead.sources import SuccessorTable
 from lookahead.sources.drawn_recycling import DrawnRecycling, UsualTokens, votes_of
-from lookahead.sources.perturbed import ALONE, BINS, Draw, offer
+from lookahead.sources.perturbed import BINS, Draw, offer
 
 VOCAB = 12
 WARPERS: dict[str, Callable[[float], object]] = {
@@ -81,10 +81,10 @@ def test_noise_of_zero_decides() -> None:
 def test_what_several_rows_say_is_divided_by_the_noise_before_it_is_weighed() -> None:
     noise = np.array([1.0, 1.0, 0.01], np.float32)
     tokens, chances = np.tile(np.arange(3), (2, 1)), np.array([[0.98, 0.01, 0.01], [0.5, 0.5, 0.0]], np.float32)
-    sure, torn = (DRAW.shares(tokens[:1], each[None], ALONE, noise) for each in chances)
+    sure, torn = (DRAW.shares(tokens[:1], each[None], noise) for each in chances)
     assert sure == pytest.approx({0: 0.98 / 1.99, 2: 1.0 / 1.99})
     assert torn == pytest.approx({0: 0.5, 1: 0.5})
-    together = DRAW.shares(tokens, chances, np.array([[0.8], [0.2]], np.float32), noise)
+    together = DRAW.shares(tokens, chances, noise, np.array([[0.8], [0.2]], np.float32))
     assert together == pytest.approx({0: 0.8 * sure[0] + 0.1, 1: 0.1, 2: 0.8 * sure[2]})
     assert [token for token, _ in offer(together, 0)] == [0, 2, 1]
 

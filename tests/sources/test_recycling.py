@@ -1,4 +1,4 @@
-"""The table of top-k candidates, and the source that reads it."""
+"""The source that reads the table of what the model said."""
 
 from collections.abc import Sequence
 
