@@ -13,11 +13,17 @@ from lookahead.pictures.figure import visible
 from lookahead.pictures.page import page_of
 from lookahead.pictures.records import places
 
+TREE = Path(__file__).parents[2] / "docs" / "tree.svg"
+
 
 def data_of(page: str) -> Any:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return json.loads(found[1])
+
+
+def words(file: Path) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", file.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,24 @@ def test_a_picture(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     page.unlink()
     ran = run("trace", *given, "--new-tokens", 90, "--pass", 89)  # of a text that comes to repeat itself
     assert ran.status == 2 and "--pass 89 does not exist" in ran.err and not page.exists()
+
+
+@pytest.mark.parametrize("drawn", [False, pytest.param(True, marks=pytest.mark.integrations)])
+def test_the_readmes_picture_is_a_traced_pass(tmp_path: Path, drawn: bool) -> None:
+    """Where this fails, docs/pictures.md has the command that draws it anew."""
+    prompt = 'def parse_args(argv=None):\n    """Parse the command line and return its options."""'
+    page, picture = tmp_path / "page.html", tmp_path / "tree.svg"
+    if drawn:
+        pytest.importorskip("matplotlib")
+    ran = run(
+        *("trace", "--prompt", prompt, "--nodes", 14, "-o", page), *(("--pass", 12, "--png", picture) if drawn else ())
+    )
+    assert ran.status == 0, ran.err
+    shown = data_of(page.read_text())["passes"][12]
+    labels = [visible(token) for token in shown["tokens"]]
+    labels[1:] = [f"{label}  {chance:.0f}%" for label, chance in zip(labels, shown["chances"], strict=True)][1:]
+    assert words(TREE)[: len(labels)] == labels and len(labels) == 15
+    assert "recycling" in words(TREE) and (not drawn or words(picture) == words(TREE))
 
 
 def test_refusals(tmp_path: Path) -> None:
