@@ -79,15 +79,15 @@ def test_the_readmes_picture_is_a_traced_pass(tmp_path: Path, drawn: bool) -> No
     """Where this fails, docs/pictures.md has the command that draws it anew."""
     prompt = 'def parse_args(argv=None):\n    """Parse the command line and return its options."""'
     page, picture = tmp_path / "page.html", tmp_path / "tree.svg"
+    given = ["--prompt", prompt, "--nodes", 14, "-o", page]
     if drawn:
         pytest.importorskip("matplotlib")
-    ran = run(
-        *("trace", "--prompt", prompt, "--nodes", 14, "-o", page), *(("--pass", 12, "--png", picture) if drawn else ())
-    )
+        given += ["--pass", 12, "--png", picture]
+    ran = run("trace", *given)
     assert ran.status == 0, ran.err
     shown = data_of(page.read_text())["passes"][12]
-    labels = [visible(token) for token in shown["tokens"]]
-    labels[1:] = [f"{label}  {chance:.0f}%" for label, chance in zip(labels, shown["chances"], strict=True)][1:]
+    root, *drafted = map(visible, shown["tokens"])
+    labels = [root, *(f"{token}  {chance:.0f}%" for token, chance in zip(drafted, shown["chances"][1:], strict=True))]
     assert words(TREE)[: len(labels)] == labels and len(labels) == 15
     assert "recycling" in words(TREE) and (not drawn or words(picture) == words(TREE))
 
