@@ -4,7 +4,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct, settings_of
+from lookahead.verify.records import Records
 from lookahead.verify.sequences import Sequences
 
 Place = tuple[int, int]  # (row, node)
@@ -29,43 +29,6 @@ class Pass:
     trees: Sequence[TokenTree]
     scores: Scores
     paths: list[Path]
-
-
-class Records:
-    """What was noted for each written token; false if nothing is asked for."""
-
-    def __init__(self, config: GenerationConfig, batch: int) -> None:
-        wanted = {"scores": config.output_scores, "logits": config.output_logits}
-        kinds = [kind for kind, asked in wanted.items() if asked and config.return_dict_in_generate]
-        self._lines: dict[str, list[dict[int, Tensor]]] = {kind: [{} for _ in range(batch)] for kind in kinds}
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
-    def note(self, row: int, index: int, scores: Tensor, logits: Tensor) -> None:
-        """Note processed scores and logits ``[vocab]`` of a row's token ``index``."""
-        for kind, line in (("scores", scores), ("logits", logits)):
-            if kind in self._lines:
-                self._lines[kind][row][index] = line
-
-    def scores_of(self, row: int) -> tuple[Tensor, ...] | None:
-        """The scores of one row so far, ``[1, vocab]`` each; None if not asked for."""
-        scores = self._lines.get("scores")
-        return None if scores is None else tuple(line[None] for line in scores[row].values())
-
-    def of(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
-        """One ``[batch, vocab]`` for each index that all rows have; None if not asked for."""
-        rows = self._lines.get(kind)
-        if rows is None:
-            return None
-        return tuple(torch.stack([row[index] for row in rows]) for index in range(min(map(len, rows))))
-
-    def taken(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
-        """The same, which are then noted no longer: what rows hold of an index goes as its batch is put together."""
-        rows = self._lines.pop(kind, None)
-        if rows is None:
-            return None
-        return tuple(torch.stack([row.pop(index) for row in rows]) for index in range(min(map(len, rows))))
 
 
 def _argmax(lines: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import weakref
 import torch
 from transformers import GenerationConfig
 
-from lookahead.verify.sampler import Records
+from lookahead.verify.records import Records
 
 
 def test_lines_go_as_their_batch_is_put_together() -> None:
