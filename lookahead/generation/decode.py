@@ -85,7 +85,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
             WhileWriting(drafter, row, sequences, depths, call.traits.vocab_size)
             for row, drafter in enumerate(drafts.drafters)
         ]
-        how = strategy.stats, packs(strategy, call), records(drafts.drafters), stream
+        how = strategy.stats, packs(strategy, call), records(drafts.drafters), stream, verifier.noise
         observers = Observers(call, sequences, model, drafts, *how)
 
         def aside() -> None:

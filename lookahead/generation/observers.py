@@ -9,6 +9,7 @@ from lookahead.generation.watch import PassRecords
 from lookahead.runtime.tree import TreeModel
 from lookahead.runtime.upgrades import Upgrades
 from lookahead.stats import DecodingStats
+from lookahead.verify.noise import Noise
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.streams import Stream
 
@@ -35,12 +36,14 @@ class Observers:
         packs: bool,
         watched: PassRecords | None,
         stream: Stream | None,
+        noise: Noise | None,
     ) -> None:
         self.stats = None if detail == "none" else DecodingStats()
         self._sequences = sequences
         self._model = model
         self._drafts = drafts
         self._planner = planner = drafts.planner
+        self._noise = noise
         self._detailed = detail == "detailed"
         self._upgrades: Upgrades | None = None
         if isinstance(model, TreeModel):
@@ -59,8 +62,9 @@ class Observers:
         sequences, planner = self._sequences, self._planner
         if self._watched is not None:
             self._tell(self._watched, step)
+        measured = step if self._noise is None else self._noise.without(step)
         if planner is not None and not self._first:
-            planner.observe(step)
+            planner.observe(measured)
         if self._upgrades is not None and not all(sequences.finished):
             nodes = 0 if self._first else sum(map(len, step.trees))
             self._upgrades.see(nodes, step.forward_ms, max(sequences.lengths()))

@@ -159,7 +159,10 @@ class Rows:
                 _tried(failed, row, row.learn, part, path)
         step = Step(trees, paths, draft_ms, forward_ms, verify_ms, _ms(begin))
         if planner is not None and not self._changed:
-            planner.observe(step)
+            measured = step
+            for noise in filter(None, (row.verifier.noise for row in rows)):
+                measured = noise.without(measured)
+            planner.observe(measured)
         shared.see(sum(map(len, trees)), forward_ms)
         for at, row in enumerate(rows):
             _tried(failed, row, row.see, step, at)

@@ -112,7 +112,7 @@ class Row:
         stats = "summary" if strategy is None else strategy.stats
         # Planners are told of whole passes, and not of one row's part.
         apart = Drafts(self._drafts.drafters)
-        told = stats, False, watched, call.stream(sequences)
+        told = stats, False, watched, call.stream(sequences), None
         self._observers = Observers(call, sequences, self._shared, apart, *told)
 
     def follow(self, planner: Planner) -> None:

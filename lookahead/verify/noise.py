@@ -1,12 +1,15 @@
 """The random numbers of a sampled call, which each sequence reads at its own pace."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
+from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from jacobi import Step
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import on_host, send
 from lookahead.verify.sequences import Sequences
@@ -49,6 +52,7 @@ class Noise:
         self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
         self._shared = False  # with a streamer that has drawn, and may again behind each token
         self.keeps_states = False
+        self._drafting_ms = self._choosing_ms = 0.0  # what drawing took in the pass
 
     def lines(self, at: Sequence[tuple[int, int]], like: Tensor, ahead: bool = False) -> Tensor:
         """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``;
@@ -58,11 +62,13 @@ class Noise:
             self._like = like.new_empty((0, like.shape[-1]))
             self._bytes_each = self._sequences.batch * like.shape[-1] * like.element_size()
         generator, shape = self._generator, (self._sequences.batch, like.shape[-1])
+        begin = perf_counter()
         while self._drawn <= max(index for _, index in at):
             if ahead or self.keeps_states:
                 self._states[self._drawn - 1] = generator.get_state()
             self._kept[self._drawn] = undisturbed(partial(like.new_empty(shape).exponential_, generator=generator))
             self._drawn += 1
+        self._choosing_ms += 1e3 * (perf_counter() - begin)
         if ahead or self.keeps_states:
             self._states[self._drawn - 1] = generator.get_state()
         if not ahead:
@@ -85,8 +91,10 @@ class Noise:
         if index >= self.limit():
             return None
         if index >= self._drawn:
+            begin, before_ms = perf_counter(), self._choosing_ms
             self.lines([(row, index)], self._like, ahead=True)
             self.settle()
+            self._drafting_ms, self._choosing_ms = self._drafting_ms + 1e3 * (perf_counter() - begin), before_ms
         known = self._kept.get(index)  # None where only a finished sequence asks
         return None if known is None else known[row].numpy()
 
@@ -157,6 +165,12 @@ class Noise:
         """A pass is decided about: states behind lines that all sequences have read, and were told of, can go."""
         least = self._sequences.slowest() - 1
         self._states = {index: state for index, state in self._states.items() if index >= least}
+
+    def without(self, step: Step) -> Step:
+        """The pass without what drawing took in it: plain decoding draws as much for as many tokens."""
+        draft_ms, verify_ms = step.draft_ms - self._drafting_ms, step.verify_ms - self._choosing_ms
+        self._drafting_ms = self._choosing_ms = 0.0
+        return replace(step, draft_ms=max(0.0, draft_ms), verify_ms=max(0.0, verify_ms))
 
     def limit(self) -> int:
         """How many tokens a sequence may have written before it waits for the slowest."""

@@ -1,6 +1,8 @@
 """The noise of a sampled batch: plain decoding's draws, read at any pace and kept no longer than needed."""
 
 import random
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from helpers.verifying import sequences_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jacobi import Step
 from lookahead.verify import noise as room
 from lookahead.verify.noise import Noise
 
@@ -187,3 +190,21 @@ def test_lines_are_drawn_again_behind_a_streamer_that_draws() -> None:
     assert noise.line(0, 2) is None, "the streamer may draw again before"
     expected = torch.empty(1, VOCAB).exponential_()
     assert after.tolist() == expected[0].tolist()
+
+
+def test_passes_are_told_without_what_drawing_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding draws as much for as many tokens, so drafts that draw ahead are not slower for it."""
+    times = count(0.0, 0.5)
+    monkeypatch.setattr(room, "perf_counter", lambda: next(times))
+    sequences = sequences_of([[1]])
+    noise = Noise(sequences)
+    drawn(noise, sequences, 1)
+    step = Step([], [], 2000.0, 7.0, 800.0, 1.0)
+    assert noise.without(step) == replace(step, verify_ms=300.0)
+    assert noise.line(0, 1) is not None
+    assert noise.line(0, 1) is not None
+    assert noise.line(0, 2) is not None
+    told = noise.without(step)
+    assert told.draft_ms < 1000.0
+    assert (told.forward_ms, told.verify_ms, told.keep_ms) == (7.0, 800.0, 1.0)
+    assert noise.without(step) == step, "of one pass only"
