@@ -182,6 +182,16 @@ def _unpacked(packed: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(packed[:, 1 + count :]).view(np.float32), order
 
 
+def highest(lines: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` highest entries of each of ``lines`` ``[line, vocab]``, best first, and their ids, on their
+    device."""
+    if not on_host(lines.device):
+        values, ids = lines.topk(count)
+        return values.float(), ids
+    found, order = _on_cpu(lines, count)
+    return torch.from_numpy(np.ascontiguousarray(found)), torch.from_numpy(np.ascontiguousarray(order, np.int64))
+
+
 def prompt_scores(logits: Tensor, top_k: int) -> Scores:
     """Scores for the prompt's last token, with the best next tokens at all of ``logits`` ``[batch, token, vocab]``."""
     scores = score(logits[:, -1:], top_k)

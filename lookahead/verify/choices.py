@@ -58,7 +58,7 @@ def walked_together(walks: Sequence[Generator[Choice, list[int], _T]]) -> list[_
 def _chosen(choices: dict[int, Choice], found: dict[int, _T | Exception]) -> dict[int, list[int] | None]:
     groups: dict[Hashable, list[int]] = {}
     for place, choice in choices.items():
-        alike = choice.sampler.alike if len(choice.places) == 1 else None
+        alike = choice.sampler.alike(choice.now.scores.logits) if len(choice.places) == 1 else None
         groups.setdefault((alone := alike is None, place if alone else alike), []).append(place)
     told: dict[int, list[int] | None] = {}
     for places in groups.values():

@@ -54,9 +54,11 @@ class Noise:
         self.keeps_states = False
         self._drafting_ms = self._choosing_ms = 0.0  # what drawing took in the pass
 
-    def lines(self, at: Sequence[tuple[int, int]], like: Tensor, ahead: bool = False) -> Tensor:
-        """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``;
-        ``ahead``: not all of them may be written."""
+    def lines(
+        self, at: Sequence[tuple[int, int]], like: Tensor, ahead: bool = False, of: Tensor | None = None
+    ) -> Tensor:
+        """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``, or that
+        ``of`` some candidates ``[place, n]`` only; ``ahead``: not all of them may be written."""
         self._resume()
         if self._like is None:
             self._like = like.new_empty((0, like.shape[-1]))
@@ -73,12 +75,13 @@ class Noise:
             self._states[self._drawn - 1] = generator.get_state()
         if not ahead:
             same = self._kept[at[0][1]]
-            if at == [(row, at[0][1]) for row in range(len(same))]:  # as long as no sequence has got ahead
-                return same
-            return torch.stack([self._kept[index][row] for row, index in at])
+            if at != [(row, at[0][1]) for row in range(len(same))]:  # as long as no sequence has got ahead
+                same = torch.stack([self._kept[index][row] for row, index in at])
+            return same if of is None else same.gather(1, of)
         first = min(index for _, index in at)
         known = torch.cat([self._kept[index] for index in range(first, self._drawn)])
-        return known[send([(index - first) * shape[0] + row for row, index in at], like.device)]
+        lines = send([(index - first) * shape[0] + row for row, index in at], like.device)
+        return known[lines] if of is None else known[lines[:, None], of]
 
     def line(self, row: int, index: int) -> np.ndarray | None:
         """One sequence's noise ``[vocab]`` for a token that is still to be written, for whoever drafts it; None where

@@ -1,22 +1,24 @@
 """The next token of a sequence, chosen as ``generate`` chooses it: processors first, then the argmax or a draw."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.logits_process import InfNanRemoveLogitsProcessor
 
-from jacobi import LookaheadError, Path, Scores, TokenTree, chances_of, reject
+from jacobi import LookaheadError, Path, Scores, Successors, TokenTree, chances_of, reject
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct, settings_of
 from lookahead.verify.records import Records
 from lookahead.verify.sequences import Sequences
+from lookahead.verify.shortlist import UNSURE, Shortlist
 
 Place = tuple[int, int]  # (row, node)
 
@@ -39,6 +41,15 @@ def _argmax(lines: Tensor) -> Tensor:
 
 def _packed(tokens: Tensor, firsts: Tensor | None) -> Tensor:
     return tokens.int() if firsts is None else torch.cat([tokens.int(), firsts.isfinite().int()], dim=1)
+
+
+def _said(now: Pass, places: Sequence[Place]) -> Successors | None:
+    """The best logits ``[place, rank]``, if they were gathered; the first pass has those of the prompt, too."""
+    best = now.scores.successors
+    if best is None or now.number == 1:
+        return None
+    tokens, logits = zip(*((best[row].tokens[node], best[row].logits[node]) for row, node in places), strict=True)
+    return Successors(np.stack(tokens), np.stack(logits))
 
 
 def _branch(tree: TokenTree, node: int) -> list[int]:
@@ -84,6 +95,7 @@ class Sampler:
         self.looks = not (self.is_argmax or watched or (sample and self.noise is None))
         self._everywhere = everywhere
         self._settings = settings_of(processors)
+        self._shortlist = None if self.noise is None or self.records else Shortlist.of(processors)
         self._seen: tuple[Tensor, Tensor] | None = None  # of the pass: processed scores and logits [batch, node, vocab]
 
     def look(
@@ -99,23 +111,33 @@ class Sampler:
         batch, nodes, vocab = logits.shape
         raw = self._copied(logits.detach()).view(-1, vocab)
         places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
-        processed = self.process(places, raw, trees)
-        if self.records:
-            self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
-        chosen = _packed(*self._chosen(trees, places, processed, ahead=True)).view(batch, nodes, -1)
+        shortlist = self._shortlist_for(logits)
+        if shortlist is not None and depths is None and not self._everywhere:
+            chosen = shortlist.listed(raw, self._noise_at(trees, places, raw, ahead=True))
+        else:
+            processed = self.process(places, raw, trees)
+            if self.records:
+                self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
+            chosen = _packed(*self._chosen(trees, places, processed, ahead=True))
+        chosen = chosen.view(batch, nodes, -1)
         if self.noise is not None and depths is not None:  # other parts may write so many tokens
             last = max(self.noise.reachable(row, depth) for row, depth in enumerate(depths))
-            self.noise.lines([(0, last)], processed, ahead=True)
+            self.noise.lines([(0, last)], raw, ahead=True)
         if self.noise is None or waits or depths is not None:
             return (chosen,)
         return chosen, self.noise.bring(max(max(tree.depths) for tree in trees))
 
-    @property
-    def alike(self) -> Hashable | None:
-        """Stands for all that makes a token of logits and noise; None where the text before counts, or something that
-        cannot be compared. Samplers of which it is the same can choose for each other."""
+    def alike(self, logits: Tensor) -> Hashable | None:
+        """Stands for all that makes a token of ``logits`` and noise; None where the text before counts, or something
+        that cannot be compared, or a list of the best decides. Samplers of which it is the same can choose for each
+        other."""
         plain = self._prefix_free and not (self.records or self._lockstep or self._own_draws or self.is_argmax)
-        if not plain or self._settings is None or (self._sample and self.noise is None):
+        if (
+            not plain
+            or self._shortlist_for(logits) is not None
+            or self._settings is None
+            or (self._sample and self.noise is None)
+        ):
             return None
         return self._sample, self._settings
 
@@ -132,7 +154,8 @@ class Sampler:
     def _read(self, now: Pass, places: Sequence[Place]) -> list[int]:
         if now.scores.beside and self.noise is not None and self.noise.is_stale():
             now.scores.beside = ()  # chosen by other numbers than are drawn now
-        if not now.scores.beside:
+        chosen = self._looked_up(now, places) if now.scores.beside else self._listed(now, places)
+        if chosen is None or (chosen[:, 1:] == UNSURE).any():
             processed = self.processed(now, places)
             if self._own_draws:
                 return self._rejected(now, places, processed.softmax(-1))
@@ -141,17 +164,41 @@ class Sampler:
                 self._check_chances(list(map(isfinite, firsts.flatten().tolist())), [row for row, _ in places])
                 return list(tokens.flatten().tolist())
             chosen = fetch(_packed(tokens, firsts))
-        else:
-            rows, nodes = zip(*places, strict=True)
-            chosen = now.scores.beside[0][list(rows), list(nodes)]
-            if self.noise is not None and len(now.scores.beside) > 1:
-                self.noise.told(now.scores.beside[1])
-            for row, node in places if self._seen is not None else ():
-                processed, raw = (seen[row, node].clone() for seen in self._seen or ())
-                self.records.note(row, len(self._sequences.written[row]), processed, raw)
         if self._sample:
             self._check_chances(chosen[:, 1].tolist(), [row for row, _ in places])
         return list(chosen[:, 0].tolist())
+
+    def _looked_up(self, now: Pass, places: Sequence[Place]) -> np.ndarray:
+        """What :meth:`look` has found at these places."""
+        rows, nodes = zip(*places, strict=True)
+        if self.noise is not None and len(now.scores.beside) > 1:
+            self.noise.told(now.scores.beside[1])
+        for row, node in places if self._seen is not None else ():
+            processed, raw = (seen[row, node].clone() for seen in self._seen or ())
+            self.records.note(row, len(self._sequences.written[row]), processed, raw)
+        found: np.ndarray = now.scores.beside[0][list(rows), list(nodes)]
+        if self._shortlist is None or found.shape[1] == 2:
+            return found
+        return self._shortlist.unpacked(found, now.scores.logits.shape[-1])
+
+    def _listed(self, now: Pass, places: Sequence[Place]) -> np.ndarray | None:
+        """What the best logits decide on a host; None where they do not."""
+        shortlist = self._shortlist_for(now.scores.logits)
+        if shortlist is None or not on_host(self._sequences.device):
+            return None
+        raw = self.logits(now, places)
+        return shortlist.found(raw, self._noise_at(now.trees, places, raw), _said(now, places))
+
+    def _shortlist_for(self, logits: Tensor) -> Shortlist | None:
+        return self._shortlist if self._shortlist and self._shortlist.pays(logits.shape[-1]) else None
+
+    def _noise_at(
+        self, trees: Sequence[TokenTree], places: Sequence[Place], like: Tensor, ahead: bool = False
+    ) -> Callable[[Tensor | None], Tensor]:
+        """Gives the noise at these places: all of it, or that of some tokens."""
+        assert self.noise is not None
+        at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
+        return partial(self.noise.lines, at, like, ahead)
 
     def choose_alike(self, choices: Sequence[tuple["Sampler", Pass, Place]]) -> list[int] | None:
         """The tokens at one place of each of several passes, whose samplers are :attr:`alike`; None where they are not
@@ -163,10 +210,7 @@ class Sampler:
         if not self._sample:
             return list(_argmax(processed).flatten().tolist())
         chances = processed.softmax(-1)
-        lines = []
-        for (sampler, _, (row, _)), line in zip(choices, chances, strict=True):
-            assert sampler.noise is not None  # as alike says
-            lines.append(sampler.noise.lines([(row, len(sampler._sequences.written[row]))], line[None]))
+        lines = [sampler._noise_at(now.trees, [place], chances[:1])(None) for sampler, now, place in choices]
         firsts = chances[:, :1].clone()
         packed = fetch(_packed(_argmax(chances.div_(torch.cat(lines))), firsts))
         return list(packed[:, 0].tolist()) if packed[:, 1].all() else None
@@ -181,8 +225,8 @@ class Sampler:
         chances = processed.softmax(-1)
         if self.noise is None:
             return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), chances[:, :1]
-        at, firsts = [(row, self._index(trees, row, node, ahead)) for row, node in places], chances[:, :1].clone()
-        return _argmax(chances.div_(self.noise.lines(at, chances, ahead))), firsts
+        firsts, noise = chances[:, :1].clone(), self._noise_at(trees, places, chances, ahead)(None)
+        return _argmax(chances.div_(noise)), firsts
 
     def _index(self, trees: Sequence[TokenTree], row: int, node: int, ahead: bool) -> int:
         if ahead and self.noise is not None:

@@ -1,0 +1,192 @@
+"""Draws that a list of the best logits decides: always what the whole vocabulary would have drawn, or nothing."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.devices import working_alone
+from helpers.models import counting_model, prompts, same_as_plain, tiny_model
+from helpers.toy import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
+
+from lookahead import Jacobi, Lookahead, Scheduler
+from lookahead.verify import shortlist
+from lookahead.verify.shortlist import UNSURE, Shortlist
+
+PLACES = 6
+
+
+def warpers(rng: random.Random) -> LogitsProcessorList:
+    made = LogitsProcessorList([TemperatureLogitsWarper(rng.choice([0.5, 0.8, 1.3]))] if rng.random() < 0.8 else [])
+    made.append(TopKLogitsWarper(rng.choice([1, 2, 5, 20, 50, 300])))
+    if rng.random() < 0.6:
+        made.append(TopPLogitsWarper(rng.choice([0.1, 0.5, 0.8, 0.95, 0.999])))
+    if rng.random() < 0.4:
+        made.append(MinPLogitsWarper(rng.choice([0.02, 0.2, 1.0])))
+    return made
+
+
+def logits_of(rng: random.Random) -> torch.Tensor:
+    """Sharp and flat ones, with ties as bfloat16 has them, and with what no logits should be."""
+    found = torch.randn(PLACES, rng.choice([20, 70, 3000])) * rng.choice([0.5, 2.0, 5.0]) + rng.choice([0, 10, -40])
+    if rng.random() < 0.3:
+        found = (found * 4).round() / 4
+    if rng.random() < 0.3:
+        found = found.bfloat16().float()
+    if rng.random() < 0.1:
+        found[0, 0] = torch.inf
+    if rng.random() < 0.1:
+        found[1, : found.shape[1] - 9] = -torch.inf
+    return found
+
+
+@examples(400)
+@given(st.integers(0, 1 << 30))
+def test_what_is_sure_is_what_the_whole_vocabulary_draws(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    processors, logits = warpers(rng), logits_of(rng)
+    noise = torch.empty_like(logits).exponential_()
+    whole = (processors(torch.zeros(PLACES, 1, dtype=torch.long), logits).softmax(-1) / noise).argmax(-1)
+    found = Shortlist.of(processors)
+    assert found is not None
+    for choices in (
+        found.found(logits, lambda ids: noise.gather(1, ids)),
+        found.unpacked(found.listed(logits, lambda ids: noise.gather(1, ids)).numpy(), logits.shape[1]),
+    ):
+        sure = choices[:, 1] == 1
+        assert set(choices[~sure, 1].tolist()) <= {UNSURE}
+        assert choices[sure, 0].tolist() == whole[torch.from_numpy(sure)].tolist()
+
+
+def test_hardly_anything_is_unsure() -> None:
+    processors = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.8)])
+    found = Shortlist.of(processors)
+    assert found is not None
+    torch.manual_seed(0)
+    logits = torch.randn(2000, 500) * 3
+    for each in (logits, logits.bfloat16().float()):
+        noise = torch.empty_like(each).exponential_()
+        choices = found.found(each, lambda ids, noise=noise: noise.gather(1, ids))
+        assert np.mean(choices[:, 1] == UNSURE) < 0.02
+
+
+def test_the_drawn_example() -> None:
+    """The example of the docstring."""
+    logits, noise = torch.tensor([[5.1, 7.9, 9.0, 5.9, -1.0]]), torch.tensor([[1.0, 0.9, 0.8, 0.02, 1.0]])
+    cut = Shortlist(top_k=3, top_p=0.9).found(logits, lambda ids: noise.gather(1, ids))
+    assert cut.tolist() == [[2, 1]]
+    assert Shortlist(top_k=3).found(logits, lambda ids: noise.gather(1, ids)).tolist() == [[3, 1]]
+
+
+def test_ties_that_nobody_can_tell_apart_are_unsure() -> None:
+    noise = torch.tensor([[1.0, 0.001, 0.002, 1.0]])
+
+    def of(values: list[float], **settings: Any) -> list[list[int]]:
+        found: list[list[int]] = (
+            Shortlist(**settings).found(torch.tensor([values]), lambda ids: noise.gather(1, ids)).tolist()
+        )
+        return found
+
+    assert of([3.0, 2.0, 2.0, 1.0], top_k=2) == [[1, 1]], "top_k keeps both"
+    assert of([3.0, 2.0, 2.0, 1.0], top_k=3, top_p=0.6)[0][1] == UNSURE, "top_p keeps one of them"
+    assert of([2.0, 2.0, 2.0, 2.0], top_k=2)[0][1] == 1, "all there are"
+    assert Shortlist(top_k=1).found(torch.zeros(1, 20), lambda ids: torch.rand(ids.shape)).tolist()[0][1] == UNSURE
+
+
+def test_other_processors_have_no_list() -> None:
+    top_k, top_p = TopKLogitsWarper(20), TopPLogitsWarper(0.8)
+    for given_ in (
+        [],
+        [top_p],
+        [top_p, top_k],
+        [top_k, top_k],
+        [RepetitionPenaltyLogitsProcessor(1.1), top_k],
+        [TopKLogitsWarper(20, min_tokens_to_keep=3), TopPLogitsWarper(0.8, min_tokens_to_keep=3)],
+        [TopKLogitsWarper(20, filter_value=-9.0)],
+        [TopKLogitsWarper(5000)],
+    ):
+        assert Shortlist.of(LogitsProcessorList(given_)) is None
+    assert Shortlist.of(LogitsProcessorList([top_k, top_p])) == Shortlist(top_k=20, top_p=0.8)
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How each choice of a list ended; lists are used for vocabularies of any size."""
+    ends: list[int] = []
+    choices = Shortlist.choices
+
+    def noted(self: Shortlist, *given_: Any) -> np.ndarray:
+        found = choices(self, *given_)
+        ends.extend(found[:, 1].tolist())
+        return found
+
+    monkeypatch.setattr(shortlist, "_LEAST_VOCAB", 1)
+    monkeypatch.setattr(Shortlist, "choices", noted)
+    return ends
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"top_k": 50},
+    {"temperature": 0.6, "top_k": 8, "top_p": 0.9},
+    {"temperature": 1.2, "top_k": 20, "min_p": 0.05, "eos_token_id": [5, 6, 30]},
+]
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [Lookahead(nodes=12), Lookahead(window_size=3, ngram_size=3), Jacobi()],
+    ids=["automatic", "windows", "jacobi"],
+)
+def test_texts_and_generator_are_plain_decodings(
+    strategy: Any, settings: dict[str, Any], batch: int, decided: list[int]
+) -> None:
+    for model in (counting_model(sharpness=6.0), tiny_model("llama")):
+        for seed in range(2):
+            same_as_plain(model, prompts(batch), strategy, do_sample=True, max_new_tokens=30, seed=seed, **settings)
+    chooses_everywhere = isinstance(strategy, Jacobi) or strategy.nodes is None
+    assert chooses_everywhere or decided.count(1) > 20
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("unsure", [False, True])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_lists_that_a_device_made(
+    settings: dict[str, Any], unsure: bool, decided: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a list does not decide, the whole vocabulary does."""
+    if unsure:
+        drawn = Shortlist._drawn
+        monkeypatch.setattr(Shortlist, "_drawn", lambda *given_, **more: (drawn(*given_, **more)[0], np.array([False])))
+    for batch in (1, 3) if not unsure else (1,):
+        with working_alone():
+            same_as_plain(
+                tiny_model("llama"),
+                prompts(batch),
+                Lookahead(nodes=12),
+                do_sample=True,
+                max_new_tokens=30,
+                **settings | {"eos_token_id": None},
+            )
+    assert decided.count(UNSURE if unsure else 1) > 20
+
+
+def test_rows_of_a_scheduler(decided: list[int]) -> None:
+    model = tiny_model("llama")
+    settings = {"do_sample": True, "max_new_tokens": 25, "top_k": 20, "top_p": 0.9}
+    ids = [torch.tensor([[3, 4, 5, 6, 7, number]]) for number in range(3, 9)]
+    with Scheduler(model, 3) as scheduler:
+        tickets = [scheduler.submit(input_ids=each, seed=at, **settings) for at, each in enumerate(ids)]
+        scheduler.run()
+    assert decided.count(1) > 100
+    for at, (each, ticket) in enumerate(zip(ids, tickets, strict=True)):
+        torch.manual_seed(at)
+        assert ticket.result().tolist() == model.generate(each, **settings).tolist()
