@@ -35,9 +35,9 @@ class Shortlist:
     :class:`.Noise`. With ``top_k=3``, ``top_p=0.9`` and T = 1::
 
         token      logit      p      e    log p - log e
-        sat          9.0   0.72   0.80            -0.11   <- drawn
+        sat          9.0   0.73   0.80            -0.10   <- drawn
         ran          7.9   0.24   0.90            -1.32
-        slept        5.9   0.03   0.02                    cut: 0.96 of p come before it, no less than 0.9
+        slept        5.9   0.03   0.02                    cut: 0.97 of p come before it, no less than 0.9
         ate          5.1                                  the fourth shows that the list ends here, and not in a tie
 
     Sums and quotients are not rounded as plain decoding rounds them, so nothing is certain where two scores are as
