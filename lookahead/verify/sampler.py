@@ -109,7 +109,7 @@ class Sampler:
         if not self.looks or not pays or all(self._sequences.finished):
             return ()
         batch, nodes, vocab = logits.shape
-        raw = self._copied(logits.detach()).view(-1, vocab)
+        raw = self._copied(logits.detach()).flatten(0, 1)
         places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
         shortlist = self._shortlist_for(logits)
         if shortlist is not None and depths is None and not self._everywhere:
@@ -117,9 +117,9 @@ class Sampler:
         else:
             processed = self.process(places, raw, trees)
             if self.records:
-                self._seen = processed.view(batch, nodes, vocab), raw.view(batch, nodes, vocab)
+                self._seen = processed.unflatten(0, (batch, nodes)), raw.unflatten(0, (batch, nodes))
             chosen = _packed(*self._chosen(trees, places, processed, ahead=True))
-        chosen = chosen.view(batch, nodes, -1)
+        chosen = chosen.unflatten(0, (batch, nodes))
         if self.noise is not None and depths is not None:  # other parts may write so many tokens
             last = max(self.noise.reachable(row, depth) for row, depth in enumerate(depths))
             self.noise.lines([(0, last)], raw, ahead=True)

@@ -25,7 +25,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_pass_is_waited_for_once(choice: str, batch: int) -> None:
     """But for the prompt's, which transformers itself reads around."""
-    model = counting_model(sharpness=6.0)
+    model = counting_model(sharpness=6.0).float()  # whose logits are chosen from without a copy
     with Reads([0]):
         run(model, prompts(batch), use_lookahead=True, max_new_tokens=2)  # runs the self-test, which reads a lot
     with working_alone(guarded=True) as reads, Reads(reads):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lookahead.runtime import scores, tree
@@ -50,7 +51,7 @@ def working_alone(*, guarded: bool = False) -> Iterator[list[int]]:
 
     def logits(model: Any, trees: Any) -> Tensor:
         reads.append(0)
-        found = real_logits(model, trees)
+        found = functional.pad(real_logits(model, trees), (0, 0, 0, 1))[:, :-1]  # static passes have more nodes
         return found.as_subclass(OnDevice) if guarded else found
 
     with pytest.MonkeyPatch.context() as patch:
