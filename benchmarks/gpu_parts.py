@@ -222,7 +222,7 @@ def tests(bench: Bench) -> Iterator[Row]:
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         if "pytest.mark.gpu" not in file.read_text(encoding="utf-8"):
             continue
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", *several, str(file)]
+        command = [sys.executable, "-m", "pytest", "-p", "no:benchmark", "-m", "gpu", *several, str(file)]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         yield {"file": file.relative_to(ROOT).as_posix(), "status": ran.returncode, **counted(ran.stdout)}
 
