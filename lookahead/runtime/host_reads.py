@@ -1,4 +1,4 @@
-"""Finds the operations by which a model's Python learns what a tensor holds: nothing can be replayed without them."""
+"""Finds what passes must not do: read tensors, since nothing can be replayed without it, or draw random numbers."""
 
 from typing import Any
 
@@ -31,3 +31,22 @@ class HostReads(TorchDispatchMode):
 def _crosses(args: Any, kwargs: dict[str, Any]) -> bool:
     other = args[1].device if len(args) > 1 else kwargs.get("device")
     return other is not None and torch.device(other).type != args[0].device.type
+
+
+class Draws(TorchDispatchMode):
+    """Whether this thread draws random numbers while it is on: generators do not tell which thread did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            # Kernels of attention may draw, for dropout.
+            self.found |= "attention" not in func.overloadpacket.__name__ or _drops_out(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _drops_out(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    names = [argument.name for argument in func._schema.arguments]
+    return bool((dict(zip(names, args, strict=False)) | kwargs).get("dropout_p"))

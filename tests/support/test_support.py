@@ -1,6 +1,7 @@
 """Routes and verdicts, positions of several axes, attention for one call, quantised weights."""
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from lookahead import Jacobi, Lookahead, LookaheadError
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import switched_attention
 from lookahead.support import route as support
+from lookahead.support import self_test
+from lookahead.support.self_test import tree_error
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -49,6 +52,20 @@ def test_passes_that_draw_random_numbers() -> None:
     assert route == "plain"
     assert reason is not None and "draws random numbers" in reason
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_draws_of_another_thread_are_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generators are everybody's: somebody may sample while a model is tried."""
+    model, judge = fresh_model("llama"), self_test.tree_verdict
+
+    def judged_meanwhile(*given: Any) -> Any:
+        thread = Thread(target=torch.rand, args=(3,))
+        thread.start()
+        thread.join()
+        return judge(*given)
+
+    monkeypatch.setattr(self_test, "tree_verdict", judged_meanwhile)
+    assert tree_error(model, ModelTraits.of(model)) is None
 
 
 class OwnLoop(LlamaForCausalLM):
