@@ -184,6 +184,7 @@ def test_a_failed_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fused.route == "static"
         assert fused.route_reason is not None and "stream is capturing" in fused.route_reason
         fused.close()
+        assert fused.route == "static"
 
 
 @torch.no_grad()

@@ -106,7 +106,7 @@ class GraphExecutor:
         """``"cuda graphs"``; ``"static"`` where nothing is captured, ``"dynamic"`` where the model rejects it."""
         if self._eager is not None:
             return self._eager.route
-        failed = self._buffers is not None and self._buffers.failure is not None
+        failed = self.reason is not None or (self._buffers is not None and self._buffers.failure is not None)
         return "cuda graphs" if self._captures and not failed else "static"
 
     def reserve(self, extent: Extent) -> None:
@@ -205,7 +205,7 @@ class GraphExecutor:
             masks = static_masks(forward.rules, places, mask)
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)
-            with tree_forward(), decoding(nodes):
+            with tree_forward(planned=True), decoding(nodes):
                 return forward.call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
 
         return _Pass(run, inputs, (nodes, span))
