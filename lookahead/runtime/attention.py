@@ -23,6 +23,7 @@ from lookahead.runtime.thread_settings import During
 
 class _Settings(threading.local):
     in_pass = False
+    planned = False  # passes of the same shapes come again, in this thread
     masks: dict[tuple[int, int, int], RowsMask] | None = None  # packed in this pass, for all layers
     packed: bool | None = None  # None = as pays
     masked = True
@@ -76,7 +77,7 @@ def _by_fused_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     batch, heads, nodes, channels = query.shape
     grouped = heads // key.shape[1]
     packed = query.reshape(batch, key.shape[1], grouped * nodes, channels)
-    output = fused_attention(packed, key, value, _rows_mask(mask, nodes, grouped), scale)
+    output = fused_attention(packed, key, value, _rows_mask(mask, nodes, grouped), scale, planned=_thread.planned)
     return output.reshape(batch, heads, nodes, value.shape[-1])
 
 
@@ -186,9 +187,9 @@ def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[Non
             config._attn_implementation_internal = own
 
 
-def tree_forward() -> During:
-    """Mark this thread as being inside a tree forward."""
-    return During(_thread, in_pass=True, masks={})
+def tree_forward(*, planned: bool = False) -> During:
+    """Mark this thread as being inside a tree forward; ``planned``: there are many of the same shapes."""
+    return During(_thread, in_pass=True, masks={}, planned=planned)
 
 
 def attention_as(*, packed: bool, masked: bool = True) -> During:

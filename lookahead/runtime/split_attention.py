@@ -1,16 +1,17 @@
 """Masked attention on CUDA: of many rows by one kernel, of few rows over a long history with the keys in chunks.
 
-torch's memory-efficient kernel gives each block of the GPU 64 rows of one key head, and lets it go through all keys. A
-tree has few rows, so most of the GPU would wait. Here the history is viewed as chunks that are attended to side by
-side, as in flash-decoding; each gives its output and the logarithm of its sum of exponentials, by which the outputs are
-weighed and added up::
+A kernel gives each block of the GPU some 64 rows of one key head, and lets it go through all keys. A tree has few rows,
+so most of the GPU would wait. Here the history is viewed as chunks that are attended to side by side, as in
+flash-decoding; each gives its output and the logarithm of its sum of exponentials, by which the outputs are weighed and
+added up::
 
     slots     0 ... L-1 | L ... 2L-1 | ... | rest       one kernel for the chunks, one for the rest, if there is any
     output    o0        | o1         | ... | or
-    weight    softmax over chunks of their log-sum-exp, 0 where a row sees nothing of a chunk
+    weight    softmax over chunks of their log-sum-exp: 0 where a row sees nothing of a chunk
 
-The kernel is called by name, because SDPA might choose cuDNN's, which plans anew for every shape and in every thread.
-All shapes are known beforehand and nothing is asked of the device, so it can be captured.
+Kernels are called by name. cuDNN's is up to three times faster than torch's memory-efficient one, and splits the keys
+of single nodes by itself; but it plans anew for every shape and in every thread, so it is for passes whose shapes come
+again. All shapes are known beforehand and nothing is asked of the device, so either can be captured.
 """
 
 import threading
@@ -30,6 +31,10 @@ _KERNEL_KEYS = 512
 _CHUNK_KEYS = 16
 _MOST_ROUNDS = 4  # in which all processors work through the chunks
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Stands for what is hidden, as far as the dtype has it. Unlike the lowest number of all it stays finite in the kernels,
+# so rows that see nothing of a chunk have a log-sum-exp, and not NaN.
+_HIDDEN = -1e30
+_PLANNING = (9, 0)  # compute capability from which cuDNN's kernel was seen to be the faster one
 
 
 class _Settings(threading.local):
@@ -44,58 +49,54 @@ class RowsMask:
 
     Attributes:
         rows: ``[batch, 1, head of a key head * node, slot]``.
+        is_single: they are of one node.
     """
 
     def __init__(self, mask: Tensor, nodes: int, heads: int) -> None:
-        self.mask = mask  # held, so that no other one takes its place while this is known by it
-        self._heads = heads
-        self._seen: dict[int, Tensor] = {}
+        self.known_by = mask  # held, so that no other one takes its place while this is known by it
         slots = mask.shape[-1]
-        if mask.device.type != "cpu":
-            mask = functional.pad(mask, (0, -slots % _GRANULE)) if slots % _GRANULE else mask.contiguous()
+        mask = mask.clamp(min=max(_HIDDEN, torch.finfo(mask.dtype).min))
+        if mask.device.type != "cpu" and slots % _GRANULE:
+            mask = functional.pad(mask, (0, -slots % _GRANULE))
         if nodes == 1:
             self.rows = mask.expand(-1, -1, heads, -1)
         else:
             self.rows = mask.expand(-1, -1, nodes, -1).repeat(1, 1, heads, 1)
         self.rows = self.rows[..., :slots]
-
-    def seen(self, length: int) -> Tensor:
-        """Whether each row sees anything of chunks of ``length`` slots, and of the rest: ``[batch, chunk, row]``."""
-        if length not in self._seen:
-            shown = self.mask > torch.finfo(self.mask.dtype).min / 2
-            whole = shown.shape[-1] // length * length
-            seen = shown[..., :whole].unflatten(-1, (-1, length)).any(-1)
-            if whole < shown.shape[-1]:
-                seen = torch.cat([seen, shown[..., whole:].any(-1, keepdim=True)], dim=-1)
-            rows = self.rows.shape[2]
-            self._seen[length] = seen[:, 0].transpose(1, 2).repeat(1, 1, rows // seen.shape[2])
-        return self._seen[length]
+        self.is_single = nodes == 1
 
 
-def fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: RowsMask, scale: float | None) -> Tensor:
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: RowsMask, scale: float | None, *, planned: bool = False
+) -> Tensor:
     """Attention of packed rows.
 
     Args:
         query: ``[batch, key head, row, channel]``.
         key, value: ``[batch, key head, slot, channel]``.
         scale: of the scores; None is 1 over the root of the channels.
+        planned: the shapes come again, in this thread.
 
     Returns:
         ``[batch, key head, row, value channel]``.
     """
-    batch, heads, rows, _ = query.shape
+    batch, heads, rows, channels = query.shape
     slots, length = key.shape[2], _thread.chunk
+    if planned and length is None and mask.is_single:
+        single = query.reshape(batch, heads * rows, 1, channels)
+        if _can_plan(single, key, value, mask.rows[:, :, :1]):
+            output, _ = _attended(single, key, value, mask.rows[:, :, :1], scale, planned=True)
+            return output.reshape(batch, heads, rows, -1)
     if length is None:
         length = chunk_length(batch, heads * -(-rows // _TILE), slots, _processors(query.device))
     bias = mask.rows.expand(batch, heads, -1, -1)
     if length >= slots:
-        return _attended(query, key, value, bias, scale)[0]
-    seen = mask.seen(length).expand(batch, -1, -1)
-    return torch.stack([_split(*each, scale, length) for each in zip(query, key, value, bias, seen, strict=True)])
+        return _attended(query, key, value, bias, scale, planned=planned)[0]
+    return torch.stack([_split(*each, scale, length, planned) for each in zip(query, key, value, bias, strict=True)])
 
 
 def _split(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, seen: Tensor, scale: float | None, length: int
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None, length: int, planned: bool
 ) -> Tensor:
     """One sequence's rows ``[key head, row, channel]`` over its keys in chunks."""
     slots, rows = key.shape[1], query.shape[1]
@@ -107,28 +108,45 @@ def _split(
         keys, values = (states[:, start:stop].unflatten(1, (-1, size)) for states in (key, value))
         masks = bias[..., start:stop].unflatten(-1, (-1, size)).transpose(1, 2)
         queries = query[:, None].expand(-1, keys.shape[1], -1, -1)
-        output, log_sum = _attended(queries, keys, values, masks, scale, with_sums=True)
+        output, log_sum = _attended(queries, keys, values, masks, scale, with_sums=True, planned=planned)
         outputs.append(output)
         sums.append(log_sum[..., :rows])
-    known = torch.cat(sums, dim=1)
-    # The kernels say 0 of rows that see nothing.
-    weights = known.masked_fill(~seen, torch.finfo(known.dtype).min).softmax(1)[..., None]
+    weights = torch.cat(sums, dim=1).softmax(1)[..., None]
     parts = weights.split([output.shape[1] for output in outputs], dim=1)
     added = [(output * part).sum(1) for output, part in zip(outputs, parts, strict=True)]
     return sum(added[1:], added[0]).to(query.dtype)
 
 
 def _attended(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None, *, with_sums: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    scale: float | None,
+    *,
+    with_sums: bool = False,
+    planned: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Output, and log-sum-exp where asked for, whose rows may be followed by others that mean nothing."""
     aten = torch.ops.aten
     if query.device.type == "cpu":
         output, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias, scale=scale)
+    elif planned and _can_plan(query, key, value, bias):
+        told = aten._scaled_dot_product_cudnn_attention(query, key, value, bias, with_sums, scale=scale)
+        output, sums = told[0], told[1].flatten(2) if with_sums else told[1]
     else:
         told = aten._scaled_dot_product_efficient_attention(query, key, value, bias, with_sums, scale=scale)
         output, sums = told[:2]
     return output, sums
+
+
+def _can_plan(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> bool:
+    """Whether cuDNN's kernel serves."""
+    if query.device.type != "cuda" or torch.cuda.get_device_capability(query.device) < _PLANNING:
+        return False
+    grouped = query.shape[1] != key.shape[1]
+    asked = torch.backends.cuda.SDPAParams(query, key, value, bias, 0.0, False, grouped)
+    return torch.backends.cuda.can_use_cudnn_attention(asked)
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lookahead import Jacobi, Lookahead
 from lookahead.runtime.cuda_graphs import buffers as static_buffers
+from lookahead.runtime.cuda_graphs import executor as static
 from lookahead.runtime.cuda_graphs.buffers import waiting
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 
@@ -93,14 +94,21 @@ def test_graphs_are_used_again(made: list[Any], captures: list[tuple[int, int]])
 
 def test_graphs_and_growing_buffers(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of the smaller buffers are dropped, and new ones captured."""
-    open_with = GraphExecutor.open
-    monkeypatch.setattr(GraphExecutor, "open", lambda self, slots: open_with(self, 20))
+    grow, grown = GraphExecutor._grow, list[Any]()
+
+    def noting(executor: GraphExecutor, *args: Any) -> None:
+        grown.append(args)
+        grow(executor, *args)
+
+    monkeypatch.setattr(GraphExecutor, "_grow", noting)
+    monkeypatch.setattr(static, "is_small", lambda *_: False)
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 64)
     model = fresh_model("llama").cuda()
     settings = {"max_new_tokens": 300, "do_sample": False}
     plain = model.generate(**rows(2), **settings)
     ours = model.generate(**rows(2), **settings, lookahead_strategy=Lookahead(seed=0))
     assert torch.equal(plain, ours)
+    assert grown
     assert made[-1].route == "cuda graphs"
 
 
@@ -134,12 +142,11 @@ def test_a_replayed_pass_asks_the_device_nothing(made: list[Any], monkeypatch: p
 
         def strict(self: Any, *args: Any) -> Any:
             nonlocal watched
-            graphs = self._buffers.graphs
-            if not graphs or not all(graph.checked for graph in graphs.values()):
-                return original(self, *args)
-            if name == "_replayed" and args[1].key not in graphs:
-                return original(self, *args)
-            watched += 1
+            if name == "_replayed":
+                graph = self._buffers.graphs.get(args[1].key)
+                if graph is None or not graph.checked:
+                    return original(self, *args)
+                watched += 1
             torch.cuda.set_sync_debug_mode("error")
             try:
                 return original(self, *args)
