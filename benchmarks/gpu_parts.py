@@ -158,21 +158,22 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Ten
 def _ways(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, chunks: Sequence[int]
 ) -> dict[str, Callable[[], Tensor]]:
-    """torch's own, heads packed for one kernel, and the keys split as the library would and in ``chunks``; of one node
-    plain decoding's, without a mask."""
+    """torch's own, heads packed for one kernel, and the keys split as the library does in passes whose shapes come
+    again (``unplanned``: in others), and so in ``chunks``; of one node plain decoding's, without a mask."""
     _, heads, nodes, channels = query.shape
     grouped = heads // key.shape[1]
     rows, packed = RowsMask(mask, nodes, grouped), query.reshape(1, key.shape[1], grouped * nodes, channels)
 
-    def split(length: int | None = None) -> Tensor:
+    def split(length: int | None = None, planned: bool = True) -> Tensor:
         with nullcontext() if length is None else chunked(length):
-            return fused_attention(packed, key, value, rows, None).reshape(query.shape)
+            return fused_attention(packed, key, value, rows, None, planned=planned).reshape(query.shape)
 
     written = int((mask[0, 0, -1] == 0).sum())
     ways = {
         "sdpa": lambda: _sdpa(query, key, value, mask),
         "packed": lambda: packed_attention(query, key, value, mask, None),
         "split": split,
+        "split, unplanned": partial(split, planned=False),
         **{f"split, chunks of {length}": partial(split, length) for length in chunks},
         "unmasked": lambda: _sdpa(query, key[:, :, :written], value[:, :, :written], None),
     }

@@ -108,7 +108,7 @@ class Sampler:
         pays = depths is not None or not waits or (self._everywhere and self._prefix_free)
         if not self.looks or not pays or all(self._sequences.finished):
             return ()
-        batch, nodes, vocab = logits.shape
+        batch, nodes = logits.shape[:2]
         raw = self._copied(logits.detach()).flatten(0, 1)
         places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
         shortlist = self._shortlist_for(logits)
