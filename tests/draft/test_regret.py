@@ -15,11 +15,19 @@ def losses(machine: Machine, kind: str, batch: int = 1, sizes: tuple[int, ...] =
 
 
 @pytest.mark.parametrize("kind", ["looping", "code", "prose", "hot", "random"])
-@pytest.mark.parametrize("name", [name for name in MACHINES if name != "dear"])
+@pytest.mark.parametrize("name", ["flat", "steep", "steps", "bumpy"])
 def test_automatic_is_near_the_best_fixed_size(name: str, kind: str) -> None:
     against_best, against_plain = losses(MACHINES[name](), kind)
     assert against_best <= 0.07
     assert against_plain <= 0.02
+
+
+@pytest.mark.parametrize(("kind", "most"), [("looping", 0.12), ("code", 0.1), ("prose", 0.06), ("hot", 0.02)])
+def test_a_curve_that_falls(kind: str, most: float) -> None:
+    """Where a few nodes take longer than many, that is found out."""
+    against_best, against_plain = losses(MACHINES["falling"](), kind)
+    assert against_best <= most
+    assert against_plain <= 0.06
 
 
 @pytest.mark.parametrize("kind", ["code", "prose", "hot", "random"])

@@ -90,6 +90,7 @@ class Machine:
         noise: of the logarithm of what is measured; every hundredth pass takes ten times as long.
         touch: times what the first pass of a size takes.
         drift: the machine becomes so much slower and faster again, in the course of 500 passes.
+        steps: several nodes take other kernels than one, see :class:`StepTimes`.
         apart: milliseconds more that passes take where sequences are out of step.
         ask: milliseconds that it takes to ask a sequence's sources for a tree.
     """
@@ -97,6 +98,7 @@ class Machine:
     curve: Callable[[int, int], float]
     buckets: tuple[int, ...] = ()
     warms_up: bool = False
+    steps: bool = False
     noise: float = 0.15
     touch: float = 3.0
     drift: float = 0.15
@@ -155,6 +157,10 @@ MACHINES: dict[str, Callable[[], Machine]] = {
     "steep": lambda: Machine(knots(t1=10.0, t8=15.0, t16=22.0, t64=50.0)),
     "steps": lambda: Machine(knots(t1=10.0, t8=12.0, t16=13.0, t32=17.0, t64=25.0, t128=45.0), GPU_BUCKETS),
     "bumpy": lambda: Machine(knots(t1=10.0, t2=16.0, t4=15.5, t5=12.5, t8=13.0, t16=16.0, t64=35.0)),
+    # An H200 and a small model in float32.
+    "falling": lambda: Machine(
+        knots(t1=0.75, t8=2.25, t16=1.9, t32=1.13, t64=1.15, t128=1.4), GPU_BUCKETS, warms_up=True, steps=True
+    ),
     "dear": lambda: Machine(knots(t1=10.0, t2=18.0, t64=600.0)),
 }
 BATCHES: dict[str, tuple[int, Callable[[], Machine]]] = {
@@ -228,6 +234,7 @@ def calls(kind: str, batch: int, seed: int, count: int = CALLS) -> list[tuple[li
 def automatic(machine: Machine, kind: str, batch: int = 1, seed: int = 0, nodes: int | None = None) -> list[Run]:
     """Calls one after the other, with what drafts learn kept from call to call."""
     times, acceptance, guard, runs = StepTimes(), Acceptance([TextSource(Text([], []))]), Guard(batch), []
+    times.steps = machine.steps
     for texts, tokens in calls(kind, batch, seed):
         planner = Planner(
             times, acceptance, limits=machine, batch=batch, most_nodes=128, nodes=nodes, guard=guard, new_tokens=tokens
