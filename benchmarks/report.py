@@ -117,6 +117,34 @@ def step_time(document: Document) -> str:
     return latency("preset, dtype, context, batch", document["rows"])
 
 
+def raced(document: Document) -> Rows:
+    """The races of a run on a GPU."""
+    parts = document["parts"].items()
+    return [row for name, part in parts if name.startswith("races") for row in part["rows"]]
+
+
+def gpu(document: Document) -> str:
+    """What held, races, latency curves and attention."""
+    rows = {name: part["rows"] for name, part in document["parts"].items()}
+    curves = [{**row, "floor": row["floor_ms"]} for row in rows.get("curves", ()) if row["what"] == "curve"]
+    attention = [{**row, "us": f"{1e3 * row['ms']:.0f}"} for row in rows.get("attention", ())]
+    worst = {row["claim"]: "" if row["worst"] is None else f"{row['worst']:.4g}" for row in document["claims"]}
+    held = [
+        (row["claim"], worst[row["claim"]], {True: "yes", False: "**no**", None: "not measured"}[row["held"]])
+        for row in document["claims"]
+    ]
+    parts = [
+        grid(("claim", "worst", "held"), held),
+        "Speedups:",
+        table("model, race, method, speedup, 95%, S, tokens/s, nodes, texts that differ", raced(document)),
+        "Passes; the floor is what reading weights and keys and values takes, eager what transformers' own pass does:",
+        latency("shape, context, eager ms, floor ms", curves),
+        "One layer's attention in microseconds, by history and nodes:",
+        pivot("history, nodes", "{way}", "us", [row for row in attention if "chunks" not in row["way"]]),
+    ]
+    return "\n\n".join(parts)
+
+
 PAGES = {  # by the kind of the documents: title, what a reader has to know, and a document's columns or its writer
     "real cost": (
         "At a large model's cost",
@@ -144,6 +172,11 @@ PAGES = {  # by the kind of the documents: title, what a reader has to know, and
     "medusa": ("Medusa's heads", "Every text starts cold.", medusa),
     "step time": ("The latency curve", "t(T)/t(1), with random weights.", step_time),
     "exactness": ("Texts that differ", "Every text is compared token by token.", exactness),
+    "gpu": (
+        "On a GPU",
+        "All of `make gpu`. Races are in bfloat16, by a small model embedded exactly in larger ones; plain is eager.",
+        gpu,
+    ),
 }
 
 # -- the whole --
@@ -229,6 +262,10 @@ def summary(found: dict[str, list[Document]], links: dict[str, str], flag: str) 
         parts += [f"## {PAGES['real cost'][0]}", PAGES["real cost"][1]]
     for document in found["real cost"]:
         parts += [f"{home(document)}:", speedups([row for row in document["rows"] if row["group"] == "all"], REAL_COST)]
+    if found["gpu"]:
+        parts += [f"## {PAGES['gpu'][0]}", PAGES["gpu"][1]]
+    for document in found["gpu"]:
+        parts += [f"{home(document)}:", speedups(raced(document), "model, race")]
     if found["race"]:
         parts += ["## Theory card", "Passes with 256 tokens in the KV cache; T columns are t(T)/t(1)."]
         parts += [theory_card(found["race"]), "## Speedups"]

@@ -29,6 +29,7 @@ FORMS = {  # how a column prints a row; a column that is missing here prints the
     "read a pass": "{read_mb:.1f} MB",
     "bandwidth": "{gb_per_s:.1f} GB/s",
     "floor ms": "{floor:.2f}",
+    "eager ms": "{eager_ms:.2f}",
     "t(1) ms": "{single:.2f}",
     "CPU": "{cpu_ratio:.3f}",
     "CPU 95%": "{cpu_interval[0]:.3f}-{cpu_interval[1]:.3f}",

@@ -130,6 +130,7 @@ def test_graphs_in_threads(made: list[Any]) -> None:
     assert texts == plain
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_replayed_pass_asks_the_device_nothing(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two scorings the host never waits: neither to send a pass, nor to replay it, nor to keep nodes."""
     model = fresh_model("llama").cuda()

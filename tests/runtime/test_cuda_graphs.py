@@ -13,6 +13,7 @@ from helpers.views import buffers_of
 from jacobi import Path, TokenTree
 from lookahead.runtime.cuda_graphs import buffers as static_buffers
 from lookahead.runtime.cuda_graphs import executor as static
+from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.tree import TreeModel
 
@@ -42,6 +43,29 @@ def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grown(fused, 8) == expected
     assert (fused.route, fused.route_reason) == ("cuda graphs", None)
     assert (stand_in.captured, stand_in.replayed) == (1, 7)
+    assert all(graph.checked for graph in buffers_of(fused).graphs.values())
+
+
+@torch.no_grad()
+def test_graphs_of_other_spans_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At their first replay. That passes of the bucket follow the history is known by then."""
+    compared, original = [], GraphExecutor._compared
+
+    def noting(executor: Any, buffers: Any, step: Any, graph: Any) -> Any:
+        compared.append(step.key)
+        return original(executor, buffers, step, graph)
+
+    model = fresh_model("llama")
+    static_buffers.release()
+    monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
+    expected = grown(view(model), 12)
+    monkeypatch.setattr(GraphExecutor, "_compared", noting)
+    stand_in = StandIn(monkeypatch)
+    fused = view(model)
+    assert grown(fused, 12) == expected
+    first, *others = dict.fromkeys(compared)
+    assert len(others) == stand_in.captured - 1 >= 2
+    assert [compared.count(key) for key in (first, *others)] == [2] + [1] * len(others)
     assert all(graph.checked for graph in buffers_of(fused).graphs.values())
 
 

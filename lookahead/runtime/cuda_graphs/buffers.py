@@ -48,7 +48,8 @@ def span_of(slots: int) -> int:
 
 
 class Graph:
-    """A captured pass; it is ``checked`` once replays, one of them at another base, gave what the pass itself gives.
+    """A captured pass; it is ``checked`` once replays, of its bucket one at another base, gave what the pass itself
+    gives.
 
     Attributes:
         outputs: of the pass, overwritten by every replay.
@@ -145,6 +146,7 @@ class StaticBuffers:
         types: ``[batch, 1]``, the token type that is carried on.
         graphs: by (nodes, span); the most recently replayed last.
         warm: buckets, and (nodes, span), with the threads in which passes of theirs have been run for captures.
+        follow: buckets of which a graph was seen to follow the history.
         failure: why passes are not captured any more.
         proven: a pass has run to its end.
         plain_ms: milliseconds that a pass over one node takes without a graph; None = that is not known.
@@ -163,6 +165,7 @@ class StaticBuffers:
         self.inputs: dict[int, Inputs] = {}
         self.graphs: dict[tuple[int, int], Graph] = {}
         self.warm: set[tuple[int, ...]] = set()
+        self.follow: set[int] = set()
         self.failure: str | None = None
         self.proven = False
         self.plain_ms: float | None = None
