@@ -82,8 +82,8 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert not long
 
 
-def test_the_library_has_at_most_30832_lines() -> None:
-    assert sum(map(lines_of, MODULES)) <= 30_832
+def test_the_library_has_at_most_30888_lines() -> None:
+    assert sum(map(lines_of, MODULES)) <= 30_888
 
 
 def test_the_rooms_are_known_and_at_most_twenty_modules_stand_beside_them() -> None:
@@ -98,7 +98,7 @@ def test_the_rooms_are_known_and_at_most_twenty_modules_stand_beside_them() -> N
 def test_documents_and_benchmarks_are_short() -> None:
     assert lines_of(ROOT / "README.md") <= 140
     assert lines_of(ROOT / "BENCHMARKS.md") <= 180
-    assert sum(map(lines_of, (ROOT / "benchmarks").glob("*.py"))) <= 3_300
+    assert sum(map(lines_of, (ROOT / "benchmarks").glob("*.py"))) <= 3_335
 
 
 def imports_of_ours(function: ast.AST) -> Iterator[str]:
