@@ -214,7 +214,7 @@ def races(shape: str, bench: Bench) -> Iterator[Row]:
 def _raced(model: Any, table: Any, texts: Any, place: Row, tokens: int) -> Iterable[Row]:
     results = contest(model, table, texts, MODES[place["mode"]], tokens, 1)
     for name in table:
-        yield {**place, "method": name, **row(results, name, tokens)}
+        yield {**place, "method": name, "label": table[name].label, **row(results, name, tokens)}
 
 
 def tests(bench: Bench) -> Iterator[Row]:

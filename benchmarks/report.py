@@ -127,7 +127,11 @@ def gpu(document: Document) -> str:
     """What held, races, latency curves and attention."""
     rows = {name: part["rows"] for name, part in document["parts"].items()}
     curves = [{**row, "floor": row["floor_ms"]} for row in rows.get("curves", ()) if row["what"] == "curve"]
-    attention = [{**row, "us": f"{1e3 * row['ms']:.0f}"} for row in rows.get("attention", ())]
+    attention = [
+        {**row, "us": f"{1e3 * row['ms']:.0f}", "tree": row["nodes"]}
+        for row in rows.get("attention", ())
+        if "chunks" not in row["way"]
+    ]
     worst = {row["claim"]: "" if row["worst"] is None else f"{row['worst']:.4g}" for row in document["claims"]}
     held = [
         (row["claim"], worst[row["claim"]], {True: "yes", False: "**no**", None: "not measured"}[row["held"]])
@@ -140,7 +144,7 @@ def gpu(document: Document) -> str:
         "Passes; the floor is what reading weights and keys and values takes, eager what transformers' own pass does:",
         latency("shape, context, eager ms, floor ms", curves),
         "One layer's attention in microseconds, by history and nodes:",
-        pivot("history, nodes", "{way}", "us", [row for row in attention if "chunks" not in row["way"]]),
+        pivot("history, tree", "{way}", "us", attention),
     ]
     return "\n\n".join(parts)
 
@@ -255,25 +259,21 @@ def losses(kind: str, documents: list[Document]) -> list[str]:
 
 
 def summary(found: dict[str, list[Document]], links: dict[str, str], flag: str) -> str:
-    """BENCHMARKS.md: the theory card, speedups, losses, the latency curve, and how to repeat them."""
+    """BENCHMARKS.md: speedups at large models' costs, the theory card, losses, the latency curve, and how to repeat
+    them."""
     parts = ["# Benchmarks", f"Written by `python -m benchmarks.report{flag}` from `benchmarks/results/*.json`."]
     parts += [INTRODUCTION.strip("\n"), "\n".join(f"- [{PAGES[kind][0]}]({link})" for kind, link in links.items())]
-    if found["real cost"]:
-        parts += [f"## {PAGES['real cost'][0]}", PAGES["real cost"][1]]
-    for document in found["real cost"]:
-        parts += [f"{home(document)}:", speedups([row for row in document["rows"] if row["group"] == "all"], REAL_COST)]
     if found["gpu"]:
         parts += [f"## {PAGES['gpu'][0]}", PAGES["gpu"][1]]
     for document in found["gpu"]:
         parts += [f"{home(document)}:", speedups(raced(document), "model, race")]
+    if found["real cost"]:
+        parts += [f"## {PAGES['real cost'][0]}", PAGES["real cost"][1]]
+    for document in found["real cost"]:
+        parts += [f"{home(document)}:", speedups([row for row in document["rows"] if row["group"] == "all"], REAL_COST)]
     if found["race"]:
         parts += ["## Theory card", "Passes with 256 tokens in the KV cache; T columns are t(T)/t(1)."]
-        parts += [theory_card(found["race"]), "## Speedups"]
-    places: dict[str, list[dict[str, Any]]] = {}
-    for document in found["race"]:
-        places.setdefault(home(document), []).extend(row for row in document["rows"] if row["group"] == "all")
-    for where, rows in places.items():
-        parts += [f"{where}:", speedups(rows)]
+        parts.append(theory_card(found["race"]))
     timed = ("real cost", "race", "first call", "long context", "architectures", "medusa")
     parts += ["## Where it loses", "\n".join(line for kind in timed for line in losses(kind, found[kind]))]
     if found["step time"]:

@@ -158,7 +158,7 @@ def test_files_with_tests_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["file"] for row in rows] == sorted(row["file"] for row in rows)
     assert "tests/exactness/test_gpu.py" in [row["file"] for row in rows]
     assert all(row["passed"] == 3 and row["status"] == 0 for row in rows)
-    assert all(command[3:5] == ["-m", "gpu"] for command in commands)
+    assert all(command[3:7] == ["-p", "no:benchmark", "-m", "gpu"] for command in commands)
 
 
 def test_the_parts_fit_into_nine_minutes() -> None:

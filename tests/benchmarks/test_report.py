@@ -44,7 +44,7 @@ def _row(method: str, speedup: float, group: str = "all") -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, name: str, document: dict[str, Any], **stamp: str) -> None:
+def _write(folder: Path, name: str, document: dict[str, Any], **stamp: Any) -> None:
     (folder / f"{name}.json").write_text(json.dumps({"device": "cpu", "model": "bundled", **document, **RUN, **stamp}))
 
 
@@ -72,6 +72,20 @@ def results(tmp_path: Path) -> Path:
     _write(tmp_path, "ablation", {"benchmark": "ablation", "rows": nodes})
     curve = {"preset": "bundled", "dtype": "float32", "context": 128, "batch": 1, "pass_ms": {"1": 2.0, "8": 3.0}}
     _write(tmp_path, "step", {"benchmark": "step time", "rows": [curve]})
+    parts = {
+        "races 1.3B": [{**row, "model": "1.3B", "race": "greedy"} for row in rows if row["group"] == "all"],
+        "attention": [
+            {"history": 8192, "nodes": 8, "way": way, "ms": ms, "off_by": 1e-4}
+            for way, ms in (("sdpa", 0.17), ("split", 0.04), ("split, chunks of 512", 0.05))
+        ],
+        "curves": [{**curve, "what": "curve", "shape": "8B", "context": 256, "eager_ms": 18.0, "floor_ms": 3.5}],
+    }
+    parts["curves"][0]["pass_ms"] = {"1": 7.0, "8": 10.5}
+    claims = [("none fails", 0, True), ("all pass", None, None), ("fast enough", 2.5, False)]
+    made = {"claims": [dict(zip(("claim", "worst", "held"), claim, strict=True)) for claim in claims]}
+    made["parts"] = {name: {"rows": part} for name, part in parts.items()}
+    machine = RUN["machine"] | {"gpu": "H200"}
+    _write(tmp_path, "gpu", {"benchmark": "gpu", **made}, device="cuda", machine=machine)
     _write(tmp_path, "other", {"benchmark": "something else"})
     return tmp_path
 
@@ -82,17 +96,23 @@ def test_report(results: Path) -> None:
     assert text.startswith("# Benchmarks\n\nWritten by `python -m benchmarks.report` from")
     assert "2 of 3 medians; lookahead code not looping greedy float32 **0.80x**; jacobi" not in text
     assert "1 of 3 medians; lookahead code not looping greedy float32 **0.80x**." in text
-    assert "| code | greedy | float32 | 1 | 64 | 1.50x | 1.00x |" in text
+    assert "| model | race | lookahead | jacobi |\n| --- | --- | --- | --- |\n| 1.3B | greedy | 1.50x | 1.00x |" in text
     assert "| float32 | 1 | 20.0 MB | 10.0 GB/s | 2.00 | 3.00 | 1.50 |" in text
     assert "| bundled | a processor, 2 threads, model bundled | float32 | 128 | 2.00 | 1.50 |" in text
     assert "- [Every way to decode, raced](race.md)" in text
     race = (results / "race.md").read_text()
+    assert "| code | greedy | float32 | 1 | 64 | 1.50x | 1.00x |" in race
     assert "| code, not looping | greedy | float32 | 1 | 64 | **0.80x** |" in race
     assert "- Not run: static, no CUDA" in race
     assert "`python -m benchmarks.race --modes greedy`" in race
     assert "abc123" in race
     assert "| float32 | greedy | 8 | 100 | 200 | **0.50x** |" in (results / "first_call.md").read_text()
     assert "| texts | greedy | suffix | 1.00 | 2.00 |" in (results / "ablation.md").read_text()
+    gpu = (results / "gpu.md").read_text()
+    assert "## gpu.json, H200, model bundled" in gpu
+    assert "| none fails | 0 | yes |\n| all pass |  | not measured |\n| fast enough | 2.5 | **no** |" in gpu
+    assert "| 8B | 256 | 18.00 | 3.50 | 7.00 | 1.50 |" in gpu
+    assert "| 8192 | 8 | 170 | 40 |" in gpu
     assert "something else" not in text
 
 
