@@ -15,13 +15,9 @@ from lookahead.medusa import Medusa
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_CODE = ["README.md", "CONTRIBUTING.md", "docs/guide.md", "docs/medusa.md"]
-PRINTED = [  # dtype and mode of the README's rows
-    ("bfloat16", "t0.8"),
-    ("bfloat16", "t1.0"),
-    ("bfloat16", "greedy"),
-    ("float32", "t0.8"),
-    ("float32", "greedy"),
-]
+# Of the README's rows, in their order.
+RACES = ("T 0.8", "no-loop")
+PRINTED = {"bfloat16": ("t0.8", "t1.0", "greedy"), "float32": ("t0.8", "greedy")}
 
 
 def python_blocks(text: str) -> list[str]:
@@ -94,10 +90,19 @@ def measured(file: str, mode: str, method: str, batch: int = 1) -> str:
     return f"{found[0]:.2f}x"
 
 
+def measured_on_a_gpu(model: str, race: str, method: str) -> str:
+    """The same of the races of ``make gpu``."""
+    parts = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())["parts"]
+    rows = {(row["race"], row["method"]): row["speedup_median"] for row in parts[f"races {model}"]["rows"]}
+    return f"{rows[race, method]:.2f}x"
+
+
 def test_the_readme_prints_what_was_measured() -> None:
     rows = [line for line in (ROOT / "README.md").read_text().splitlines() if re.match(r"\| .*x\*\* \|$", line)]
+    ways = ("lookup2", "auto")
     assert re.findall(r"[\d.]+x", "".join(rows)) == [
-        *(measured(f"real_cost-{dtype}", mode, method) for dtype, mode in PRINTED for method in ("lookup2", "auto")),
+        *(measured_on_a_gpu(model, race, way) for model in ("8B", "1.3B") for way in ways for race in RACES),
+        *(measured(f"real_cost-{dtype}", mode, way) for dtype in PRINTED for way in ways for mode in PRINTED[dtype]),
         measured("race-batch-bfloat16", "t1.5", "untraced", batch=16),
     ]
 

@@ -59,7 +59,8 @@ class RowsMask:
     def __init__(self, mask: Tensor, nodes: int, heads: int) -> None:
         self.known_by = mask  # held, so that no other one takes its place while this is known by it
         slots = mask.shape[-1]
-        mask = mask.clamp(min=max(_HIDDEN, torch.finfo(mask.dtype).min))
+        if mask.is_floating_point():
+            mask = mask.clamp(min=max(_HIDDEN, torch.finfo(mask.dtype).min))
         if mask.device.type != "cpu" and slots % _GRANULE:
             mask = functional.pad(mask, (0, -slots % _GRANULE))
         if nodes == 1:

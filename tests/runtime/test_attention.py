@@ -69,6 +69,14 @@ def test_packed_attention_of_one_node(groups: int, masked: bool) -> None:
     assert torch.allclose(packed, repeated(query, key, value, mask, 0.3))
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_packed_attention_under_a_mask_of_truths(nodes: int) -> None:
+    """Linear drafts have such masks."""
+    query, key, value, mask = example(2)
+    query, mask = query[:, :, :nodes], mask[:, :, :nodes]
+    assert torch.allclose(packed_attention(query, key, value, mask > -1.0, 0.3), repeated(query, key, value, mask, 0.3))
+
+
 def test_packed_attention_under_one_mask_for_all_nodes() -> None:
     """A mask may have one row for every node, or for every row of the batch."""
     query, key, value, mask = example(2)
