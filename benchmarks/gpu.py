@@ -116,7 +116,7 @@ def claims(parts: dict[str, Any]) -> list[Claim]:
         Claim("every size of pass is a CUDA graph", [row["route"] == "cuda graphs" for row in captured], least=1),
         Claim("first passes of a size: at most 1000 ms", [max(row["first_ms"]) for row in captured], most=1000.0),
         Claim("t(1): at most 1.6 times what memory allows", floors, most=1.6),
-        Claim(
+        Claim(  # which may be the same kernel, for single nodes
             "split attention: at least 0.9 times SDPA", [ways(r, "sdpa", "packed")["ms"] / r["ms"] for r in split], 0.9
         ),
         Claim("and as exact", [r["off_by"] / (ways(r, "packed")["off_by"] or 1.0) for r in split], most=2.0),

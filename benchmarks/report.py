@@ -178,7 +178,7 @@ PAGES = {  # by the kind of the documents: title, what a reader has to know, and
     "exactness": ("Texts that differ", "Every text is compared token by token.", exactness),
     "gpu": (
         "On a GPU",
-        "All of `make gpu`. Races are in bfloat16, by a small model embedded exactly in larger ones; plain is eager.",
+        "What `make gpu` measured. Races: bfloat16, a small model embedded exactly in larger ones; plain is eager.",
         gpu,
     ),
 }

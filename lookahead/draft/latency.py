@@ -39,8 +39,8 @@ class StepTimes:
     """The latency curve of one model, device, dtype, attention and batch size.
 
     A ``frozen`` one never learns, so that choices made by it repeat. ``about`` says what it was measured on. It
-    ``steps`` where a pass over several nodes takes other kernels than one over a single node, as recurrent layers do:
-    then t(1) says nothing of how steep the rest is.
+    ``steps`` where a pass over several nodes takes other kernels than one over a single node, as with recurrent layers
+    and on CUDA: then t(1) says nothing of how steep the rest is.
     """
 
     def __init__(self, *, frozen: bool = False, about: dict[str, Any] | None = None) -> None:

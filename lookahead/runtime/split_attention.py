@@ -10,9 +10,9 @@ added up::
     weight    softmax over chunks of their log-sum-exp: 0 where a row sees nothing of a chunk
 
 Kernels are called by name. cuDNN's is up to three times faster than torch's memory-efficient one, and splits the keys
-of single nodes by itself; but it plans anew for every shape and in every thread, so it is for long histories, and for
-passes whose shapes come again. All shapes are known beforehand and nothing is asked of the device, so both can be
-captured.
+of single nodes by itself; but it plans anew for every shape and in every thread, so it is for ``planned`` passes: many
+of the same shapes, over long histories. All shapes are known beforehand and nothing is asked of the device, so both
+kernels can be captured.
 """
 
 import threading
@@ -32,13 +32,11 @@ _KERNEL_KEYS = 512
 _CHUNK_KEYS = 16
 _MOST_ROUNDS = 4  # in which all processors work through the chunks
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Stands for what is hidden, as far as the dtype has it. Unlike the lowest number of all it stays finite in the kernels,
-# so rows that see nothing of a chunk have a log-sum-exp, and not NaN.
+# Stands for what is hidden; in float16, which has no such number, its lowest one does. Unlike bfloat16's and float32's
+# lowest it stays finite in the kernels, so rows that see nothing of a chunk have a log-sum-exp, and not NaN.
 _HIDDEN = -1e30
-_PLANNING = (9, 0)  # compute capability from which cuDNN's kernel was seen to be the faster one
-# A plan takes 60 ms, the first ones of a process half a second each. On an H200 a pass of an 8B model gains 2 ms of 10
-# to 14 behind 8,192 tokens, and 0.5 to 0.9 of 8 to 10 behind 256: there a short call would not win that back.
-_PLANNED_SLOTS = 2048
+_PLANNING = (9, 0)  # compute capability at which cuDNN's kernel was seen to be the faster one
+_no_plan: set[tuple[torch.dtype, int, int]] = set()  # dtypes and channels for which cuDNN has none
 
 
 class _Settings(threading.local):
@@ -80,19 +78,17 @@ def fused_attention(
         query: ``[batch, key head, row, channel]``.
         key, value: ``[batch, key head, slot, channel]``.
         scale: of the scores; None is 1 over the root of the channels.
-        planned: the shapes come again, in this thread: over a long history, a kernel may be planned for them.
+        planned: kernels may be planned for these shapes, which come again in this thread.
 
     Returns:
         ``[batch, key head, row, value channel]``.
     """
     batch, heads, rows, channels = query.shape
     slots, length = key.shape[2], _thread.chunk
-    planned = planned and slots >= _PLANNED_SLOTS
     if planned and length is None and mask.is_single:
-        single = query.reshape(batch, heads * rows, 1, channels)
-        if _can_plan(single, key, value, mask.rows[:, :, :1]):
-            output, _ = _attended(single, key, value, mask.rows[:, :, :1], scale, planned=True)
-            return output.reshape(batch, heads, rows, -1)
+        single, bias = query.reshape(batch, heads * rows, 1, channels), mask.rows[:, :, :1].expand(batch, -1, -1, -1)
+        if (told := _by_plan(single, key, value, bias, scale)) is not None:
+            return told[0].reshape(batch, heads, rows, -1)
     if length is None:
         length = chunk_length(batch, heads * -(-rows // _TILE), slots, _processors(query.device))
     bias = mask.rows.expand(batch, heads, -1, -1)
@@ -135,20 +131,35 @@ def _attended(
 ) -> tuple[Tensor, Tensor]:
     """Output, and log-sum-exp where asked for, whose rows may be followed by others that mean nothing."""
     aten = torch.ops.aten
+    if planned and (told := _by_plan(query, key, value, bias, scale, with_sums=with_sums)) is not None:
+        return told
     if query.device.type == "cpu":
         output, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias, scale=scale)
-    elif planned and _can_plan(query, key, value, bias):
-        told = aten._scaled_dot_product_cudnn_attention(query, key, value, bias, with_sums, scale=scale)
-        output, sums = told[0], told[1].flatten(2) if with_sums else told[1]
-    else:
-        told = aten._scaled_dot_product_efficient_attention(query, key, value, bias, with_sums, scale=scale)
-        output, sums = told[:2]
+        return output, sums
+    output, sums, *_ = aten._scaled_dot_product_efficient_attention(query, key, value, bias, with_sums, scale=scale)
     return output, sums
 
 
+def _by_plan(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None, *, with_sums: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    """The same by cuDNN's kernel, which may also have fewer key heads than heads; None where it does not serve."""
+    kind = query.dtype, query.shape[-1], value.shape[-1]
+    if kind in _no_plan or not _can_plan(query, key, value, bias):
+        return None
+    try:
+        attend = torch.ops.aten._scaled_dot_product_cudnn_attention
+        output, sums, *_ = attend(query, key, value, bias, with_sums, scale=scale)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # there is no plan, though there might have been
+        _no_plan.add(kind)
+        return None
+    return output, sums.flatten(2) if with_sums else sums
+
+
 def _can_plan(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> bool:
-    """Whether cuDNN's kernel serves."""
-    if query.device.type != "cuda" or torch.cuda.get_device_capability(query.device) < _PLANNING:
+    if query.device.type != "cuda" or torch.cuda.get_device_capability(query.device) != _PLANNING:
         return False
     grouped = query.shape[1] != key.shape[1]
     asked = torch.backends.cuda.SDPAParams(query, key, value, bias, 0.0, False, grouped)

@@ -65,7 +65,7 @@ def _remembered(
             before = _random_states(device)
             error, certain = run(model, traits)
             drew = any(not torch.equal(*pair) for pair in zip(before, _random_states(device), strict=True))
-            if drew:  # perhaps another thread did
+            if drew and error is None and not model.training:  # perhaps another thread did
                 with Draws() as draws:
                     error, certain = run(model, traits)
                 drew = draws.found

@@ -56,7 +56,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, planned
 def test_split_attention(dtype: torch.dtype, channels: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over long histories it is split, by either kernel, and as exact as in one piece; chunks of which a row sees
     nothing count for nothing."""
-    splits = counting(monkeypatch, split_attention, "_split")
+    splits, plans = (counting(monkeypatch, split_attention, name) for name in ("_split", "_can_plan"))
     for batch, heads, nodes in ((1, 32, 1), (2, 32, 1), (1, 8, 8), (2, 32, 64)):
         generator = torch.Generator("cuda").manual_seed(nodes)
         query = torch.randn(batch, heads, nodes, channels, device="cuda", generator=generator).to(dtype)
@@ -76,7 +76,8 @@ def test_split_attention(dtype: torch.dtype, channels: int, slots: int, monkeypa
         assert split.isfinite().all() and planned.isfinite().all()
         off = [(output.double() - exact).abs().max().item() for output in (split, planned, whole)]
         assert max(off[:2]) <= 2 * off[2] + torch.finfo(dtype).eps
-    assert splits
+    assert splits and plans
+    assert not split_attention._no_plan
 
 
 @pytest.mark.parametrize("length", [8192, 8200])

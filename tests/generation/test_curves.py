@@ -1,5 +1,6 @@
 """Where latency curves are kept, and under which key."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,9 @@ from helpers.models import F32, fresh_model, tiny_model
 
 from lookahead import tuning
 from lookahead.draft.latency import StepTimes
+from lookahead.generation import curves
 from lookahead.generation.curves import step_times
+from lookahead.models.traits import ModelTraits
 
 
 @pytest.fixture
@@ -105,3 +108,15 @@ def test_a_saved_curve_is_found_by_later_calls(folder: Path) -> None:
     assert step_times(model, 2, memory, None).ms(8, 64) == 0.0
     assert step_times(model, 1, memory, curve) is curve
     assert len(memory) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "static", "steps"), [("cuda", None, True), ("cuda", False, False), ("cpu", True, False)]
+)
+def test_on_cuda_several_nodes_are_another_kind_of_pass(
+    device: str, static: bool | None, steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    traits = dataclasses.replace(ModelTraits.of(model), device=torch.device(device))
+    monkeypatch.setattr(curves, "dynamic_reason", lambda static, *_: "not asked for" if static is False else None)
+    assert step_times(model, 1, {}, None, static, traits=traits).steps == steps

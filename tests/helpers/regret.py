@@ -153,9 +153,11 @@ def knots(**times: float) -> Callable[[int, int], float]:
 
 GPU_BUCKETS = (1, 8, 16, 32, 64, 128, 192)
 MACHINES: dict[str, Callable[[], Machine]] = {
-    "flat": lambda: Machine(knots(t1=5.0, t8=5.2, t32=6.0, t64=7.0, t128=9.0), GPU_BUCKETS, warms_up=True, noise=0.05),
+    "flat": lambda: Machine(
+        knots(t1=5.0, t8=5.2, t32=6.0, t64=7.0, t128=9.0), GPU_BUCKETS, warms_up=True, steps=True, noise=0.05
+    ),
     "steep": lambda: Machine(knots(t1=10.0, t8=15.0, t16=22.0, t64=50.0)),
-    "steps": lambda: Machine(knots(t1=10.0, t8=12.0, t16=13.0, t32=17.0, t64=25.0, t128=45.0), GPU_BUCKETS),
+    "steps": lambda: Machine(knots(t1=10.0, t8=12.0, t16=13.0, t32=17.0, t64=25.0, t128=45.0), GPU_BUCKETS, steps=True),
     "bumpy": lambda: Machine(knots(t1=10.0, t2=16.0, t4=15.5, t5=12.5, t8=13.0, t16=16.0, t64=35.0)),
     # An H200 and a small model in float32.
     "falling": lambda: Machine(

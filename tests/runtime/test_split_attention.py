@@ -12,6 +12,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from lookahead import Lookahead
 from lookahead.runtime import attention, split_attention
 from lookahead.runtime.attention import grouped_attention, tree_forward
+from lookahead.runtime.cuda_graphs import buffers as static_buffers
+from lookahead.runtime.cuda_graphs.buffers import Graph, StaticBuffers
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.split_attention import chunk_length, chunked, serves
 
@@ -182,3 +184,52 @@ def test_how_the_kernel_of_an_accelerator_is_called(batch: int, nodes: int, slot
         output = attended(query, key, value, mask, chunk)
         assert output.shape == (batch, nodes, 32, 128)
         assert output.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("fails", [False, True])
+def test_planned_passes(nodes: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go to cuDNN's kernel, single nodes whole and without repeated keys; if it fails, it is not asked again."""
+    query, key, value, mask = example(torch.float32, 2, 4, nodes, 256, 64)
+    asked = []
+
+    def cudnn(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, with_sums: bool, *, scale: float) -> Any:
+        asked.append(tuple(query.shape))
+        if fails:
+            raise RuntimeError("no valid execution plans")
+        if query.shape[1] != key.shape[1]:
+            return functional.scaled_dot_product_attention(query, key, value, bias, scale=scale, enable_gqa=True), bias
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        output, sums = attend(query, key, value, attn_mask=bias, scale=scale)
+        return output, sums[..., None]
+
+    monkeypatch.setattr(split_attention, "_can_plan", lambda *_: True)
+    monkeypatch.setattr(split_attention, "_no_plan", set())
+    monkeypatch.setattr(split_attention, "_processors", lambda _: 132)
+    monkeypatch.setattr(split_attention, "_LEAST_CHUNK", 64)
+    monkeypatch.setattr(split_attention, "_KERNEL_KEYS", 0)
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", cudnn)
+    chunk_length.cache_clear()
+    packed, rows = query.reshape(2, 2, 4 * nodes, 64), split_attention.RowsMask(mask, nodes, 4)
+    expected = functional.scaled_dot_product_attention(query, key, value, mask.clamp(min=-1e30), enable_gqa=True)
+    for _ in range(2):
+        output = split_attention.fused_attention(packed, key, value, rows, None, planned=True)
+        torch.testing.assert_close(output.reshape(expected.shape), expected, atol=2e-6, rtol=2e-6)
+    chunk_length.cache_clear()
+    whole = (2, 8, 1, 64)
+    assert asked[0] == whole if nodes == 1 else asked[0][:1] + asked[0][2:] == (2, 12, 64)
+    assert len(asked) == 1 if fails else len(asked) >= 2
+    assert nodes > 1 or set(asked) == {whole}
+
+
+@pytest.mark.usefixtures("augmented")
+def test_plans_are_for_long_histories_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of such spans are made anew then; those of shorter ones stay."""
+    monkeypatch.setattr(static_buffers, "_PLANNED_AFTER", 3)
+    buffers = StaticBuffers(1, torch.float32, torch.device("cpu"))
+    graphs = {(1, 256): Graph(lambda: None, None, 0, None), (1, 2048): Graph(lambda: None, None, 0, None)}  # type: ignore[arg-type]
+    buffers.graphs = dict(graphs)
+    assert [buffers.plans(span) for span in (256, 2048, 3072, 256)] == [False] * 4
+    assert buffers.graphs == graphs
+    assert [buffers.plans(span) for span in (2048, 256, 4096)] == [True, False, True]
+    assert list(buffers.graphs) == [(1, 256)]

@@ -18,6 +18,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 from lookahead import Jacobi, Lookahead, LookaheadError
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import switched_attention
+from lookahead.runtime.host_reads import Draws, _drops_out
 from lookahead.support import route as support
 from lookahead.support import self_test
 from lookahead.support.self_test import tree_error
@@ -66,6 +67,17 @@ def test_draws_of_another_thread_are_not_the_models(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(self_test, "tree_verdict", judged_meanwhile)
     assert tree_error(model, ModelTraits.of(model)) is None
+
+
+@pytest.mark.parametrize(("drops", "found"), [(0.0, False), (0.5, True)])
+def test_attention_draws_where_it_drops_out(drops: float, found: bool) -> None:
+    query = torch.zeros(1, 2, 3, 8)
+    with Draws() as draws:
+        nn.functional.scaled_dot_product_attention(query, query, query, dropout_p=drops)
+    assert draws.found == found
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert _drops_out(kernel, (query, query, query), {}) is False
+    assert _drops_out(kernel, (query, query, query, drops), {}) is found
 
 
 class OwnLoop(LlamaForCausalLM):

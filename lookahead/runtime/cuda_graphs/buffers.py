@@ -28,6 +28,9 @@ GRANULE = 64  # slots
 # What waits for a model's next calls takes at most half of what its weights take, or this: where the weights fit, this
 # does, and a server's few kinds of calls do.
 _LEAST_BUDGET = 16 << 20  # bytes
+# A plan of cuDNN's takes 60 ms, a process's first ones a second. On an H200 it saves an 8B model's pass 2 ms behind
+# 8,192 tokens, and half of one behind 256: plans are for passes over so many slots, once there were so many of them.
+_PLANNED_SLOTS, _PLANNED_AFTER = 2048, 512
 _SMALL = 16  # keys and values that take less than a sixteenth of the weights' memory need not be saved
 
 _T = TypeVar("_T")
@@ -147,6 +150,7 @@ class StaticBuffers:
         graphs: by (nodes, span); the most recently replayed last.
         warm: buckets, and (nodes, span), with the threads in which passes of theirs have been run for captures.
         follow: buckets of which a graph was seen to follow the history.
+        long: passes over long histories, so far.
         failure: why passes are not captured any more.
         proven: a pass has run to its end.
         plain_ms: milliseconds that a pass over one node takes without a graph; None = that is not known.
@@ -166,6 +170,7 @@ class StaticBuffers:
         self.graphs: dict[tuple[int, int], Graph] = {}
         self.warm: set[tuple[int, ...]] = set()
         self.follow: set[int] = set()
+        self.long = 0
         self.failure: str | None = None
         self.proven = False
         self.plain_ms: float | None = None
@@ -239,6 +244,15 @@ class StaticBuffers:
             shape = (self.batch, 1, nodes, span)
             self._masks[nodes, span] = torch.empty(shape, dtype=self.dtype, device=self.device)
         return self._masks[nodes, span]
+
+    def plans(self, span: int) -> bool:
+        """Count a pass; whether kernels are to be planned for it, which need graphs of their own."""
+        if span < _PLANNED_SLOTS:
+            return False
+        self.long += 1
+        if self.long == _PLANNED_AFTER:
+            self.graphs = {key: graph for key, graph in self.graphs.items() if key[1] < _PLANNED_SLOTS}
+        return self.long >= _PLANNED_AFTER
 
     def add(self, key: tuple[int, int], graph: Graph) -> None:
         """Remember a graph, and forget the one that was replayed longest ago if there are too many."""

@@ -191,7 +191,7 @@ class GraphExecutor:
         moves = self._moves or [[] for _ in trees]
         inputs.send(trees, self._layout.roots(), cache.lengths, cache.base, moves)
         self._moves = []
-        mask = buffers.mask_of(nodes, span)
+        mask, planned = buffers.mask_of(nodes, span), buffers.plans(span)
         extra: dict[str, Tensor] = {}
         if forward.token_types is not None:
             extra["token_type_ids"] = buffers.types.expand(-1, nodes)
@@ -205,7 +205,7 @@ class GraphExecutor:
             masks = static_masks(forward.rules, places, mask)
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)
-            with tree_forward(planned=True), decoding(nodes):
+            with tree_forward(planned=planned), decoding(nodes):
                 return forward.call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
 
         return _Pass(run, inputs, (nodes, span))
