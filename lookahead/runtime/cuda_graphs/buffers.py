@@ -51,8 +51,8 @@ def span_of(slots: int) -> int:
 
 
 class Graph:
-    """A captured pass; it is ``checked`` once replays, of its bucket one at another base, gave what the pass itself
-    gives.
+    """A captured pass. It is ``checked`` once its first replay gave what the pass itself gives, and a replay of a pass
+    with as many nodes did so at another base.
 
     Attributes:
         outputs: of the pass, overwritten by every replay.
