@@ -65,12 +65,11 @@ def _remembered(
             before = _random_states(device)
             error, certain = run(model, traits)
             drew = any(not torch.equal(*pair) for pair in zip(before, _random_states(device), strict=True))
-            if drew and error is None and not model.training:  # perhaps another thread did
+            if error is None and drew and not model.training:  # perhaps another thread did
                 with Draws() as draws:
                     error, certain = run(model, traits)
-                drew = draws.found
-        if error is None and drew and not model.training:  # NLLB-MoE in older versions of transformers
-            error, certain = f"{traits.name} draws random numbers in its passes, {_FEWER}", True
+                if error is None and draws.found:  # NLLB-MoE in older versions of transformers
+                    error, certain = f"{traits.name} draws random numbers in its passes, {_FEWER}", True
         if not certain:
             return error
         known[key] = error
