@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.graphs import counting
 from helpers.models import fresh_model
 from torch import Tensor
 
@@ -94,13 +95,7 @@ def test_graphs_are_used_again(made: list[Any], captures: list[tuple[int, int]])
 
 def test_graphs_and_growing_buffers(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of the smaller buffers are dropped, and new ones captured."""
-    grow, grown = GraphExecutor._grow, list[Any]()
-
-    def noting(executor: GraphExecutor, *args: Any) -> None:
-        grown.append(args)
-        grow(executor, *args)
-
-    monkeypatch.setattr(GraphExecutor, "_grow", noting)
+    grown = counting(monkeypatch, GraphExecutor, "_grow")
     monkeypatch.setattr(static, "is_small", lambda *_: False)
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 64)
     model = fresh_model("llama").cuda()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.graphs import counting
 from helpers.models import fresh_model, successor_model
 from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -27,18 +28,6 @@ pytestmark = [
 
 def ids(length: int, seed: int = 0) -> Tensor:
     return torch.randint(1, 48, (1, length), generator=torch.Generator().manual_seed(seed)).cuda()
-
-
-def counting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
-    """Grows by one with every call of a function."""
-    original, calls = getattr(owner, name), []
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, noting)
-    return calls
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, planned: bool = False) -> Tensor:

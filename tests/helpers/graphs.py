@@ -61,3 +61,15 @@ class StandIn:
 
     shape = (1, 8, 48)
     hidden = 0  # channels of what the output layer reads, where a call wants it
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """Grows by its arguments with every call of a function."""
+    original, calls = getattr(owner, name), []
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, noting)
+    return calls

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.graphs import StandIn, view
+from helpers.graphs import StandIn, counting, view
 from helpers.models import fresh_model
 from helpers.views import buffers_of
 
@@ -49,20 +49,15 @@ def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.no_grad()
 def test_graphs_of_other_spans_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """At their first replay. That passes of the bucket follow the history is known by then."""
-    compared, original = [], GraphExecutor._compared
-
-    def noting(executor: Any, buffers: Any, step: Any, graph: Any) -> Any:
-        compared.append(step.key)
-        return original(executor, buffers, step, graph)
-
     model = fresh_model("llama")
     static_buffers.release()
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
     expected = grown(view(model), 12)
-    monkeypatch.setattr(GraphExecutor, "_compared", noting)
+    calls = counting(monkeypatch, GraphExecutor, "_compared")
     stand_in = StandIn(monkeypatch)
     fused = view(model)
     assert grown(fused, 12) == expected
+    compared = [step.key for _, _, step, _ in calls]
     first, *others = dict.fromkeys(compared)
     assert len(others) == stand_in.captured - 1 >= 2
     assert [compared.count(key) for key in (first, *others)] == [2] + [1] * len(others)
