@@ -35,7 +35,6 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Stands for what is hidden; in float16, which has no such number, its lowest one does. Unlike bfloat16's and float32's
 # lowest it stays finite in the kernels, so rows that see nothing of a chunk have a log-sum-exp, and not NaN.
 _HIDDEN = -1e30
-_PLANNING = (9, 0)  # compute capability at which cuDNN's kernel was seen to be the faster one
 _no_plan: set[tuple[torch.dtype, int, int]] = set()  # dtypes and channels for which cuDNN has none
 
 
@@ -93,7 +92,7 @@ def fused_attention(
         length = chunk_length(batch, heads * -(-rows // _TILE), slots, _processors(query.device))
     bias = mask.rows.expand(batch, heads, -1, -1)
     if length >= slots:
-        return _attended(query, key, value, bias, scale, planned=planned)[0]
+        return _attended(query, key, value, bias, scale, with_sums=False, planned=planned)[0]
     return torch.stack([_split(*each, scale, length, planned) for each in zip(query, key, value, bias, strict=True)])
 
 
@@ -120,14 +119,7 @@ def _split(
 
 
 def _attended(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor,
-    scale: float | None,
-    *,
-    with_sums: bool = False,
-    planned: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None, *, with_sums: bool, planned: bool
 ) -> tuple[Tensor, Tensor]:
     """Output, and log-sum-exp where asked for, whose rows may be followed by others that mean nothing."""
     aten = torch.ops.aten
@@ -158,8 +150,14 @@ def _by_plan(
     return output, sums.flatten(2) if with_sums else sums
 
 
+@cache
+def may_plan(device: torch.device) -> bool:
+    """Whether cuDNN's kernel was seen to be the faster one on such a device, which is an H200's kind."""
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def _can_plan(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> bool:
-    if query.device.type != "cuda" or torch.cuda.get_device_capability(query.device) != _PLANNING:
+    if not may_plan(query.device):
         return False
     grouped = query.shape[1] != key.shape[1]
     asked = torch.backends.cuda.SDPAParams(query, key, value, bias, 0.0, False, grouped)

@@ -226,6 +226,7 @@ def test_planned_passes(nodes: int, fails: bool, monkeypatch: pytest.MonkeyPatch
 def test_plans_are_for_long_histories_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of such spans are made anew then; those of shorter ones stay."""
     monkeypatch.setattr(static_buffers, "_PLANNED_AFTER", 3)
+    monkeypatch.setattr(static_buffers, "may_plan", lambda device: True)
     buffers = StaticBuffers(1, torch.float32, torch.device("cpu"))
     graphs = {(1, 256): Graph(lambda: None, None, 0, None), (1, 2048): Graph(lambda: None, None, 0, None)}  # type: ignore[arg-type]
     buffers.graphs = dict(graphs)
@@ -233,3 +234,5 @@ def test_plans_are_for_long_histories_that_go_on(monkeypatch: pytest.MonkeyPatch
     assert buffers.graphs == graphs
     assert [buffers.plans(span) for span in (2048, 256, 4096)] == [True, False, True]
     assert list(buffers.graphs) == [(1, 256)]
+    monkeypatch.undo()
+    assert not buffers.plans(4096), "nor for another device than was tried"

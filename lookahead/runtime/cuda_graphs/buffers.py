@@ -19,6 +19,7 @@ from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.masks import ancestor_words
+from lookahead.runtime.split_attention import may_plan
 
 _BUCKETS = (1, 8, 16, 32, 64, 128)
 _LEAST_SPAN = 256  # slots
@@ -247,7 +248,7 @@ class StaticBuffers:
 
     def plans(self, span: int) -> bool:
         """Count a pass; whether kernels are to be planned for it, which need graphs of their own."""
-        if span < _PLANNED_SLOTS:
+        if span < _PLANNED_SLOTS or not may_plan(self.device):
             return False
         self.long += 1
         if self.long == _PLANNED_AFTER:
