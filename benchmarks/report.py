@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.gpu import told
 from benchmarks.harness import RESULTS, ROOT, is_dirty
 from benchmarks.regret import shown
 from benchmarks.tables import Rows, cells, grid, pivot, table
@@ -132,13 +133,8 @@ def gpu(document: Document) -> str:
         for row in rows.get("attention", ())
         if "chunks" not in row["way"]
     ]
-    worst = {row["claim"]: "" if row["worst"] is None else f"{row['worst']:.4g}" for row in document["claims"]}
-    held = [
-        (row["claim"], worst[row["claim"]], {True: "yes", False: "**no**", None: "not measured"}[row["held"]])
-        for row in document["claims"]
-    ]
     parts = [
-        grid(("claim", "worst", "held"), held),
+        grid(("claim", "worst", "held"), [told(claim, "**no**") for claim in document["claims"]]),
         "Speedups:",
         table("model, race, method, speedup, 95%, S, tokens/s, nodes, texts that differ", raced(document)),
         "Passes; the floor is what reading weights and keys and values takes, eager what transformers' own pass does:",
