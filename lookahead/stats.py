@@ -127,8 +127,7 @@ class DecodingStats:
         """One sentence: what was gained or lost against plain decoding, and why.
 
         Speedup = S / (t(T)/t(1)): tokens a pass, over the cost of a pass relative to transformers' own pass over one
-        token. It leaves out the prompt's pass, and what costs the same per token in both: processors, sampling and
-        stopping rules.
+        token. It leaves out the prompt's pass.
         """
         if not self.steps:
             if self.plain:

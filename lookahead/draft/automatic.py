@@ -113,8 +113,9 @@ class AutomaticDrafter:
 
     def _grow(self, room: int, beside_ms: float = 0.0) -> Growth[TokenTree]:
         planner, (times, least) = self._planner, self._planner.sizes
-        settings = planner.floor, planner.gain, planner.cut, beside_ms
+        settings = planner.floor, planner.gain, planner.cut, planner.ask_ms, beside_ms
         tree, self._values = yield from self._trees.growing(self._root, room, times, least, *settings)
+        planner.asks += self._trees.asks
         return tree
 
     def _grow_weighing(self, room: int) -> Growth[TokenTree]:

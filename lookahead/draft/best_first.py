@@ -29,8 +29,9 @@ _FOUND = 0.7  # chance that a batch source has a right candidate below a node, w
 
 Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for a node; empty if none was asked
 
-# A node is not asked for candidates if only one with more than this chance could still find a place in the tree.
-_LIKELY = 0.3
+# A node is taken to have a candidate as likely as itself, or of at least this chance. It is not asked for candidates if
+# that one would find no place in the tree any more, or would not pay.
+_LIKELY = 0.4
 
 
 class _Best:
@@ -62,7 +63,8 @@ class BestFirstTree:
         self._views = [Frontier(source) if is_batch(source) else source for source in sources]
         self.use(self._all)
         self._offered: list[Proposed] = []
-        self.asked_ms = 0.0  # what batch sources were asked for the tree grown last takes, as far as they know
+        self.asks = 0  # nodes about which sources were asked for the tree grown last
+        self.asked_ms = 0.0  # what batch sources were asked for it takes, as far as they know
         self._uncounted: list[tuple[list[int], Proposed, int]] = []  # at visited nodes, and the token written there
 
     def use(self, sources: Sequence[Source]) -> None:
@@ -96,6 +98,7 @@ class BestFirstTree:
         floor: float = 0.0,
         gain: float = 1.0,
         cut: Cut | None = None,
+        ask_ms: float = 0.0,
         beside_ms: float = 0.0,
     ) -> Growth[tuple[TokenTree, list[float]]]:
         """Grow the tree that writes the most tokens per unit of time; with it come its nodes' values, falling.
@@ -107,6 +110,7 @@ class BestFirstTree:
             floor: candidates of less value are left out.
             gain: of speed over drafting nothing, that a tree has to promise.
             cut: what it costs that a chain is not kept whole; None = nothing.
+            ask_ms: what it costs to ask about one node; 0 where ``times`` tell of it, too.
             beside_ms: what sources cost that are asked whatever the tree. What batch sources take is added as they are
                 asked: it is spent then, for a small tree as for a large one.
         """
@@ -118,14 +122,19 @@ class BestFirstTree:
         offered, values, states = list[Proposed](), list[float](), [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value, node, token, expected, rest = 1.0, 0, root, 1.0, 0.0  # what is worth no more than rest has no place left
-        best, self.asked_ms, look = _Best(gain * expected, times[0], beside_ms), 0.0, most  # nodes left, to look again
+        chance = 1.0  # of the node, where its parent is visited
+        best, look = _Best(gain * expected, times[0], beside_ms), most  # nodes left, to look again
+        self.asks, self.asked_ms = 0, 0.0
         while True:
             proposed: Proposed = ()
             worth = max(floor, best.speed * cheapest / calibration)
-            if depths[node] < room and (not node or (value > worth and value * _LIKELY > rest)):
+            pays = best.speed * (least[node] + ask_ms) / calibration  # the least value of a further node
+            if depths[node] < room and (not node or (value > worth and value * max(chance, _LIKELY) > max(pays, rest))):
                 if node:
                     states = list(map(call, steps, states, repeat(token)))
                 proposed = list(map(call, proposers, states))
+                self.asks += 1
+                best.spend(ask_ms)
                 if self._frontiers:
                     rate = best.speed / calibration if node and times[-1] > times[0] else 0.0
                     level = [entry for entry in heap if depths[entry[2]] + 1 == depths[node]]
@@ -146,6 +155,7 @@ class BestFirstTree:
             if self._chain:
                 heap.clear()
             value = -loss
+            chance = value / values[parent - 1] if parent else value
             if value * calibration <= best.speed * least[node]:
                 break
             node = tree.add(parent, token)

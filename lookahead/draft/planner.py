@@ -15,6 +15,7 @@ from lookahead.draft.replays import Cut
 from lookahead.draft.tree_worth import TreeWorth, WindowColumns, shared_width
 from lookahead.draft.trials import Mode, Rest, Trials
 from lookahead.sources.jacobi_window import WindowSource, window_nodes
+from lookahead.sources.usual_time import UsualTime
 
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
 _STILL_RESTS = 4  # passes that a call counts as rested at most, where the one before rested in the end
@@ -61,6 +62,8 @@ class Planner:
         self.sizes = _flat(1)  # cost of a tree of 1, 2, ... nodes as far as it may go, and the least slope from each on
         self.gain = 1.0  # least gain of speed for which anything is drafted
         self.in_step = False  # drafts rest for long, so that sequences had better go on in step
+        self.ask_ms = 0.0  # what it costs to ask the sources about one node, where ``sizes`` do not tell
+        self.asks = 0  # nodes that they were asked about for this pass
         self.cut: Cut | None = None  # what it costs that a draft is cut short, where the tree is to pay for that
         self.expensive = expensive or ExpensiveSources()
         self.expensive_ms = 0.0  # what they took in this pass
@@ -82,6 +85,7 @@ class Planner:
         self._rest = Rest(self.costs)
         self._rest.passes = min(self._guard.rested, _STILL_RESTS)
         self._trials = Trials(self.costs)
+        self._asking = UsualTime()  # about one node
 
     @property
     def columns(self) -> int:
@@ -98,6 +102,7 @@ class Planner:
         """Prepare the next pass, of which the longest sequence has ``context`` tokens in the KV cache."""
         self._passes += 1
         self.expensive_ms = 0.0
+        self.asks = 0
         self._refused = self._accepted = False
         self._width = None
         stale = self.costs.open(context, self._rest.passes)
@@ -116,7 +121,7 @@ class Planner:
 
     def _choose(self) -> None:
         """How the next pass is chosen: its mode, and the sizes among which its tree may stop."""
-        costs, self.gain, self.cut = self.costs, 1.0, None
+        costs, self.gain, self.ask_ms, self.cut = self.costs, 1.0, 0.0, None
         rests = self.in_step = self._guard.rests and not costs.times.frozen
         tried = self._trials.width if self._guard.wins else 0
         if tried:
@@ -141,6 +146,7 @@ class Planner:
             self.sizes = [costs.trees[0], *(cost + beside_ms for cost in costs.trees[1:])], costs.least
         else:
             self.sizes, self.gain, self.cut = (costs.trees, costs.least), self._least_gain, costs.cut
+            self.ask_ms = 0.0 if costs.times.frozen else self._asking.ms
 
     def share(self, grow_ahead: Callable[[], Growth[tuple[Sequence[float], int] | None]]) -> None:
         """One sequence of several has trees that are grown ahead: nodes' values, and tokens written so far."""
@@ -186,9 +192,7 @@ class Planner:
     def observe(self, step: Step) -> None:
         """Take in a pass (not the prompt's): what it cost, and what its trees were worth."""
         width = max(map(len, step.trees))
-        taken = step.draft_ms + step.forward_ms + step.keep_ms
-        if self._batch > 1:  # sequences choose tokens together depth by depth, so here a longer path costs more
-            taken += step.verify_ms
+        taken = step.draft_ms + step.forward_ms + step.verify_ms + step.keep_ms
         self.expensive.time.observe(self.expensive_ms)
         # Nor are drafts that were looked for in vain a part of what one node costs.
         tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
@@ -198,7 +202,11 @@ class Planner:
             if self._batch > 1:  # what some sequence accepts has not paid yet
                 self._accepted &= was_faster
         self._trials.observe(self.mode is Mode.TRY, taken, tokens)
-        self.costs.observe(width, taken, step.draft_ms if width == 1 else self.expensive_ms, tokens)
+        if self._batch == 1 and self.asks:
+            self._asking.observe((step.draft_ms - self.expensive_ms) / self.asks)
+        # Of a batch's passes the curve tells what drafting takes, too.
+        beside_ms = step.draft_ms if width == 1 or self._batch == 1 else self.expensive_ms
+        self.costs.observe(width, taken, beside_ms, tokens)
         self._rest.observe(self.mode, width > 1, self._refused, self._accepted, step.draft_ms)
         self._guard.rested = self._rest.passes
 

@@ -236,6 +236,22 @@ def test_a_candidate_that_cannot_pay_is_not_taken() -> None:
     assert len(tree) == 2
 
 
+@pytest.mark.parametrize(("ask_ms", "asked"), [(0.0, [(), (1,), (1, 2)]), (0.05, [(), (1,)]), (0.5, [()])])
+def test_a_node_is_asked_for_candidates_if_one_as_likely_as_itself_would_pay(
+    ask_ms: float, asked: list[tuple[int, ...]]
+) -> None:
+    """Each node of a branch has a candidate of chance 0.6, so that they are worth 0.6, 0.36, 0.216 and 0.13. A pass
+    writes up to 1.7 tokens a millisecond, and a further node takes 0.1: it pays from 0.17 on, more if it is to be asked
+    for."""
+    source = TableSource("one", {(): [(1, 0)], (1,): [(2, 0)], (1, 2): [(3, 0)], (1, 2, 3): [(4, 0)]})
+    curve = [1.0 + 0.1 * nodes for nodes in range(8)]
+    trees = BestFirstTree([source], with_rates([source], [0.6]))
+    tree, _ = trees.grow(7, 99, curve, least_slopes(curve), ask_ms=ask_ms)
+    assert source.asked == asked
+    assert trees.asks == len(asked)
+    assert len(tree) <= 1 + len(asked)
+
+
 def test_no_room_grows_nothing() -> None:
     tree, values = grow({(): [(1, 0)]}, [0.9], *flat(5), room=0)
     assert (len(tree), values) == (1, [])

@@ -7,7 +7,7 @@ import pytest
 from helpers.automatic import FLAT, NAMES, STEEP, USUAL, Limits, curve, drafted, nodes_of
 from helpers.models import counting_model, fresh_model, prompts, run, tiny_model
 
-from jacobi import Path
+from jacobi import Path, Step, TokenTree
 from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.latency import StepTimes
@@ -95,7 +95,7 @@ def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree:
         columns = 0 if planner.mode is Mode.MEASURE else planner.columns
         planner.learn([0.5] * nodes, [], columns, False)
         width = 1 + nodes + 4 * columns
-        times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "keep_ms": 0.0}
+        times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "verify_ms": 0.0, "keep_ms": 0.0}
         path = Path([0], [1] * (1 + nodes // 2))
         step: Any = SimpleNamespace(trees=[range(width)], paths=[path], **times_taken)
         planner.observe(step)
@@ -130,6 +130,23 @@ def test_measuring_one_node_takes_single_passes() -> None:
     times = curve(0.0)
     seen = plan(times, 800, lambda width: 1.0, window=False)
     assert 1 <= [nodes for nodes, _ in seen].count(0) <= 4
+
+
+def test_what_asking_takes_is_no_part_of_what_passes_take() -> None:
+    """A pass takes 10 ms and 2 more for each further node; drafting takes 0.5 ms for each node that is asked about. Of
+    a single sequence's passes the curve tells the first, and asking is counted apart."""
+    times = StepTimes()
+    planner = Planner(times, Acceptance([SuffixSource()]), limits=Limits(), batch=1, most_nodes=8)
+    for width in (1, 4, 4, 1, 4, 8, 4, 4, 1, 4, 4):
+        planner.open(64)
+        planner.asks = width
+        step = Step([TokenTree.chain(0, [1] * (width - 1))], [Path([0], [1])], 0.5 * width, 8.0 + 2.0 * width, 0.0, 0.0)
+        planner.observe(step)
+    planner.open(64)
+    assert planner.mode is Mode.DRAFT
+    assert planner.ask_ms == pytest.approx(0.5)
+    assert times.ms(4, 64) == pytest.approx(16.0)
+    assert times.ms(1, 64) == pytest.approx(10.0)
 
 
 def test_an_unknown_curve_is_learnt() -> None:

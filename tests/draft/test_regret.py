@@ -22,12 +22,12 @@ def test_automatic_is_near_the_best_fixed_size(name: str, kind: str) -> None:
     assert against_plain <= 0.02
 
 
-@pytest.mark.parametrize(("kind", "most"), [("looping", 0.12), ("code", 0.1), ("prose", 0.06), ("hot", 0.02)])
+@pytest.mark.parametrize(("kind", "most"), [("looping", 0.07), ("code", 0.0), ("prose", 0.02), ("hot", 0.02)])
 def test_a_curve_that_falls(kind: str, most: float) -> None:
     """Where a few nodes take longer than many, that is found out."""
     against_best, against_plain = losses(MACHINES["falling"](), kind)
     assert against_best <= most
-    assert against_plain <= 0.06
+    assert against_plain <= 0.02
 
 
 @pytest.mark.parametrize("kind", ["code", "prose", "hot", "random"])
@@ -35,7 +35,7 @@ def test_where_nothing_pays_little_is_lost(kind: str) -> None:
     assert losses(MACHINES["dear"](), kind, sizes=(0, 2))[1] <= 0.02
 
 
-@pytest.mark.parametrize(("kind", "most"), [("looping", 0.12), ("code", 0.13), ("hot", 0.02), ("random", 0.02)])
+@pytest.mark.parametrize(("kind", "most"), [("looping", 0.12), ("code", 0.14), ("hot", 0.02), ("random", 0.02)])
 def test_a_batch(kind: str, most: float) -> None:
     """Where drafts pay little and by chance, as in code, they are not found to pay in every call."""
     batch, machine = BATCHES["4"]
