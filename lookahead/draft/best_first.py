@@ -111,51 +111,46 @@ class BestFirstTree:
             gain: of speed over drafting nothing, that a tree has to promise.
             cut: what it costs that a chain is not kept whole; None = nothing.
             ask_ms: what it costs to ask about one node; 0 where ``times`` tell of it, too.
-            beside_ms: what sources cost that are asked whatever the tree. What batch sources take is added as they are
-                asked: it is spent then, for a small tree as for a large one.
+            beside_ms: what sources cost that are asked whatever the tree; what others take is added as they are asked.
         """
-        calibration = self._acceptance.calibration
-        odds, steps, proposers = self._acceptance.odds, self._steps, self._proposers
+        calibration, odds = self._acceptance.calibration, self._acceptance.odds
         kinds = [(odds[offset::SLOTS], odds[offset + 1 :: SLOTS]) for offset in self._offsets]
         tree = TokenTree(root)
-        depths, most, heap, entries = tree.depths, len(times), list[Any](), 0  # which tells them apart
+        depths, most, heap = tree.depths, len(times), list[Any]()
         offered, values, states = list[Proposed](), list[float](), [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
-        value, node, token, expected, rest = 1.0, 0, root, 1.0, 0.0  # what is worth no more than rest has no place left
-        chance = 1.0  # of the node, where its parent is visited
-        best, look = _Best(gain * expected, times[0], beside_ms), most  # nodes left, to look again
-        self.asks, self.asked_ms = 0, 0.0
+        value = chance = expected = 1.0  # the chance of the node, where its parent is visited
+        node, token, rest, look = 0, root, 0.0, most  # less than rest finds no place; worked out anew at look left
+        best, self.asks, self.asked_ms = _Best(gain * expected, times[0], beside_ms), 0, 0.0
         while True:
             proposed: Proposed = ()
             worth = max(floor, best.speed * cheapest / calibration)
             pays = best.speed * (least[node] + ask_ms) / calibration  # the least value of a further node
             if depths[node] < room and (not node or (value > worth and value * max(chance, _LIKELY) > max(pays, rest))):
                 if node:
-                    states = list(map(call, steps, states, repeat(token)))
-                proposed = list(map(call, proposers, states))
+                    states = list(map(call, self._steps, states, repeat(token)))
+                proposed = list(map(call, self._proposers, states))
                 self.asks += 1
                 best.spend(ask_ms)
                 if self._frontiers:
                     rate = best.speed / calibration if node and times[-1] > times[0] else 0.0
-                    level = [entry for entry in heap if depths[entry[2]] + 1 == depths[node]]
+                    level = [entry for entry in heap if depths[entry[1]] + 1 == depths[node]]
                     yield from self._expand(states, proposed, kinds, value, level, most - len(depths), rate, best)
                 found = _odds(proposed, kinds)
                 share, enough = value / (1.0 + sum(found.values())), max(worth, rest)
-                for candidate, each in found.items():
+                for place, (candidate, each) in enumerate(found.items()):
                     if each * share > enough:
-                        entries += 1
-                        heappush(heap, (-each * share, entries, node, candidate, states))
+                        heappush(heap, (-each * share, node, place, candidate, states))
             offered.append(proposed)
             left = most - len(depths)
             if not heap or left <= 0:
                 break
             if left <= look and left <= len(heap) and not self._chain:
                 rest, look = _cut(heap, left), left // 2
-            loss, _, parent, token, states = heappop(heap)
+            loss, parent, _, token, states = heappop(heap)
             if self._chain:
                 heap.clear()
-            value = -loss
-            chance = value / values[parent - 1] if parent else value
+            value, chance = -loss, -loss / (values[parent - 1] if parent else 1.0)
             if value * calibration <= best.speed * least[node]:
                 break
             node = tree.add(parent, token)
@@ -164,9 +159,8 @@ class BestFirstTree:
             time = times[node] + (cut.cost(expected, min(1.0, value * calibration), node + 1) if cut else 0.0)
             best.compare(expected, time, node + 1)
         tree.truncate(best.count)
-        del values[best.count - 1 :]
         self._offered = offered[: best.count]
-        return tree, values
+        return tree, values[: best.count - 1]
 
     def _expand(
         self,

@@ -68,7 +68,7 @@ class PassCosts:
         self.cut: Cut | None = None  # what it costs that this pass's draft is cut short; None = nothing
         self.single_ms = 0.0  # what the passes so far would have taken as plain decoding, as far as is known
         self.timed_ms = 0.0  # what they took
-        self._limits = limits
+        self.limits = limits
         self._anew = anew
         self._most = most
         self._first = max(2, 1 + _FIRST_NODES // batch)
@@ -77,7 +77,7 @@ class PassCosts:
         self._context = 0
         self._served = 0  # passes since the curve was read
         self._since_single = 0  # passes since one had a single node
-        self._replayed = 0  # tokens that this pass replays
+        self.replayed = 0  # tokens that this pass replays
         self._width = 1  # of the last pass
         self._news = 0  # of the curve, when it was read
         self._reads_ms = False  # it was in milliseconds then, and not in times of t(1)
@@ -89,24 +89,24 @@ class PassCosts:
         self._context = context
         self._served += 1
         self._since_single += 1
-        before, self._replayed = self._replayed, self._limits.again
-        self._replays.observe(self._width, before, self._replayed)
+        before, self.replayed = self.replayed, self.limits.again
+        self._replays.observe(self._width, before, self.replayed)
         serves = max(_REFRESH, min(resting, _LONGEST_REFRESH))
         news = self.times.news != self._news
-        return not self.curve or news or self._served >= serves or self._replayed != before
+        return not self.curve or news or self._served >= serves or self.replayed != before
 
     def read(self) -> None:
         self._served, self._news, self._reads_ms = 0, self.times.news, self.times.knows_single
-        sizes = [self._limits.bucket(count) for count in range(1, self._most + self._replayed + 1)]
+        sizes = [self.limits.bucket(count) for count in range(1, self._most + self.replayed + 1)]
         knots = self.times.curve(self._context, max(sizes))
         self.curve = [knots[size - 1] for size in sizes]
 
     def read_trees(self, window: int) -> None:
         """Work out what trees cost beside a window of so many nodes."""
         # The draft that was cut short has paid for the replay: without it, one node would take t(1).
-        paid = self.curve[self._replayed] - self.curve[0]
-        self.trees = [cost - paid for cost in self.curve[window + self._replayed :]]
-        self.cut = self._replays.cut(self.curve, self._replayed) if self._limits.replays else None
+        paid = self.curve[self.replayed] - self.curve[0]
+        self.trees = [cost - paid for cost in self.curve[window + self.replayed :]]
+        self.cut = self._replays.cut(self.curve, self.replayed) if self.limits.replays else None
         del self.trees[max(self._first, self._stride * self.times.largest) :]
         self.least = least_slopes(self.trees)
 
@@ -125,26 +125,16 @@ class PassCosts:
     @property
     def comparable(self) -> bool:
         """Whether the last pass took what passes of its size take, and it is known what one over a single node does."""
-        return self._reads_ms and self._limits.typical
+        return self._reads_ms and self.limits.typical
 
     def is_stale(self, width: int) -> bool:
         """Whether no pass over about ``width`` nodes has told for long what it takes."""
-        return self.times.is_stale(self._limits.bucket(width + self._replayed), self._context)
-
-    @property
-    def replayed(self) -> int:
-        """Tokens that this pass replays."""
-        return self._replayed
-
-    @property
-    def repeated(self) -> int | None:
-        """Tokens of the call that would have been drafted rightly; None = nobody counts them."""
-        return self._limits.repeated
+        return self.times.is_stale(self.limits.bucket(width + self.replayed), self._context)
 
     @property
     def repeats(self) -> bool:
         """Whether as many tokens have repeated, up to the last one, as a draft has to bring to be worth its pass."""
-        run = self._limits.in_a_row
+        run = self.limits.in_a_row
         return run > 0 and (len(self.trees) < 2 or (1 + run) * self.trees[0] >= self.trees[1])
 
     @property
@@ -169,18 +159,18 @@ class PassCosts:
         self._late_ms = _FADE * self._late_ms + taken_ms
         self._late_tokens = _FADE * self._late_tokens + tokens
         self._late_passes = _FADE * self._late_passes + 1.0
-        if self._limits.typical:
+        if self.limits.typical:
             self._count(width, taken_ms, beside_ms)
         self._width = width
-        if width == 1 and not self._replayed:
+        if width == 1 and not self.replayed:
             self._since_single = 0
 
     def _count(self, width: int, taken_ms: float, beside_ms: float) -> None:
         known = self.times.knows_single
-        self.times.add(self._limits.bucket(width + self._replayed), self._context, taken_ms - beside_ms)
+        self.times.add(self.limits.bucket(width + self.replayed), self._context, taken_ms - beside_ms)
         if known and self.curve:
             self.timed_ms += taken_ms
-            self.single_ms += max(self.curve[0], self._limits.plain_ms or 0.0)
+            self.single_ms += max(self.curve[0], self.limits.plain_ms or 0.0)
 
 
 def least_slopes(curve: Sequence[float]) -> list[float]:

@@ -101,8 +101,7 @@ class Planner:
     def open(self, context: int) -> None:
         """Prepare the next pass, of which the longest sequence has ``context`` tokens in the KV cache."""
         self._passes += 1
-        self.expensive_ms = 0.0
-        self.asks = 0
+        self.expensive_ms, self.asks = 0.0, 0
         self._refused = self._accepted = False
         self._width = None
         stale = self.costs.open(context, self._rest.passes)
@@ -202,8 +201,7 @@ class Planner:
             if self._batch > 1:  # what some sequence accepts has not paid yet
                 self._accepted &= was_faster
         self._trials.observe(self.mode is Mode.TRY, taken, tokens)
-        if self._batch == 1 and self.asks:
-            self._asking.observe((step.draft_ms - self.expensive_ms) / self.asks)
+        self._asking.observe((step.draft_ms - self.expensive_ms) / self.asks if self.asks else 0.0)
         # Of a batch's passes the curve tells what drafting takes, too.
         beside_ms = step.draft_ms if width == 1 or self._batch == 1 else self.expensive_ms
         self.costs.observe(width, taken, beside_ms, tokens)

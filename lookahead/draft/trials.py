@@ -42,7 +42,7 @@ class Rest:
     @property
     def is_on(self) -> bool:
         """Whether a pass is to cost nothing beside the model."""
-        rests = _RESTS if self._costs.repeated is None else _LINEAR_RESTS
+        rests = _RESTS if self._costs.limits.repeated is None else _LINEAR_RESTS
         every = next((every for passes, every in rests if self.passes >= passes), 1)
         if every > 1:
             every = max(every, min(_MOST_SELDOM, round(self._asking / _ASKING)))
@@ -76,7 +76,7 @@ class Trials:
         self._since += 1
         if costs.times.frozen or self._since <= _BETWEEN:
             return 0
-        if costs.repeated is not None and costs.times.spare_ms <= 0.0:
+        if costs.limits.repeated is not None and costs.times.spare_ms <= 0.0:
             return 0
         affordable = costs.usual_ms + costs.times.spare_ms
         for width in _WIDTHS:
@@ -89,11 +89,11 @@ class Trials:
     def observe(self, tried: bool, taken_ms: float, tokens: float) -> None:
         """Take in a pass, in which sequences wrote so many tokens on average."""
         costs, times = self._costs, self._costs.times
-        if costs.repeated is None:
+        if costs.limits.repeated is None:
             times.spare_ms += _SHARE * taken_ms
         else:
-            times.spare_ms += _PAPER_SHARE * (costs.repeated - self._repeated) * costs.usual_ms
-            self._repeated = costs.repeated
+            times.spare_ms += _PAPER_SHARE * (costs.limits.repeated - self._repeated) * costs.usual_ms
+            self._repeated = costs.limits.repeated
         if tried or (self._since == 1 and costs.replayed):  # a trial, or what it has left to be replayed
             times.spare_ms -= max(0.0, taken_ms - tokens * costs.pace_ms)
         if tried:

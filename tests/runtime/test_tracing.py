@@ -163,7 +163,7 @@ def test_a_curve_of_its_own_from_the_middle_on(monkeypatch: pytest.MonkeyPatch) 
     hot = {"do_sample": True, "temperature": 9.0}
     same_as_plain(model, prompts(1), NOTHING_DRAFTED, max_new_tokens=120, **hot)
     assert {len(key[-1]) for key in memory_of(model).times} == {0, 1}
-    assert costs[-1]._limits.plain_ms == known(model).untraced_ms is not None
+    assert costs[-1].limits.plain_ms == known(model).untraced_ms is not None
     traced = {key: times for key, times in memory_of(model).times.items() if key[-1]}
     assert costs[-1].times in traced.values()
     assert costs[-1].times.knows_single, "what is known of other passes is a guess about these"
