@@ -120,11 +120,11 @@ class BestFirstTree:
         offered, values, states = list[Proposed](), list[float](), [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
         value = chance = expected = 1.0  # the chance of the node, where its parent is visited
-        node, token, rest, look = 0, root, 0.0, most  # less than rest finds no place; worked out anew at look left
+        node, token, rest, look = 0, root, 0.0, most  # no place is left for less than rest; look: when to see anew
         best, self.asks, self.asked_ms = _Best(gain * expected, times[0], beside_ms), 0, 0.0
         while True:
             proposed: Proposed = ()
-            worth = max(floor, best.speed * cheapest / calibration)
+            worth = max(floor, best.speed * cheapest / calibration, rest)  # a candidate that is kept is worth more
             pays = best.speed * (least[node] + ask_ms) / calibration  # the least value of a further node
             if depths[node] < room and (not node or (value > worth and value * max(chance, _LIKELY) > max(pays, rest))):
                 if node:
@@ -137,9 +137,9 @@ class BestFirstTree:
                     level = [entry for entry in heap if depths[entry[1]] + 1 == depths[node]]
                     yield from self._expand(states, proposed, kinds, value, level, most - len(depths), rate, best)
                 found = _odds(proposed, kinds)
-                share, enough = value / (1.0 + sum(found.values())), max(worth, rest)
+                share = value / (1.0 + sum(found.values()))
                 for place, (candidate, each) in enumerate(found.items()):
-                    if each * share > enough:
+                    if each * share > worth:
                         heappush(heap, (-each * share, node, place, candidate, states))
             offered.append(proposed)
             left = most - len(depths)
