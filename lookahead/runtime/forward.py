@@ -105,6 +105,7 @@ class TreeForward:
     def use(self, packed: Packed) -> None:
         """Run tree forwards over packed weights; the prompt's pass stays plain decoding's."""
         self.packed, self.module = packed, packed_twin(self.model, packed)
+        self._overrides = overrides_for(self.module) if self.traits.counts_slots else []
         self.unpacked_ms = packing_of(self.model).single_ms
 
     def follow(self, batch: int) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from helpers.medusa import random_heads
-from helpers.models import fresh_model, prompts, same_as_plain
+from helpers.models import fresh_model, initialised, prompts, same_as_plain
 from torch import nn
 
 import lookahead
@@ -83,6 +84,23 @@ def test_texts_are_plain_ones(strategy: Any, sampled: bool) -> None:
     model = model_of()
     settings = {"do_sample": True, "temperature": 0.8, "top_k": 0} if sampled else {"do_sample": False}
     assert same_as_plain(model, prompts(2, 9), strategy, max_new_tokens=24, **settings)
+    assert packing_of(model).weights
+
+
+_SMALL = {"vocab_size": 48, "hidden_size": 32, "num_attention_heads": 4}
+COUNTING = {
+    "BloomConfig": {"n_layer": 2},
+    "GPTNeoConfig": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "BartConfig": {"decoder_layers": 2, "d_model": 32, "decoder_attention_heads": 4, "is_encoder_decoder": False},
+}
+
+
+@pytest.mark.parametrize("kind", COUNTING)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_models_that_count_positions_by_themselves_are_told_them(kind: str, batch: int) -> None:
+    model = initialised(getattr(transformers, kind)(**_SMALL | COUNTING[kind]), dtype=torch.float32)
+    packing_of(model).spend(1, 1.0)
+    assert same_as_plain(model, prompts(batch, 9), Lookahead(nodes=6), max_new_tokens=24, do_sample=False)
     assert packing_of(model).weights
 
 
