@@ -20,7 +20,8 @@ from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.packing import Packed, packed_weights
+from lookahead.runtime.packed_layers import Packed
+from lookahead.runtime.packing import packed_weights
 from lookahead.runtime.session import bare_chain, bare_model
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import refusal, trace_now, traces_to_measure, untraceable

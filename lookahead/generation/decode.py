@@ -29,7 +29,8 @@ from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.experts import expert_kernels
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Prompt, open_linear, open_tree
-from lookahead.runtime.packing import Packed, packed_weights
+from lookahead.runtime.packed_layers import Packed
+from lookahead.runtime.packing import packed_weights
 from lookahead.runtime.tracing.replay import TracedExecutor, Traces
 from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.runtime.tree import TreeModel

@@ -22,7 +22,7 @@ from lookahead.runtime.executor import EagerExecutor, Executor
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.packing import Packed
+from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.tree import TreeModel, Writing
 
 

@@ -21,7 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 from lookahead._per_model import PerModel
 from lookahead.models.code_safety import is_safe
 from lookahead.models.fingerprint import weights_stamp
-from lookahead.models.twins import twin_of
+from lookahead.runtime.packed_layers import Packed, pack, packed_linear, twin_over
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _SMALL_BYTES = range(1 << 20, 24 << 20)  # of all linear layers: a copy is hardly noticed in the process
@@ -45,39 +45,6 @@ _TRIAL_ROUNDS = 4  # of a layer of a large model
 _SMALL_ROUNDS = 16
 _LEAST_GAIN = 0.08  # of the time of a linear layer
 _TOLERANCE = 0.02  # of the spread of a layer's outputs
-_ROWS_HINT = 16  # of the input, for which oneDNN chooses a layout; the others cost hardly more
-
-Packed = dict[int, Tensor]  # by the id of the weight
-
-_SOURCE = """
-def packed_linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-"""
-
-
-@cache
-def _kernel() -> Any:
-    """oneDNN's linear layer; a RuntimeError where torch was built without it. Compiled, because the tracer of
-    `runtime.tracing` knows no operation with such a list of options."""
-    return torch.jit.CompilationUnit(_SOURCE).packed_linear
-
-
-def _packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    output: Tensor = _kernel()(rows, weight, bias)
-    return output
-
-
-class PackedLinear(nn.Linear):
-    """A linear layer beside whose weight lies a packed copy, ``packed``."""
-
-    packed: Tensor
-    packs_single: bool  # whether a single row, too, gains by it
-
-    def forward(self, input: Tensor) -> Tensor:
-        rows = input.numel() // max(1, input.shape[-1])
-        if rows == 0 or (rows == 1 and not self.packs_single):
-            return nn.functional.linear(input, self.weight, self.bias)
-        return _packed_linear(input, self.packed, self.bias)
 
 
 @dataclass
@@ -154,7 +121,7 @@ def _bought(packing: Packing, layers: list[nn.Linear], stamp: Hashable, worth_ms
     fits = free is not None and sum(weight.nbytes for weight in gaining) <= _MOST_MEMORY * free
     if not packing.gain or not fits or worth_ms * packing.gain < packing.cost_ms:
         return None
-    packed = {id(weight): _pack(weight) for weight in gaining}
+    packed = {id(weight): pack(weight) for weight in gaining}
     packing.weights, packing.stamp, packing.spent_ms = packed, stamp, 0.0
     return packed
 
@@ -171,7 +138,7 @@ def _try(packing: Packing, layers: list[nn.Linear]) -> None:
     before_s = after_s = 0.0
     for shape, weight in samples.items():
         start = perf_counter()
-        packed = _pack(weight)
+        packed = pack(weight)
         pack_s = perf_counter() - start
         times = _compared(weight, packed, rounds)
         if times is None:
@@ -194,10 +161,10 @@ def _compared(weight: Tensor, packed: Tensor, rounds: int) -> tuple[list[float],
     before, after = [], []
     for rows in _TRIAL_ROWS:
         given = torch.arange(rows * weight.shape[1], dtype=weight.dtype).sin_().view(rows, -1)
-        plain, ours = nn.functional.linear(given, weight), _packed_linear(given, packed, None)
+        plain, ours = nn.functional.linear(given, weight), packed_linear(given, packed, None)
         if not bool((plain - ours).abs().max() <= _TOLERANCE * (plain.float().std() + 1e-9)):
             return None
-        ways = partial(nn.functional.linear, given, weight), partial(_packed_linear, given, packed, None)
+        ways = partial(nn.functional.linear, given, weight), partial(packed_linear, given, packed, None)
         before.append(min(_seconds(ways[0]) for _ in range(rounds)))
         after.append(min(_seconds(ways[1]) for _ in range(rounds)))
     return before, after
@@ -207,11 +174,6 @@ def _seconds(run: Callable[[], Tensor]) -> float:
     start = perf_counter()
     run()
     return perf_counter() - start
-
-
-def _pack(weight: Tensor) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
-    return packed
 
 
 def _layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
@@ -224,16 +186,7 @@ def _layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
 
 def packed_twin(model: PreTrainedModel, packed: Packed) -> Any:
     """The model's modules, its linear layers over their ``packed`` weights."""
-    singles = _packings.of(model).singles
-
-    def change(twin: Any) -> None:
-        weight = packed.get(id(twin._parameters.get("weight"))) if type(twin) is nn.Linear else None
-        if weight is not None:
-            twin.__dict__["_buffers"] = {"packed": weight}
-            twin.__dict__["packs_single"] = singles.get(twin.weight.shape, True)
-            twin.__class__ = PackedLinear
-
-    return twin_of(model, change)
+    return twin_over(model, packed, _packings.of(model).singles)
 
 
 def _free_bytes() -> int | None:

@@ -18,7 +18,7 @@ from lookahead.runtime.experts import expert_kernels
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Prompt, open_linear, open_tree
-from lookahead.runtime.packing import Packed
+from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.tree import TreeModel
 
 

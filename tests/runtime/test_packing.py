@@ -14,8 +14,9 @@ from torch import nn
 import lookahead
 from lookahead import Jacobi, Lookahead, tuning
 from lookahead.medusa import Medusa
-from lookahead.runtime import packing
-from lookahead.runtime.packing import PackedLinear, packed_twin, packed_weights, packing_of
+from lookahead.runtime import packed_layers, packing
+from lookahead.runtime.packed_layers import PackedLinear
+from lookahead.runtime.packing import packed_twin, packed_weights, packing_of
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing import schedule as tracing
 from lookahead.runtime.tracing.replay import TracedExecutor
@@ -30,7 +31,7 @@ pytestmark = [
 def packs(dtype: torch.dtype) -> bool:
     """Whether oneDNN packs such weights on this machine: bfloat16 needs AVX-512 or AVX-NE-CONVERT."""
     try:
-        packing._pack(torch.zeros(16, 16, dtype=dtype))
+        packed_layers.pack(torch.zeros(16, 16, dtype=dtype))
     except RuntimeError:
         return False
     return True
@@ -242,7 +243,7 @@ def test_only_layers_that_gain_are_packed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_layers_whose_outputs_differ_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(packing, "_SMALL_BYTES", range(1 << 30))
-    monkeypatch.setattr(packing, "_packed_linear", lambda rows, weight, bias: rows.new_zeros((len(rows), len(weight))))
+    monkeypatch.setattr(packing, "packed_linear", lambda rows, weight, bias: rows.new_zeros((len(rows), len(weight))))
     model = fresh_model("llama").float()
     packing_of(model).spend(1, 1e6)
     assert packed_weights(model) is None
@@ -326,6 +327,6 @@ def test_a_torch_without_the_kernel_packs_nothing(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("unknown builtin op: mkldnn::_linear_pointwise")
 
     model = model_of()
-    monkeypatch.setattr(packing, "_pack", missing)
+    monkeypatch.setattr(packing, "pack", missing)
     assert packed_weights(model) is None
     assert packing_of(model).gain == 0.0, "and is not asked again"

@@ -19,7 +19,7 @@ from lookahead.models.twins import twin_of
 from lookahead.runtime.attention import attention_as, tree_forward
 from lookahead.runtime.forward import TreeForward, masks_given
 from lookahead.runtime.host_reads import HostReads
-from lookahead.runtime.packing import Packed
+from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.replay import Kind, Trace, flat, played, same, weights_of
 

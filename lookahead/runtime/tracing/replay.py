@@ -20,7 +20,7 @@ from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.attention import attention_as
 from lookahead.runtime.executor import EagerExecutor
 from lookahead.runtime.forward import TreeForward, masks_given
-from lookahead.runtime.packing import Packed
+from lookahead.runtime.packed_layers import Packed
 
 _ENOUGH = 8  # passes without a trace that tell what they take
 
