@@ -20,8 +20,8 @@ from lookahead.runtime.attention import packing_pays, tree_forward
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
-from lookahead.runtime.packed_layers import Packed
-from lookahead.runtime.packing import packed_twin, packing_of
+from lookahead.runtime.packed_layers import Packed, packed_twin
+from lookahead.runtime.packing import packing_of
 from lookahead.runtime.scores import send
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.

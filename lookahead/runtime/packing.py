@@ -19,12 +19,11 @@ modules.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +32,18 @@ from transformers import PreTrainedModel
 from lookahead._per_model import PerModel
 from lookahead.models.code_safety import is_safe
 from lookahead.models.fingerprint import weights_stamp
-from lookahead.runtime.packed_layers import Packed, pack, packed_linear, twin_over
+from lookahead.runtime.packed_layers import (
+    Group,
+    Packed,
+    Shapes,
+    can_be_packed,
+    groups_of,
+    pack,
+    packed_linear,
+    parts_of,
+    shapes_of,
+)
 
-_DTYPES = (torch.float32, torch.bfloat16)
 _SMALL_BYTES = range(1 << 20, 24 << 20)  # of all linear layers: a copy is hardly noticed in the process
 _LARGE_BYTES = 128 << 20  # from here on they fill caches; between, much memory would bring little
 _MOST_MEMORY = 0.5  # of the memory that is free
@@ -55,7 +63,7 @@ class Packing:
         spent_ms: of passes without them.
         single_ms: of such passes over one node, the fastest; None = there was none.
         gain: share of the linear layers' time that packing saves; None = not tried, 0 = they are not packed.
-        singles: for each shape of weight that gains, whether a single row gains as well.
+        singles: for the shapes of each group of layers that gains, whether a single row gains as well.
         cost_ms: of packing those layers.
         stamp: of the weights when they were packed.
     """
@@ -63,7 +71,7 @@ class Packing:
     spent_ms: float = 0.0
     single_ms: float | None = None
     gain: float | None = None
-    singles: dict[torch.Size, bool] = field(default_factory=dict)
+    singles: dict[Shapes, bool] = field(default_factory=dict)
     cost_ms: float = 0.0
     stamp: Hashable = None
     weights: Packed = field(default_factory=dict)
@@ -93,11 +101,12 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
     worth_ms = packing.spent_ms if worth_ms is None else worth_ms
     if packing.gain == 0.0 or (worth_ms < _TRIAL_AFTER_MS and not packing.weights):
         return None
-    layers = list(_layers(model))
+    layers = [module for module in model.modules() if can_be_packed(module)]
     size = sum(layer.weight.nbytes for layer in layers)
     if not (size in _SMALL_BYTES or size >= _LARGE_BYTES) or not is_safe(model):
         return None
-    stamp = weights_stamp(layer.weight for layer in layers)
+    held = (tensor for layer in layers for tensor in (layer.weight, layer.bias))
+    stamp = weights_stamp(tensor for tensor in held if tensor is not None)
     if packing.weights and packing.stamp == stamp:
         return packing.weights
     packing.weights = {}
@@ -105,7 +114,7 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
         return None
     try:
         with torch.inference_mode():
-            return _bought(packing, layers, stamp, worth_ms)
+            return _bought(packing, groups_of(model), stamp, worth_ms)
     except (RuntimeError, AttributeError):  # this machine's torch has no such kernel
         packing.gain = 0.0
         return None
@@ -113,80 +122,76 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
         _making.release()
 
 
-def _bought(packing: Packing, layers: list[nn.Linear], stamp: Hashable, worth_ms: float) -> Packed | None:
+def _bought(packing: Packing, groups: list[Group], stamp: Hashable, worth_ms: float) -> Packed | None:
     if packing.gain is None:
-        _try(packing, layers)
-    gaining = [layer.weight for layer in layers if layer.weight.shape in packing.singles]
+        _try(packing, groups)
+    gaining = [group for group in groups if shapes_of(group) in packing.singles]
     free = _free_bytes()
-    fits = free is not None and sum(weight.nbytes for weight in gaining) <= _MOST_MEMORY * free
+    fits = free is not None and sum(map(_bytes, gaining)) <= _MOST_MEMORY * free
     if not packing.gain or not fits or worth_ms * packing.gain < packing.cost_ms:
         return None
-    packed = {id(weight): pack(weight) for weight in gaining}
+    packed: Packed = {}
+    for group in gaining:
+        packed |= parts_of(group, packing.singles[shapes_of(group)])
     packing.weights, packing.stamp, packing.spent_ms = packed, stamp, 0.0
     return packed
 
 
-def _try(packing: Packing, layers: list[nn.Linear]) -> None:
-    """Measure which shapes of weights gain, and what packing those brings and costs. Of a large model, whose trials
-    take long, the largest layer but the output's speaks for all."""
-    by_shape = Counter(layer.weight.shape for layer in layers)
-    samples = {layer.weight.shape: layer.weight for layer in layers}
+def _try(packing: Packing, groups: list[Group]) -> None:
+    """Measure which groups of layers gain, and what packing those brings and costs. Of a large model, whose trials take
+    long, the largest group but the output speaks for all."""
+    counts = Counter(map(shapes_of, groups))
+    samples = {shapes_of(group): group for group in groups}
     rounds = _SMALL_ROUNDS
-    if sum(layer.weight.nbytes for layer in layers) >= _LARGE_BYTES:
-        largest = max((layer.weight for layer in layers[:-1] or layers), key=lambda weight: weight.numel())
-        samples, rounds = {largest.shape: largest}, _TRIAL_ROUNDS
+    if sum(map(_bytes, groups)) >= _LARGE_BYTES:
+        largest = max(groups[:-1] or groups, key=_bytes)
+        samples, rounds = {shapes_of(largest): largest}, _TRIAL_ROUNDS
     before_s = after_s = 0.0
-    for shape, weight in samples.items():
+    for shapes, group in samples.items():
         start = perf_counter()
-        packed = pack(weight)
+        packed = pack(group)
         pack_s = perf_counter() - start
-        times = _compared(weight, packed, rounds)
+        times = _compared(group, packed, rounds)
         if times is None:
             packing.gain, packing.singles = 0.0, {}
             return
         before, after = times
-        before_s += by_shape[shape] * sum(before)
+        before_s += counts[shapes] * sum(before)
         gains = 1.0 - sum(now / then for now, then in zip(after, before, strict=True)) / len(before) >= _LEAST_GAIN
-        after_s += by_shape[shape] * sum(after if gains else before)
+        after_s += counts[shapes] * sum(after if gains else before)
         if gains:
-            every = by_shape if len(samples) < len(by_shape) else {shape: by_shape[shape]}
+            every = counts.keys() if len(samples) < len(counts) else {shapes}
             packing.singles |= dict.fromkeys(every, after[0] < before[0])
-            numel = sum(count * each.numel() for each, count in every.items())
-            packing.cost_ms += 1e3 * pack_s * numel / weight.numel()
+            size = sum(_bytes(each) for each in groups if shapes_of(each) in every)
+            packing.cost_ms += 1e3 * pack_s * size / _bytes(group)
     packing.gain = 1.0 - after_s / before_s
 
 
-def _compared(weight: Tensor, packed: Tensor, rounds: int) -> tuple[list[float], list[float]] | None:
-    """Seconds of a layer over each number of rows, as it lies and packed; None where its outputs are not the same."""
-    before, after = [], []
+def _bytes(group: Group) -> int:
+    return sum(layer.weight.nbytes for layer in group)
+
+
+def _compared(group: Group, packed: Tensor, rounds: int) -> tuple[list[float], list[float]] | None:
+    """Seconds of a group over each number of rows, as it lies and packed; None where its outputs are not the same."""
+    weights, before, after = [layer.weight for layer in group], list[float](), list[float]()
     for rows in _TRIAL_ROWS:
-        given = torch.arange(rows * weight.shape[1], dtype=weight.dtype).sin_().view(rows, -1)
-        plain, ours = nn.functional.linear(given, weight), packed_linear(given, packed, None)
+        given = torch.arange(rows * weights[0].shape[1], dtype=packed.dtype).sin_().view(rows, -1)
+
+        def as_it_lies(given: Tensor = given) -> list[Tensor]:
+            return [nn.functional.linear(given, weight) for weight in weights]
+
+        plain, ours = torch.cat(as_it_lies(), -1), packed_linear(given, packed)
         if not bool((plain - ours).abs().max() <= _TOLERANCE * (plain.float().std() + 1e-9)):
             return None
-        ways = partial(nn.functional.linear, given, weight), partial(packed_linear, given, packed, None)
-        before.append(min(_seconds(ways[0]) for _ in range(rounds)))
-        after.append(min(_seconds(ways[1]) for _ in range(rounds)))
+        before.append(min(_seconds(as_it_lies) for _ in range(rounds)))
+        after.append(min(_seconds(partial(packed_linear, given, packed)) for _ in range(rounds)))
     return before, after
 
 
-def _seconds(run: Callable[[], Tensor]) -> float:
+def _seconds(run: Callable[[], object]) -> float:
     start = perf_counter()
     run()
     return perf_counter() - start
-
-
-def _layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            weight = module.weight
-            if weight.device.type == "cpu" and weight.dtype in _DTYPES and weight.is_contiguous():
-                yield module
-
-
-def packed_twin(model: PreTrainedModel, packed: Packed) -> Any:
-    """The model's modules, its linear layers over their ``packed`` weights."""
-    return twin_over(model, packed, _packings.of(model).singles)
 
 
 def _free_bytes() -> int | None:

@@ -15,8 +15,8 @@ import lookahead
 from lookahead import Jacobi, Lookahead, tuning
 from lookahead.medusa import Medusa
 from lookahead.runtime import packed_layers, packing
-from lookahead.runtime.packed_layers import PackedLinear
-from lookahead.runtime.packing import packed_twin, packed_weights, packing_of
+from lookahead.runtime.packed_layers import PackedLinear, groups_of, packed_twin, shapes_of
+from lookahead.runtime.packing import packed_weights, packing_of
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing import schedule as tracing
 from lookahead.runtime.tracing.replay import TracedExecutor
@@ -31,7 +31,7 @@ pytestmark = [
 def packs(dtype: torch.dtype) -> bool:
     """Whether oneDNN packs such weights on this machine: bfloat16 needs AVX-512 or AVX-NE-CONVERT."""
     try:
-        packed_layers.pack(torch.zeros(16, 16, dtype=dtype))
+        packed_layers.pack((nn.Linear(16, 16, dtype=dtype),))
     except RuntimeError:
         return False
     return True
@@ -49,9 +49,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_LARGE_BYTES", 0)
     monkeypatch.setattr(packing, "_TRIAL_AFTER_MS", 1e-6)
 
-    def tried(found: packing.Packing, layers: Any) -> None:
+    def tried(found: packing.Packing, groups: Any) -> None:
         found.gain, found.cost_ms = 1.0, 0.5
-        found.singles = dict.fromkeys([layer.weight.shape for layer in layers], True)
+        found.singles = dict.fromkeys(map(shapes_of, groups), True)
 
     monkeypatch.setattr(packing, "_try", tried)
 
@@ -64,7 +64,7 @@ def model_of(dtype: torch.dtype = torch.float32, name: str = "llama") -> Any:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "mixtral", "gemma3"])
 def test_a_twin_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
     model = model_of(dtype, name)
     before = {key: type(module) for key, module in model.named_modules()}
@@ -77,6 +77,54 @@ def test_a_twin_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
     assert (ours - plain).abs().max() <= 8 * torch.finfo(dtype).eps * plain.abs().max()
     assert {key: type(module) for key, module in model.named_modules()} == before
     assert not any("packed" in module._buffers for module in model.modules())
+
+
+class Attention(nn.Module):
+    """Three layers, of which the first two read the same input."""
+
+    def __init__(self, dtype: torch.dtype, biases: tuple[bool, bool, bool]) -> None:
+        super().__init__()
+        for name, size, bias in zip(("q_proj", "k_proj", "v_proj"), (32, 16, 16), biases, strict=True):
+            self.add_module(name, nn.Linear(24, size, bias=bias, dtype=dtype))
+
+    def forward(self, ours: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.q_proj(ours), self.k_proj(ours), self.v_proj(others)], -1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("biases", "groups"), [((False,) * 3, 1), ((True,) * 3, 1), ((True, False, False), 3)])
+def test_layers_are_computed_together_where_they_read_the_same(
+    biases: tuple[bool, bool, bool], groups: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each by its own input where they do not, whatever is left from the pass before."""
+    module = Attention(dtype, biases)
+    found = groups_of(module)
+    assert len(found) == groups
+    twin = packed_twin(
+        module, {key: part for group in found for key, part in packed_layers.parts_of(group, True).items()}
+    )
+    linear, calls = packed_layers.packed_linear, []
+    monkeypatch.setattr(packed_layers, "packed_linear", lambda *given: calls.append(given) or linear(*given))
+    ours, others = torch.randn(2, 1, 5, 24).to(dtype)
+    single = ours[:, :1]
+    for pair in ((ours, ours), (ours, others), (others, others), (single, single)):
+        calls.clear()
+        close = torch.testing.assert_close
+        close(twin(*pair), module(*pair), rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+        assert len(calls) == (3 if groups == 3 else 1 + (pair[0] is not pair[1]))
+    assert groups == 3 or not twin.q_proj.outputs._waiting
+
+
+@torch.no_grad()
+def test_a_pass_computes_what_reads_the_same_input_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries, keys and values; the output; gate and up; down: four products a layer, and the output layer's."""
+    model = model_of()
+    twin = packed_twin(model, packed_weights(model) or {})
+    linear, calls = packed_layers.packed_linear, []
+    monkeypatch.setattr(packed_layers, "packed_linear", lambda *given: calls.append(given) or linear(*given))
+    twin(prompts(1, 12)["input_ids"])
+    assert len(calls) == 4 * model.config.num_hidden_layers + 1
 
 
 @pytest.mark.parametrize("strategy", [Lookahead(), Lookahead(window_size=3, ngram_size=4), Jacobi()])
@@ -125,11 +173,12 @@ def test_heads_are_told_what_the_output_layer_reads() -> None:
 
 
 @torch.no_grad()
-def test_a_weight_that_has_changed_is_packed_anew() -> None:
-    model = model_of()
+@pytest.mark.parametrize("what", ["weight", "bias"])
+def test_a_weight_that_has_changed_is_packed_anew(what: str) -> None:
+    model = model_of(name="qwen2")
     before = packed_weights(model)
     assert before
-    model.lm_head.weight.mul_(-1.0)
+    getattr(model.model.layers[0].self_attn.k_proj, what).add_(1.0)
     assert packed_weights(model) is None, "it has to come to pay again"
     packing_of(model).spend(1, 1.0)
     assert packed_weights(model) is not before
@@ -168,7 +217,7 @@ def test_packed_weights_go_with_the_model_and_when_they_are_released() -> None:
     with torch.no_grad():
         packed = packed_weights(model)
     assert packed is not None
-    kept = weakref.ref(next(iter(packed.values())))
+    kept = weakref.ref(next(iter(packed.values())).weight)
     del packed
     assert kept() is not None
     lookahead.release(model)
@@ -179,8 +228,7 @@ def test_packed_weights_go_with_the_model_and_when_they_are_released() -> None:
 @torch.no_grad()
 def test_passes_over_one_node_may_stay_as_they_are() -> None:
     model = model_of()
-    packed = packed_weights(model)
-    packing_of(model).singles = dict.fromkeys(packing_of(model).singles, False)
+    packed = {key: part._replace(single=False) for key, part in (packed_weights(model) or {}).items()}
     with bare_model(model, prompts(1, 6)["input_ids"], 16, packed=packed) as view:
         assert not view.forward_pass.module.lm_head.packs_single
         single = view.forward([bushy_tree(1, 48)]).logits
@@ -196,23 +244,25 @@ def test_a_trial_measures_and_compares(
     """Of a small model every shape is tried, of a large one only the largest layer but the output's."""
     monkeypatch.undo()
     monkeypatch.setattr(packing, "_LARGE_BYTES", large)
-    layers = [module for module in fresh_model("llama").to(dtype).modules() if type(module) is nn.Linear]
-    shapes = {layer.weight.shape for layer in layers}
+    model = fresh_model("llama", vocab_size=512).to(dtype)  # its output layer is the largest
+    groups = groups_of(model)
+    shapes = set(map(shapes_of, groups))
     tried = []
     compared = packing._compared
 
-    def noting(weight: torch.Tensor, packed: torch.Tensor, rounds: int) -> Any:
-        tried.append((weight.shape, rounds))
-        return compared(weight, packed, rounds)
+    def noting(group: Any, packed: torch.Tensor, rounds: int) -> Any:
+        tried.append((shapes_of(group), rounds))
+        return compared(group, packed, rounds)
 
     monkeypatch.setattr(packing, "_compared", noting)
     found = packing.Packing()
     with torch.inference_mode():
-        packing._try(found, layers)
+        packing._try(found, groups)
     assert found.gain is not None
     assert 0.0 <= found.gain < 1.0
     assert (found.cost_ms > 0.0) == bool(found.singles) == (found.gain > 0.0)
-    assert {shape for shape, _ in tried} == shapes if large else len(tried) == 1
+    whole = {shape for shape, _ in tried}
+    assert whole == shapes if large else whole == {shapes_of(groups[2])}, groups
     assert {count for _, count in tried} == {rounds}
     assert found.singles.keys() <= shapes
 
@@ -224,8 +274,8 @@ def test_only_layers_that_gain_are_packed(monkeypatch: pytest.MonkeyPatch) -> No
     model = fresh_model("llama").float()
     wide = model.model.layers[0].mlp.up_proj.weight.shape
 
-    def compared(weight: torch.Tensor, packed: torch.Tensor, rounds: int) -> tuple[list[float], list[float]]:
-        return [1.0], [2.0 if weight.shape == wide else 0.5]
+    def compared(group: Any, packed: torch.Tensor, rounds: int) -> tuple[list[float], list[float]]:
+        return [1.0], [2.0 if wide in shapes_of(group) else 0.5]
 
     monkeypatch.setattr(packing, "_compared", compared)
     packing_of(model).spend(1, 1e6)
@@ -243,7 +293,7 @@ def test_only_layers_that_gain_are_packed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_layers_whose_outputs_differ_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(packing, "_SMALL_BYTES", range(1 << 30))
-    monkeypatch.setattr(packing, "packed_linear", lambda rows, weight, bias: rows.new_zeros((len(rows), len(weight))))
+    monkeypatch.setattr(packing, "packed_linear", lambda rows, weight: rows.new_zeros((len(rows), len(weight))))
     model = fresh_model("llama").float()
     packing_of(model).spend(1, 1e6)
     assert packed_weights(model) is None
@@ -256,7 +306,7 @@ def test_small_and_large_models_are_packed(size: float, packs: bool, monkeypatch
     """Between them a copy takes much memory beside the process, and brings little. Sizes are in MiB of layers."""
     monkeypatch.undo()
     model = fresh_model("llama").float()
-    scale = (1 << 20) * size / sum(layer.weight.nbytes for layer in packing._layers(model))
+    scale = (1 << 20) * size / sum(map(packing._bytes, groups_of(model)))
     small, large = packing._SMALL_BYTES, packing._LARGE_BYTES
     monkeypatch.setattr(packing, "_SMALL_BYTES", range(int(small.start / scale), int(small.stop / scale)))
     monkeypatch.setattr(packing, "_LARGE_BYTES", large / scale)
@@ -323,10 +373,10 @@ def test_draft_models_are_run_as_the_model_is(traces: bool, pack: bool, monkeypa
 
 @torch.no_grad()
 def test_a_torch_without_the_kernel_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(weight: torch.Tensor) -> torch.Tensor:
+    def missing(group: Any) -> torch.Tensor:
         raise RuntimeError("unknown builtin op: mkldnn::_linear_pointwise")
 
     model = model_of()
-    monkeypatch.setattr(packing, "pack", missing)
+    monkeypatch.setattr(packed_layers, "pack", missing)
     assert packed_weights(model) is None
     assert packing_of(model).gain == 0.0, "and is not asked again"
