@@ -100,9 +100,9 @@ def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
     way, why = route(model, traits, tested=True)
     try:
         check_model(model, traits)
+        error_of_trees = tree_error(model, traits) if way == "tree" else None
     except LookaheadError as error:
         return "plain", str(error)
-    error_of_trees = tree_error(model, traits) if way == "tree" else None
     return (way, why) if error_of_trees is None else ("plain", error_of_trees)
 
 

@@ -7,10 +7,12 @@ recorded. ``make test`` runs a dozen of them, ``make conformance`` all.
 import json
 
 import pytest
+import torch
 import transformers
 from conformance import checks
 from conformance.families import FAMILIES, Family
 from conformance.record import DOCUMENT, RECORD, document, recorded
+from helpers.packing import packs
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -32,6 +34,7 @@ FAST = {
         "MarianMTModel",
         "MistralForCausalLM",
         "OPTForCausalLM",
+        "OpenAIGPTLMHeadModel",
         "T5ForConditionalGeneration",
     )
 }
@@ -51,6 +54,8 @@ def _conforms(family: Family) -> None:
     )
     if found.route in ("tree", "chain"):
         checks.exact(model, inputs)
+        if found.route == "tree" and expected["kind"] == "causal" and packs(torch.float32):
+            checks.exact_on_packed_weights(model, inputs)
     elif found.route == "plain":
         checks.refused_or_plain(model, inputs)
 
