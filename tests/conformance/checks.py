@@ -9,10 +9,13 @@ import torch
 from conformance.families import Family, Inputs, build, inputs_for
 from helpers.knowing import knowing
 from helpers.models import F32, F64, run, same_outputs
+from helpers.packing import AT_ONCE as PACKED_AT_ONCE
+from torch import nn
 from transformers import GenerationMixin
 
 from lookahead import Jacobi, Lookahead, LookaheadError
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime import packing
 from lookahead.runtime.tracing import schedule as tracing
 from lookahead.support import route as support
 
@@ -144,6 +147,20 @@ def exact(model: Any, inputs: Inputs) -> None:
                 if may_be_traced:
                     _is_traced(model)
         _continued(model, given)
+
+
+def exact_on_packed_weights(model: Any, inputs: Inputs) -> None:
+    """Assert that a model of trees, in float32, writes plain decoding's text on packed weights."""
+    model = model.float()
+    with patch.multiple(packing, **PACKED_AT_ONCE):
+        packing.packing_of(model).spend(1, 1.0)
+        for batch in (1, 3):
+            settings = {"max_new_tokens": NEW_TOKENS, "do_sample": batch > 1, "top_k": 0}
+            plain, _ = run(model, inputs(batch), use_lookahead=False, **settings)
+            ours, _ = run(model, inputs(batch), use_lookahead=True, lookahead_strategy=Lookahead(nodes=6), **settings)
+            assert torch.equal(ours, plain)
+        layers = [layer for layer in model.modules() if type(layer) is nn.Linear]
+        assert packing.packing_of(model).weights or not layers
 
 
 def _is_traced(model: Any) -> None:

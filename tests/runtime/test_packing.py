@@ -9,6 +9,7 @@ import torch
 import transformers
 from helpers.medusa import random_heads
 from helpers.models import fresh_model, initialised, prompts, same_as_plain
+from helpers.packing import AT_ONCE, packs
 from torch import nn
 
 import lookahead
@@ -28,15 +29,6 @@ pytestmark = [
 ]
 
 
-def packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN packs such weights on this machine: bfloat16 needs AVX-512 or AVX-NE-CONVERT."""
-    try:
-        packed_layers.pack((nn.Linear(16, 16, dtype=dtype),))
-    except RuntimeError:
-        return False
-    return True
-
-
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.skipif(not packs(dtype), reason=f"this CPU packs no {dtype}"))
     for dtype in (torch.float32, torch.bfloat16)
@@ -45,15 +37,8 @@ DTYPES = [
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are large enough, and one pass has paid for packing."""
-    monkeypatch.setattr(packing, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(packing, "_TRIAL_AFTER_MS", 1e-6)
-
-    def tried(found: packing.Packing, groups: Any) -> None:
-        found.gain, found.cost_ms = 1.0, 0.5
-        found.singles = dict.fromkeys(map(shapes_of, groups), True)
-
-    monkeypatch.setattr(packing, "_try", tried)
+    for name, value in AT_ONCE.items():
+        monkeypatch.setattr(packing, name, value)
 
 
 def model_of(dtype: torch.dtype = torch.float32, name: str = "llama") -> Any:
