@@ -59,20 +59,10 @@ class Noise:
     ) -> Tensor:
         """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``, or that
         ``of`` some candidates ``[place, n]`` only; ``ahead``: not all of them may be written."""
-        self._resume()
         if self._like is None:
             self._like = like.new_empty((0, like.shape[-1]))
             self._bytes_each = self._sequences.batch * like.shape[-1] * like.element_size()
-        generator, shape = self._generator, (self._sequences.batch, like.shape[-1])
-        begin = perf_counter()
-        while self._drawn <= max(index for _, index in at):
-            if ahead or self.keeps_states:
-                self._states[self._drawn - 1] = generator.get_state()
-            self._kept[self._drawn] = undisturbed(partial(like.new_empty(shape).exponential_, generator=generator))
-            self._drawn += 1
-        self._choosing_ms += 1e3 * (perf_counter() - begin)
-        if ahead or self.keeps_states:
-            self._states[self._drawn - 1] = generator.get_state()
+        self._draw(1 + max(index for _, index in at), ahead)
         if not ahead:
             same = self._kept[at[0][1]]
             if at != [(row, at[0][1]) for row in range(len(same))]:  # as long as no sequence has got ahead
@@ -80,8 +70,23 @@ class Noise:
             return same if of is None else same.gather(1, of)
         first = min(index for _, index in at)
         known = torch.cat([self._kept[index] for index in range(first, self._drawn)])
-        lines = send([(index - first) * shape[0] + row for row, index in at], like.device)
+        lines = send([(index - first) * self._sequences.batch + row for row, index in at], like.device)
         return known[lines] if of is None else known[lines[:, None], of]
+
+    def _draw(self, count: int, ahead: bool) -> None:
+        """Have the noise of the first ``count`` tokens; ``ahead``: not all of them may be written."""
+        assert self._like is not None
+        self._resume()
+        generator, begin = self._generator, perf_counter()
+        while self._drawn < count:
+            if ahead or self.keeps_states:
+                self._states[self._drawn - 1] = generator.get_state()
+            noise = self._like.new_empty((self._sequences.batch, self._like.shape[-1]))
+            self._kept[self._drawn] = undisturbed(partial(noise.exponential_, generator=generator))
+            self._drawn += 1
+        self._choosing_ms += 1e3 * (perf_counter() - begin)
+        if ahead or self.keeps_states:
+            self._states[self._drawn - 1] = generator.get_state()
 
     def line(self, row: int, index: int) -> np.ndarray | None:
         """One sequence's noise ``[vocab]`` for a token that is still to be written, for whoever drafts it; None where
@@ -95,7 +100,7 @@ class Noise:
             return None
         if index >= self._drawn:
             begin, before_ms = perf_counter(), self._choosing_ms
-            self.lines([(row, index)], self._like, ahead=True)
+            self._draw(index + 1, ahead=True)
             self.settle()
             self._drafting_ms, self._choosing_ms = self._drafting_ms + 1e3 * (perf_counter() - begin), before_ms
         known = self._kept.get(index)  # None where only a finished sequence asks
@@ -110,7 +115,7 @@ class Noise:
         most = first + _MOST_BROUGHT // self._bytes_each
         last = min(self._sequences.longest + 2 * depth + _MOST_AHEAD, self.limit(), most)
         if first < last:
-            self.lines([(0, last - 1)], self._like, ahead=True)
+            self._draw(last, ahead=True)
         self._brought = range(first, last)
         lines = torch.cat([self._kept[index] for index in self._brought] or [self._like])
         return lines.float().view(torch.int32).unflatten(0, (len(self._brought), self._sequences.batch))
