@@ -101,12 +101,15 @@ class SuffixSource:
 
     def __init__(self) -> None:
         self._automaton = SuffixAutomaton()
+        self._unread: list[int] = []  # tokens written since anything was drafted; while drafts rest, they cost nothing
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        for token in prompt:
-            self._automaton.append(token)
+        self._unread.extend(prompt)
 
     def root(self) -> tuple[int, int]:
+        for token in self._unread:
+            self._automaton.append(token)
+        self._unread.clear()
         return self._automaton.root()
 
     def step(self, state: tuple[int, int], token: int) -> tuple[int, int]:
@@ -135,5 +138,4 @@ class SuffixSource:
         return found
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        for token in path.tokens:
-            self._automaton.append(token)
+        self._unread.extend(path.tokens)

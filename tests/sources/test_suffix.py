@@ -153,7 +153,8 @@ def test_suffix_candidates_by_hand() -> None:
 
 
 def test_suffix_kinds_tell_length_rank_and_rivals() -> None:
-    alone = suffix_source([1, 2, 3, 4, 1, 2, 3]).propose((suffix_source([1, 2, 3, 4, 1, 2, 3])).root())
+    source = suffix_source([1, 2, 3, 4, 1, 2, 3])
+    alone = source.propose(source.root())
     assert tokens_of(alone) == [4]
     source = suffix_source([1, 2, 3, 5, 1, 2, 3, 4, 1, 2, 3])
     mixed = source.propose(source.root())
@@ -180,4 +181,5 @@ def test_suffix_learns_what_was_written() -> None:
     assert source.propose(source.root()) == []
     for token in (1, 2, 1):
         source.learn(TokenTree(0), Path([0], [token]), None)
+    assert not source._automaton._next[0], "nothing is read as long as nothing is drafted"
     assert tokens_of(source.propose(source.root())) == [2]
