@@ -55,7 +55,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
     ranks = _ranks(strategy, call, sequences, plan, wants)
     if plan.route == "tree":
         support.self_test(call.model, call.traits)
-        traces, packed = _made_earlier(strategy, call, wants)
+        traces, packed = _made_earlier(strategy, call, wants, sequences.most_new)
     with (
         borrowed(call.model, call.traits.vocab_size, strategy.remembers) as memory,
         _opened(call, plan, sequences, wants, strategy.static, traces, packed) as model,
@@ -178,9 +178,10 @@ def wanted(
     return replace(wants, taps=strategy.taps(call.model, call.prompts)), rule
 
 
-def _made_earlier(strategy: Strategy, call: Call, wants: Wants) -> tuple[Traces | None, Packed | None]:
-    """What makes passes on a CPU faster, as far as earlier calls have paid for it: traces, and packed weights."""
-    if strategy.static or call.traits.is_sharded:
+def _made_earlier(strategy: Strategy, call: Call, wants: Wants, new: int) -> tuple[Traces | None, Packed | None]:
+    """What makes passes on a CPU faster, as far as earlier calls have paid for it: traces, and packed weights. A single
+    ``new`` token comes from the prompt's pass, which is the model's own."""
+    if strategy.static or call.traits.is_sharded or new < 2:
         return None, None
     packed = packed_weights(call.model) if packs(strategy, call) else None
     if not strategy.traces:

@@ -65,10 +65,11 @@ class Observers:
         measured = step if self._noise is None else self._noise.without(step)
         if planner is not None and not self._first:
             planner.observe(measured)
-        if self._upgrades is not None and not all(sequences.finished):
+        goes_on = not all(sequences.finished)
+        if self._upgrades is not None and goes_on:
             nodes = 0 if self._first else sum(map(len, step.trees))
             self._upgrades.see(nodes, step.forward_ms, max(sequences.lengths()))
-        if planner is not None:
+        if planner is not None and goes_on:
             planner.open(self._model.context)
             sequences.in_step = planner.in_step
         self._first = False
