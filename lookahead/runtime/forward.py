@@ -79,7 +79,6 @@ class TreeForward:
         prompt_logits: int = 1,
     ) -> None:
         self.model = model
-        self.module: Any = model
         self.packed: Packed | None = None
         self.unpacked_ms: float | None = None
         self.holds: int | None = None
@@ -97,7 +96,7 @@ class TreeForward:
         self._config = config
         self._past = past
         self._takes_positions = traits.takes_positions
-        self._overrides = overrides_for(model) if traits.counts_slots else []
+        self._run_on(model)
         self._heads: int | None = getattr(traits.config, "num_attention_heads", None)
         self._sdpa = traits.attention == "sdpa"
         self._window = shortest_window(traits, self.rules)
@@ -105,9 +104,12 @@ class TreeForward:
 
     def use(self, packed: Packed) -> None:
         """Run tree forwards over packed weights; the prompt's pass stays plain decoding's."""
-        self.packed, self.module = packed, packed_twin(self.model, packed)
-        self._overrides = overrides_for(self.module) if self.traits.counts_slots else []
-        self.unpacked_ms = packing_of(self.model).single_ms
+        self.packed, self.unpacked_ms = packed, packing_of(self.model).single_ms
+        self._run_on(packed_twin(self.model, packed))
+
+    def _run_on(self, module: Any) -> None:
+        """Run tree forwards on these modules: the model's own, or a twin's, which are overridden instead."""
+        self.module, self._overrides = module, overrides_for(module) if self.traits.counts_slots else []
 
     def follow(self, batch: int) -> None:
         """Sequences have joined or left the layout, which now has so many."""

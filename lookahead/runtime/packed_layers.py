@@ -79,10 +79,8 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 def can_be_packed(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
     """Whether it is a plain linear layer, of a kind that oneDNN packs."""
-    if type(layer) is not nn.Linear:
-        return False
-    weight = layer.weight
-    return weight.device.type == "cpu" and weight.dtype in _DTYPES and weight.is_contiguous()
+    weight = layer.weight if type(layer) is nn.Linear else None
+    return weight is not None and weight.device.type == "cpu" and weight.dtype in _DTYPES and weight.is_contiguous()
 
 
 def groups_of(model: nn.Module) -> list[Group]:
@@ -105,8 +103,8 @@ def shapes_of(group: Group) -> Shapes:
 class _Outputs:
     """What a group has computed of its last input and some of its layers have not taken yet."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = list(sizes)
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._sizes = sizes
         self._input: Tensor | None = None
         self._waiting: dict[int, Tensor] = {}
 

@@ -19,7 +19,7 @@ modules.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -102,11 +102,10 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
     if packing.gain == 0.0 or (worth_ms < _TRIAL_AFTER_MS and not packing.weights):
         return None
     layers = [module for module in model.modules() if can_be_packed(module)]
-    size = sum(layer.weight.nbytes for layer in layers)
+    size = _bytes(layers)
     if not (size in _SMALL_BYTES or size >= _LARGE_BYTES) or not is_safe(model):
         return None
-    held = (tensor for layer in layers for tensor in (layer.weight, layer.bias))
-    stamp = weights_stamp(tensor for tensor in held if tensor is not None)
+    stamp = weights_stamp(held for layer in layers for held in (layer.weight, layer.bias) if held is not None)
     if packing.weights and packing.stamp == stamp:
         return packing.weights
     packing.weights = {}
@@ -167,8 +166,8 @@ def _try(packing: Packing, groups: list[Group]) -> None:
     packing.gain = 1.0 - after_s / before_s
 
 
-def _bytes(group: Group) -> int:
-    return sum(layer.weight.nbytes for layer in group)
+def _bytes(layers: Sequence[nn.Linear]) -> int:
+    return sum(layer.weight.nbytes for layer in layers)
 
 
 def _compared(group: Group, packed: Tensor, rounds: int) -> tuple[list[float], list[float]] | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from helpers.graphs import counting
 from helpers.medusa import random_heads
 from helpers.models import fresh_model, initialised, prompts, same_as_plain
 from helpers.packing import AT_ONCE, packs
@@ -89,8 +90,7 @@ def test_layers_are_computed_together_where_they_read_the_same(
     twin = packed_twin(
         module, {key: part for group in found for key, part in packed_layers.parts_of(group, True).items()}
     )
-    linear, calls = packed_layers.packed_linear, []
-    monkeypatch.setattr(packed_layers, "packed_linear", lambda *given: calls.append(given) or linear(*given))
+    calls = counting(monkeypatch, packed_layers, "packed_linear")
     ours, others = torch.randn(2, 1, 5, 24).to(dtype)
     single = ours[:, :1]
     for pair in ((ours, ours), (ours, others), (others, others), (single, single)):
@@ -106,8 +106,7 @@ def test_a_pass_computes_what_reads_the_same_input_once(monkeypatch: pytest.Monk
     """Queries, keys and values; the output; gate and up; down: four products a layer, and the output layer's."""
     model = model_of()
     twin = packed_twin(model, packed_weights(model) or {})
-    linear, calls = packed_layers.packed_linear, []
-    monkeypatch.setattr(packed_layers, "packed_linear", lambda *given: calls.append(given) or linear(*given))
+    calls = counting(monkeypatch, packed_layers, "packed_linear")
     twin(prompts(1, 12)["input_ids"])
     assert len(calls) == 4 * model.config.num_hidden_layers + 1
 
@@ -121,6 +120,7 @@ def test_texts_are_plain_ones(strategy: Any, sampled: bool) -> None:
     assert packing_of(model).weights
 
 
+_KEYS = "model.layers.0.self_attn.k_proj"
 _SMALL = {"vocab_size": 48, "hidden_size": 32, "num_attention_heads": 4}
 COUNTING = {
     "BloomConfig": {"n_layer": 2},
@@ -158,12 +158,12 @@ def test_heads_are_told_what_the_output_layer_reads() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("what", ["weight", "bias"])
-def test_a_weight_that_has_changed_is_packed_anew(what: str) -> None:
+@pytest.mark.parametrize("name", ["lm_head.weight", *(f"{_KEYS}.{what}" for what in ("weight", "bias"))])
+def test_a_weight_that_has_changed_is_packed_anew(name: str) -> None:
     model = model_of(name="qwen2")
     before = packed_weights(model)
     assert before
-    getattr(model.model.layers[0].self_attn.k_proj, what).add_(1.0)
+    model.get_parameter(name).mul_(-1.0).add_(1.0)
     assert packed_weights(model) is None, "it has to come to pay again"
     packing_of(model).spend(1, 1.0)
     assert packed_weights(model) is not before
