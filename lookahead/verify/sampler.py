@@ -48,6 +48,9 @@ def _said(now: Pass, places: Sequence[Place]) -> Successors | None:
     best = now.scores.successors
     if best is None or now.number == 1:
         return None
+    if len(places) == 1:
+        ((row, node),) = places
+        return Successors(best[row].tokens[node : node + 1], best[row].logits[node : node + 1])
     tokens, logits = zip(*((best[row].tokens[node], best[row].logits[node]) for row, node in places), strict=True)
     return Successors(np.stack(tokens), np.stack(logits))
 
@@ -112,7 +115,7 @@ class Sampler:
         raw = self._copied(logits.detach()).flatten(0, 1)
         places = [(row, min(node, len(tree) - 1)) for row, tree in enumerate(trees) for node in range(nodes)]
         shortlist = self._shortlist_for(logits)
-        if shortlist is not None and depths is None and not self._everywhere:
+        if shortlist is not None and shortlist.top_k and depths is None and not self._everywhere:
             chosen = shortlist.listed(raw, self._noise_at(trees, places, raw, ahead=True))
         else:
             processed = self.process(places, raw, trees)

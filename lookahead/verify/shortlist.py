@@ -1,7 +1,8 @@
-"""Draws among the best few tokens, where ``top_k`` leaves no others."""
+"""Draws that the best few logits decide, without the whole vocabulary's probabilities."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -13,10 +14,13 @@ from jacobi import Successors
 from lookahead.runtime.scores import highest
 
 _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its last
-_LEAST_VOCAB = 1 << 13  # of smaller vocabularies, all tokens are compared as fast
+_LISTED = 64  # logits that are listed where there is no ``top_k``
+_LEAST_LISTED = 16  # of those that are listed anyway
+_LEAST_VOCAB = 1 << 13  # of smaller vocabularies, where nothing has to be sorted, all tokens are compared as fast
 UNSURE = 2  # where a token may be another one
 _ROUNDING = 1e-6  # of a score, for each unit of what it is computed from: ten times float32's
 _CLOSE = 1e-5  # the same for sums of chances
+_CLOSE_EACH = 2.0**-26  # and for each token of a vocabulary that is summed as a whole
 _LARGEST = 1024  # top_k that is worth a list
 _NAMES = {
     logits_process.TemperatureLogitsWarper: "temperature",
@@ -24,15 +28,16 @@ _NAMES = {
     logits_process.TopPLogitsWarper: "top_p",
     logits_process.MinPLogitsWarper: "min_p",
 }
+_count: Callable[[np.ndarray], int] = np.count_nonzero
 
 
 @dataclass(frozen=True, slots=True)
 class Shortlist:
-    """Finds the token that plain decoding draws from the best logits alone, where that is certain.
+    """Finds the token that plain decoding draws from the best logits, where that is certain.
 
-    ``generate`` sorts the whole vocabulary for ``top_p``, and again for every token. Where ``top_k`` comes before, all
-    that matters is in a list of a few tokens more, and a draw is the argmax of log p - log e, with the noise e of
-    :class:`.Noise`. With ``top_k=3``, ``top_p=0.9`` and T = 1::
+    ``generate`` makes probabilities of the whole vocabulary, and sorts it for ``top_k`` and for ``top_p``, for every
+    token. But a draw is the argmax of log p - log e, with the noise e of :class:`.Noise`, and with ``top_k`` all that
+    matters is in a list of a few tokens more. With ``top_k=3``, ``top_p=0.9`` and T = 1::
 
         token      logit      p      e    log p - log e
         sat          9.0   0.73   0.80            -0.10   <- drawn
@@ -40,11 +45,18 @@ class Shortlist:
         slept        5.9   0.03   0.02                    cut: 0.97 of p come before it, no less than 0.9
         ate          5.1                                  the fourth shows that the list ends here, and not in a tie
 
+    Without ``top_k`` a token that is not listed may be drawn, too, if its noise is small enough: at most that of the
+    list's last token if that were to win. Few are so small, and those are looked at one by one. The factor that makes
+    probabilities of exp(logit) is the same for all tokens, so only ``top_p`` needs their sum.
+
     Sums and quotients are not rounded as plain decoding rounds them, so nothing is certain where two scores are as
     close as that, or where the best is of a token that may be cut or not. Then the whole vocabulary has to decide.
+
+    Attributes:
+        top_k: 0 = all tokens.
     """
 
-    top_k: int
+    top_k: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -53,7 +65,7 @@ class Shortlist:
     def of(cls, processors: LogitsProcessorList) -> "Shortlist | None":
         """For what ``processors`` do to logits; None where a list cannot tell what that is."""
         names = [_NAMES.get(type(each), "") for each in processors]
-        if "top_k" not in names or names != [name for name in _NAMES.values() if name in names]:
+        if names != [name for name in _NAMES.values() if name in names]:
             return None
         usual = all(getattr(each, "min_tokens_to_keep", 1) == 1 for each in processors)
         usual &= all(getattr(each, "filter_value", -torch.inf) == -torch.inf for each in processors)
@@ -62,19 +74,32 @@ class Shortlist:
 
     def pays(self, vocab: int) -> bool:
         """Whether a list takes less time than the whole of so many tokens."""
-        return vocab >= _LEAST_VOCAB
+        return vocab >= _LEAST_VOCAB or bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
-    def found(self, raw: Tensor, noise: Callable[[Tensor], Tensor], said: Successors | None = None) -> np.ndarray:
+    def found(
+        self, raw: Tensor, noise: Callable[[Tensor | None], Tensor], said: Successors | None = None
+    ) -> np.ndarray:
         """The choices of logits ``[place, vocab]`` on a host, in float32, of which the best may be ``said`` already;
-        ``noise`` gives that of tokens ``[place, rank]``."""
-        if said is None or said.tokens.shape[1] <= min(self.top_k, raw.shape[1] - 1):
-            logits, ids = highest(raw, min(self.top_k + _TIES, raw.shape[1]))
+        ``noise`` gives that of tokens ``[place, rank]``, or with None that of all."""
+        vocab = raw.shape[1]
+        if not self.is_enough(said, vocab):
+            logits, ids = highest(raw, min(vocab, self.top_k + _TIES if self.top_k else _LISTED))
             said = Successors(ids.numpy(), logits.numpy())
-        ids = torch.from_numpy(said.tokens).long()
-        return self.choices(said.tokens, said.logits, noise(ids).numpy(), raw.shape[1])
+        if self.top_k:
+            of_listed = noise(torch.from_numpy(said.tokens).long()).numpy()
+            return self.choices(said.tokens, said.logits, of_listed, vocab)
+        lines = noise(None).numpy()
+        every = Everything(raw.numpy(), lines, self.temperature) if said.tokens.shape[1] < vocab else None
+        of_listed = lines[np.arange(len(lines))[:, None], said.tokens]
+        return self.choices(said.tokens, said.logits, of_listed, vocab, every)
+
+    def is_enough(self, said: Successors | None, vocab: int) -> TypeGuard[Successors]:
+        """Whether the best logits that are said already do for a list."""
+        return said is not None and said.tokens.shape[1] >= min(vocab, self.top_k + 1 if self.top_k else _LEAST_LISTED)
 
     def listed(self, raw: Tensor, noise: Callable[[Tensor], Tensor]) -> Tensor:
-        """What :meth:`choices` needs of logits ``[place, vocab]``, made on their device: int32 ``[place, 3 count]``."""
+        """What :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
+        ``[place, 3 count]``."""
         logits, ids = highest(raw, min(self.top_k + _TIES, raw.shape[1]))
         return torch.cat([ids.int(), logits.view(torch.int32), noise(ids).view(torch.int32)], dim=1)
 
@@ -83,50 +108,92 @@ class Shortlist:
         ids, logits, noise = np.split(listed, 3, axis=1)
         return self.choices(ids, logits.view(np.float32), noise.view(np.float32), vocab)
 
-    def choices(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> np.ndarray:
+    def choices(
+        self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int, every: "Everything | None" = None
+    ) -> np.ndarray:
         """The tokens that are drawn, packed, int32 ``[place, 2]``: each with 1, or :data:`UNSURE`; by the best ids and
-        logits ``[place, rank]``, best first, and their noise."""
-        with np.errstate(invalid="ignore"):
-            ranks, sure = self._drawn(logits, noise, whole=ids.shape[1] == vocab)
-        return np.stack([np.take_along_axis(ids, ranks[:, None], 1)[:, 0], np.where(sure, 1, UNSURE)], axis=1)
+        logits ``[place, rank]``, best first, and their noise. ``every`` token is needed where not all are listed, and
+        there is no ``top_k``."""
+        found = []
+        with np.errstate(all="ignore"):
+            for place, lists in enumerate(zip(ids, logits, noise, strict=True)):
+                token, sure = self._choice(*lists, vocab, every and every.at(place))
+                found.append((token, 1 if sure else UNSURE))
+        return np.array(found, np.int32)
 
-    def _drawn(self, logits: np.ndarray, noise: np.ndarray, whole: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The ranks ``[place]`` of what is drawn, and for each whether that is certain; ``whole``: no token is left
-        out of the lists."""
-        best, last = logits[:, :1], logits[:, min(self.top_k, logits.shape[1]) - 1, None]
-        near = _ROUNDING * (32.0 + 2.0 * (abs(best) + abs(last)) / self.temperature)
-        listed = np.count_nonzero(logits >= last, 1)[:, None]  # top_k keeps those that equal the last
-        sure = listed == np.count_nonzero(logits > last - near * self.temperature, 1)[:, None]
-        if not whole:
-            sure &= listed < logits.shape[1]
-        most = int(listed.max())
-        scaled = (logits[:, :most] - best) / np.float32(self.temperature)
-        ranks = np.arange(most)
-        if most > listed.min():
-            scaled[ranks >= listed] = -np.inf
-        scores, kept, likely = scaled - np.log(noise[:, :most]), listed, listed  # kept for certain, and at most
+    def _choice(
+        self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int, every: "Everything | None"
+    ) -> tuple[int, bool]:
+        """The token drawn at one place, and whether that is certain."""
+        best, count = float(logits[0]), len(ids)
+        near, sure = _ROUNDING * (32.0 + 4.0 * abs(best) / self.temperature), True  # of scores whose order is open
+        if self.top_k:
+            last = float(logits[min(self.top_k, count) - 1])
+            near = _ROUNDING * (32.0 + 2.0 * (abs(best) + abs(last)) / self.temperature)
+            count = _count(logits >= last)  # top_k keeps those that equal the last
+            sure = count == _count(logits > last - near * self.temperature)
+            sure = sure and (count < len(ids) or len(ids) == vocab)
+        scaled = (logits[:count] - best) / self.temperature
+        scores, kept = scaled - np.log(noise[:count]), count
         if self.top_p < 1.0 or self.min_p:
-            chances = np.exp(scaled)
-            if self.top_p < 1.0:
-                kept, likely = self._cut(scaled, chances, near)
-            if self.min_p:
-                kept = np.minimum(kept, np.count_nonzero(chances > self.min_p * (1.0 + _CLOSE), 1)[:, None])
-                likely = np.minimum(likely, np.count_nonzero(chances > self.min_p * (1.0 - _CLOSE), 1)[:, None])
-            scores[ranks >= likely] = -np.inf
-        drawn = scores.argmax(1)[:, None]
-        highest_score = np.take_along_axis(scores, drawn, 1)
-        alone = np.count_nonzero(scores > highest_score - near, 1)[:, None] == 1  # not so of what is not finite
-        return drawn[:, 0], (sure & alone & (drawn < kept))[:, 0]
+            kept, likely = self._kept(scaled, near, best, every)
+            scores, sure = scores[: max(1, likely)], sure and (every is None or likely < count)
+        drawn = int(scores.argmax())
+        top = float(scores[drawn])
+        sure = sure and drawn < kept and _count(scores > top - near) == 1  # not so of what is not finite
+        if every is None or self.top_p < 1.0 or self.min_p:
+            return int(ids[drawn]), sure
+        return every.outdone(ids, logits, (int(ids[drawn]), sure), top, near)
 
-    def _cut(self, scaled: np.ndarray, chances: np.ndarray, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many ``top_p`` keeps for certain ``[place, 1]``, and at most: of equal ones it may cut any."""
-        before = (chances.cumsum(1) - chances) / chances.sum(1, keepdims=True)
-        surely = np.count_nonzero(before < self.top_p - _CLOSE, 1)
-        maybe = np.count_nonzero(before < self.top_p + _CLOSE, 1)
-        ends = np.append(scaled, np.full((len(scaled), 1), -np.inf), axis=1)
-        lines = np.arange(len(scaled))
-        first_cut, last_kept = ends[lines, surely][:, None], ends[lines, maybe - 1][:, None]
-        return (
-            np.count_nonzero(scaled > first_cut + near, 1)[:, None],
-            np.count_nonzero(scaled > last_kept - near, 1)[:, None],
-        )
+    def _kept(self, scaled: np.ndarray, near: float, best: float, every: "Everything | None") -> tuple[int, int]:
+        """How many of some tokens ``[rank]``, scaled and less the best, ``top_p`` and ``min_p`` keep for certain, and
+        at most: of equal ones ``top_p`` may cut any."""
+        chances, kept, likely = np.exp(scaled), len(scaled), len(scaled)
+        if self.top_p < 1.0:
+            total, close = every.sum(best) if every else (chances.sum(), _CLOSE)
+            before = (chances.cumsum() - chances) / total
+            surely = _count(before < self.top_p - close)
+            maybe = _count(before < self.top_p + close)
+            first_cut, last_kept = scaled[surely] if surely < kept else -np.inf, scaled[maybe - 1]
+            kept, likely = _count(scaled > first_cut + near), _count(scaled > last_kept - near)
+        if self.min_p:
+            kept = min(kept, _count(chances > self.min_p * (1.0 + _CLOSE)))
+            likely = min(likely, _count(chances > self.min_p * (1.0 - _CLOSE)))
+        return kept, likely
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """All tokens, for what a list of the best leaves open: ``logits`` and ``noise``, each ``[place, vocab]``."""
+
+    logits: np.ndarray
+    noise: np.ndarray
+    temperature: float
+
+    def at(self, place: int) -> "Everything":
+        """Those of one place ``[vocab]``; all that follows is for one place."""
+        return Everything(self.logits[place], self.noise[place], self.temperature)
+
+    def sum(self, best: float) -> tuple[float, float]:
+        """The sum of the chances, that of the ``best`` logit being 1, and how close plain decoding's may be."""
+        chances = np.exp((self.logits - best) / self.temperature)
+        return float(chances.sum()), _CLOSE + _CLOSE_EACH * len(chances)
+
+    def outdone(
+        self, ids: np.ndarray, logits: np.ndarray, drawn: tuple[int, bool], top: float, near: float
+    ) -> tuple[int, bool]:
+        """The token that is drawn, and whether that is certain, where one with a score of ``top`` is ``drawn`` from the
+        best ``ids`` and ``logits`` ``[rank]``."""
+        best, last = float(logits[0]), float(logits[-1])
+        small = self.noise < np.exp((last - best) / self.temperature - top + near)
+        if not _count(small):
+            return drawn
+        others = small.nonzero()[0]
+        scores = (self.logits[others] - best) / self.temperature - np.log(self.noise[others])
+        high = (scores > top - near).nonzero()[0]
+        rivals = [(score, token) for score, token in zip(scores[high], others[high], strict=True) if token not in ids]
+        if not rivals:
+            return drawn
+        rivals.sort(reverse=True)
+        second = max(top, *[score for score, _ in rivals[1:2]], -np.inf)
+        return int(rivals[0][1]), bool(rivals[0][0] > second + near)

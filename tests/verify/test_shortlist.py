@@ -1,6 +1,8 @@
 """Draws that a list of the best logits decides: always what the whole vocabulary would have drawn, or nothing."""
 
+import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,8 @@ PLACES = 6
 
 def warpers(rng: random.Random) -> LogitsProcessorList:
     made = LogitsProcessorList([TemperatureLogitsWarper(rng.choice([0.5, 0.8, 1.3]))] if rng.random() < 0.8 else [])
-    made.append(TopKLogitsWarper(rng.choice([1, 2, 5, 20, 50, 300])))
+    if rng.random() < 0.6:
+        made.append(TopKLogitsWarper(rng.choice([1, 2, 5, 20, 50, 300])))
     if rng.random() < 0.6:
         made.append(TopPLogitsWarper(rng.choice([0.1, 0.5, 0.8, 0.95, 0.999])))
     if rng.random() < 0.4:
@@ -45,6 +48,10 @@ def logits_of(rng: random.Random) -> torch.Tensor:
     return found
 
 
+def noise_of(lines: torch.Tensor) -> Callable[[torch.Tensor | None], torch.Tensor]:
+    return lambda ids: lines if ids is None else lines.gather(1, ids)
+
+
 @examples(400)
 @given(st.integers(0, 1 << 30))
 def test_what_is_sure_is_what_the_whole_vocabulary_draws(seed: int) -> None:
@@ -55,42 +62,49 @@ def test_what_is_sure_is_what_the_whole_vocabulary_draws(seed: int) -> None:
     whole = (processors(torch.zeros(PLACES, 1, dtype=torch.long), logits).softmax(-1) / noise).argmax(-1)
     found = Shortlist.of(processors)
     assert found is not None
-    for choices in (
-        found.found(logits, lambda ids: noise.gather(1, ids)),
-        found.unpacked(found.listed(logits, lambda ids: noise.gather(1, ids)).numpy(), logits.shape[1]),
-    ):
+    made = [found.found(logits, noise_of(noise))]
+    if found.top_k:
+        made.append(found.unpacked(found.listed(logits, noise_of(noise)).numpy(), logits.shape[1]))
+    for choices in made:
         sure = choices[:, 1] == 1
         assert set(choices[~sure, 1].tolist()) <= {UNSURE}
         assert choices[sure, 0].tolist() == whole[torch.from_numpy(sure)].tolist()
 
 
-def test_hardly_anything_is_unsure() -> None:
-    processors = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.8)])
-    found = Shortlist.of(processors)
-    assert found is not None
+@pytest.mark.parametrize("settings", [{"top_k": 20, "top_p": 0.8}, {"top_p": 0.8}, {"min_p": 0.05}, {}], ids=str)
+def test_hardly_anything_is_unsure(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     logits = torch.randn(2000, 500) * 3
     for each in (logits, logits.bfloat16().float()):
         noise = torch.empty_like(each).exponential_()
-        choices = found.found(each, lambda ids, noise=noise: noise.gather(1, ids))
+        choices = Shortlist(temperature=0.7, **settings).found(each, noise_of(noise))
         assert np.mean(choices[:, 1] == UNSURE) < 0.02
+
+
+def test_a_token_that_is_not_listed_is_drawn_if_its_noise_is_small_enough() -> None:
+    logits, noise = torch.linspace(3.0, -3.0, 500)[None], torch.ones(1, 500)
+    noise[0, 300] = 0.001
+    assert Shortlist().found(logits, noise_of(noise)).tolist() == [[300, 1]]
+    noise[0, 300] = 0.1
+    assert Shortlist().found(logits, noise_of(noise)).tolist() == [[0, 1]]
+    noise[0, 301:303] = torch.tensor([0.001, 0.001 * math.exp(logits[0, 302] - logits[0, 301])])
+    assert Shortlist().found(logits, noise_of(noise))[0, 1] == UNSURE, "nobody can tell them apart"
+    assert Shortlist(min_p=0.5).found(logits, noise_of(noise)).tolist() == [[0, 1]], "they are cut"
 
 
 def test_the_drawn_example() -> None:
     """The example of the docstring."""
     logits, noise = torch.tensor([[5.1, 7.9, 9.0, 5.9, -1.0]]), torch.tensor([[1.0, 0.9, 0.8, 0.02, 1.0]])
-    cut = Shortlist(top_k=3, top_p=0.9).found(logits, lambda ids: noise.gather(1, ids))
+    cut = Shortlist(top_k=3, top_p=0.9).found(logits, noise_of(noise))
     assert cut.tolist() == [[2, 1]]
-    assert Shortlist(top_k=3).found(logits, lambda ids: noise.gather(1, ids)).tolist() == [[3, 1]]
+    assert Shortlist(top_k=3).found(logits, noise_of(noise)).tolist() == [[3, 1]]
 
 
 def test_ties_that_nobody_can_tell_apart_are_unsure() -> None:
     noise = torch.tensor([[1.0, 0.001, 0.002, 1.0]])
 
     def of(values: list[float], **settings: Any) -> list[list[int]]:
-        found: list[list[int]] = (
-            Shortlist(**settings).found(torch.tensor([values]), lambda ids: noise.gather(1, ids)).tolist()
-        )
+        found: list[list[int]] = Shortlist(**settings).found(torch.tensor([values]), noise_of(noise)).tolist()
         return found
 
     assert of([3.0, 2.0, 2.0, 1.0], top_k=2) == [[1, 1]], "top_k keeps both"
@@ -102,8 +116,6 @@ def test_ties_that_nobody_can_tell_apart_are_unsure() -> None:
 def test_other_processors_have_no_list() -> None:
     top_k, top_p = TopKLogitsWarper(20), TopPLogitsWarper(0.8)
     for given_ in (
-        [],
-        [top_p],
         [top_p, top_k],
         [top_k, top_k],
         [RepetitionPenaltyLogitsProcessor(1.1), top_k],
@@ -136,11 +148,16 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.6, "top_k": 8, "top_p": 0.9},
     {"temperature": 1.2, "top_k": 20, "min_p": 0.05, "eos_token_id": [5, 6, 30]},
 ]
+WITHOUT_TOP_K: list[dict[str, Any]] = [
+    {"top_k": 0},
+    {"temperature": 0.6, "top_k": 0, "top_p": 0.9},
+    {"temperature": 1.2, "top_k": 0, "min_p": 0.05, "eos_token_id": [5, 6, 30]},
+]
 
 
 @pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", SETTINGS + WITHOUT_TOP_K, ids=str)
 def test_texts_and_generator_are_plain_decodings(settings: dict[str, Any], batch: int, decided: list[int]) -> None:
     for model in (counting_model(sharpness=6.0), tiny_model("llama")):
         same_as_plain(model, prompts(batch), Lookahead(nodes=12), do_sample=True, max_new_tokens=30, **settings)
@@ -155,8 +172,8 @@ def test_lists_that_a_device_made(
 ) -> None:
     """Where a list does not decide, the whole vocabulary does."""
     if unsure:
-        drawn = Shortlist._drawn
-        monkeypatch.setattr(Shortlist, "_drawn", lambda *given_, **more: (drawn(*given_, **more)[0], np.array([False])))
+        choice = Shortlist._choice
+        monkeypatch.setattr(Shortlist, "_choice", lambda *given_: (choice(*given_)[0], False))
     for batch in (1, 3) if not unsure else (1,):
         with working_alone():
             same_as_plain(
