@@ -13,7 +13,7 @@ from jacobi import LookaheadError, Scores, Successors
 _CHUNK = 128  # vocabulary entries whose maximum is taken first
 _LARGE = 1 << 19  # passes with at least so many scores are searched by chunks
 _FEW = 8  # best next tokens that are searched one by one
-_SMALL_CHUNK = 32  # the same as ``_CHUNK``, where more are wanted
+_GROUP = 16  # entries whose maximum is taken first, where more are wanted
 
 _T = TypeVar("_T")
 
@@ -108,9 +108,11 @@ def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The ``count`` highest entries of each line in float32, and their ids. Many scores are swept once, for the maxima
     of chunks, and only the best chunks again: several times faster than ``topk``, or ``max`` with indices, over the
     whole vocabulary."""
-    if count > _FEW:
-        return _top_on_cpu(lines, count)
     total, vocab = lines.shape
+    if lines.dtype == torch.float64:
+        lines = lines.float()  # plain decoding compares in float32, where near ties go to the lower id
+    if count > _FEW or (count > 1 and lines.dtype != torch.float32 and lines.numel() >= _LARGE):
+        return _top_on_cpu(lines, count)
     whole = vocab // _CHUNK
     if lines.numel() < _LARGE or whole <= count:
         return _take_highest(lines.to(torch.float32, copy=count > 1).numpy(), count)
@@ -127,22 +129,33 @@ def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _top_on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same for a larger ``count``, of which equal entries after the first are in any order."""
-    total, vocab = lines.shape
-    whole = vocab // _SMALL_CHUNK
-    if whole <= 4 * count:
-        found, ids = lines.topk(count)
-    else:
-        chunks, tail = lines[:, : whole * _SMALL_CHUNK].unflatten(1, (whole, _SMALL_CHUNK)), whole * _SMALL_CHUNK
-        best = chunks.amax(-1).topk(count).indices
-        near = torch.cat([chunks[torch.arange(total)[:, None], best].flatten(1), lines[:, tail:]], dim=1)
-        found, at = near.topk(count)
-        places = (best[:, :, None] * _SMALL_CHUNK + torch.arange(_SMALL_CHUNK)).flatten(1)
-        ids = torch.cat([places, torch.arange(tail, vocab).expand(total, -1)], dim=1).gather(1, at)
-    values, order = found.float().numpy(), ids.numpy()
+    """The same for a larger ``count``, or a narrower dtype; equal entries after the first are in any order."""
+    found, order = _topk(lines, count)
+    values, ids = found.float().numpy(), order.numpy()
     for line in np.nonzero(values[:, 0] == values[:, 1])[0]:
-        _lead(order[line], int((lines[line] == found[line, 0]).nonzero()[0]))
-    return values, order
+        _lead(ids[line], int((lines[line] == found[line, 0]).nonzero()[0]))
+    return values, ids
+
+
+def _topk(lines: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``topk`` of ``lines`` ``[line, vocab]``, which sweeps them once and for all that follows looks at few of them: at
+    the entries of the best groups, which it finds in the same way. A group has one entry of each of ``_GROUP`` parts of
+    a line, so that maxima of whole parts are taken at once::
+
+        line       3 1 4 1 | 5 9 2 6 | 5 3 5 8     three parts
+        maxima     5 9 5 8                         of four groups
+        the best two groups are 1 9 3 and 1 6 8
+    """
+    vocab = lines.shape[1]
+    groups = vocab // _GROUP
+    if groups < 8 * count:
+        return lines.topk(count)
+    parts, tail = lines[:, : groups * _GROUP].unflatten(1, (_GROUP, groups)), lines[:, groups * _GROUP :]
+    _, best = _topk(parts.amax(1), count)
+    near = parts.gather(2, best[:, None].expand(-1, _GROUP, -1)).flatten(1)
+    found, at = torch.cat([near, tail], dim=1).topk(count)
+    part, group = at // count, best.gather(1, at % count)
+    return found, torch.where(part < _GROUP, part * groups + group, at + (vocab - tail.shape[1] - near.shape[1]))
 
 
 def _lead(order: np.ndarray, first: int) -> None:
