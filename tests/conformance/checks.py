@@ -149,6 +149,18 @@ def exact(model: Any, inputs: Inputs) -> None:
         _continued(model, given)
 
 
+def exact_in_brief(model: Any, inputs: Inputs) -> None:
+    """Assert that a model writes plain decoding's greedy text with drafts of that text, and follows them."""
+    given = inputs(1)
+    start = 1 if model.config.is_encoder_decoder else given["input_ids"].shape[1]
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "return_dict_in_generate": True}
+    plain, _ = run(model, given, use_lookahead=False, **settings)
+    right = knowing(plain.sequences, start)
+    ours, _ = run(model, given, use_lookahead=True, lookahead_strategy=right, **settings)
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert own_output(model) or ours.stats.mean_acceptance_length > 1.5, "drafts of the true text were not followed"
+
+
 def exact_on_packed_weights(model: Any, inputs: Inputs) -> None:
     """Assert that a model of trees, in float32, writes plain decoding's text on packed weights."""
     model = model.float()
