@@ -164,7 +164,6 @@ class Sampler:
                 return self._rejected(now, places, processed.softmax(-1))
             tokens, firsts = self._chosen(now.trees, places, processed)
             if firsts is not None and on_host(firsts.device):
-                self._check_chances(list(map(isfinite, firsts.flatten().tolist())), [row for row, _ in places])
                 return list(tokens.flatten().tolist())
             chosen = fetch(_packed(tokens, firsts))
         if self._sample:
@@ -226,10 +225,12 @@ class Sampler:
         if not self._sample:
             return _argmax(processed), None
         chances = processed.softmax(-1)
+        firsts = chances[:, :1].clone()
+        if on_host(firsts.device) and not ahead:  # before anything is drawn
+            self._check_chances(list(map(isfinite, firsts.flatten().tolist())), [row for row, _ in places])
         if self.noise is None:
-            return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), chances[:, :1]
-        firsts, noise = chances[:, :1].clone(), self._noise_at(trees, places, chances, ahead)(None)
-        return _argmax(chances.div_(noise)), firsts
+            return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), firsts
+        return _argmax(chances.div_(self._noise_at(trees, places, chances, ahead)(None))), firsts
 
     def _index(self, trees: Sequence[TokenTree], row: int, node: int, ahead: bool) -> int:
         if ahead and self.noise is not None:

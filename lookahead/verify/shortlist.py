@@ -19,6 +19,7 @@ _LEAST_LISTED = 16  # of those that are listed anyway
 _LEAST_VOCAB = 1 << 13  # of smaller vocabularies, where nothing has to be sorted, all tokens are compared as fast
 UNSURE = 2  # where a token may be another one
 _ROUNDING = 1e-6  # of a score, for each unit of what it is computed from: ten times float32's
+_TOO_NEAR = 1.0  # where logits are as large as that, plain decoding may find no probabilities
 _CLOSE = 1e-5  # the same for sums of chances
 _CLOSE_EACH = 2.0**-26  # and for each token of a vocabulary that is summed as a whole
 _LARGEST = 1024  # top_k that is worth a list
@@ -126,12 +127,13 @@ class Shortlist:
     ) -> tuple[int, bool]:
         """The token drawn at one place, and whether that is certain."""
         best, count = float(logits[0]), len(ids)
-        near, sure = _ROUNDING * (32.0 + 4.0 * abs(best) / self.temperature), True  # of scores whose order is open
+        near = _ROUNDING * (32.0 + 4.0 * abs(best) / self.temperature)  # of scores whose order is open
+        sure = near < _TOO_NEAR
         if self.top_k:
             last = float(logits[min(self.top_k, count) - 1])
             near = _ROUNDING * (32.0 + 2.0 * (abs(best) + abs(last)) / self.temperature)
             count = _count(logits >= last)  # top_k keeps those that equal the last
-            sure = count == _count(logits > last - near * self.temperature)
+            sure = near < _TOO_NEAR and count == _count(logits > last - near * self.temperature)
             sure = sure and (count < len(ids) or len(ids) == vocab)
         scaled = (logits[:count] - best) / self.temperature
         scores, kept = scaled - np.log(noise[:count]), count
@@ -151,14 +153,16 @@ class Shortlist:
         chances, kept, likely = np.exp(scaled), len(scaled), len(scaled)
         if self.top_p < 1.0:
             total, close = every.sum(best) if every else (chances.sum(), _CLOSE)
+            close += near  # plain decoding rounds logits that are not less the best yet
             before = (chances.cumsum() - chances) / total
             surely = _count(before < self.top_p - close)
             maybe = _count(before < self.top_p + close)
             first_cut, last_kept = scaled[surely] if surely < kept else -np.inf, scaled[maybe - 1]
             kept, likely = _count(scaled > first_cut + near), _count(scaled > last_kept - near)
         if self.min_p:
-            kept = min(kept, _count(chances > self.min_p * (1.0 + _CLOSE)))
-            likely = min(likely, _count(chances > self.min_p * (1.0 - _CLOSE)))
+            close = _CLOSE + near
+            kept = min(kept, _count(chances > self.min_p * (1.0 + close)))
+            likely = min(likely, _count(chances > self.min_p * (1.0 - close)))
         return kept, likely
 
 

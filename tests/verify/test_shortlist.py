@@ -92,6 +92,30 @@ def test_a_token_that_is_not_listed_is_drawn_if_its_noise_is_small_enough() -> N
     assert Shortlist(min_p=0.5).found(logits, noise_of(noise)).tolist() == [[0, 1]], "they are cut"
 
 
+@pytest.mark.parametrize("size", [40.540386, 300.0, 1e4])
+@pytest.mark.parametrize("temperature", [0.1, 0.3, 0.8])
+def test_large_logits_are_rounded_before_the_best_is_taken_off(size: float, temperature: float) -> None:
+    """A second token at the very boundary of ``min_p`` or ``top_p``: plain decoding cuts it or not."""
+    for share, warper in ((0.3, MinPLogitsWarper(0.3)), (0.1, TopPLogitsWarper(1.0 / 1.1))):
+        processors = LogitsProcessorList([TemperatureLogitsWarper(temperature), warper])
+        found = Shortlist.of(processors)
+        assert found is not None
+        boundary = torch.tensor(size + math.log(share) * temperature)
+        least = boundary.nextafter(boundary + 1.0) - boundary
+        for step in range(-20, 21):
+            logits, noise = torch.full((1, 300), size - 90.0 * temperature), torch.ones(1, 300)
+            logits[0, :2], noise[0, 1] = torch.stack([torch.tensor(size), boundary + step * least]), 1e-4
+            whole = (processors(torch.zeros(1, 1, dtype=torch.long), logits).softmax(-1) / noise).argmax(-1)
+            token, sure = found.found(logits, noise_of(noise))[0].tolist()
+            assert sure == UNSURE or token == whole.item()
+
+
+def test_logits_that_give_no_probabilities_are_unsure() -> None:
+    logits = torch.randn(1, 300)
+    assert Shortlist(temperature=1e-38, top_k=5).found(logits, noise_of(torch.ones(1, 300)))[0, 1] == UNSURE
+    assert Shortlist(temperature=1e-38, min_p=0.1).found(logits, noise_of(torch.ones(1, 300)))[0, 1] == UNSURE
+
+
 def test_the_drawn_example() -> None:
     """The example of the docstring."""
     logits, noise = torch.tensor([[5.1, 7.9, 9.0, 5.9, -1.0]]), torch.tensor([[1.0, 0.9, 0.8, 0.02, 1.0]])
