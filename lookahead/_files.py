@@ -15,8 +15,12 @@ _FAR = (1 << 31) - 2  # a byte that hardly any file of text reaches, and the C l
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file: all of it or nothing, whatever other processes write there."""
-    path = Path(path)
+    """Write a file: all of it or nothing, whatever other processes write there. A link stays one, and what is no file,
+    a device or a pipe, is written to."""
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         with part.open("x", encoding="utf-8") as file:

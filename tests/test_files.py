@@ -9,6 +9,7 @@ import pytest
 
 from jacobi import LookaheadError
 from lookahead._files import check_free, lock, whole_folder, write_text
+from lookahead.cli.common import check_file
 
 
 def names(folder: pathlib.Path) -> list[str]:
@@ -114,6 +115,28 @@ def test_a_file_that_cannot_be_replaced_stays(tmp_path: pathlib.Path, monkeypatc
 def test_a_file_in_a_missing_folder_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_text(tmp_path / "none" / "a.json", "x")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither")
+def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.json").write_text("old")
+    (tmp_path / "link").symlink_to("a.json")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a.json").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_text(tmp_path / "pipe", "new")
+    assert os.read(reader, 9) == b"new"
+    os.close(reader)
+    assert names(tmp_path) == ["a.json", "link", "pipe"]
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc").is_dir(), reason="needs a folder in which nobody may write")
+def test_a_file_that_cannot_be_written_is_refused_before_any_work() -> None:
+    with pytest.raises(LookaheadError, match=r"--out /proc/x.json: the folder cannot be written to \(.+\)"):
+        check_file("--out", pathlib.Path("/proc/x.json"))
+    check_file("--out", pathlib.Path("/dev/null"))
 
 
 def test_a_lock_excludes_others_until_the_file_is_closed(tmp_path: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ torch and transformers. May import: everything."""
 import inspect
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -61,7 +61,7 @@ class LazyCommand(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The commands; a ``LookaheadError`` of one is one line on stderr and exit status 2."""
+    """The commands; a ``LookaheadError`` of one, or one of a file, is one line on stderr and exit status 2."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -73,8 +73,15 @@ class Commands(TyperGroup):
         except ValueError as error:  # jacobi, which defines LookaheadError, imports torch: only a command may load it
             if not isinstance(error, import_module("jacobi.errors").LookaheadError):
                 raise
-            typer.echo("Error: " + " ".join(str(error).split()), err=True)
-            raise typer.Exit(2) from error
+            self._end(error)
+        except BrokenPipeError:  # whoever read has gone: nothing is wrong
+            raise
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: Exception) -> NoReturn:
+        typer.echo("Error: " + " ".join(str(error).split()), err=True)
+        raise typer.Exit(2) from error
 
 
 app = typer.Typer(

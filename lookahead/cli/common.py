@@ -1,11 +1,11 @@
 """What the commands share: loading, one timed call of ``generate``, tables, and telling the result."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import perf_counter
 from typing import Any
 
@@ -88,8 +88,13 @@ def check_file(option: str, file: Path | None, suffixes: Sequence[str] = ()) -> 
         raise LookaheadError(f"{option} {file}: there is no folder {file.parent}. Make it first.")
     if file.is_dir():
         raise LookaheadError(f"{option} {file} is a folder: expected the name of a file.")
-    if not os.access(file.parent, os.W_OK):
-        raise LookaheadError(f"{option} {file}: the folder cannot be written to. Name another.")
+    try:
+        if not file.exists() or file.is_file():
+            TemporaryFile(dir=file.resolve().parent).close()
+    except OSError as error:
+        raise LookaheadError(
+            f"{option} {file}: the folder cannot be written to ({error.strerror}). Name another."
+        ) from error
     if suffixes and file.suffix not in suffixes:
         raise LookaheadError(f"{option} {file}: expected a name that ends in {', '.join(suffixes)}.")
 
@@ -123,7 +128,11 @@ def loading(what: str) -> Iterator[None]:
 
 
 def encode(tokenizer: Any, prompt: str, model: PreTrainedModel) -> dict[str, Tensor]:
-    """A prompt as ``generate`` takes it; one without tokens is refused."""
+    """A prompt as ``generate`` takes it; one without tokens is refused, and one that is no text."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # Python's stand-in for a byte of the command line, or of stdin, that is none
+        raise LookaheadError(f"The prompt is not text ({error.reason}): expected UTF-8.") from error
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if ids.shape[1] == 0:
         raise LookaheadError("The prompt is empty: expected text of at least one token.")

@@ -58,6 +58,8 @@ def _prompt(line: str, where: str) -> str:
 
 def read_stdin() -> str:
     """All of stdin, without the line break that ends it."""
+    if sys.stdin is None:
+        raise LookaheadError("There is no prompt: stdin is closed. Give --prompt TEXT, or text on stdin.")
     if sys.stdin.isatty():
         typer.echo("Type the prompt, and end it with Ctrl-D.", err=True)
     try:

@@ -1,8 +1,10 @@
 """``lookahead generate``: the text and the JSON of plain decoding, streamed."""
 
+import errno
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from helpers.cli import PROMPT, expected, run
 from transformers import AutoTokenizer
 
 from lookahead import DecodingStats, bundled
+from lookahead.cli import generate, prompts
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "jacobi", "plain"])
@@ -104,3 +107,29 @@ def test_stdin_must_be_text(folder: Path) -> None:
     ran = run("generate", "--model", folder, stdin=b"\xff\xfe")
     assert ran.status == 2
     assert "The prompt on stdin is not text" in ran.err
+
+
+def test_a_byte_that_is_no_text_is_refused(folder: Path) -> None:
+    """Python hands one over as half of a surrogate pair."""
+    ran = run("generate", "--model", folder, "--prompt", "x\udcff")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.splitlines()[-1].startswith("Error: The prompt is not text")
+
+
+def test_a_closed_stdin_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "sys", SimpleNamespace(stdin=None))
+    ran = run("generate", "--model", folder)
+    assert (ran.status, ran.err) == (
+        2,
+        "Error: There is no prompt: stdin is closed. Give --prompt TEXT, or text on stdin.\n",
+    )
+
+
+def test_a_full_device_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(generate._Echo, "on_finalized_text", full)
+    ran = run("generate", "--model", folder, "--prompt", "x", "--max-new-tokens", 2)
+    assert ran.status == 2
+    assert ran.err.splitlines()[-1] == "Error: [Errno 28] No space left on device"
