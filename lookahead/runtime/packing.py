@@ -12,9 +12,9 @@ them. Milliseconds of a linear layer with 4.4M weights and so many nodes (two co
 
 Packed weights are a copy, so they are made where memory is plenty, and where it is small beside the process or the
 model large: then its weights come from memory in every pass, and much is gained. They are made once passes have cost so
-much that packing would have saved its price (ski rental, as for traces), or where a call still promises that, and only
-of layers for which a trial on this machine shows a gain. The model itself is left alone: passes run on a twin of its
-modules.
+much that packing would have saved its price (ski rental, as for traces), or where a call still promises that; if passes
+are most of what calls take (:class:`.CallTimes`); and only of layers for which a trial on this machine shows a gain.
+The model itself is left alone: passes run on a twin of its modules.
 """
 
 import threading
@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from time import perf_counter
 
@@ -32,6 +33,7 @@ from transformers import PreTrainedModel
 from lookahead._per_model import PerModel
 from lookahead.models.code_safety import is_safe
 from lookahead.models.fingerprint import weights_stamp
+from lookahead.runtime.call_times import call_times
 from lookahead.runtime.packed_layers import (
     Group,
     Packed,
@@ -99,7 +101,8 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
     """
     packing = _packings.of(model)
     worth_ms = packing.spent_ms if worth_ms is None else worth_ms
-    if packing.gain == 0.0 or (worth_ms < _TRIAL_AFTER_MS and not packing.weights):
+    pays = worth_ms >= _TRIAL_AFTER_MS and (worth_ms == inf or call_times(model).passes_count)
+    if packing.gain == 0.0 or not (pays or packing.weights):
         return None
     layers = [module for module in model.modules() if can_be_packed(module)]
     size = _bytes(layers)

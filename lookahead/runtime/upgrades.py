@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
+from lookahead.runtime.call_times import call_times
 from lookahead.runtime.packing_schedule import PackingSchedule
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import TraceSchedule
@@ -27,6 +28,7 @@ class Upgrades:
         new_tokens: int,
         renewed: Callable[[float], None] = lambda ms: None,
     ) -> None:
+        self._times = call_times(model)
         forward, executor = view.forward_pass, view.executor
         self._packing = PackingSchedule(model, forward, new_tokens, renewed) if packs else None
         self._traces: TraceSchedule | None = None
@@ -36,6 +38,7 @@ class Upgrades:
     def see(self, nodes: int, ms: float, written: int) -> None:
         """Take in a pass over ``nodes`` nodes in all, 0 for the prompt's, after which the longest sequence has
         ``written`` tokens."""
+        self._times.see(nodes, ms)
         if self._packing is not None and nodes:
             self._packing.see(nodes, ms, written)
         if self._traces is not None:

@@ -1,7 +1,8 @@
 """When traces are made: once the model's Python has taken, in passes without one, as long as making one takes.
 
 That is ski rental: nobody knows how long a text will be, so a trace is bought when renting has cost as much. It is
-looked at as a call begins and, every 16 passes, in its middle, where the rest has to promise twice the price.
+looked at as a call begins and, every 16 passes, in its middle, where the rest has to promise twice the price. Where
+passes are not most of what calls take, none is made (:class:`.CallTimes`).
 """
 
 import threading
@@ -17,6 +18,7 @@ from lookahead._per_model import PerModel
 from lookahead.models.conformance import modified, unrecorded
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.call_times import call_times
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.tracing.record import record
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
@@ -173,7 +175,7 @@ def refusal(reason: str) -> LookaheadError:
 
 def _due(model: PreTrainedModel, traces: Traces) -> dict[Kind, float]:
     """The kinds of passes that have been missed for long enough, and how many passes that is."""
-    if traces.failure is not None:
+    if traces.failure is not None or not call_times(model).passes_count:
         return {}
     missed = {kind: missed for kind, missed in list(traces.missed.items()) if kind not in traces.made}
     if all(some.passes < _COST for some in missed.values()):
