@@ -72,8 +72,10 @@ class PassCosts:
         self._anew = anew
         self._most = most
         self._first = max(2, 1 + _FIRST_NODES // batch)
-        # A batch has more to lose: t(1), by which drafts are judged, is known first, and trees grow more slowly.
-        self._single_after, self._stride = (_SINGLE_AFTER, _STRIDE) if batch == 1 else ((0, *_SINGLE_AFTER[1:]), 2)
+        # A batch has more to lose: t(1), by which drafts are judged, is known first, and trees grow more slowly, unless
+        # other kernels take over at two nodes: where these are slow, only wide trees pay for them.
+        self._single_after = _SINGLE_AFTER if batch == 1 else (0, *_SINGLE_AFTER[1:])
+        self._stride = _STRIDE if batch == 1 or times.steps else 2
         self._context = 0
         self._served = 0  # passes since the curve was read
         self._since_single = 0  # passes since one had a single node

@@ -44,6 +44,13 @@ def test_a_batch(kind: str, most: float) -> None:
     assert against_plain <= 0.02
 
 
+@pytest.mark.parametrize(("kind", "most"), [("looping", -0.2), ("code", 0.02), ("random", 0.02)])
+def test_a_batch_whose_passes_over_two_nodes_are_slow(kind: str, most: float) -> None:
+    """Only wide trees pay there, and they are tried."""
+    batch, machine = BATCHES["4, recurrent"]
+    assert losses(machine(), kind, batch, (0,))[1] <= most
+
+
 @pytest.mark.parametrize("kind", ["code", "hot"])
 def test_a_large_batch_loses_little(kind: str) -> None:
     batch, machine = BATCHES["16"]

@@ -167,6 +167,7 @@ MACHINES: dict[str, Callable[[], Machine]] = {
 }
 BATCHES: dict[str, tuple[int, Callable[[], Machine]]] = {
     "4": (4, lambda: Machine(knots(t1=10.0, t2=11.5, t4=14.5, t8=21.0, t64=110.0), apart=0.3, ask=0.3)),
+    "4, recurrent": (4, lambda: Machine(knots(t1=4.0, t2=8.0, t128=30.0), steps=True, apart=0.3, ask=0.2)),
     "16": (16, lambda: Machine(knots(t1=10.0, t2=15.0, t4=24.0, t8=42.0, t64=300.0), apart=0.5, ask=0.2)),
 }
 
