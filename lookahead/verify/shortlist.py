@@ -126,14 +126,14 @@ class Shortlist:
         self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int, every: "Everything | None"
     ) -> tuple[int, bool]:
         """The token drawn at one place, and whether that is certain."""
-        best, count = float(logits[0]), len(ids)
-        near = _ROUNDING * (32.0 + 4.0 * abs(best) / self.temperature)  # of scores whose order is open
-        sure = near < _TOO_NEAR
+        best, count, sure = float(logits[0]), len(ids), True
+        last = float(logits[min(self.top_k, count) - 1]) if self.top_k else best
+        near = _ROUNDING * (32.0 + 2.0 * (abs(best) + abs(last)) / self.temperature)  # of scores whose order is open
+        if not near < _TOO_NEAR:
+            return int(ids[0]), False
         if self.top_k:
-            last = float(logits[min(self.top_k, count) - 1])
-            near = _ROUNDING * (32.0 + 2.0 * (abs(best) + abs(last)) / self.temperature)
             count = _count(logits >= last)  # top_k keeps those that equal the last
-            sure = near < _TOO_NEAR and count == _count(logits > last - near * self.temperature)
+            sure = count == _count(logits > last - near * self.temperature)
             sure = sure and (count < len(ids) or len(ids) == vocab)
         scaled = (logits[:count] - best) / self.temperature
         scores, kept = scaled - np.log(noise[:count]), count
