@@ -82,8 +82,8 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert not long
 
 
-def test_the_library_has_at_most_31201_lines() -> None:
-    assert sum(map(lines_of, MODULES)) <= 31_201
+def test_the_library_has_at_most_31200_lines() -> None:
+    assert sum(map(lines_of, MODULES)) <= 31_200
 
 
 def test_the_rooms_are_known_and_at_most_twenty_modules_stand_beside_them() -> None:

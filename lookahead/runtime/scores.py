@@ -76,7 +76,9 @@ def send(numbers: Any, device: torch.device) -> Tensor:
 
 
 def _lines(logits: Tensor) -> Tensor:
-    return logits.detach().flatten(0, 1)
+    lines = logits.detach().flatten(0, 1)
+    # Plain decoding compares float64 logits in float32, too, where near ties go to the lower id.
+    return lines.float() if lines.dtype == torch.float64 else lines
 
 
 def _scores(
@@ -109,8 +111,6 @@ def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     of chunks, and only the best chunks again: several times faster than ``topk``, or ``max`` with indices, over the
     whole vocabulary."""
     total, vocab = lines.shape
-    if lines.dtype == torch.float64:
-        lines = lines.float()  # plain decoding compares in float32, where near ties go to the lower id
     if count > _FEW or (count > 1 and lines.dtype != torch.float32 and lines.numel() >= _LARGE):
         return _top_on_cpu(lines, count)
     whole = vocab // _CHUNK
@@ -181,8 +181,6 @@ def _take_highest(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarra
 def _on_device(lines: Tensor, count: int) -> Tensor:
     """The same packed to be brought in one transfer, int32 ``[line, 1 + 2 count]``: argmax, ids, values. Equal entries
     after the first are in any order."""
-    if lines.dtype == torch.float64:
-        lines = lines.float()  # plain decoding compares in float32, where near ties go to the lower id
     highest, argmax = lines.max(-1, keepdim=True)
     values, ids = (highest, argmax) if count == 1 else lines.topk(count, dim=-1)
     return torch.cat([argmax.int(), ids.int(), values.float().view(torch.int32)], dim=1)

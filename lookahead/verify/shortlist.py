@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -75,7 +74,11 @@ class Shortlist:
 
     def pays(self, vocab: int) -> bool:
         """Whether a list takes less time than the whole of so many tokens."""
-        return vocab >= _LEAST_VOCAB or bool(self.top_k or self.top_p < 1.0 or self.min_p)
+        return vocab >= _LEAST_VOCAB or bool(self.top_k) or self._cuts_by_chance
+
+    @property
+    def _cuts_by_chance(self) -> bool:
+        return self.top_p < 1.0 or self.min_p > 0.0
 
     def found(
         self, raw: Tensor, noise: Callable[[Tensor | None], Tensor], said: Successors | None = None
@@ -83,8 +86,8 @@ class Shortlist:
         """The choices of logits ``[place, vocab]`` on a host, in float32, of which the best may be ``said`` already;
         ``noise`` gives that of tokens ``[place, rank]``, or with None that of all."""
         vocab = raw.shape[1]
-        if not self.is_enough(said, vocab):
-            logits, ids = highest(raw, min(vocab, self.top_k + _TIES if self.top_k else _LISTED))
+        if said is None or said.tokens.shape[1] < min(vocab, self.top_k + 1 if self.top_k else _LEAST_LISTED):
+            logits, ids = self._highest(raw)
             said = Successors(ids.numpy(), logits.numpy())
         if self.top_k:
             of_listed = noise(torch.from_numpy(said.tokens).long()).numpy()
@@ -94,14 +97,13 @@ class Shortlist:
         of_listed = lines[np.arange(len(lines))[:, None], said.tokens]
         return self.choices(said.tokens, said.logits, of_listed, vocab, every)
 
-    def is_enough(self, said: Successors | None, vocab: int) -> TypeGuard[Successors]:
-        """Whether the best logits that are said already do for a list."""
-        return said is not None and said.tokens.shape[1] >= min(vocab, self.top_k + 1 if self.top_k else _LEAST_LISTED)
+    def _highest(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        return highest(raw, min(raw.shape[1], self.top_k + _TIES if self.top_k else _LISTED))
 
     def listed(self, raw: Tensor, noise: Callable[[Tensor], Tensor]) -> Tensor:
         """What :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
         ``[place, 3 count]``."""
-        logits, ids = highest(raw, min(self.top_k + _TIES, raw.shape[1]))
+        logits, ids = self._highest(raw)
         return torch.cat([ids.int(), logits.view(torch.int32), noise(ids).view(torch.int32)], dim=1)
 
     def unpacked(self, listed: np.ndarray, vocab: int) -> np.ndarray:
@@ -137,13 +139,13 @@ class Shortlist:
             sure = sure and (count < len(ids) or len(ids) == vocab)
         scaled = (logits[:count] - best) / self.temperature
         scores, kept = scaled - np.log(noise[:count]), count
-        if self.top_p < 1.0 or self.min_p:
+        if self._cuts_by_chance:
             kept, likely = self._kept(scaled, near, best, every)
             scores, sure = scores[: max(1, likely)], sure and (every is None or likely < count)
         drawn = int(scores.argmax())
         top = float(scores[drawn])
         sure = sure and drawn < kept and _count(scores > top - near) == 1  # not so of what is not finite
-        if every is None or self.top_p < 1.0 or self.min_p:
+        if every is None or self._cuts_by_chance:
             return int(ids[drawn]), sure
         return every.outdone(ids, logits, (int(ids[drawn]), sure), top, near)
 
@@ -198,6 +200,5 @@ class Everything:
         rivals = [(score, token) for score, token in zip(scores[high], others[high], strict=True) if token not in ids]
         if not rivals:
             return drawn
-        rivals.sort(reverse=True)
-        second = max(top, *[score for score, _ in rivals[1:2]], -np.inf)
-        return int(rivals[0][1]), bool(rivals[0][0] > second + near)
+        second, first = sorted([(top, drawn[0]), *rivals])[-2:]
+        return int(first[1]), bool(first[0] > second[0] + near)

@@ -119,7 +119,7 @@ def exact(model: Any, inputs: Inputs) -> None:
         may_be_traced = support.route(model)[0] == "tree" and tracing.untraceable(model) is None
     for batch in (1, 3):
         given = inputs(batch)
-        start = 1 if model.config.is_encoder_decoder else given["input_ids"].shape[1]
+        start = _start(model, given)
         for sample in (False, True):
             settings = {"max_new_tokens": NEW_TOKENS, "do_sample": sample, "return_dict_in_generate": True}
             settings["output_logits"] = True
@@ -152,7 +152,7 @@ def exact(model: Any, inputs: Inputs) -> None:
 def exact_in_brief(model: Any, inputs: Inputs) -> None:
     """Assert that a model writes plain decoding's greedy text with drafts of that text, and follows them."""
     given = inputs(1)
-    start = 1 if model.config.is_encoder_decoder else given["input_ids"].shape[1]
+    start = _start(model, given)
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "return_dict_in_generate": True}
     plain, _ = run(model, given, use_lookahead=False, **settings)
     right = knowing(plain.sequences, start)
@@ -173,6 +173,11 @@ def exact_on_packed_weights(model: Any, inputs: Inputs) -> None:
             assert torch.equal(ours, plain)
         layers = [layer for layer in model.modules() if type(layer) is nn.Linear]
         assert packing.packing_of(model).weights or not layers
+
+
+def _start(model: Any, given: dict[str, Any]) -> int:
+    """How many tokens a text has before anything is written."""
+    return 1 if model.config.is_encoder_decoder else given["input_ids"].shape[1]
 
 
 def _is_traced(model: Any) -> None:
