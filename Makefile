@@ -60,7 +60,7 @@ dist: .venv/installed
 			|| exit 1; \
 	done
 
-.venv/installed: setup.py pyproject.toml
+.venv/installed: setup.py pyproject.toml $(wildcard lookahead/_c/*)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed. Try: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"

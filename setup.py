@@ -1,9 +1,10 @@
 """Package metadata; tool settings live in pyproject.toml."""
 
+import os
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 here = Path(__file__).parent
 home = "https://github.com/lookahead-decoding/lookahead"
@@ -15,6 +16,16 @@ readme = re.sub(r"\]\((?!https?:|#)([^)]+\.(?:svg|png))\)", rf"]({home}/raw/main
 readme = re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({home}/blob/main/\1)", readme)
 serve = ["fastapi", "uvicorn", "prometheus-client"]
 bundled = ("tiny-coder", "tiny-coder-medusa", "tiny-coder-eagle")
+# Without a compiler there are slower twins in Python. No product and sum become one, so that both compute the same.
+flags = [] if os.name == "nt" else ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+parts = ("draws", "growth", "heap", "module", "recycling")
+speedups = Extension(
+    "lookahead._speedups",
+    [f"lookahead/_c/{part}.c" for part in parts],
+    depends=["lookahead/_c/speedups.h"],
+    extra_compile_args=flags,
+    optional=True,
+)
 
 setup(
     name="lookahead-decoding",
@@ -34,6 +45,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["jacobi", "lookahead", "lookahead.*"]),
+    ext_modules=[speedups],
     package_data={
         "jacobi": ["py.typed"],
         "lookahead": ["py.typed", "assets/routes.json", *(f"assets/{name}/*" for name in bundled)],

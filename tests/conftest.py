@@ -16,6 +16,7 @@ from helpers.models import letters_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 import lookahead
+from lookahead import _native
 from lookahead.draft.guard import Guard
 from lookahead.generation import decode as generate
 from lookahead.runtime import call_times
@@ -51,6 +52,15 @@ def restored() -> Iterator[None]:
     lookahead.restore_all()
     yield
     lookahead.restore_all()
+
+
+@pytest.fixture(params=["python", "c"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with what is built in C, and once with its twins in Python."""
+    if request.param == "python":
+        monkeypatch.setattr(_native, "speedups", None)
+    elif _native.speedups is None:
+        pytest.skip("nothing is built in C here")
 
 
 @pytest.fixture

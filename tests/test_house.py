@@ -82,6 +82,12 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert not long
 
 
+def test_what_is_built_in_c_is_small() -> None:
+    sizes = {name_of(file): lines_of(file) for file in (ROOT / "lookahead" / "_c").iterdir()}
+    assert not {name: size for name, size in sizes.items() if size > 350}
+    assert sum(sizes.values()) <= 1_200
+
+
 def test_the_library_has_at_most_31200_lines() -> None:
     assert sum(map(lines_of, MODULES)) <= 31_200
 

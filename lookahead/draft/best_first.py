@@ -18,6 +18,7 @@ from operator import call
 from typing import Any
 
 from jacobi import Path, TokenTree
+from lookahead import _native
 from lookahead.draft.acceptance import MOST_ODDS, SLOTS, Acceptance
 from lookahead.draft.frontier import Ask, Frontier, Growth, grown
 from lookahead.draft.replays import Cut
@@ -27,6 +28,7 @@ from lookahead.sources.checked import CheckedSource
 _WIDEST = 16  # nodes that wait beside one, about which a batch source is asked with it at most
 _FOUND = 0.7  # chance that a batch source has a right candidate below a node, where others have none
 
+Sizes = tuple[Sequence[float], Sequence[float]]  # cost of each, and the least slope to a larger one
 Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for a node; empty if none was asked
 
 # A node is taken to have a candidate as likely as itself, or of at least this chance. It is not asked for candidates if
@@ -113,9 +115,10 @@ class BestFirstTree:
             ask_ms: what it costs to ask about one node; 0 where ``times`` tell of it, too.
             beside_ms: what sources cost that are asked whatever the tree; what others take is added as they are asked.
         """
-        calibration, odds = self._acceptance.calibration, self._acceptance.odds
+        calibration, odds, tree = self._acceptance.calibration, self._acceptance.odds, TokenTree(root)
+        if _native.speedups is not None and not self._frontiers:
+            return self._grow_in_c(tree, (times, least), room, cut, (floor, gain, ask_ms, beside_ms))
         kinds = [(odds[offset::SLOTS], odds[offset + 1 :: SLOTS]) for offset in self._offsets]
-        tree = TokenTree(root)
         depths, most, heap = tree.depths, len(times), list[Any]()
         offered, values, states = list[Proposed](), list[float](), [start() for start in self._roots]
         cheapest = min(least)  # a candidate that pays at no size is not even kept; one may pay once others carry a jump
@@ -127,8 +130,7 @@ class BestFirstTree:
             worth = max(floor, best.speed * cheapest / calibration, rest)  # a candidate that is kept is worth more
             pays = best.speed * (least[node] + ask_ms) / calibration  # the least value of a further node
             if depths[node] < room and (not node or (value > worth and value * max(chance, _LIKELY) > max(pays, rest))):
-                if node:
-                    states = list(map(call, self._steps, states, repeat(token)))
+                states = list(map(call, self._steps, states, repeat(token))) if node else states
                 proposed = list(map(call, self._proposers, states))
                 self.asks += 1
                 best.spend(ask_ms)
@@ -161,6 +163,18 @@ class BestFirstTree:
         tree.truncate(best.count)
         self._offered = offered[: best.count]
         return tree, values[: best.count - 1]
+
+    def _grow_in_c(
+        self, tree: TokenTree, sizes: Sizes, room: int, cut: Cut | None, settings: tuple[float, float, float, float]
+    ) -> tuple[TokenTree, list[float]]:
+        """What :meth:`growing` does, with sources of which none is asked about many nodes at once."""
+        values, known = list[float](), self._acceptance
+        self._offered, self.asked_ms = [], 0.0
+        lists = tree.tokens, tree.parents, tree.depths, tree.children, values, self._offered
+        sources = self._proposers, self._steps, self._offsets, known.odds, *map(list, sizes), cut
+        states, numbers = [start() for start in self._roots], (*settings, known.calibration, MOST_ODDS, _LIKELY)
+        self.asks = _native.speedups.grow(lists, states, sources, numbers, room, self._chain)
+        return tree, values
 
     def _expand(
         self,

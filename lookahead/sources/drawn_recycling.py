@@ -7,7 +7,8 @@ from math import isfinite
 import numpy as np
 
 from jacobi import Path, Successors, TokenTree
-from lookahead.sources.perturbed import BINS, LEAST_SHARE, Draw, Offer, offer
+from lookahead import _native
+from lookahead.sources.perturbed import BINS, BOUNDS, LEAST_SHARE, MOST, Draw, Offer, offer
 from lookahead.sources.recycling import RecyclingSource
 from lookahead.sources.successor_table import Context, SuccessorTable
 
@@ -28,6 +29,7 @@ _PRIORS = (
 )
 _NEW = 3 * BINS  # the first kind of a candidate in a new context
 
+_LIMITS = np.array(BOUNDS).data
 _ROWS = 2  # of each context
 _HEARD = 0.7  # of the votes that are left, the longest context has, then the next one
 _OLDER = 0.7  # of a row's votes, the row before it has
@@ -49,14 +51,21 @@ def votes_of(orders: tuple[int, ...]) -> tuple[np.ndarray, float]:
 
 class UsualTokens:
     """What the model has said on average in a text, with more weight on the newest: a guess of what it says next where
-    the context is new. Under noise even that is often right, because the noise decides much of what is drawn."""
+    the context is new. Under noise even that is often right, because the noise decides much of what is drawn.
+
+    Attributes:
+        views: the tokens and their chances, as functions in C read them.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._sums = np.zeros(vocab_size, np.float32)
         self._weight = 1.0  # of the distribution that is taken in next
         self._age = _REFRESH  # tokens since the usual ones were chosen
-        self._tokens = np.zeros(0, np.int64)
-        self._chances = np.zeros(0, np.float32)
+        self._keep(np.zeros(0, np.int64), np.zeros(0, np.float32))
+
+    def _keep(self, tokens: np.ndarray, chances: np.ndarray) -> None:
+        self._tokens, self._chances = tokens, chances
+        self.views = tokens.data, chances.data
 
     def add(self, tokens: np.ndarray, chances: np.ndarray) -> None:
         """Take in what the model said at one token: the best next tokens, and their chances up to a factor."""
@@ -70,10 +79,14 @@ class UsualTokens:
             self._sums /= self._weight
             self._weight = 1.0
 
-    def shares(self, draw: Draw, line: np.ndarray | None) -> dict[int, float]:
-        """The shares of the usual tokens where one is drawn with this noise."""
+    def refresh(self) -> None:
+        """Choose them anew, if it is time to."""
         if self._age >= _REFRESH:
             self._choose()
+
+    def shares(self, draw: Draw, line: np.ndarray | None) -> dict[int, float]:
+        """The shares of the usual tokens where one is drawn with this noise."""
+        self.refresh()
         return draw.shares(self._tokens[None], self._chances[None], line) if len(self._tokens) else {}
 
     def _choose(self) -> None:
@@ -83,7 +96,7 @@ class UsualTokens:
         if len(tokens) > _USUAL:
             most = np.argpartition(sums, -_USUAL)[-_USUAL:]
             tokens, sums = tokens[most], sums[most]
-        self._tokens, self._chances = tokens, sums / self._weight
+        self._keep(tokens, sums / self._weight)
 
 
 class DrawnRecycling:
@@ -104,6 +117,7 @@ class DrawnRecycling:
         self._draw = draw
         self._index = 0  # of the next token
         self.by_noise = 0
+        self._settings = draw.warp, (_ROWS, _HEARD, _OLDER), _LIMITS, MOST
         self._usual = UsualTokens(vocab_size)
         self._lines: dict[int, np.ndarray | None] = {}  # of noise, read in this pass, by index
         self._usuals: dict[int, dict[int, float]] = {}  # the usual tokens under them
@@ -119,6 +133,7 @@ class DrawnRecycling:
             self._usual.add(said.tokens[node], chances)
 
     def root(self) -> State:
+        self._usual.refresh()
         return self._recycling.root(), self._index
 
     def step(self, state: State, token: int) -> State:
@@ -129,12 +144,17 @@ class DrawnRecycling:
         context, index = state
         if index not in self._lines:
             self._lines[index] = self._draw.line(index)
-        line = self._lines[index]
+        if _native.speedups is not None:
+            usual, line = self._usual.views, self._lines[index]
+            return _native.speedups.heard(self._settings, self._table.rows, context, line, usual)
+        return self._heard(context, index)
+
+    def _heard(self, context: Context, index: int) -> Offer:
         orders, rows = self._table.last(context, _ROWS)
         if not rows:
             return offer(self._usual_at(index), _NEW)
         votes, left = votes_of(tuple(orders))
-        said = self._table.said(rows)
+        said, line = self._table.said(rows), self._lines[index]
         shares = self._draw.shares(said.tokens, self._draw.chances(said.logits), line, votes)
         if orders[0] == 1:
             for token, share in self._usual_at(index).items():

@@ -24,10 +24,10 @@ import numpy as np
 Offer = list[tuple[int, int]]  # tokens and the bins of their shares, best first
 Line = Callable[[int], np.ndarray | None]  # from a token's index to its noise [vocab]; None where it is not known
 
-_BOUNDS = tuple(1.0 / (1.0 + exp(5.0 - 0.9 * step)) for step in range(11))  # shares at which the next bin begins
-BINS = len(_BOUNDS) + 1
-LEAST_SHARE = _BOUNDS[1]  # of a candidate, where the third bin begins: S without those below is the same
-_MOST = 8  # candidates below one node; with 4 and with 16, S is 1 to 4 % lower
+BOUNDS = tuple(1.0 / (1.0 + exp(5.0 - 0.9 * step)) for step in range(11))  # shares at which the next bin begins
+BINS = len(BOUNDS) + 1
+LEAST_SHARE = BOUNDS[1]  # of a candidate, where the third bin begins: S without those below is the same
+MOST = 8  # candidates below one node; with 4 and with 16, S is 1 to 4 % lower
 _LEAST_NOISE = 1e-30  # noise may be 0
 _ALONE = np.ones((1, 1), np.float32)  # the votes of a single distribution
 
@@ -88,5 +88,5 @@ class Draw:
 
 def offer(shares: dict[int, float], first: int) -> Offer:
     """The tokens of the largest shares, best first, and the bins of their shares, counted from ``first``."""
-    likely = sorted(shares.items(), key=itemgetter(1), reverse=True)[:_MOST]
-    return [(token, first + bisect_right(_BOUNDS, share)) for token, share in likely]
+    likely = sorted(shares.items(), key=itemgetter(1), reverse=True)[:MOST]
+    return [(token, first + bisect_right(BOUNDS, share)) for token, share in likely]

@@ -48,11 +48,8 @@ class RecyclingSource:
     def step(self, state: Context, token: int) -> Context:
         return (state[1], state[2], token)
 
-    def propose(self, state: Context) -> list[tuple[int, int]]:
-        if (found := self._table.get(state)) is None:
-            return []
-        order, row = found
-        return self._table.candidates(row, order)
+    def propose(self, state: Context) -> Sequence[tuple[int, int]]:
+        return self._table.ranked(state)
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         if successors is not None:

@@ -1,28 +1,25 @@
 """What the model last said after the contexts of its texts, in bounded memory."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from jacobi import LookaheadError, Successors
+from lookahead import _native
 
 Context = tuple[int, int, int]
 Tables = tuple[dict[Any, int], dict[Any, int], dict[Any, int]]  # by length of context: rows
 
 BEST = 6  # next tokens of a row that are ranked; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
 LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
+_STEPS = np.array(LEVEL_STEPS, np.float32).data
 LEVELS = len(LEVEL_STEPS) + 1
-_KINDS = BEST * LEVELS  # of candidates, for each length of context
 _ORDERS = 3  # tokens in the longest context
 _MOST_NEW = 1024  # rows that wait to be written to the others
 _OVERWRITTEN = 2  # rows of a generation for each one that it holds, because newer ones take their contexts
-_RANKED = 64  # rows that are ranked together
-_STEPS = np.array(LEVEL_STEPS, np.float32)
-_RANK_KINDS = np.arange(0, _KINDS, LEVELS)  # the first kind of each rank, where one token is known
-_EXCLUDED, _UNRANKED = 255, 254
-# From these kinds to those where so many tokens are known, as `bytes.translate` reads it.
-_OF_ORDER = [bytes((kind + (order - 1) * _KINDS) % 256 for kind in range(256)) for order in range(_ORDERS + 1)]
 
 
 class SuccessorTable:
@@ -61,12 +58,17 @@ class SuccessorTable:
         self._free, self._end = 1, 1 + self._half  # rows of the young generation that are still free
         self._tokens = np.empty((rows, width), self._dtype)
         self._logits = np.empty((rows, width), np.float32)
-        self._kinds = np.empty((rows, min(BEST, width)), np.uint8)
         self._before = np.zeros((_ORDERS, rows), np.int32)
         self._links = [memoryview(line.data) for line in self._before]  # of which single numbers are read faster
         self._new: Tables = ({}, {}, {})
         self._young: Tables = ({}, {}, {})
         self._old: Tables = ({}, {}, {})
+        self._show()
+
+    def _show(self) -> None:
+        """All rows, and how they are found, as functions in C read them."""
+        arrays = self._tokens.data, self._logits.data
+        self.rows = (self._new, self._young, self._old), tuple(self._links), *arrays
 
     def __len__(self) -> int:
         self.settle()
@@ -97,7 +99,6 @@ class SuccessorTable:
         width = tokens.shape[1]
         self._tokens[rows, :width], self._tokens[rows, width:] = tokens, 0
         self._logits[rows, :width], self._logits[rows, width:] = logits, -np.inf
-        self._kinds[rows, :1] = _UNRANKED
         self._before[:, rows] = 0
 
     def _turn(self) -> None:
@@ -106,6 +107,7 @@ class SuccessorTable:
         self._old, self._young = self._young, ({}, {}, {})
         self._free = 1 + self._half if self._end == 1 + self._half else 1
         self._end = self._free + self._half
+        self._show()
 
     def settle(self) -> None:
         """Write the newest rows to the others. Nothing that is known changes by it."""
@@ -153,26 +155,20 @@ class SuccessorTable:
         """The token that the model called the likeliest."""
         return int(self._tokens[row, 0])
 
-    def candidates(self, row: int, order: int) -> list[tuple[int, int]]:
-        """The best tokens of a row with their kinds, best first, where so many tokens before them are known. Tokens
-        that the model excludes are left out."""
-        kinds = self._kinds[row].tobytes()
-        if kinds[0] == _UNRANKED:
-            self._rank(row - row % _RANKED)
-            kinds = self._kinds[row].tobytes()
-        if kinds[-1] == _EXCLUDED:
-            kinds = kinds[: kinds.index(_EXCLUDED)]
-        return list(zip(self._tokens[row, : len(kinds)].tolist(), kinds.translate(_OF_ORDER[order]), strict=True))
-
-    def _rank(self, start: int) -> None:
-        """Work out the kinds of some rows' tokens where one token is known. Levels, from 0 to ``LEVELS - 1``, tell how
-        far in logits a token lies below the best one; for the best one, how far the second lies below it."""
-        rows = slice(start, start + _RANKED)
-        logits = self._logits[rows, :BEST]
-        count = logits.shape[1]
-        with np.errstate(invalid="ignore", over="ignore"):  # of lines that nobody has written, and between infinities
-            gaps = logits[:, :1] - logits
-        gaps[:, 0] = gaps[:, min(1, count - 1)]
-        kinds = np.searchsorted(_STEPS, gaps, side="right") + _RANK_KINDS[:count]
-        kinds[:, 1:][logits[:, 1:] == -np.inf] = _EXCLUDED
-        self._kinds[rows] = kinds
+    def ranked(self, context: Context) -> Sequence[tuple[int, int]]:
+        """The best tokens after the longest known suffix of ``context``, best first, with their kinds: by its length,
+        rank and level. Levels, from 0 to ``LEVELS - 1``, tell how far in logits a token lies below the best one; for
+        the best one, how far the second lies below it. Tokens that the model excludes are left out."""
+        if _native.speedups is not None:
+            return _native.speedups.ranked(self.rows, context, _STEPS, BEST)
+        if (found := self.get(context)) is None:
+            return []
+        order, row = found
+        logits = self._logits[row, :BEST].tolist()
+        gaps = [logits[0] - logits[min(1, len(logits) - 1)], *(logits[0] - logit for logit in logits[1:])]
+        ranks = [rank for rank, logit in enumerate(logits) if not rank or logit > -inf]
+        tokens = self._tokens[row, : len(ranks)].tolist()
+        return [
+            (token, ((order - 1) * BEST + rank) * LEVELS + bisect_right(LEVEL_STEPS, gaps[rank]))
+            for rank, token in zip(ranks, tokens, strict=True)
+        ]

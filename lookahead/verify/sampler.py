@@ -192,7 +192,8 @@ class Sampler:
         return shortlist.found(raw, self._noise_at(now.trees, places, raw), _said(now, places))
 
     def _shortlist_for(self, logits: Tensor) -> Shortlist | None:
-        return self._shortlist if self._shortlist and self._shortlist.pays(logits.shape[-1]) else None
+        shortlist = self._shortlist
+        return shortlist if shortlist and shortlist.decides(on_host(logits.device)) else None
 
     def _noise_at(
         self, trees: Sequence[TokenTree], places: Sequence[Place], like: Tensor, ahead: bool = False

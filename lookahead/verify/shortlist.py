@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,17 +11,16 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
 from jacobi import Successors
+from lookahead import _native
 from lookahead.runtime.scores import highest
 
 _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its last
-_LISTED = 64  # logits that are listed where there is no ``top_k``
+_LISTED = 64  # logits that are listed for ``top_p`` where there is no ``top_k``
 _LEAST_LISTED = 16  # of those that are listed anyway
-_LEAST_VOCAB = 1 << 13  # of smaller vocabularies, where nothing has to be sorted, all tokens are compared as fast
 UNSURE = 2  # where a token may be another one
 _ROUNDING = 1e-6  # of a score, for each unit of what it is computed from: ten times float32's
 _TOO_NEAR = 1.0  # where logits are as large as that, plain decoding may find no probabilities
 _CLOSE = 1e-5  # the same for sums of chances
-_CLOSE_EACH = 2.0**-26  # and for each token of a vocabulary that is summed as a whole
 _LARGEST = 1024  # top_k that is worth a list
 _NAMES = {
     logits_process.TemperatureLogitsWarper: "temperature",
@@ -45,9 +45,8 @@ class Shortlist:
         slept        5.9   0.03   0.02                    cut: 0.97 of p come before it, no less than 0.9
         ate          5.1                                  the fourth shows that the list ends here, and not in a tie
 
-    Without ``top_k`` a token that is not listed may be drawn, too, if its noise is small enough: at most that of the
-    list's last token if that were to win. Few are so small, and those are looked at one by one. The factor that makes
-    probabilities of exp(logit) is the same for all tokens, so only ``top_p`` needs their sum.
+    Without ``top_k`` a token that is not listed may be drawn, too, if its noise is small enough. In C all tokens are
+    looked at, in less time than a list takes to make; only ``top_p`` needs one, and the sum of all chances.
 
     Sums and quotients are not rounded as plain decoding rounds them, so nothing is certain where two scores are as
     close as that, or where the best is of a token that may be cut or not. Then the whole vocabulary has to decide.
@@ -72,30 +71,39 @@ class Shortlist:
         found = cls(**{name: getattr(each, name) for name, each in zip(names, processors, strict=True)})
         return found if usual and found.top_k <= _LARGEST else None
 
-    def pays(self, vocab: int) -> bool:
-        """Whether a list takes less time than the whole of so many tokens."""
-        return vocab >= _LEAST_VOCAB or bool(self.top_k) or self._cuts_by_chance
-
-    @property
-    def _cuts_by_chance(self) -> bool:
-        return self.top_p < 1.0 or self.min_p > 0.0
+    def decides(self, waits: bool) -> bool:
+        """Whether it is of use, on a device that ``waits`` or not."""
+        return bool(self.top_k) or (waits and _native.speedups is not None)
 
     def found(
         self, raw: Tensor, noise: Callable[[Tensor | None], Tensor], said: Successors | None = None
     ) -> np.ndarray:
         """The choices of logits ``[place, vocab]`` on a host, in float32, of which the best may be ``said`` already;
         ``noise`` gives that of tokens ``[place, rank]``, or with None that of all."""
-        vocab = raw.shape[1]
-        if said is None or said.tokens.shape[1] < min(vocab, self.top_k + 1 if self.top_k else _LEAST_LISTED):
-            logits, ids = self._highest(raw)
-            said = Successors(ids.numpy(), logits.numpy())
-        if self.top_k:
-            of_listed = noise(torch.from_numpy(said.tokens).long()).numpy()
-            return self.choices(said.tokens, said.logits, of_listed, vocab)
-        lines = noise(None).numpy()
-        every = Everything(raw.numpy(), lines, self.temperature) if said.tokens.shape[1] < vocab else None
-        of_listed = lines[np.arange(len(lines))[:, None], said.tokens]
-        return self.choices(said.tokens, said.logits, of_listed, vocab, every)
+        if _native.speedups is not None:
+            return self._found_in_c(_native.speedups, raw, noise(None), said)
+        said = self._best(raw, said)
+        of_listed = noise(torch.from_numpy(said.tokens).long()).numpy()
+        return self.choices(said.tokens, said.logits, of_listed, raw.shape[1])
+
+    def _found_in_c(self, speedups: Any, raw: Tensor, noise: Tensor, said: Successors | None) -> np.ndarray:
+        """What :meth:`found` does; a list is needed where ``top_k`` or ``top_p`` cuts."""
+        lists: Any = [None, None]
+        if self.top_k or self.top_p < 1.0:
+            said = self._best(raw, said)
+            lists = [np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data]
+        all_of_them = raw.numpy().data, noise.numpy().data
+        settings = (self.temperature, self.top_k, self.top_p, self.min_p), (_ROUNDING, _CLOSE)
+        found = [speedups.drawn(*all_of_them, place, *lists, *settings) for place in range(len(raw))]
+        return np.array(found, np.int32)
+
+    def _best(self, raw: Tensor, said: Successors | None) -> Successors:
+        """The best tokens, unless enough of them are ``said``."""
+        least = min(raw.shape[1], self.top_k + 1 if self.top_k else _LEAST_LISTED)
+        if said is not None and said.tokens.shape[1] >= least:
+            return said
+        logits, ids = self._highest(raw)
+        return Successors(ids.numpy(), logits.numpy())
 
     def _highest(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         return highest(raw, min(raw.shape[1], self.top_k + _TIES if self.top_k else _LISTED))
@@ -111,94 +119,43 @@ class Shortlist:
         ids, logits, noise = np.split(listed, 3, axis=1)
         return self.choices(ids, logits.view(np.float32), noise.view(np.float32), vocab)
 
-    def choices(
-        self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int, every: "Everything | None" = None
-    ) -> np.ndarray:
+    def choices(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> np.ndarray:
         """The tokens that are drawn, packed, int32 ``[place, 2]``: each with 1, or :data:`UNSURE`; by the best ids and
-        logits ``[place, rank]``, best first, and their noise. ``every`` token is needed where not all are listed, and
-        there is no ``top_k``."""
+        logits ``[place, rank]``, best first, and their noise."""
         found = []
         with np.errstate(all="ignore"):
-            for place, lists in enumerate(zip(ids, logits, noise, strict=True)):
-                token, sure = self._choice(*lists, vocab, every and every.at(place))
+            for lists in zip(ids, logits, noise, strict=True):
+                token, sure = self._choice(*lists, vocab)
                 found.append((token, 1 if sure else UNSURE))
         return np.array(found, np.int32)
 
-    def _choice(
-        self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int, every: "Everything | None"
-    ) -> tuple[int, bool]:
+    def _choice(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> tuple[int, bool]:
         """The token drawn at one place, and whether that is certain."""
-        best, count, sure = float(logits[0]), len(ids), True
-        last = float(logits[min(self.top_k, count) - 1]) if self.top_k else best
+        best, last = float(logits[0]), float(logits[min(self.top_k, len(ids)) - 1])
         near = _ROUNDING * (32.0 + 2.0 * (abs(best) + abs(last)) / self.temperature)  # of scores whose order is open
         if not near < _TOO_NEAR:
             return int(ids[0]), False
-        if self.top_k:
-            count = _count(logits >= last)  # top_k keeps those that equal the last
-            sure = count == _count(logits > last - near * self.temperature)
-            sure = sure and (count < len(ids) or len(ids) == vocab)
+        count = _count(logits >= last)  # top_k keeps those that equal the last
+        sure = count == _count(logits > last - near * self.temperature) and (count < len(ids) or len(ids) == vocab)
         scaled = (logits[:count] - best) / self.temperature
-        scores, kept = scaled - np.log(noise[:count]), count
-        if self._cuts_by_chance:
-            kept, likely = self._kept(scaled, near, best, every)
-            scores, sure = scores[: max(1, likely)], sure and (every is None or likely < count)
+        kept, likely = self._kept(scaled, near)
+        scores = (scaled - np.log(noise[:count]))[: max(1, likely)]
         drawn = int(scores.argmax())
-        top = float(scores[drawn])
-        sure = sure and drawn < kept and _count(scores > top - near) == 1  # not so of what is not finite
-        if every is None or self._cuts_by_chance:
-            return int(ids[drawn]), sure
-        return every.outdone(ids, logits, (int(ids[drawn]), sure), top, near)
+        sure = sure and drawn < kept and _count(scores > float(scores[drawn]) - near) == 1  # not so if not finite
+        return int(ids[drawn]), sure
 
-    def _kept(self, scaled: np.ndarray, near: float, best: float, every: "Everything | None") -> tuple[int, int]:
+    def _kept(self, scaled: np.ndarray, near: float) -> tuple[int, int]:
         """How many of some tokens ``[rank]``, scaled and less the best, ``top_p`` and ``min_p`` keep for certain, and
         at most: of equal ones ``top_p`` may cut any."""
         chances, kept, likely = np.exp(scaled), len(scaled), len(scaled)
+        close = _CLOSE + near  # plain decoding rounds logits that are not less the best yet
         if self.top_p < 1.0:
-            total, close = every.sum(best) if every else (chances.sum(), _CLOSE)
-            close += near  # plain decoding rounds logits that are not less the best yet
-            before = (chances.cumsum() - chances) / total
+            before = (chances.cumsum() - chances) / chances.sum()
             surely = _count(before < self.top_p - close)
             maybe = _count(before < self.top_p + close)
             first_cut, last_kept = scaled[surely] if surely < kept else -np.inf, scaled[maybe - 1]
             kept, likely = _count(scaled > first_cut + near), _count(scaled > last_kept - near)
         if self.min_p:
-            close = _CLOSE + near
             kept = min(kept, _count(chances > self.min_p * (1.0 + close)))
             likely = min(likely, _count(chances > self.min_p * (1.0 - close)))
         return kept, likely
-
-
-@dataclass(frozen=True, slots=True)
-class Everything:
-    """All tokens, for what a list of the best leaves open: ``logits`` and ``noise``, each ``[place, vocab]``."""
-
-    logits: np.ndarray
-    noise: np.ndarray
-    temperature: float
-
-    def at(self, place: int) -> "Everything":
-        """Those of one place ``[vocab]``; all that follows is for one place."""
-        return Everything(self.logits[place], self.noise[place], self.temperature)
-
-    def sum(self, best: float) -> tuple[float, float]:
-        """The sum of the chances, that of the ``best`` logit being 1, and how close plain decoding's may be."""
-        chances = np.exp((self.logits - best) / self.temperature)
-        return float(chances.sum()), _CLOSE + _CLOSE_EACH * len(chances)
-
-    def outdone(
-        self, ids: np.ndarray, logits: np.ndarray, drawn: tuple[int, bool], top: float, near: float
-    ) -> tuple[int, bool]:
-        """The token that is drawn, and whether that is certain, where one with a score of ``top`` is ``drawn`` from the
-        best ``ids`` and ``logits`` ``[rank]``."""
-        best, last = float(logits[0]), float(logits[-1])
-        small = self.noise < np.exp((last - best) / self.temperature - top + near)
-        if not _count(small):
-            return drawn
-        others = small.nonzero()[0]
-        scores = (self.logits[others] - best) / self.temperature - np.log(self.noise[others])
-        high = (scores > top - near).nonzero()[0]
-        rivals = [(score, token) for score, token in zip(scores[high], others[high], strict=True) if token not in ids]
-        if not rivals:
-            return drawn
-        second, first = sorted([(top, drawn[0]), *rivals])[-2:]
-        return int(first[1]), bool(first[0] > second[0] + near)

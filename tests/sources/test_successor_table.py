@@ -129,6 +129,7 @@ def test_settling_changes_nothing_that_is_known(capacity: int, count: int, seed:
     assert before == known()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_last_rows_come_from_all_generations() -> None:
     table = SuccessorTable(3)
     for number in range(5):
@@ -170,6 +171,7 @@ def test_what_is_told_stays_what_was_said(capacity: int, width: int, seed: int) 
             assert kept or context not in contexts
 
 
+@pytest.mark.usefixtures("either_way")
 def test_rows_tell_what_was_said() -> None:
     """Infinite logits as well, and tokens of any vocabulary."""
     logits = np.array([[40.0, 39.5, 12.3, -1e30, -np.inf]], np.float32)
@@ -179,7 +181,7 @@ def test_rows_tell_what_was_said() -> None:
         ((_, row),) = [table.get((0, 0, 1)) or (0, 0)]
         said = table.said([row])
         assert (said.tokens == tokens).all() and (said.logits == logits).all()
-        assert [token for token, _ in table.candidates(row, 1)] == tokens[0, :4].tolist()
+        assert [token for token, _ in table.ranked((0, 0, 1))] == tokens[0, :4].tolist()
 
 
 def test_memory_is_bounded() -> None:
@@ -196,13 +198,14 @@ def test_memory_is_bounded() -> None:
     assert narrow._logits.shape[1] == 2
 
 
+@pytest.mark.usefixtures("either_way")
 def test_wider_rows_begin_a_new_table_and_narrow_ones_are_filled_up() -> None:
     table = SuccessorTable()
     table.put([(0, 0, 1)], spread([3.0, 1.0]))
     table.put([(0, 0, 3)], spread([3.0, 2.5, 2.0, 1.0]))
     table.put([(0, 0, 4)], spread([3.0, -1.0]))
     assert table.get((0, 0, 1)) is None
-    found = [levels_of(table.candidates(table.get((0, 0, last))[1], 1)) for last in (3, 4)]  # type: ignore[index]
+    found = [levels_of(table.ranked((9, 9, last))) for last in (3, 4)]
     assert found == [[(4, 2), (5, 2), (6, 3), (7, 4)], [(4, 6), (5, 6)]]
 
 
@@ -210,9 +213,10 @@ def ranked(*lines: list[float]) -> list[list[tuple[int, int]]]:
     """Tokens and levels after contexts of one token."""
     table = SuccessorTable()
     table.put([(0, 0, node) for node in range(len(lines))], spread(*lines))
-    return [levels_of(table.candidates(row, 1)) for row in range(1, 1 + len(lines))]
+    return [levels_of(table.ranked((9, 9, node))) for node in range(len(lines))]
 
 
+@pytest.mark.usefixtures("either_way")
 def test_levels_are_distances_in_logits() -> None:
     near, torn, sure = ranked([2.0, 1.9, 1.2, -6.0], [5.0, -3.0, -np.inf, -np.inf], [5.0, *[-np.inf] * 3])
     assert near == [(4, 0), (5, 0), (6, 2), (7, LEVELS - 1)]

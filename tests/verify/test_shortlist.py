@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
 
-from lookahead import Lookahead, Scheduler
-from lookahead.verify import shortlist
+from lookahead import Lookahead, Scheduler, _native
 from lookahead.verify.shortlist import UNSURE, Shortlist
 
 PLACES = 6
+built = pytest.mark.skipif(_native.speedups is None, reason="nothing is built in C here")
 
 
 def warpers(rng: random.Random) -> LogitsProcessorList:
@@ -52,6 +52,7 @@ def noise_of(lines: torch.Tensor) -> Callable[[torch.Tensor | None], torch.Tenso
     return lambda ids: lines if ids is None else lines.gather(1, ids)
 
 
+@pytest.mark.usefixtures("either_way")
 @examples(400)
 @given(st.integers(0, 1 << 30))
 def test_what_is_sure_is_what_the_whole_vocabulary_draws(seed: int) -> None:
@@ -62,7 +63,7 @@ def test_what_is_sure_is_what_the_whole_vocabulary_draws(seed: int) -> None:
     whole = (processors(torch.zeros(PLACES, 1, dtype=torch.long), logits).softmax(-1) / noise).argmax(-1)
     found = Shortlist.of(processors)
     assert found is not None
-    made = [found.found(logits, noise_of(noise))]
+    made = [found.found(logits, noise_of(noise))] if found.decides(waits=True) else []
     if found.top_k:
         made.append(found.unpacked(found.listed(logits, noise_of(noise)).numpy(), logits.shape[1]))
     for choices in made:
@@ -71,6 +72,7 @@ def test_what_is_sure_is_what_the_whole_vocabulary_draws(seed: int) -> None:
         assert choices[sure, 0].tolist() == whole[torch.from_numpy(sure)].tolist()
 
 
+@built
 @pytest.mark.parametrize("settings", [{"top_k": 20, "top_p": 0.8}, {"top_p": 0.8}, {"min_p": 0.05}, {}], ids=str)
 def test_hardly_anything_is_unsure(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -81,6 +83,7 @@ def test_hardly_anything_is_unsure(settings: dict[str, Any]) -> None:
         assert np.mean(choices[:, 1] == UNSURE) < 0.02
 
 
+@built
 def test_a_token_that_is_not_listed_is_drawn_if_its_noise_is_small_enough() -> None:
     logits, noise = torch.linspace(3.0, -3.0, 500)[None], torch.ones(1, 500)
     noise[0, 300] = 0.001
@@ -92,6 +95,7 @@ def test_a_token_that_is_not_listed_is_drawn_if_its_noise_is_small_enough() -> N
     assert Shortlist(min_p=0.5).found(logits, noise_of(noise)).tolist() == [[0, 1]], "they are cut"
 
 
+@built
 @pytest.mark.parametrize("size", [40.540386, 300.0, 1e4])
 @pytest.mark.parametrize("temperature", [0.1, 0.3, 0.8])
 def test_large_logits_are_rounded_before_the_best_is_taken_off(size: float, temperature: float) -> None:
@@ -110,12 +114,14 @@ def test_large_logits_are_rounded_before_the_best_is_taken_off(size: float, temp
             assert sure == UNSURE or token == whole.item()
 
 
+@built
 def test_logits_that_give_no_probabilities_are_unsure() -> None:
     logits = torch.randn(1, 300)
     assert Shortlist(temperature=1e-38, top_k=5).found(logits, noise_of(torch.ones(1, 300)))[0, 1] == UNSURE
     assert Shortlist(temperature=1e-38, min_p=0.1).found(logits, noise_of(torch.ones(1, 300)))[0, 1] == UNSURE
 
 
+@pytest.mark.usefixtures("either_way")
 def test_the_drawn_example() -> None:
     """The example of the docstring."""
     logits, noise = torch.tensor([[5.1, 7.9, 9.0, 5.9, -1.0]]), torch.tensor([[1.0, 0.9, 0.8, 0.02, 1.0]])
@@ -124,6 +130,7 @@ def test_the_drawn_example() -> None:
     assert Shortlist(top_k=3).found(logits, noise_of(noise)).tolist() == [[3, 1]]
 
 
+@pytest.mark.usefixtures("either_way")
 def test_ties_that_nobody_can_tell_apart_are_unsure() -> None:
     noise = torch.tensor([[1.0, 0.001, 0.002, 1.0]])
 
@@ -134,7 +141,7 @@ def test_ties_that_nobody_can_tell_apart_are_unsure() -> None:
     assert of([3.0, 2.0, 2.0, 1.0], top_k=2) == [[1, 1]], "top_k keeps both"
     assert of([3.0, 2.0, 2.0, 1.0], top_k=3, top_p=0.6)[0][1] == UNSURE, "top_p keeps one of them"
     assert of([2.0, 2.0, 2.0, 2.0], top_k=2)[0][1] == 1, "all there are"
-    assert Shortlist(top_k=1).found(torch.zeros(1, 20), lambda ids: torch.rand(ids.shape)).tolist()[0][1] == UNSURE
+    assert Shortlist(top_k=1).found(torch.zeros(1, 20), noise_of(torch.rand(1, 20))).tolist()[0][1] == UNSURE
 
 
 def test_other_processors_have_no_list() -> None:
@@ -153,17 +160,21 @@ def test_other_processors_have_no_list() -> None:
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How each choice of a list ended; lists are used for vocabularies of any size."""
+    """How each choice of a list ended."""
     ends: list[int] = []
-    choices = Shortlist.choices
 
-    def noted(self: Shortlist, *given_: Any) -> np.ndarray:
-        found = choices(self, *given_)
-        ends.extend(found[:, 1].tolist())
-        return found
+    def note(name: str) -> None:
+        method = getattr(Shortlist, name)
 
-    monkeypatch.setattr(shortlist, "_LEAST_VOCAB", 1)
-    monkeypatch.setattr(Shortlist, "choices", noted)
+        def noted(self: Shortlist, *given_: Any) -> np.ndarray:
+            found: np.ndarray = method(self, *given_)
+            ends.extend(found[:, 1].tolist())
+            return found
+
+        monkeypatch.setattr(Shortlist, name, noted)
+
+    note("found")
+    note("unpacked")
     return ends
 
 
@@ -179,13 +190,13 @@ WITHOUT_TOP_K: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.usefixtures("augmented")
+@pytest.mark.usefixtures("augmented", "either_way")
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("settings", SETTINGS + WITHOUT_TOP_K, ids=str)
 def test_texts_and_generator_are_plain_decodings(settings: dict[str, Any], batch: int, decided: list[int]) -> None:
     for model in (counting_model(sharpness=6.0), tiny_model("llama")):
         same_as_plain(model, prompts(batch), Lookahead(nodes=12), do_sample=True, max_new_tokens=30, **settings)
-    assert 1 in decided
+    assert 1 in decided or not Shortlist(top_k=settings["top_k"]).decides(waits=True)
 
 
 @pytest.mark.usefixtures("augmented")
@@ -211,6 +222,7 @@ def test_lists_that_a_device_made(
     assert decided.count(UNSURE if unsure else 1) > 20
 
 
+@pytest.mark.usefixtures("either_way")
 def test_rows_of_a_scheduler(decided: list[int]) -> None:
     model = tiny_model("llama")
     settings = {"do_sample": True, "max_new_tokens": 25, "top_k": 20, "top_p": 0.9}

@@ -1,0 +1,57 @@
+/* What drafting and choosing do at every node of a tree, in C. Each function is the twin of a Python one, which says what
+ * it is for, and which is used where this module is not built. A forward pass has filled the processor's caches with
+ * the model's weights, so that Python's objects come from memory: here as few as possible are touched.
+ *
+ * Arrays come as memoryviews of contiguous NumPy arrays, because reading those costs nothing. */
+
+#ifndef LOOKAHEAD_SPEEDUPS_H
+#define LOOKAHEAD_SPEEDUPS_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+
+typedef struct { /* what happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it */
+    double temperature, top_p, min_p;
+    Py_ssize_t top_k;
+} Warp;
+
+/* A line of a memoryview of one or two axes, whose items take `size` bytes; NULL and an error if it is no such thing. */
+const void *line_of(PyObject *view, Py_ssize_t line, Py_ssize_t size);
+
+/* How long an axis of it is. */
+static inline Py_ssize_t
+length_of(PyObject *view, int axis)
+{
+    return PyMemoryView_GET_BUFFER(view)->shape[axis];
+}
+
+/* A tuple of two integers. */
+PyObject *pair(long one, long other);
+
+/* Whether a function was given so many arguments; if not, there is an error. */
+int takes(const char *name, Py_ssize_t count, Py_ssize_t given);
+
+typedef struct { /* a candidate that waits for its place in the tree */
+    double value;
+    int parent, place;
+    PyObject *token, *states; /* of its own, and its parent's */
+} Waiting;
+
+typedef struct {
+    Waiting *entries;
+    Py_ssize_t count, room;
+} Heap;
+
+int heap_push(Heap *heap, Waiting entry);         /* takes references of its own; -1 and an error without memory */
+Waiting heap_pop(Heap *heap);                     /* the best one of some, with its references */
+double heap_cut(Heap *heap, Py_ssize_t count);    /* keep the best `count` of more; the value of the last */
+void heap_drop(Heap *heap, Py_ssize_t count);     /* keep the first `count`, in whatever order they are */
+
+PyObject *grow(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *ranked(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *heard(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *drawn(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+#endif

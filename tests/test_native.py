@@ -1,0 +1,180 @@
+"""What is built in C does what its twins in Python do."""
+
+import random
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.drafting import TableSource
+from helpers.models import counting_model, prompts, same_as_plain, tiny_model
+from helpers.toy import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jacobi import Successors
+from lookahead import Lookahead, _native
+from lookahead.draft.acceptance import Acceptance
+from lookahead.draft.best_first import BestFirstTree
+from lookahead.draft.pass_costs import least_slopes
+from lookahead.draft.replays import Cut
+from lookahead.sources import SuccessorTable
+from lookahead.sources.drawn_recycling import DrawnRecycling
+from lookahead.sources.perturbed import Draw
+
+built = pytest.mark.skipif(_native.speedups is None, reason="nothing is built in C here")
+PRIORS = (0.9, 0.6, 0.3, 0.1)
+VOCAB = 40
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Without what is built in C."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_native, "speedups", None)
+        yield
+
+
+def both_ways(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """What a call gives in C, and in Python."""
+    found = call()
+    with in_python():
+        return found, call()
+
+
+def test_it_is_built_where_there_is_a_compiler() -> None:
+    compiler, header = shutil.which("cc"), Path(sysconfig.get_paths()["include"], "Python.h")
+    assert _native.speedups is not None or not (compiler and header.exists())
+
+
+@built
+@examples(300)
+@given(st.integers(0, 1 << 30))
+def test_trees_are_the_same(seed: int) -> None:
+    """Nodes, values, what was offered and asked, to the last bit."""
+    rng = random.Random(seed)
+    paths: list[tuple[int, ...]] = [()]
+    tables: list[dict[tuple[int, ...], list[tuple[int, int]]]] = [{}, {}]
+    for _ in range(rng.randrange(1, 60)):
+        above, table = rng.choice(paths), rng.choice(tables)
+        tokens = rng.sample(range(9), rng.randrange(1, 6))
+        table[above] = [(token, rng.randrange(4)) for token in tokens]
+        paths += [(*above, token) for token in tokens]
+    count = rng.randrange(1, 70)
+    times = list(np.cumsum([rng.random() * rng.choice([0.0, 0.3]) for _ in range(count)]) + 1.0)
+    settings: dict[str, Any] = {
+        "floor": rng.choice([0.0, 0.05]),
+        "gain": rng.choice([1.0, 1.1]),
+        "ask_ms": rng.choice([0.0, 0.01]),
+        "beside_ms": rng.choice([0.0, 0.2]),
+        "cut": rng.choice([None, Cut(0.1, 0.02)]),
+    }
+    chain, room = rng.random() < 0.2, rng.randrange(8)
+
+    def grow() -> tuple[Any, ...]:
+        sources = [TableSource(name, table, PRIORS) for name, table in zip("ab", tables, strict=True)]
+        trees = BestFirstTree(sources, Acceptance(sources), chain)
+        tree, values = trees.grow(7, room, list(map(float, times)), least_slopes(times), **settings)
+        return (
+            tree.tokens,
+            tree.parents,
+            tree.depths,
+            tree.children,
+            values,
+            trees.asks,
+            trees.sources_of(tree),
+            trees.asked,
+        )
+
+    in_c, python = both_ways(grow)
+    assert in_c == python
+
+
+@built
+@examples(150)
+@given(st.integers(0, 1 << 30))
+def test_drawn_candidates_are_the_same(seed: int) -> None:
+    """All but those whose share lies where a bin begins."""
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    noise = numbers.exponential(size=(30, VOCAB)).astype(np.float32)
+    settings = {"temperature": rng.choice([0.5, 1.0]), "top_k": rng.choice([0, 3]), "top_p": rng.choice([1.0, 0.7])}
+    draw = Draw(lambda index: None if index == 5 else noise[index], min_p=rng.choice([0.0, 0.1]), **settings)
+    source = DrawnRecycling(SuccessorTable(rng.choice([8, 1 << 14]), VOCAB), draw, VOCAB)
+    for _ in range(6):
+        logits = -np.sort(-numbers.normal(size=(12, 16)).astype(np.float32) * 3.0, axis=1)
+        logits[:, rng.randrange(4, 16) :] = -np.inf
+        tokens = np.stack([numbers.permutation(VOCAB)[:16] for _ in range(12)]).astype(np.int32)
+        source.start([rng.randrange(4) for _ in range(12)], Successors(tokens, logits))
+        if rng.random() < 0.7:
+            source.catch_up()
+    source.root()
+    states = [((rng.randrange(4), rng.randrange(4), rng.randrange(6)), index) for index in range(10)]
+    for in_c, python in zip(*both_ways(lambda: [dict(source.propose(state)) for state in states]), strict=True):
+        same = {token for token in in_c if in_c[token] == python.get(token)}
+        others = (set(in_c) | set(python)) - same
+        assert len(others) <= 1, (in_c, python)
+        assert all(abs(in_c.get(token, kind) - kind) <= 1 for token, kind in python.items())
+
+
+@built
+def test_what_is_wrong_is_said() -> None:
+    speedups, table = _native.speedups, SuccessorTable()
+    table.put([(1, 2, 3)], Successors(np.array([[4, 5]], np.int32), np.array([[1.0, 0.0]], np.float32)))
+    steps = np.zeros(3, np.float32).data
+    with pytest.raises(TypeError, match="4 arguments"):
+        speedups.ranked(table.rows)
+    with pytest.raises(TypeError, match="three tokens"):
+        speedups.ranked(table.rows, (1, 2), steps, 6)
+    with pytest.raises(TypeError, match="memoryview"):
+        speedups.ranked(table.rows, (1, 2, 3), [0.0], 6)
+    with pytest.raises(TypeError, match="4 bytes"):
+        speedups.ranked(table.rows, (1, 2, 3), np.zeros(3).data, 6)
+    assert speedups.ranked(table.rows, (1, 2, 3), steps, 6)
+    with pytest.raises(TypeError):
+        speedups.drawn(
+            np.zeros((1, 3)).data, np.zeros((1, 3), np.float32).data, 0, None, None, (1.0, 0, 1.0, 0.0), (0.0, 0.0)
+        )
+
+
+@built
+@pytest.mark.parametrize("wrong", [[(1, 9)], [(1, -1)], [7], [("a", 0)]], ids=str)
+def test_candidates_that_are_none(wrong: list[Any]) -> None:
+    """Sources of the caller's own are checked before; nothing breaks if one of ours is wrong."""
+    source = TableSource("a", {(): wrong}, PRIORS)
+    with pytest.raises((TypeError, IndexError)):
+        BestFirstTree([source], Acceptance([source])).grow(7, 3, [1.0] * 4, [0.0] * 4)
+
+
+@built
+def test_errors_of_a_source_come_through() -> None:
+    class Failing(TableSource):
+        def propose(self, state: Any) -> Any:
+            if state:
+                raise KeyError("no candidates")
+            return super().propose(state)
+
+    source = Failing("a", {(): [(1, 0), (2, 0)]}, PRIORS)
+    with pytest.raises(KeyError, match="no candidates"):
+        BestFirstTree([source], Acceptance([source])).grow(7, 3, [1.0] * 4, [0.0] * 4)
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True}, {"do_sample": True, "top_p": 0.9, "top_k": 0}], ids=str)
+def test_texts_without_it(settings: dict[str, Any]) -> None:
+    """A machine without a compiler writes plain decoding's text, too, from as good drafts."""
+    for model in (counting_model(sharpness=6.0), tiny_model("llama")):
+
+        def passes(model: Any = model) -> int:
+            same_as_plain(model, prompts(2), Lookahead(nodes=12), max_new_tokens=30, **settings)
+            torch.manual_seed(0)
+            strategy = Lookahead(nodes=12, seed=0)  # which forgets what earlier calls learnt
+            told = {"lookahead_strategy": strategy, "return_dict_in_generate": True, "max_new_tokens": 30}
+            return int(model.generate(**prompts(1), **told, **settings).stats.steps)
+
+        in_c, python = both_ways(passes)
+        assert in_c == python
