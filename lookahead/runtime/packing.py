@@ -49,7 +49,8 @@ from lookahead.runtime.packed_layers import (
 _SMALL_BYTES = range(1 << 20, 24 << 20)  # of all linear layers: a copy is hardly noticed in the process
 _LARGE_BYTES = 128 << 20  # from here on they fill caches; between, much memory would bring little
 _MOST_MEMORY = 0.5  # of the memory that is free
-_TRIAL_AFTER_MS = 1000.0  # of passes: a trial takes some 30, and memory that oneDNN keeps
+_TRIAL_AFTER_MS = 400.0  # of passes: a trial takes some 40, and memory that oneDNN keeps
+_LARGE_AFTER_MS = 1000.0  # the same for large layers, whose trials take longer
 _TRIAL_ROWS = (1, 8, 32)  # oneDNN keeps half a megabyte for each of them and each shape of weight
 _TRIAL_ROUNDS = 4  # of a layer of a large model
 _SMALL_ROUNDS = 16
@@ -106,7 +107,8 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
         return None
     layers = [module for module in model.modules() if can_be_packed(module)]
     size = _bytes(layers)
-    if not (size in _SMALL_BYTES or size >= _LARGE_BYTES) or not is_safe(model):
+    is_large = size >= _LARGE_BYTES
+    if not (size in _SMALL_BYTES or is_large) or (is_large and worth_ms < _LARGE_AFTER_MS) or not is_safe(model):
         return None
     stamp = weights_stamp(held for layer in layers for held in (layer.weight, layer.bias) if held is not None)
     if packing.weights and packing.stamp == stamp:

@@ -7,6 +7,7 @@ passes are not most of what calls take, none is made (:class:`.CallTimes`).
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -66,7 +67,7 @@ def traces_for(
     key = (batch, traits.dtype, traits.attention, modes, taps, packed is not None)
     with _kept_lock:
         known = _kept.of(model)
-        found = next((traces for traces in known if traces.key == key), None) or Traces(key, taps)
+        found = next((traces for traces in known if traces.key == key), None) or _new(key, taps, known)
         known[:] = [*(traces for traces in known if traces is not found), found][-_KEPT:]
     due = _due(model, found)
     if not (found.made or due):
@@ -82,6 +83,12 @@ def traces_for(
     if due:
         _make(model, batch, found, settings, list(due), packed)
     return found
+
+
+def _new(key: tuple[Any, ...], taps: tuple[str, ...], known: Sequence[Traces]) -> Traces:
+    """Traces that are still to be made: over packed weights as soon as those that went before would have been."""
+    before = next((traces for traces in known if traces.key == (*key[:-1], False)), None) if key[-1] else None
+    return Traces(key, taps, missed={kind: replace(missed) for kind, missed in before.missed.items()} if before else {})
 
 
 class TraceSchedule:
