@@ -1,13 +1,5 @@
 #include "speedups.h"
 
-/* Loops over whole vocabularies, for the widest vectors that the processor has. */
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
-#else
-#define WIDE
-#endif
-#define BLOCK 64
-
 /* How many of BLOCK tokens may have a score above that of which `least` is the exponential: of noise e and a logit that
  * lies y below the best, they have e least exp(y) < 1, and exp(y) is at least (1 + y / 8)^8. */
 WIDE static int

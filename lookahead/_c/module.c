@@ -40,7 +40,9 @@ pair(long one, long other)
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef methods[] = {METHOD(grow), METHOD(ranked), METHOD(heard), METHOD(drawn), {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {
+    METHOD(grow), METHOD(ranked), METHOD(heard), METHOD(drawn), METHOD(best_of), {NULL, NULL, 0, NULL},
+};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "lookahead._speedups", NULL, -1, methods, NULL, NULL, NULL, NULL};

@@ -12,6 +12,14 @@
 #include <math.h>
 #include <stdint.h>
 
+/* Loops over whole vocabularies, for the widest vectors that the processor has. */
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#else
+#define WIDE
+#endif
+#define BLOCK 64
+
 typedef struct { /* what happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it */
     double temperature, top_p, min_p;
     Py_ssize_t top_k;
@@ -52,6 +60,7 @@ void heap_drop(Heap *heap, Py_ssize_t count);     /* keep the first `count`, in 
 PyObject *grow(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *ranked(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *heard(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *best_of(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *drawn(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

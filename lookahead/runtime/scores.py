@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from jacobi import LookaheadError, Scores, Successors
-
-_CHUNK = 128  # vocabulary entries whose maximum is taken first
-_LARGE = 1 << 19  # passes with at least so many scores are searched by chunks
-_FEW = 8  # best next tokens that are searched one by one
-_GROUP = 16  # entries whose maximum is taken first, where more are wanted
+from lookahead import _native
 
 _T = TypeVar("_T")
 
@@ -107,55 +103,16 @@ def _by_row(flat: list[_T], nodes: int) -> list[list[_T]]:
 
 
 def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``count`` highest entries of each line in float32, and their ids. Many scores are swept once, for the maxima
-    of chunks, and only the best chunks again: several times faster than ``topk``, or ``max`` with indices, over the
-    whole vocabulary."""
-    total, vocab = lines.shape
-    if count > _FEW or (count > 1 and lines.dtype != torch.float32 and lines.numel() >= _LARGE):
-        return _top_on_cpu(lines, count)
-    whole = vocab // _CHUNK
-    if lines.numel() < _LARGE or whole <= count:
-        return _take_highest(lines.to(torch.float32, copy=count > 1).numpy(), count)
-    chunks, tail = lines[:, : whole * _CHUNK].unflatten(1, (whole, _CHUNK)), lines[:, whole * _CHUNK :]
-    found, best = _take_highest(chunks.amax(-1).to(torch.float32).numpy(), count)
-    near = chunks[torch.arange(total)[:, None], torch.from_numpy(best)].float()
-    again = found == -np.inf  # one was found several times where few have finite scores
-    if again.any():
-        near[torch.from_numpy(again)] = -torch.inf
-    values, at = _take_highest(torch.cat([near.flatten(1), tail.float()], dim=1).numpy(), count)
-    chunk, at = np.divmod(at, _CHUNK)
-    best = np.append(best, np.full((total, 1), whole), axis=1)  # the tail follows all chunks
-    return values, best[np.arange(total)[:, None], chunk] * _CHUNK + at
-
-
-def _top_on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same for a larger ``count``, or a narrower dtype; equal entries after the first are in any order."""
-    found, order = _topk(lines, count)
-    values, ids = found.float().numpy(), order.numpy()
-    for line in np.nonzero(values[:, 0] == values[:, 1])[0]:
-        _lead(ids[line], int((lines[line] == found[line, 0]).nonzero()[0]))
+    """The ``count`` highest entries of each line in float32, best first, and their ids. NaN counts as the highest."""
+    if _native.speedups is None:
+        return _unpacked(fetch(_on_device(lines, count)), count)
+    if lines.dtype not in (torch.float32, torch.bfloat16):
+        lines = lines.float()
+    lines = lines if lines.stride(-1) == 1 else lines.contiguous()
+    values, ids = np.empty((len(lines), count), np.float32), np.empty((len(lines), count), np.int32)
+    given = lines if lines.dtype == torch.float32 else lines.view(torch.int16)
+    _native.speedups.best_of(given.numpy().data, values.data, ids.data)
     return values, ids
-
-
-def _topk(lines: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``topk`` of ``lines`` ``[line, vocab]``, which sweeps them once and for all that follows looks at few of them: at
-    the entries of the best groups, which it finds in the same way. A group has one entry of each of ``_GROUP`` parts of
-    a line, so that maxima of whole parts are taken at once::
-
-        line       3 1 4 1 | 5 9 2 6 | 5 3 5 8     three parts
-        maxima     5 9 5 8                         of four groups
-        the best two groups are 1 9 3 and 1 6 8
-    """
-    vocab = lines.shape[1]
-    groups = vocab // _GROUP
-    if groups < 8 * count:
-        return lines.topk(count)
-    parts, tail = lines[:, : groups * _GROUP].unflatten(1, (_GROUP, groups)), lines[:, groups * _GROUP :]
-    _, best = _topk(parts.amax(1), count)
-    near = parts.gather(2, best[:, None].expand(-1, _GROUP, -1)).flatten(1)
-    found, at = torch.cat([near, tail], dim=1).topk(count)
-    part, group = at // count, best.gather(1, at % count)
-    return found, torch.where(part < _GROUP, part * groups + group, at + (vocab - tail.shape[1] - near.shape[1]))
 
 
 def _lead(order: np.ndarray, first: int) -> None:
@@ -163,26 +120,11 @@ def _lead(order: np.ndarray, first: int) -> None:
     order[:] = [first, *(token for token in order if token != first)][: len(order)]
 
 
-def _take_highest(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ``count`` highest of each line and their places, by repeated argmax; ``values`` is used up if ``count > 1``.
-    NaN counts as the highest, and of equal entries the first."""
-    flat, starts = values.reshape(-1), np.arange(0, values.size, values.shape[1])
-    highest, places = np.empty((count, len(values)), values.dtype), np.empty((count, len(values)), np.int64)
-    for rank in range(count):
-        at = values.argmax(1)
-        places[rank] = at
-        at += starts
-        highest[rank] = flat[at]
-        if count > 1:
-            flat[at] = -np.inf
-    return highest.T, places.T
-
-
 def _on_device(lines: Tensor, count: int) -> Tensor:
     """The same packed to be brought in one transfer, int32 ``[line, 1 + 2 count]``: argmax, ids, values. Equal entries
     after the first are in any order."""
-    highest, argmax = lines.max(-1, keepdim=True)
-    values, ids = (highest, argmax) if count == 1 else lines.topk(count, dim=-1)
+    argmax = lines.argmax(-1, keepdim=True)
+    values, ids = (lines.gather(-1, argmax), argmax) if count == 1 else lines.topk(count, dim=-1)
     return torch.cat([argmax.int(), ids.int(), values.float().view(torch.int32)], dim=1)
 
 

@@ -21,6 +21,7 @@ from lookahead.verify.sequences import Sequences
 from lookahead.verify.shortlist import UNSURE, Shortlist
 
 Place = tuple[int, int]  # (row, node)
+Chosen = Sequence[int]  # a token and, if it is drawn, whether its scores give probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,19 +159,19 @@ class Sampler:
         if now.scores.beside and self.noise is not None and self.noise.is_stale():
             now.scores.beside = ()  # chosen by other numbers than are drawn now
         chosen = self._looked_up(now, places) if now.scores.beside else self._listed(now, places)
-        if chosen is None or (chosen[:, 1:] == UNSURE).any():
+        if chosen is None or (self._sample and any(fine == UNSURE for _, fine in chosen)):
             processed = self.processed(now, places)
             if self._own_draws:
                 return self._rejected(now, places, processed.softmax(-1))
             tokens, firsts = self._chosen(now.trees, places, processed)
             if firsts is not None and on_host(firsts.device):
                 return list(tokens.flatten().tolist())
-            chosen = fetch(_packed(tokens, firsts))
+            chosen = fetch(_packed(tokens, firsts)).tolist()
         if self._sample:
-            self._check_chances(chosen[:, 1].tolist(), [row for row, _ in places])
-        return list(chosen[:, 0].tolist())
+            self._check_chances([fine for _, fine in chosen], [row for row, _ in places])
+        return [token for token, *_ in chosen]
 
-    def _looked_up(self, now: Pass, places: Sequence[Place]) -> np.ndarray:
+    def _looked_up(self, now: Pass, places: Sequence[Place]) -> Sequence[Chosen]:
         """What :meth:`look` has found at these places."""
         rows, nodes = zip(*places, strict=True)
         if self.noise is not None and len(now.scores.beside) > 1:
@@ -180,10 +181,10 @@ class Sampler:
             self.records.note(row, len(self._sequences.written[row]), processed, raw)
         found: np.ndarray = now.scores.beside[0][list(rows), list(nodes)]
         if self._shortlist is None or found.shape[1] == 2:
-            return found
+            return list(found.tolist())
         return self._shortlist.unpacked(found, now.scores.logits.shape[-1])
 
-    def _listed(self, now: Pass, places: Sequence[Place]) -> np.ndarray | None:
+    def _listed(self, now: Pass, places: Sequence[Place]) -> Sequence[Chosen] | None:
         """What the best logits decide on a host; None where they do not."""
         shortlist = self._shortlist_for(now.scores.logits)
         if shortlist is None or not on_host(self._sequences.device):

@@ -17,7 +17,8 @@ from lookahead.runtime.scores import highest
 _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its last
 _LISTED = 64  # logits that are listed for ``top_p`` where there is no ``top_k``
 _LEAST_LISTED = 16  # of those that are listed anyway
-UNSURE = 2  # where a token may be another one
+SURE, UNSURE = 1, 2  # where a token may be another one
+Choice = tuple[int, int]  # a token, and one of these
 _ROUNDING = 1e-6  # of a score, for each unit of what it is computed from: ten times float32's
 _TOO_NEAR = 1.0  # where logits are as large as that, plain decoding may find no probabilities
 _CLOSE = 1e-5  # the same for sums of chances
@@ -77,7 +78,7 @@ class Shortlist:
 
     def found(
         self, raw: Tensor, noise: Callable[[Tensor | None], Tensor], said: Successors | None = None
-    ) -> np.ndarray:
+    ) -> list[Choice]:
         """The choices of logits ``[place, vocab]`` on a host, in float32, of which the best may be ``said`` already;
         ``noise`` gives that of tokens ``[place, rank]``, or with None that of all."""
         if _native.speedups is not None:
@@ -86,7 +87,7 @@ class Shortlist:
         of_listed = noise(torch.from_numpy(said.tokens).long()).numpy()
         return self.choices(said.tokens, said.logits, of_listed, raw.shape[1])
 
-    def _found_in_c(self, speedups: Any, raw: Tensor, noise: Tensor, said: Successors | None) -> np.ndarray:
+    def _found_in_c(self, speedups: Any, raw: Tensor, noise: Tensor, said: Successors | None) -> list[Choice]:
         """What :meth:`found` does; a list is needed where ``top_k`` or ``top_p`` cuts."""
         lists: Any = [None, None]
         if self.top_k or self.top_p < 1.0:
@@ -94,8 +95,7 @@ class Shortlist:
             lists = [np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data]
         all_of_them = raw.numpy().data, noise.numpy().data
         settings = (self.temperature, self.top_k, self.top_p, self.min_p), (_ROUNDING, _CLOSE)
-        found = [speedups.drawn(*all_of_them, place, *lists, *settings) for place in range(len(raw))]
-        return np.array(found, np.int32)
+        return [speedups.drawn(*all_of_them, place, *lists, *settings) for place in range(len(raw))]
 
     def _best(self, raw: Tensor, said: Successors | None) -> Successors:
         """The best tokens, unless enough of them are ``said``."""
@@ -114,20 +114,16 @@ class Shortlist:
         logits, ids = self._highest(raw)
         return torch.cat([ids.int(), logits.view(torch.int32), noise(ids).view(torch.int32)], dim=1)
 
-    def unpacked(self, listed: np.ndarray, vocab: int) -> np.ndarray:
+    def unpacked(self, listed: np.ndarray, vocab: int) -> list[Choice]:
         """The choices of such lists."""
         ids, logits, noise = np.split(listed, 3, axis=1)
         return self.choices(ids, logits.view(np.float32), noise.view(np.float32), vocab)
 
-    def choices(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> np.ndarray:
-        """The tokens that are drawn, packed, int32 ``[place, 2]``: each with 1, or :data:`UNSURE`; by the best ids and
-        logits ``[place, rank]``, best first, and their noise."""
-        found = []
+    def choices(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> list[Choice]:
+        """The tokens that are drawn, by the best ids and logits ``[place, rank]``, best first, and their noise."""
         with np.errstate(all="ignore"):
-            for lists in zip(ids, logits, noise, strict=True):
-                token, sure = self._choice(*lists, vocab)
-                found.append((token, 1 if sure else UNSURE))
-        return np.array(found, np.int32)
+            found = [self._choice(*lists, vocab) for lists in zip(ids, logits, noise, strict=True)]
+        return [(token, SURE if sure else UNSURE) for token, sure in found]
 
     def _choice(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> tuple[int, bool]:
         """The token drawn at one place, and whether that is certain."""

@@ -1,7 +1,6 @@
 """From logits to argmaxes and best next tokens: always torch's argmax, whatever the size, dtype or ties."""
 
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lookahead.runtime import scores as scoring
 from lookahead.runtime.scores import score
 
+pytestmark = pytest.mark.usefixtures("either_way")
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 DTYPES = [F32, F64, BF16, F16]
 LARGE = 4096 + 37
-_LARGE = 1 << 18  # scores from which these tests search by chunks
-# batch, nodes, vocabulary; the larger ones are searched by chunks
+# batch, nodes, vocabulary
 SHAPES = [
     (1, 1, 2),
     (1, 1, 300),
@@ -78,14 +76,6 @@ def check(logits: Tensor, best: int) -> None:
             assert logits[:known] == plain[row, node, tokens[:known]].tolist()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def large_from_here() -> Iterator[None]:
-    """Some shapes are searched by chunks, the others in one go."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring, "_LARGE", _LARGE)
-        yield
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["random", "wide", "ties", "constant"])
@@ -112,11 +102,6 @@ def test_the_best_one_alone_of_equal_ones() -> None:
         check(logits_of(shape, F32, "constant"), 1)
 
 
-def test_shapes_reach_both_ways() -> None:
-    sizes = [batch * nodes * vocab for batch, nodes, vocab in SHAPES]
-    assert sum(size >= _LARGE for size in sizes) == 3
-
-
 @examples(60)
 @given(st.integers(1, 2), st.integers(1, 3), st.integers(1, 40), st.integers(0, 6), st.integers(0, 10**6))
 def test_small_ones(batch: int, nodes: int, vocab: int, best: int, seed: int) -> None:
@@ -136,7 +121,7 @@ def test_a_vocabulary_of_one() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("best", [0, 4])
 def test_nan_lines_are_marked(nodes: int, dtype: torch.dtype, best: int) -> None:
-    """One NaN, all NaN, NaN in the last, shorter chunk, NaN beside infinities."""
+    """One NaN, all NaN, NaN in the last place, NaN beside infinities."""
     logits = logits_of((2, nodes, LARGE), dtype, "random")
     logits[0, 1] = torch.nan
     logits[1, 0, 5] = torch.nan

@@ -66,7 +66,7 @@ def test_what_is_sure_is_what_the_whole_vocabulary_draws(seed: int) -> None:
     made = [found.found(logits, noise_of(noise))] if found.decides(waits=True) else []
     if found.top_k:
         made.append(found.unpacked(found.listed(logits, noise_of(noise)).numpy(), logits.shape[1]))
-    for choices in made:
+    for choices in map(np.array, made):
         sure = choices[:, 1] == 1
         assert set(choices[~sure, 1].tolist()) <= {UNSURE}
         assert choices[sure, 0].tolist() == whole[torch.from_numpy(sure)].tolist()
@@ -80,19 +80,19 @@ def test_hardly_anything_is_unsure(settings: dict[str, Any]) -> None:
     for each in (logits, logits.bfloat16().float()):
         noise = torch.empty_like(each).exponential_()
         choices = Shortlist(temperature=0.7, **settings).found(each, noise_of(noise))
-        assert np.mean(choices[:, 1] == UNSURE) < 0.02
+        assert np.mean([sure == UNSURE for _, sure in choices]) < 0.02
 
 
 @built
 def test_a_token_that_is_not_listed_is_drawn_if_its_noise_is_small_enough() -> None:
     logits, noise = torch.linspace(3.0, -3.0, 500)[None], torch.ones(1, 500)
     noise[0, 300] = 0.001
-    assert Shortlist().found(logits, noise_of(noise)).tolist() == [[300, 1]]
+    assert Shortlist().found(logits, noise_of(noise)) == [(300, 1)]
     noise[0, 300] = 0.1
-    assert Shortlist().found(logits, noise_of(noise)).tolist() == [[0, 1]]
+    assert Shortlist().found(logits, noise_of(noise)) == [(0, 1)]
     noise[0, 301:303] = torch.tensor([0.001, 0.001 * math.exp(logits[0, 302] - logits[0, 301])])
-    assert Shortlist().found(logits, noise_of(noise))[0, 1] == UNSURE, "nobody can tell them apart"
-    assert Shortlist(min_p=0.5).found(logits, noise_of(noise)).tolist() == [[0, 1]], "they are cut"
+    assert Shortlist().found(logits, noise_of(noise))[0][1] == UNSURE, "nobody can tell them apart"
+    assert Shortlist(min_p=0.5).found(logits, noise_of(noise)) == [(0, 1)], "they are cut"
 
 
 @built
@@ -110,15 +110,15 @@ def test_large_logits_are_rounded_before_the_best_is_taken_off(size: float, temp
             logits, noise = torch.full((1, 300), size - 90.0 * temperature), torch.ones(1, 300)
             logits[0, :2], noise[0, 1] = torch.stack([torch.tensor(size), boundary + step * least]), 1e-4
             whole = (processors(torch.zeros(1, 1, dtype=torch.long), logits).softmax(-1) / noise).argmax(-1)
-            token, sure = found.found(logits, noise_of(noise))[0].tolist()
+            token, sure = found.found(logits, noise_of(noise))[0]
             assert sure == UNSURE or token == whole.item()
 
 
 @built
 def test_logits_that_give_no_probabilities_are_unsure() -> None:
     logits = torch.randn(1, 300)
-    assert Shortlist(temperature=1e-38, top_k=5).found(logits, noise_of(torch.ones(1, 300)))[0, 1] == UNSURE
-    assert Shortlist(temperature=1e-38, min_p=0.1).found(logits, noise_of(torch.ones(1, 300)))[0, 1] == UNSURE
+    assert Shortlist(temperature=1e-38, top_k=5).found(logits, noise_of(torch.ones(1, 300)))[0][1] == UNSURE
+    assert Shortlist(temperature=1e-38, min_p=0.1).found(logits, noise_of(torch.ones(1, 300)))[0][1] == UNSURE
 
 
 @pytest.mark.usefixtures("either_way")
@@ -126,22 +126,21 @@ def test_the_drawn_example() -> None:
     """The example of the docstring."""
     logits, noise = torch.tensor([[5.1, 7.9, 9.0, 5.9, -1.0]]), torch.tensor([[1.0, 0.9, 0.8, 0.02, 1.0]])
     cut = Shortlist(top_k=3, top_p=0.9).found(logits, noise_of(noise))
-    assert cut.tolist() == [[2, 1]]
-    assert Shortlist(top_k=3).found(logits, noise_of(noise)).tolist() == [[3, 1]]
+    assert cut == [(2, 1)]
+    assert Shortlist(top_k=3).found(logits, noise_of(noise)) == [(3, 1)]
 
 
 @pytest.mark.usefixtures("either_way")
 def test_ties_that_nobody_can_tell_apart_are_unsure() -> None:
     noise = torch.tensor([[1.0, 0.001, 0.002, 1.0]])
 
-    def of(values: list[float], **settings: Any) -> list[list[int]]:
-        found: list[list[int]] = Shortlist(**settings).found(torch.tensor([values]), noise_of(noise)).tolist()
-        return found
+    def of(values: list[float], **settings: Any) -> list[tuple[int, int]]:
+        return Shortlist(**settings).found(torch.tensor([values]), noise_of(noise))
 
-    assert of([3.0, 2.0, 2.0, 1.0], top_k=2) == [[1, 1]], "top_k keeps both"
+    assert of([3.0, 2.0, 2.0, 1.0], top_k=2) == [(1, 1)], "top_k keeps both"
     assert of([3.0, 2.0, 2.0, 1.0], top_k=3, top_p=0.6)[0][1] == UNSURE, "top_p keeps one of them"
     assert of([2.0, 2.0, 2.0, 2.0], top_k=2)[0][1] == 1, "all there are"
-    assert Shortlist(top_k=1).found(torch.zeros(1, 20), noise_of(torch.rand(1, 20))).tolist()[0][1] == UNSURE
+    assert Shortlist(top_k=1).found(torch.zeros(1, 20), noise_of(torch.rand(1, 20)))[0][1] == UNSURE
 
 
 def test_other_processors_have_no_list() -> None:
@@ -166,9 +165,9 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def note(name: str) -> None:
         method = getattr(Shortlist, name)
 
-        def noted(self: Shortlist, *given_: Any) -> np.ndarray:
-            found: np.ndarray = method(self, *given_)
-            ends.extend(found[:, 1].tolist())
+        def noted(self: Shortlist, *given_: Any) -> list[tuple[int, int]]:
+            found: list[tuple[int, int]] = method(self, *given_)
+            ends.extend(sure for _, sure in found)
             return found
 
         monkeypatch.setattr(Shortlist, name, noted)
