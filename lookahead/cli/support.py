@@ -10,6 +10,7 @@ from transformers import AutoConfig, DynamicCache, PreTrainedConfig, PreTrainedM
 from typer import Exit, Option
 
 from jacobi import LookaheadError
+from lookahead import _native
 from lookahead._files import on_hub
 from lookahead.cli import common
 from lookahead.cli.options import DeviceOption, DtypeOption, JsonOption
@@ -101,6 +102,7 @@ def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
         "cache_layers": ", ".join(layers) or "DynamicLayer",
         "limits": "; ".join(limits) or None,
         "checked": how[2],
+        "built_in_c": "yes" if _native.speedups is not None else "no compiler was found: drafting takes longer",
     }
 
 

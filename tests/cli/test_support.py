@@ -4,6 +4,7 @@ import importlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from helpers.encoder_decoders import seq2seq_model
@@ -11,6 +12,7 @@ from helpers.hybrids import hybrid
 from transformers import CLIPConfig, GPT2Config, MambaConfig, Qwen2VLConfig, WhisperConfig
 from typer.testing import CliRunner
 
+from lookahead import _native
 from lookahead.cli import app
 from lookahead.models.conformance import recorded_version
 
@@ -23,6 +25,9 @@ def test_support(folder: Path, tmp_path: Path) -> None:
     assert (facts["model"], facts["route"], facts["reason"]) == ("LlamaForCausalLM", "tree", None)
     assert (facts["attention"], facts["cache_layers"]) == ("sdpa", "DynamicLayer")
     assert "self-test" in facts["checked"]
+    with mock.patch.object(_native, "speedups", None):
+        result = CliRunner().invoke(app, ["support", "--model", str(folder / "config.json"), "--json"])
+    assert "drafting takes longer" in json.loads(result.stdout)["built_in_c"]
     result = CliRunner().invoke(app, ["support", "--model", str(folder / "config.json")])
     assert result.exit_code == 0, result.output
     assert "no weights" in result.stdout
