@@ -61,14 +61,15 @@ enter(Race *race, Py_ssize_t token, double score)
 
 /* The token drawn from all, of which only min_p cuts any, and whether that is certain. */
 static int
-draw_of_all(const float *logits, const float *noise, Py_ssize_t vocab, const Warp *warp, Margins margins, Py_ssize_t *token)
+draw_of_all(const float *logits, const float *noise, Py_ssize_t vocab, const Warp *warp, Margins margins,
+            Py_ssize_t *token)
 {
     double best = highest_of(logits, vocab), near = margins.rounding * (32.0 + 4.0 * fabs(best) / warp->temperature);
     double close = margins.close + near, cut = -INFINITY, kept = -INFINITY;
     Race race = {-INFINITY, -INFINITY, -INFINITY, 0};
     float each = (float)(0.125 / warp->temperature), least = 0.0f;
     *token = 0;
-    if (!(near < 1.0))
+    if (!(near < 1.0) || !(close < 1.0))
         return 0;
     if (warp->min_p) {
         cut = log(warp->min_p * (1.0 - close));
@@ -136,11 +137,11 @@ typedef struct { /* the best tokens, best first: int32 ids and logits */
     Py_ssize_t count;
 } List;
 
-/* Shortlist._choice: the token drawn from the best ones where top_k or top_p cuts the others, and whether it is certain.
- * `scaled` has room for the list. */
+/* Shortlist._choice: the token drawn from the best ones where top_k or top_p cuts the others, and whether it is
+ * certain. `scaled` has room for the list. */
 static int
-draw_of_list(const List *list, const float *all, const float *noise, Py_ssize_t vocab, const Warp *warp, Margins margins,
-             double *scaled, Py_ssize_t *token)
+draw_of_list(const List *list, const float *all, const float *noise, Py_ssize_t vocab, const Warp *warp,
+             Margins margins, double *scaled, Py_ssize_t *token)
 {
     Py_ssize_t count = list->count, ties = 0, surely = 0, maybe = 0, drawn = 0;
     double best = list->logits[0], last = best, whole = 0.0, before = 0.0, close;
@@ -194,8 +195,8 @@ draw_of_list(const List *list, const float *all, const float *noise, Py_ssize_t 
     return sure && (!open || likely < count) && drawn < kept && isfinite(race.top) && race.top - race.second > near;
 }
 
-/* drawn(logits, noise, place, ids, best, warp, (rounding, close)): token and certainty, 1 or 2, at one of several places,
- * by [place, vocab] and the best [place, rank], which is None for both where no list is needed. */
+/* drawn(logits, noise, place, ids, best, warp, (rounding, close)): token and certainty, 1 or 2, at one of several
+ * places, by [place, vocab] and the best [place, rank], which is None for both where no list is needed. */
 PyObject *
 drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {

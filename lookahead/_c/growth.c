@@ -200,7 +200,8 @@ grow_all(Growth *growth, Grown *tree, PyObject *states)
         expected += value * growth->calibration;
         double time = number(growth->times, node);
         if (growth->cut != Py_None) {
-            PyObject *cost = PyObject_CallMethod(growth->cut, "cost", "ddn", expected, fmin(1.0, value * growth->calibration), node + 1);
+            double whole = fmin(1.0, value * growth->calibration);
+            PyObject *cost = PyObject_CallMethod(growth->cut, "cost", "ddn", expected, whole, node + 1);
             if (cost == NULL)
                 goto failed;
             time += PyFloat_AsDouble(cost);
@@ -245,8 +246,10 @@ truncate_tree(Grown *tree, Py_ssize_t count)
                : 0;
 }
 
-/* grow((tokens, parents, depths, children, values, offered), states, (proposers, steps, offsets, odds, times, least, cut),
- *      (floor, gain, ask_ms, beside_ms, calibration, most_odds, likely), room, chain): the questions asked. */
+/* grow((tokens, parents, depths, children, values, offered), states,
+ *      (proposers, steps, offsets, odds, times, least, cut),
+ *      (floor, gain, ask_ms, beside_ms, calibration, most_odds, likely), room, chain):
+ * how many nodes were asked about. */
 PyObject *
 grow(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -257,16 +260,20 @@ grow(PyObject *module, PyObject *const *args, Py_ssize_t count)
         !PyArg_ParseTuple(args[0], "O!O!O!O!O!O!;tree", &PyList_Type, &tree.tokens, &PyList_Type, &tree.parents,
                           &PyList_Type, &tree.depths, &PyList_Type, &tree.children, &PyList_Type, &tree.values,
                           &PyList_Type, &tree.offered) ||
-        !PyArg_ParseTuple(args[2], "O!O!O!O!O!O!O;sources", &PyList_Type, &growth.proposers, &PyList_Type, &growth.steps,
-                          &PyList_Type, &growth.offsets, &PyList_Type, &growth.odds, &PyList_Type, &growth.times,
-                          &PyList_Type, &growth.least, &growth.cut) ||
+        !PyArg_ParseTuple(args[2], "O!O!O!O!O!O!O;sources", &PyList_Type, &growth.proposers, &PyList_Type,
+                          &growth.steps, &PyList_Type, &growth.offsets, &PyList_Type, &growth.odds, &PyList_Type,
+                          &growth.times, &PyList_Type, &growth.least, &growth.cut) ||
         !PyArg_ParseTuple(args[3], "ddddddd;numbers", &growth.floor, &gain, &growth.ask_ms, &growth.spent,
                           &growth.calibration, &growth.most_odds, &growth.likely))
         return NULL;
     growth.room = PyLong_AsSsize_t(args[4]);
     growth.chain = PyObject_IsTrue(args[5]);
-    if (PyErr_Occurred() || !PyList_Check(args[1]))
+    if (PyErr_Occurred())
         return NULL;
+    Py_ssize_t sources = PyList_GET_SIZE(growth.proposers), sizes = PyList_GET_SIZE(growth.times);
+    if (!PyList_Check(args[1]) || PyList_GET_SIZE(args[1]) != sources || PyList_GET_SIZE(growth.steps) != sources ||
+        PyList_GET_SIZE(growth.offsets) != sources || sizes < 1 || PyList_GET_SIZE(growth.least) != sizes)
+        return PyErr_Format(PyExc_ValueError, "every source has a state, and every size a cost and a slope");
     growth.cheapest = number(growth.least, 0);
     for (Py_ssize_t at = 1; at < PyList_GET_SIZE(growth.least); at++)
         growth.cheapest = fmin(growth.cheapest, number(growth.least, at));

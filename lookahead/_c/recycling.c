@@ -1,8 +1,6 @@
 #include "speedups.h"
 
-#define MOST_ROWS 30   /* that one node is told by */
-#define MOST_WIDTH 256 /* tokens in a row */
-#define MOST_USUAL 1024
+#define MOST_ROWS 30 /* that one node is told by */
 
 typedef struct { /* lookahead.sources.successor_table.SuccessorTable.rows */
     PyObject *tables; /* (new, young, old), each of three dictionaries: ones, twos, threes */
@@ -167,27 +165,30 @@ has_share(const Shares *all, long token)
     return 0;
 }
 
-/* What is drawn by: the noise of a token, of which there are as many as the model has. */
-typedef struct {
-    const float *noise; /* NULL: it is not known */
+typedef struct { /* how a token is drawn */
+    Warp warp;
+    const float *noise; /* of each token; NULL: it is not known */
     Py_ssize_t vocab;
-} Line;
+    float *weights; /* room for what is worked out */
+} Draw;
 
 static inline float
-noise_of(const Line *line, long token)
+noise_of(const Draw *draw, long token)
 {
-    if (line->noise == NULL)
+    if (draw->noise == NULL)
         return 1.0f;
-    float noise = token >= 0 && token < line->vocab ? line->noise[token] : INFINITY;
+    float noise = token >= 0 && token < draw->vocab ? draw->noise[token] : INFINITY;
     return noise > 1e-30f ? noise : 1e-30f;
 }
 
-/* Draw.chances of a row's tokens, divided by the noise, into `weights`; their sum. */
+/* Draw.chances of a row's tokens, divided by the noise, as weights; their sum. */
 static float
-weigh(const Rows *rows, long row, const Warp *warp, const Line *line, float *weights)
+weigh(const Rows *rows, long row, const Draw *draw)
 {
+    const Warp *warp = &draw->warp;
     Py_ssize_t width = rows->width, kept = warp->top_k && warp->top_k < width ? warp->top_k : width;
     const float *logits = rows->logits + row * width;
+    float *weights = draw->weights;
     float scale = (float)(1.0 / warp->temperature), total = 0.0f, before = 0.0f, sum = 0.0f;
     for (Py_ssize_t rank = 0; rank < kept; rank++) {
         float chance = expf((logits[rank] - logits[0]) * scale);
@@ -199,7 +200,7 @@ weigh(const Rows *rows, long row, const Warp *warp, const Line *line, float *wei
         if (rank && warp->top_p < 1.0 && before >= (float)warp->top_p * total)
             weights[rank] = 0.0f;
         else if (chance > 0.0f)
-            weights[rank] = chance / noise_of(line, token_at(rows, row * width + rank));
+            weights[rank] = chance / noise_of(draw, token_at(rows, row * width + rank));
         before += chance;
         sum += weights[rank];
     }
@@ -210,36 +211,32 @@ weigh(const Rows *rows, long row, const Warp *warp, const Line *line, float *wei
 
 /* Add the shares of one row, which has this part of the votes. */
 static int
-add_row(Shares *all, const Rows *rows, long row, const Warp *warp, const Line *line, double vote, double least)
+add_row(Shares *all, const Rows *rows, long row, const Draw *draw, double vote, double least)
 {
-    float weights[MOST_WIDTH], sum = weigh(rows, row, warp, line, weights), factor = (float)vote / sum;
+    float factor = (float)vote / weigh(rows, row, draw);
     for (Py_ssize_t rank = 0; rank < rows->width; rank++) {
-        double share = weights[rank] * factor;
+        double share = draw->weights[rank] * factor;
         if (share >= least && add_share(all, token_at(rows, row * rows->width + rank), share) < 0)
             return -1;
     }
     return 0;
 }
 
-/* Add what the text's usual tokens say, (tokens, chances), which have `left` of the votes; beside what rows say only what
- * then counts, or has been said already. */
+/* Add what the text's usual tokens say, (tokens, chances), which have `left` of the votes; beside what rows say only
+ * what then counts, or has been said already. */
 static int
-add_usual(Shares *all, PyObject *usual, const Line *line, double left, int beside, double least)
+add_usual(Shares *all, PyObject *usual, const Draw *draw, double left, int beside, double least)
 {
     const int64_t *tokens = line_of(PyTuple_GET_ITEM(usual, 0), 0, sizeof(int64_t));
     const float *chances = tokens == NULL ? NULL : line_of(PyTuple_GET_ITEM(usual, 1), 0, sizeof(float));
     if (chances == NULL)
         return -1;
     Py_ssize_t count = length_of(PyTuple_GET_ITEM(usual, 0), 0);
-    float weights[MOST_USUAL], sum = 0.0f;
-    if (count > MOST_USUAL) {
-        PyErr_SetString(PyExc_ValueError, "too many usual tokens");
-        return -1;
-    }
+    float sum = 0.0f;
     for (Py_ssize_t at = 0; at < count; at++)
-        sum += weights[at] = chances[at] / noise_of(line, (long)tokens[at]);
+        sum += draw->weights[at] = chances[at] / noise_of(draw, (long)tokens[at]);
     for (Py_ssize_t at = 0; at < count; at++) {
-        double share = weights[at] / sum;
+        double share = draw->weights[at] / sum;
         if (share >= least && (!beside || left * share >= least || has_share(all, (long)tokens[at])) &&
             add_share(all, (long)tokens[at], left * share) < 0)
             return -1;
@@ -276,8 +273,8 @@ offered(Shares *all, Py_ssize_t most, const double *bounds, Py_ssize_t bins, lon
 /* Add what rows say, longest contexts first: DrawnRecycling's votes. What is left of them for the usual tokens; -1: an
  * error. */
 static double
-add_rows(Shares *all, const Rows *rows, int count, const int *orders, const long *found, const Warp *warp,
-         const Line *line, double heard, double older, double least)
+add_rows(Shares *all, const Rows *rows, int count, const int *orders, const long *found, const Draw *draw, double heard,
+         double older, double least)
 {
     double left = 1.0;
     for (int at = 0; at < count;) {
@@ -288,7 +285,7 @@ add_rows(Shares *all, const Rows *rows, int count, const int *orders, const long
         fading = left * heard / whole;
         left *= 1.0 - heard;
         for (; at < end; at++, fading *= older)
-            if (add_row(all, rows, found[at], warp, line, fading, least) < 0)
+            if (add_row(all, rows, found[at], draw, fading, least) < 0)
                 return -1.0;
     }
     return left;
@@ -300,33 +297,40 @@ PyObject *
 heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     Rows rows;
-    Warp warp;
-    Line line = {NULL, 0};
+    Draw draw = {0};
     Py_buffer noise = {0};
-    PyObject *limits;
+    PyObject *limits, *tokens, *chances;
     Py_ssize_t best;
     int most, orders[MOST_ROWS];
     long found[MOST_ROWS];
     double heard, older;
     if (!takes("heard", 5, count) || !is_context(args[2]) || read_rows(args[1], &rows) < 0 ||
-        !PyArg_ParseTuple(args[0], "(dndd)(idd)On;settings", &warp.temperature, &warp.top_k, &warp.top_p, &warp.min_p,
-                          &most, &heard, &older, &limits, &best))
+        !PyArg_ParseTuple(args[0], "(dndd)(idd)On;settings", &draw.warp.temperature, &draw.warp.top_k, &draw.warp.top_p,
+                          &draw.warp.min_p, &most, &heard, &older, &limits, &best) ||
+        !PyArg_ParseTuple(args[4], "OO;usual", &tokens, &chances))
         return NULL;
     const double *bounds = line_of(limits, 0, sizeof(double));
-    if (bounds != NULL && (rows.width > MOST_WIDTH || most > MOST_ROWS / 3))
-        PyErr_SetString(PyExc_ValueError, "rows are too many or too wide");
+    const void *usual = bounds == NULL ? NULL : line_of(tokens, 0, sizeof(int64_t));
+    if (usual != NULL && most > MOST_ROWS / 3)
+        PyErr_Format(PyExc_ValueError, "at most %d rows of each length are heard", MOST_ROWS / 3);
     int known = PyErr_Occurred() ? -1 : last_rows(&rows, args[2], most, 0, orders, found);
     if (known < 0 || (args[3] != Py_None && PyObject_GetBuffer(args[3], &noise, PyBUF_C_CONTIGUOUS) < 0))
         return NULL;
-    line.noise = noise.itemsize == sizeof(float) ? noise.buf : NULL;
-    line.vocab = noise.len / (Py_ssize_t)sizeof(float);
-    Py_ssize_t bins = length_of(limits, 0);
+    draw.noise = noise.itemsize == sizeof(float) ? noise.buf : NULL;
+    draw.vocab = noise.len / (Py_ssize_t)sizeof(float);
+    draw.weights = PyMem_Malloc((rows.width + length_of(tokens, 0) + 1) * sizeof(float));
     Shares all = {NULL, 0, 0};
-    double left = add_rows(&all, &rows, known, orders, found, &warp, &line, heard, older, bounds[1]);
+    Py_ssize_t bins = length_of(limits, 0);
+    double left = -1.0;
+    if (draw.weights == NULL)
+        PyErr_NoMemory();
+    else
+        left = add_rows(&all, &rows, known, orders, found, &draw, heard, older, bounds[1]);
     int failed = left < 0.0;
     if (!failed && (!known || orders[0] == 1))
-        failed = add_usual(&all, args[4], &line, left, known, bounds[1]) < 0;
+        failed = add_usual(&all, args[4], &draw, left, known, bounds[1]) < 0;
     PyBuffer_Release(&noise);
+    PyMem_Free(draw.weights);
     long first = (known ? orders[0] - 1 : 3) * (bins + 1);
     PyObject *offer = failed ? NULL : offered(&all, best, bounds, bins, first);
     PyMem_Free(all.shares);

@@ -1,6 +1,6 @@
-/* What drafting and choosing do at every node of a tree, in C. Each function is the twin of a Python one, which says what
- * it is for, and which is used where this module is not built. A forward pass has filled the processor's caches with
- * the model's weights, so that Python's objects come from memory: here as few as possible are touched.
+/* What drafting and choosing do at every node of a tree, in C. Each function is the twin of a Python one, which says
+ * what it is for, and which is used where this module is not built. A forward pass has filled the processor's caches
+ * with the model's weights, so that Python's objects come from memory: here as few as possible are touched.
  *
  * Arrays come as memoryviews of contiguous NumPy arrays, because reading those costs nothing. */
 
@@ -25,7 +25,7 @@ typedef struct { /* what happens to logits before a draw, as lookahead.sources.p
     Py_ssize_t top_k;
 } Warp;
 
-/* A line of a memoryview of one or two axes, whose items take `size` bytes; NULL and an error if it is no such thing. */
+/* A line of a memoryview of one or two axes, whose items take `size` bytes; NULL and an error if it is none. */
 const void *line_of(PyObject *view, Py_ssize_t line, Py_ssize_t size);
 
 /* How long an axis of it is. */

@@ -108,7 +108,8 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
     layers = [module for module in model.modules() if can_be_packed(module)]
     size = _bytes(layers)
     is_large = size >= _LARGE_BYTES
-    if not (size in _SMALL_BYTES or is_large) or (is_large and worth_ms < _LARGE_AFTER_MS) or not is_safe(model):
+    early = is_large and worth_ms < _LARGE_AFTER_MS and not packing.weights
+    if not (size in _SMALL_BYTES or is_large) or early or not is_safe(model):
         return None
     stamp = weights_stamp(held for layer in layers for held in (layer.weight, layer.bias) if held is not None)
     if packing.weights and packing.stamp == stamp:

@@ -23,4 +23,4 @@ def _tried(found: packing.Packing, groups: Any) -> None:
 
 
 # For `lookahead.runtime.packing`: models are large enough, every layer gains, and one pass has paid for packing.
-AT_ONCE: dict[str, Any] = {"_LARGE_BYTES": 0, "_TRIAL_AFTER_MS": 1e-6, "_try": _tried}
+AT_ONCE: dict[str, Any] = {"_LARGE_BYTES": 0, "_TRIAL_AFTER_MS": 1e-6, "_LARGE_AFTER_MS": 1e-6, "_try": _tried}
