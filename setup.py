@@ -18,10 +18,9 @@ serve = ["fastapi", "uvicorn", "prometheus-client"]
 bundled = ("tiny-coder", "tiny-coder-medusa", "tiny-coder-eagle")
 # Without a compiler there are slower twins in Python. No product and sum become one, so that both compute the same.
 flags = [] if os.name == "nt" else ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-parts = ("draws", "growth", "heap", "module", "recycling", "scores")
 speedups = Extension(
     "lookahead._speedups",
-    [f"lookahead/_c/{part}.c" for part in parts],
+    sorted(f"lookahead/_c/{file.name}" for file in (here / "lookahead" / "_c").glob("*.c")),
     depends=["lookahead/_c/speedups.h"],
     extra_compile_args=flags,
     optional=True,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.drafting import TableSource
+from helpers.marks import built
 from helpers.models import counting_model, prompts, same_as_plain, tiny_model
 from helpers.toy import examples
 from hypothesis import given
@@ -29,7 +30,6 @@ from lookahead.sources import SuccessorTable
 from lookahead.sources.drawn_recycling import DrawnRecycling
 from lookahead.sources.perturbed import Draw
 
-built = pytest.mark.skipif(_native.speedups is None, reason="nothing is built in C here")
 PRIORS = (0.9, 0.6, 0.3, 0.1)
 VOCAB = 40
 

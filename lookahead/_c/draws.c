@@ -15,28 +15,20 @@ may_win(const float *logits, const float *noise, float best, float each, float l
     return count;
 }
 
-/* The highest of some logits; NaN if there is one. */
-WIDE static float
+/* The highest of some logits; NaN if one is no number. */
+static float
 highest_of(const float *logits, Py_ssize_t vocab)
 {
-    float best[BLOCK];
-    int broken = 0;
-    Py_ssize_t start = 0;
-    for (int at = 0; at < BLOCK; at++)
-        best[at] = -INFINITY;
-    for (; start + BLOCK <= vocab; start += BLOCK)
-        for (int at = 0; at < BLOCK; at++) {
-            float logit = logits[start + at];
-            broken |= logit != logit;
-            best[at] = logit > best[at] ? logit : best[at];
-        }
-    for (; start < vocab; start++) {
-        broken |= logits[start] != logits[start];
-        best[0] = logits[start] > best[0] ? logits[start] : best[0];
+    float maxima[COLUMNS], best = -INFINITY;
+    Py_ssize_t rows = vocab / COLUMNS;
+    int broken = maxima_of(logits, rows, maxima);
+    for (int at = 0; at < COLUMNS; at++)
+        best = maxima[at] > best ? maxima[at] : best;
+    for (Py_ssize_t at = rows * COLUMNS; at < vocab; at++) {
+        broken |= logits[at] != logits[at];
+        best = logits[at] > best ? logits[at] : best;
     }
-    for (int at = 1; at < BLOCK; at++)
-        best[0] = best[at] > best[0] ? best[at] : best[0];
-    return broken ? NAN : best[0];
+    return broken ? NAN : best;
 }
 
 typedef struct {
@@ -153,23 +145,23 @@ draw_of_list(const List *list, const float *all, const float *noise, Py_ssize_t 
     if (!(near < 1.0))
         return 0;
     if (warp->top_k) { /* which keeps those that equal the last */
-        for (count = 0; count < list->count && list->logits[count] >= last; count++)
-            ties += list->logits[count] > last - near * warp->temperature;
-        for (Py_ssize_t at = count; at < list->count; at++)
+        for (Py_ssize_t at = count = 0; at < list->count; at++) {
+            count += list->logits[at] >= last;
             ties += list->logits[at] > last - near * warp->temperature;
+        }
         sure = ties == count && (count < list->count || count == vocab);
     }
-    for (Py_ssize_t at = 0; at < count; at++) {
+    for (Py_ssize_t at = 0; at < count; at++)
         scaled[at] = (list->logits[at] - best) / warp->temperature;
-        whole += exp(scaled[at]);
-    }
     Py_ssize_t kept = count, likely = count;
     if (warp->top_p < 1.0) {
         close = margins.close + near;
         if (open) {
             whole = sum_of_chances(all, vocab, (float)best, (float)(1.0 / warp->temperature));
             close += ldexp((double)vocab, -26);
-        }
+        } else
+            for (Py_ssize_t at = 0; at < count; at++)
+                whole += exp(scaled[at]);
         for (Py_ssize_t at = 0; at < count; before += exp(scaled[at++])) {
             surely += before / whole < warp->top_p - close;
             maybe += before / whole < warp->top_p + close;

@@ -33,9 +33,9 @@ spend(Growth *growth, double ms)
     growth->speed = growth->best_expected / (growth->best_time + growth->spent);
 }
 
-/* best_first._odds: a source's candidates into `found`. */
+/* best_first._odds: a source's candidates into `found`, beside those of the sources before it. */
 static int
-count_odds(Growth *growth, PyObject *candidates, long offset, int is_first)
+count_odds(Growth *growth, PyObject *candidates, long offset)
 {
     PyObject *list = PySequence_Fast(candidates, "a source proposes a sequence");
     if (list == NULL)
@@ -66,7 +66,7 @@ count_odds(Growth *growth, PyObject *candidates, long offset, int is_first)
         }
         while (place < growth->found_count && growth->found[place].id != id)
             place++;
-        if (place < before && !is_first) {
+        if (place < before) {
             double agreeing = growth->found[place].odds * number(growth->odds, slot + 1);
             growth->found[place].odds = agreeing < growth->most_odds ? agreeing : growth->most_odds;
         } else {
@@ -107,7 +107,7 @@ ask(Growth *growth, PyObject **states, PyObject *token, int node, double value, 
         }
         PyList_SET_ITEM(proposed, part, candidates);
         long offset = PyLong_AsLong(PyList_GET_ITEM(growth->offsets, part));
-        if (count_odds(growth, candidates, offset, !growth->found_count) < 0)
+        if (count_odds(growth, candidates, offset) < 0)
             Py_CLEAR(proposed);
     }
     if (proposed == NULL || *states == NULL) {

@@ -134,15 +134,25 @@ typedef struct {
     Py_ssize_t count, room;
 } Shares;
 
-/* Give a token a larger share. Few tokens have one, so they are looked through. */
+/* Where a token's share stands, or the next one is to stand. Few tokens have one, so they are looked through. */
+static Py_ssize_t
+place_of(const Shares *all, long token)
+{
+    Py_ssize_t at = 0;
+    while (at < all->count && all->shares[at].token != token)
+        at++;
+    return at;
+}
+
+/* Give a token a larger share. */
 static int
 add_share(Shares *all, long token, double share)
 {
-    for (Py_ssize_t at = 0; at < all->count; at++)
-        if (all->shares[at].token == token) {
-            all->shares[at].share += share;
-            return 0;
-        }
+    Py_ssize_t at = place_of(all, token);
+    if (at < all->count) {
+        all->shares[at].share += share;
+        return 0;
+    }
     if (all->count == all->room) {
         Share *larger = PyMem_Realloc(all->shares, (all->room * 2 + 64) * sizeof(Share));
         if (larger == NULL) {
@@ -153,15 +163,6 @@ add_share(Shares *all, long token, double share)
         all->room = all->room * 2 + 64;
     }
     all->shares[all->count++] = (Share){token, share};
-    return 0;
-}
-
-static int
-has_share(const Shares *all, long token)
-{
-    for (Py_ssize_t at = 0; at < all->count; at++)
-        if (all->shares[at].token == token)
-            return 1;
     return 0;
 }
 
@@ -237,7 +238,7 @@ add_usual(Shares *all, PyObject *usual, const Draw *draw, double left, int besid
         sum += draw->weights[at] = chances[at] / noise_of(draw, (long)tokens[at]);
     for (Py_ssize_t at = 0; at < count; at++) {
         double share = draw->weights[at] / sum;
-        if (share >= least && (!beside || left * share >= least || has_share(all, (long)tokens[at])) &&
+        if (share >= least && (!beside || left * share >= least || place_of(all, (long)tokens[at]) < all->count) &&
             add_share(all, (long)tokens[at], left * share) < 0)
             return -1;
     }

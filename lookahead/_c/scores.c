@@ -1,7 +1,5 @@
 #include "speedups.h"
 
-#define COLUMNS 256
-
 typedef struct { /* the best entries of a line so far, best first, and of equal ones the first */
     float *values;
     int32_t *ids;
@@ -20,8 +18,7 @@ insert(Best *best, float value, int32_t id)
     best->ids[at] = id;
 }
 
-/* The highest entries of COLUMNS columns of a line that lie COLUMNS apart, and whether any is no number. */
-WIDE static int
+WIDE int
 maxima_of(const float *line, Py_ssize_t rows, float *maxima)
 {
     int broken = 0;

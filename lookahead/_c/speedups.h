@@ -19,6 +19,11 @@
 #define WIDE
 #endif
 #define BLOCK 64
+#define COLUMNS 256
+
+/* The highest entries of a line in each of COLUMNS columns, of so many rows that follow each other, into `maxima`;
+ * whether any is no number. */
+int maxima_of(const float *line, Py_ssize_t rows, float *maxima);
 
 typedef struct { /* what happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it */
     double temperature, top_p, min_p;

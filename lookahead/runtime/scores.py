@@ -85,9 +85,8 @@ def _scores(
     broken = frozenset(divmod(line, nodes) for line in np.nonzero(np.isnan(values[:, 0]))[0].tolist())
     if best <= 0 or vocab == 1:
         return Scores(logits, greedy, broken, beside=beside)
-    ids, values = np.ascontiguousarray(order, np.int32), np.ascontiguousarray(values)
-    rows = [slice(start, start + nodes) for start in range(0, len(ids), nodes)]
-    return Scores(logits, greedy, broken, [Successors(ids[row], values[row]) for row in rows], beside)
+    rows = [slice(start, start + nodes) for start in range(0, len(order), nodes)]
+    return Scores(logits, greedy, broken, [Successors(order[row], values[row]) for row in rows], beside)
 
 
 def nan_error(step: int, row: int, token: int) -> LookaheadError:
@@ -142,7 +141,7 @@ def highest(lines: Tensor, count: int) -> tuple[Tensor, Tensor]:
         values, ids = lines.topk(count)
         return values.float(), ids
     found, order = _on_cpu(lines, count)
-    return torch.from_numpy(np.ascontiguousarray(found)), torch.from_numpy(np.ascontiguousarray(order, np.int64))
+    return torch.from_numpy(found), torch.from_numpy(order.astype(np.int64))
 
 
 def prompt_scores(logits: Tensor, top_k: int) -> Scores:

@@ -82,12 +82,12 @@ class Shortlist:
         """The choices of logits ``[place, vocab]`` on a host, in float32, of which the best may be ``said`` already;
         ``noise`` gives that of tokens ``[place, rank]``, or with None that of all."""
         if _native.speedups is not None:
-            return self._found_in_c(_native.speedups, raw, noise(None), said)
+            return self._found_in_c(raw, noise(None), said)
         said = self._best(raw, said)
         of_listed = noise(torch.from_numpy(said.tokens).long()).numpy()
         return self.choices(said.tokens, said.logits, of_listed, raw.shape[1])
 
-    def _found_in_c(self, speedups: Any, raw: Tensor, noise: Tensor, said: Successors | None) -> list[Choice]:
+    def _found_in_c(self, raw: Tensor, noise: Tensor, said: Successors | None) -> list[Choice]:
         """What :meth:`found` does; a list is needed where ``top_k`` or ``top_p`` cuts."""
         lists: Any = [None, None]
         if self.top_k or self.top_p < 1.0:
@@ -95,7 +95,7 @@ class Shortlist:
             lists = [np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data]
         all_of_them = raw.numpy().data, noise.numpy().data
         settings = (self.temperature, self.top_k, self.top_p, self.min_p), (_ROUNDING, _CLOSE)
-        return [speedups.drawn(*all_of_them, place, *lists, *settings) for place in range(len(raw))]
+        return [_native.speedups.drawn(*all_of_them, place, *lists, *settings) for place in range(len(raw))]
 
     def _best(self, raw: Tensor, said: Successors | None) -> Successors:
         """The best tokens, unless enough of them are ``said``."""

@@ -1,9 +1,13 @@
-"""Which parameters run in the quick suite."""
+"""Which parameters run in the quick suite, and what needs a compiler."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+from lookahead import _native
+
+built = pytest.mark.skipif(_native.speedups is None, reason="nothing is built in C here")
 
 
 def few(values: Iterable[Any], *quick: Any) -> list[Any]:

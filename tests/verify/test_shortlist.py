@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.devices import working_alone
+from helpers.marks import built
 from helpers.models import counting_model, prompts, same_as_plain, tiny_model
 from helpers.toy import examples
 from hypothesis import given
@@ -16,11 +17,10 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
 
-from lookahead import Lookahead, Scheduler, _native
+from lookahead import Lookahead, Scheduler
 from lookahead.verify.shortlist import UNSURE, Shortlist
 
 PLACES = 6
-built = pytest.mark.skipif(_native.speedups is None, reason="nothing is built in C here")
 
 
 def warpers(rng: random.Random) -> LogitsProcessorList:
