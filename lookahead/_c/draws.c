@@ -36,10 +36,6 @@ typedef struct {
     Py_ssize_t token;
 } Race;
 
-typedef struct {
-    double rounding, close; /* lookahead.verify.shortlist's _ROUNDING and _CLOSE */
-} Margins;
-
 static void
 enter(Race *race, Py_ssize_t token, double score)
 {
@@ -51,41 +47,71 @@ enter(Race *race, Py_ssize_t token, double score)
         race->second = score;
 }
 
+typedef struct { /* scores of tokens that only min_p cuts: what a draw of them depends on */
+    double best, temperature, near, cut, kept; /* of scaled logits less the best: surely cut, surely kept */
+    Race race;
+} Draw;
+
+/* Whether scores can be told apart at all. */
+static int
+open_draw(Draw *draw, double best, const Warp *warp, Margins margins)
+{
+    double near = margins.rounding * (32.0 + 4.0 * fabs(best) / warp->temperature), close = margins.close + near;
+    *draw = (Draw){best, warp->temperature, near, -INFINITY, -INFINITY, {-INFINITY, -INFINITY, -INFINITY, 0}};
+    if (warp->min_p) {
+        draw->cut = log(warp->min_p * (1.0 - close));
+        draw->kept = log(warp->min_p * (1.0 + close));
+    }
+    return near < 1.0 && close < 1.0;
+}
+
+/* Whether a token's score is a number. */
+static int
+take(Draw *draw, Py_ssize_t token, float logit, float noise)
+{
+    double scaled = (logit - draw->best) / draw->temperature, score = scaled - log(noise);
+    if (scaled > draw->kept)
+        enter(&draw->race, token, score);
+    else if (scaled > draw->cut)
+        draw->race.maybe = fmax(draw->race.maybe, score);
+    return score == score;
+}
+
+/* Of which number the exponential noise has to be the part, so that a token may outdo all so far. */
+static double
+least_of(const Draw *draw)
+{
+    return exp(draw->race.top - draw->near) * 0.9999; /* less by what is rounded in single precision */
+}
+
+static int
+is_sure(const Draw *draw)
+{
+    double rival = draw->race.top - draw->near;
+    return isfinite(draw->race.top) && rival > draw->race.second && rival > draw->race.maybe;
+}
+
 /* The token drawn from all, of which only min_p cuts any, and whether that is certain. */
 static int
 draw_of_all(const float *logits, const float *noise, Py_ssize_t vocab, const Warp *warp, Margins margins,
             Py_ssize_t *token)
 {
-    double best = highest_of(logits, vocab), near = margins.rounding * (32.0 + 4.0 * fabs(best) / warp->temperature);
-    double close = margins.close + near, cut = -INFINITY, kept = -INFINITY;
-    Race race = {-INFINITY, -INFINITY, -INFINITY, 0};
+    Draw draw;
     float each = (float)(0.125 / warp->temperature), least = 0.0f;
     *token = 0;
-    if (!(near < 1.0) || !(close < 1.0))
+    if (!open_draw(&draw, highest_of(logits, vocab), warp, margins))
         return 0;
-    if (warp->min_p) {
-        cut = log(warp->min_p * (1.0 - close));
-        kept = log(warp->min_p * (1.0 + close));
-    }
     for (Py_ssize_t start = 0; start < vocab; start += BLOCK) {
-        if (start + BLOCK <= vocab && !may_win(logits + start, noise + start, (float)best, each, least))
+        if (start + BLOCK <= vocab && !may_win(logits + start, noise + start, (float)draw.best, each, least))
             continue;
         Py_ssize_t end = start + BLOCK < vocab ? start + BLOCK : vocab;
-        for (Py_ssize_t at = start; at < end; at++) {
-            double scaled = (logits[at] - best) / warp->temperature;
-            double score = scaled - log(noise[at]);
-            if (scaled > kept)
-                enter(&race, at, score);
-            else if (scaled > cut)
-                race.maybe = fmax(race.maybe, score);
-            else if (score != score)
+        for (Py_ssize_t at = start; at < end; at++)
+            if (!take(&draw, at, logits[at], noise[at]))
                 return 0;
-        }
-        /* Less by what is rounded here, in single precision, and what makes a rival too near. */
-        least = (float)(exp(race.top - near) * 0.9999);
+        least = (float)least_of(&draw);
     }
-    *token = race.token;
-    return isfinite(race.top) && race.top - race.second > near && race.top - race.maybe > near;
+    *token = draw.race.token;
+    return is_sure(&draw);
 }
 
 /* The sum of exp of BLOCK logits less the best of all, to about single precision. */
@@ -123,11 +149,48 @@ sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale)
     return total;
 }
 
-typedef struct { /* the best tokens, best first: int32 ids and logits */
-    const int32_t *ids;
-    const float *logits;
-    Py_ssize_t count;
-} List;
+static float
+logit_of(const Logits *logits, Py_ssize_t token)
+{
+    union { uint32_t bits; float value; } one;
+    if (logits->whole != NULL)
+        return logits->whole[token];
+    one.bits = (uint32_t)logits->narrow[token] << 16;
+    return one.value;
+}
+
+static int
+is_listed(const List *list, int32_t token)
+{
+    for (Py_ssize_t at = 0; at < list->count; at++)
+        if (list->ids[at] == token)
+            return 1;
+    return 0;
+}
+
+/* Whether the listed tokens, and those of low noise, are all that may be drawn: others lie as far below the best as the
+ * last one listed. Then the token, and whether that is certain. */
+static int
+draw_of_low(const List *list, const Logits *logits, const float *noise, const int32_t *low, const Warp *warp,
+            Margins margins, Py_ssize_t *token, int *sure)
+{
+    Draw draw;
+    *sure = *token = 0;
+    if (!open_draw(&draw, list->logits[0], warp, margins) || low[0] < 0)
+        return 0;
+    for (Py_ssize_t at = 0; at < list->count; at++)
+        if (!take(&draw, list->ids[at], list->logits[at], noise[list->ids[at]]))
+            return 0;
+    double bound = exp((list->logits[list->count - 1] - draw.best) / draw.temperature) / least_of(&draw);
+    if (!(bound < margins.low))
+        return 0;
+    for (int32_t at = 1; at <= low[0]; at++)
+        if (noise[low[at]] < bound && !is_listed(list, low[at]))
+            take(&draw, low[at], logit_of(logits, low[at]), noise[low[at]]);
+    *token = draw.race.token;
+    *sure = is_sure(&draw);
+    return 1;
+}
 
 /* Shortlist._choice: the token drawn from the best ones where top_k or top_p cuts the others, and whether it is
  * certain. `scaled` has room for the list. */
@@ -187,38 +250,18 @@ draw_of_list(const List *list, const float *all, const float *noise, Py_ssize_t 
     return sure && (!open || likely < count) && drawn < kept && isfinite(race.top) && race.top - race.second > near;
 }
 
-/* drawn(logits, noise, place, ids, best, warp, (rounding, close)): token and certainty, 1 or 2, at one of several
- * places, by [place, vocab] and the best [place, rank], which is None for both where no list is needed. */
-PyObject *
-drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
+int
+draw(Logits *logits, Py_ssize_t vocab, const List *list, const float *noise, const int32_t *low, const Warp *warp,
+     Margins margins, Py_ssize_t *token)
 {
-    Warp warp;
-    Margins margins;
-    Py_ssize_t token;
-    int sure;
-    if (!takes("drawn", 7, count) ||
-        !PyArg_ParseTuple(args[5], "dndd;warp", &warp.temperature, &warp.top_k, &warp.top_p, &warp.min_p) ||
-        !PyArg_ParseTuple(args[6], "dd;margins", &margins.rounding, &margins.close))
-        return NULL;
-    Py_ssize_t place = PyLong_AsSsize_t(args[2]);
-    const float *logits = line_of(args[0], place, sizeof(float));
-    const float *noise = logits == NULL ? NULL : line_of(args[1], place, sizeof(float));
-    if (noise == NULL || PyErr_Occurred())
-        return NULL;
-    Py_ssize_t vocab = length_of(args[0], 1);
-    if (args[3] == Py_None)
-        sure = draw_of_all(logits, noise, vocab, &warp, margins, &token);
-    else {
-        List list = {line_of(args[3], place, sizeof(int32_t)), NULL, 0};
-        list.logits = list.ids == NULL ? NULL : line_of(args[4], place, sizeof(float));
-        if (list.logits == NULL)
-            return NULL;
-        list.count = length_of(args[3], 1);
-        double *scaled = PyMem_Malloc(list.count * sizeof(double));
-        if (scaled == NULL)
-            return PyErr_NoMemory();
-        sure = draw_of_list(&list, logits, noise, vocab, &warp, margins, scaled, &token);
-        PyMem_Free(scaled);
+    int sure = 0, cuts = warp->top_k || warp->top_p < 1.0;
+    if (!cuts && list->count && low != NULL && draw_of_low(list, logits, noise, low, warp, margins, token, &sure))
+        return sure;
+    if (logits->whole == NULL && !warp->top_k) {
+        widen(logits->narrow, logits->wide, vocab);
+        logits->whole = logits->wide;
     }
-    return pair((long)token, sure ? 1 : 2);
+    if (cuts)
+        return draw_of_list(list, logits->whole, noise, vocab, warp, margins, logits->scaled, token);
+    return draw_of_all(logits->whole, noise, vocab, warp, margins, token);
 }

@@ -41,7 +41,8 @@ pair(long one, long other)
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
-    METHOD(grow), METHOD(ranked), METHOD(heard), METHOD(drawn), METHOD(best_of), {NULL, NULL, 0, NULL},
+    METHOD(grow), METHOD(ranked), METHOD(heard), METHOD(best_of), METHOD(exponential), METHOD(drawn),
+    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {

@@ -72,7 +72,7 @@ reach(const float *line, float least)
     return count;
 }
 
-WIDE static void
+WIDE void
 widen(const uint16_t *line, float *wide, Py_ssize_t count)
 {
     for (Py_ssize_t at = 0; at < count; at++) {

@@ -25,10 +25,36 @@
  * whether any is no number. */
 int maxima_of(const float *line, Py_ssize_t rows, float *maxima);
 
+/* bfloat16 as float32. */
+void widen(const uint16_t *line, float *wide, Py_ssize_t count);
+
 typedef struct { /* what happens to logits before a draw, as lookahead.sources.perturbed.Draw.warp says it */
     double temperature, top_p, min_p;
     Py_ssize_t top_k;
 } Warp;
+
+typedef struct {
+    double rounding, close; /* lookahead.verify.shortlist's _ROUNDING and _CLOSE */
+    double low;             /* what low noise is below */
+} Margins;
+
+typedef struct { /* the best tokens, best first: int32 ids and logits */
+    const int32_t *ids;
+    const float *logits;
+    Py_ssize_t count;
+} List;
+
+typedef struct { /* of one node: float32, or else bfloat16, and room for as many float32; and room for listed ones */
+    const float *whole;
+    const uint16_t *narrow;
+    float *wide;
+    double *scaled;
+} Logits;
+
+/* The token that is drawn by a line of noise, and whether that is certain. Where top_k or top_p cuts, the best have to
+ * be listed; `low` are tokens of low noise behind their number, or NULL. */
+int draw(Logits *logits, Py_ssize_t vocab, const List *list, const float *noise, const int32_t *low, const Warp *warp,
+         Margins margins, Py_ssize_t *token);
 
 /* A line of a memoryview of one or two axes, whose items take `size` bytes; NULL and an error if it is none. */
 const void *line_of(PyObject *view, Py_ssize_t line, Py_ssize_t size);
@@ -66,6 +92,7 @@ PyObject *grow(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *ranked(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *heard(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *best_of(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *exponential(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *drawn(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

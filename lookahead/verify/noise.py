@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from time import perf_counter
 
 import numpy as np
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from jacobi import Step
-from lookahead.runtime.cuda_graphs.capture import undisturbed
-from lookahead.runtime.scores import on_host, send
+from lookahead.runtime.scores import on_host
+from lookahead.verify import exponential
+from lookahead.verify.exponential import NoiseAt, NoiseLine, Views
 from lookahead.verify.sequences import Sequences
 
 # Indices that a sequence may lead the slowest by: each keeps a [batch, vocab] noise alive, so bytes are limited too.
@@ -19,6 +20,8 @@ _MOST_LEAD = 32
 _MOST_BYTES = 64 << 20
 _MOST_BROUGHT = 4 << 20  # bytes of noise that a pass brings to the host for the next drafts
 _MOST_AHEAD = 4  # tokens beyond twice the depth of the last drafts
+_AT_ONCE = 8  # lines that are drawn for drafts together, where they cost less than asking for each
+_BYTES_AT_ONCE = 4 << 20
 
 
 class Noise:
@@ -42,11 +45,11 @@ class Noise:
     def __init__(self, sequences: Sequences, generator: torch.Generator | None = None) -> None:
         self._sequences = sequences
         self._generator = generator or _generator(sequences.device)
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, NoiseLine] = {}
         self._drawn = 0
         self._told: dict[int, np.ndarray] = {}  # lines of a device that have been brought to the host, by index
         self._brought = range(0)  # indices of those on their way
-        self._like: Tensor | None = None  # [0, vocab] in the noise's dtype, once it is known
+        self._like: Tensor | None = None  # [0, vocab], once it is known
         self._bytes_each = 1  # of one index's noise, likewise
         self._states: dict[int, Tensor] = {}  # the generator's state after a line, where lines were drawn ahead
         self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
@@ -54,39 +57,29 @@ class Noise:
         self.keeps_states = False
         self._drafting_ms = self._choosing_ms = 0.0  # what drawing took in the pass
 
-    def lines(
-        self, at: Sequence[tuple[int, int]], like: Tensor, ahead: bool = False, of: Tensor | None = None
-    ) -> Tensor:
-        """The noise ``[place, vocab]`` for tokens ``(row, index)``, in the dtype and on the device of ``like``, or that
-        ``of`` some candidates ``[place, n]`` only; ``ahead``: not all of them may be written."""
-        if self._like is None:
-            self._like = like.new_empty((0, like.shape[-1]))
-            self._bytes_each = self._sequences.batch * like.shape[-1] * like.element_size()
-        self._draw(1 + max(index for _, index in at), ahead)
-        if not ahead:
-            same = self._kept[at[0][1]]
-            if at != [(row, at[0][1]) for row in range(len(same))]:  # as long as no sequence has got ahead
-                same = torch.stack([self._kept[index][row] for row, index in at])
-            return same if of is None else same.gather(1, of)
-        first = min(index for _, index in at)
-        known = torch.cat([self._kept[index] for index in range(first, self._drawn)])
-        lines = send([(index - first) * self._sequences.batch + row for row, index in at], like.device)
-        return known[lines] if of is None else known[lines[:, None], of]
+    def at(self, places: Sequence[tuple[int, int]], like: Tensor, ahead: bool = False) -> NoiseAt:
+        """The noise for tokens ``(row, index)``, in float32, over the vocabulary and on the device of ``like``;
+        ``ahead``: not all of them may be written."""
+        self._draw(1 + max(index for _, index in places), ahead, like)
+        return NoiseAt({index: self._kept[index] for _, index in places}, places)
 
-    def _draw(self, count: int, ahead: bool) -> None:
+    def _draw(self, count: int, ahead: bool, like: Tensor) -> None:
         """Have the noise of the first ``count`` tokens; ``ahead``: not all of them may be written."""
-        assert self._like is not None
+        if self._like is None:
+            self._like = like.new_empty((0, like.shape[-1]), dtype=torch.float32)
+            self._bytes_each = self._sequences.batch * like.shape[-1] * self._like.element_size()
         self._resume()
-        generator, begin = self._generator, perf_counter()
-        while self._drawn < count:
-            if ahead or self.keeps_states:
-                self._states[self._drawn - 1] = generator.get_state()
-            noise = self._like.new_empty((self._sequences.batch, self._like.shape[-1]))
-            self._kept[self._drawn] = undisturbed(partial(noise.exponential_, generator=generator))
+        if count <= self._drawn:
+            return
+        keeps, begin = ahead or self.keeps_states, perf_counter()
+        if keeps:
+            self._states[self._drawn - 1] = self._generator.get_state()
+        for line in exponential.draw(count - self._drawn, self._sequences.batch, self._like, self._generator):
+            self._kept[self._drawn] = line
+            if keeps:
+                self._states[self._drawn] = line.state
             self._drawn += 1
         self._choosing_ms += 1e3 * (perf_counter() - begin)
-        if ahead or self.keeps_states:
-            self._states[self._drawn - 1] = generator.get_state()
 
     def line(self, row: int, index: int) -> np.ndarray | None:
         """One sequence's noise ``[vocab]`` for a token that is still to be written, for whoever drafts it; None where
@@ -96,15 +89,20 @@ class Noise:
         if self._like is None or not on_host(self._like.device):
             told = self._told.get(index)
             return None if told is None else told[row]
-        if index >= self.limit():
-            return None
-        if index >= self._drawn:
+        if self._drawn <= index < self.limit():
             begin, before_ms = perf_counter(), self._choosing_ms
-            self._draw(index + 1, ahead=True)
+            more = min(_AT_ONCE, _BYTES_AT_ONCE // self._bytes_each) if exponential.draws_in_c() else 1
+            self._draw(max(index + 1, min(index + more, self.limit())), True, self._like)
             self.settle()
             self._drafting_ms, self._choosing_ms = self._drafting_ms + 1e3 * (perf_counter() - begin), before_ms
         known = self._kept.get(index)  # None where only a finished sequence asks
-        return None if known is None else known[row].numpy()
+        return None if known is None else known.noise[row].numpy()
+
+    def views(self, index: int, like: Tensor) -> list[Views]:
+        """What C reads of the line of a token that is to be written now, and of those behind it that have been drawn;
+        over the vocabulary of ``like``."""
+        self._draw(index + 1, False, like)
+        return [self._kept[each].views for each in range(index, self._drawn)]
 
     def bring(self, depth: int) -> Tensor:
         """On a device, the noise that drafts of the next pass may ask for, int32 ``[index, batch, vocab]``, for
@@ -115,9 +113,9 @@ class Noise:
         most = first + _MOST_BROUGHT // self._bytes_each
         last = min(self._sequences.longest + 2 * depth + _MOST_AHEAD, self.limit(), most)
         if first < last:
-            self._draw(last, ahead=True)
+            self._draw(last, True, self._like)
         self._brought = range(first, last)
-        lines = torch.cat([self._kept[index] for index in self._brought] or [self._like])
+        lines = torch.cat([self._kept[index].noise for index in self._brought] or [self._like])
         return lines.float().view(torch.int32).unflatten(0, (len(self._brought), self._sequences.batch))
 
     def told(self, brought: np.ndarray) -> None:

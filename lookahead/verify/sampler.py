@@ -1,7 +1,7 @@
 """The next token of a sequence, chosen as ``generate`` chooses it: processors first, then the argmax or a draw."""
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 
@@ -11,14 +11,16 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.logits_process import InfNanRemoveLogitsProcessor
 
-from jacobi import LookaheadError, Path, Scores, Successors, TokenTree, chances_of, reject
+from jacobi import LookaheadError, Path, Scores, TokenTree, chances_of, reject
+from lookahead import _native
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
+from lookahead.verify.exponential import NoiseAt, Views
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct, settings_of
 from lookahead.verify.records import Records
 from lookahead.verify.sequences import Sequences
-from lookahead.verify.shortlist import UNSURE, Shortlist
+from lookahead.verify.shortlist import UNSURE, Choice, Shortlist
 
 Place = tuple[int, int]  # (row, node)
 Chosen = Sequence[int]  # a token and, if it is drawn, whether its scores give probabilities
@@ -26,12 +28,27 @@ Chosen = Sequence[int]  # a token and, if it is drawn, whether its scores give p
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass while it is decided about; ``number`` counts from 1, and ``paths`` grow."""
+    """One pass while it is decided about; ``number`` counts from 1, ``paths`` grow, and ``known`` are choices at places
+    that are likely to be asked about."""
 
     number: int
     trees: Sequence[TokenTree]
     scores: Scores
     paths: list[Path]
+    known: dict[Place, Choice] = field(default_factory=dict)
+
+    def draw(self, shortlist: Shortlist, row: int, node: int, lines: Sequence[Views]) -> None:
+        """Choose at a place, and on from there as far as noise has been drawn for drafts."""
+        best, children = self.scores.successors, self.trees[row].children
+        said = None if best is None or self.number == 1 else best[row]  # the first pass has those of the prompt, too
+        for choice in shortlist.path(self.scores.logits[row], node, children, lines, row, said):
+            self.known[row, node] = choice
+            node = children[node].get(choice[0], -1)
+
+    def forget(self) -> None:
+        """Other numbers are drawn from now on than those by which tokens were chosen ahead."""
+        self.scores.beside = ()
+        self.known.clear()
 
 
 def _argmax(lines: Tensor) -> Tensor:
@@ -42,18 +59,6 @@ def _argmax(lines: Tensor) -> Tensor:
 
 def _packed(tokens: Tensor, firsts: Tensor | None) -> Tensor:
     return tokens.int() if firsts is None else torch.cat([tokens.int(), firsts.isfinite().int()], dim=1)
-
-
-def _said(now: Pass, places: Sequence[Place]) -> Successors | None:
-    """The best logits ``[place, rank]``, if they were gathered; the first pass has those of the prompt, too."""
-    best = now.scores.successors
-    if best is None or now.number == 1:
-        return None
-    if len(places) == 1:
-        ((row, node),) = places
-        return Successors(best[row].tokens[node : node + 1], best[row].logits[node : node + 1])
-    tokens, logits = zip(*((best[row].tokens[node], best[row].logits[node]) for row, node in places), strict=True)
-    return Successors(np.stack(tokens), np.stack(logits))
 
 
 def _branch(tree: TokenTree, node: int) -> list[int]:
@@ -92,12 +97,11 @@ class Sampler:
         self._sequences, self._sample, self._own_draws, self._lockstep = sequences, sample, own_draws, lockstep
         self._processors = direct(processors)
         self._row_processors = RowProcessors(processors, sequences.prompt_length)
-        self._generator = generator
         self._prefix_free = kinds <= PREFIX_FREE
         self._no_text = torch.zeros((1, 1), dtype=torch.long, device=sequences.device)  # for those that look at none
         self._nan_is_fine = InfNanRemoveLogitsProcessor in kinds
         self.looks = not (self.is_argmax or watched or (sample and self.noise is None))
-        self._everywhere = everywhere
+        self._everywhere, self._generator = everywhere, generator
         self._settings = settings_of(processors)
         self._shortlist = None if self.noise is None or self.records else Shortlist.of(processors)
         self._seen: tuple[Tensor, Tensor] | None = None  # of the pass: processed scores and logits [batch, node, vocab]
@@ -126,7 +130,7 @@ class Sampler:
         chosen = chosen.unflatten(0, (batch, nodes))
         if self.noise is not None and depths is not None:  # other parts may write so many tokens
             last = max(self.noise.reachable(row, depth) for row, depth in enumerate(depths))
-            self.noise.lines([(0, last)], raw, ahead=True)
+            self.noise.at([(0, last)], raw, ahead=True)
         if self.noise is None or waits or depths is not None:
             return (chosen,)
         return chosen, self.noise.bring(max(max(tree.depths) for tree in trees))
@@ -156,8 +160,8 @@ class Sampler:
         return [self._sequences.pad if done else token for token, done in zip(tokens, finished, strict=True)]
 
     def _read(self, now: Pass, places: Sequence[Place]) -> list[int]:
-        if now.scores.beside and self.noise is not None and self.noise.is_stale():
-            now.scores.beside = ()  # chosen by other numbers than are drawn now
+        if (now.scores.beside or now.known) and self.noise is not None and self.noise.is_stale():
+            now.forget()
         chosen = self._looked_up(now, places) if now.scores.beside else self._listed(now, places)
         if chosen is None or (self._sample and any(fine == UNSURE for _, fine in chosen)):
             processed = self.processed(now, places)
@@ -187,10 +191,16 @@ class Sampler:
     def _listed(self, now: Pass, places: Sequence[Place]) -> Sequence[Chosen] | None:
         """What the best logits decide on a host; None where they do not."""
         shortlist = self._shortlist_for(now.scores.logits)
-        if shortlist is None or not on_host(self._sequences.device):
+        if shortlist is None or self.noise is None or not on_host(self._sequences.device):
             return None
-        raw = self.logits(now, places)
-        return shortlist.found(raw, self._noise_at(now.trees, places, raw), _said(now, places))
+        if _native.speedups is None:
+            raw = self.logits(now, places)
+            listed = shortlist.listed(raw, self._noise_at(now.trees, places, raw))
+            return shortlist.unpacked(listed.numpy(), raw.shape[-1])
+        for row, node in (place for place in places if place not in now.known):
+            lines = self.noise.views(len(self._sequences.written[row]), now.scores.logits)
+            now.draw(shortlist, row, node, lines)
+        return [now.known[place] for place in places]
 
     def _shortlist_for(self, logits: Tensor) -> Shortlist | None:
         shortlist = self._shortlist
@@ -198,11 +208,12 @@ class Sampler:
 
     def _noise_at(
         self, trees: Sequence[TokenTree], places: Sequence[Place], like: Tensor, ahead: bool = False
-    ) -> Callable[[Tensor | None], Tensor]:
-        """Gives the noise at these places: all of it, or that of some tokens."""
+    ) -> NoiseAt:
         assert self.noise is not None
-        at = [(row, self._index(trees, row, node, ahead)) for row, node in places]
-        return partial(self.noise.lines, at, like, ahead)
+        at = [(row, len(self._sequences.written[row])) for row, _ in places]
+        if ahead:
+            at = [(row, self.noise.reachable(row, trees[row].depths[node])) for row, node in places]
+        return self.noise.at(at, like, ahead)
 
     def choose_alike(self, choices: Sequence[tuple["Sampler", Pass, Place]]) -> list[int] | None:
         """The tokens at one place of each of several passes, whose samplers are :attr:`alike`; None where they are not
@@ -214,7 +225,7 @@ class Sampler:
         if not self._sample:
             return list(_argmax(processed).flatten().tolist())
         chances = processed.softmax(-1)
-        lines = [sampler._noise_at(now.trees, [place], chances[:1])(None) for sampler, now, place in choices]
+        lines = [sampler._noise_at(now.trees, [place], chances[:1]).all() for sampler, now, place in choices]
         firsts = chances[:, :1].clone()
         packed = fetch(_packed(_argmax(chances.div_(torch.cat(lines))), firsts))
         return list(packed[:, 0].tolist()) if packed[:, 1].all() else None
@@ -232,12 +243,7 @@ class Sampler:
             self._check_chances(list(map(isfinite, firsts.flatten().tolist())), [row for row, _ in places])
         if self.noise is None:
             return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), firsts
-        return _argmax(chances.div_(self._noise_at(trees, places, chances, ahead)(None))), firsts
-
-    def _index(self, trees: Sequence[TokenTree], row: int, node: int, ahead: bool) -> int:
-        if ahead and self.noise is not None:
-            return self.noise.reachable(row, trees[row].depths[node])
-        return len(self._sequences.written[row])
+        return _argmax(chances.div_(self._noise_at(trees, places, chances, ahead).all())), firsts
 
     def _rejected(self, now: Pass, places: Sequence[Place], chances: Tensor) -> list[int]:
         tokens = []

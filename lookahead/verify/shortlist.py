@@ -1,8 +1,7 @@
 """Draws that the best few logits decide, without the whole vocabulary's probabilities."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from transformers.generation import logits_process
 from jacobi import Successors
 from lookahead import _native
 from lookahead.runtime.scores import highest
+from lookahead.verify.exponential import NoiseAt, Views, low_noise
 
 _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its last
 _LISTED = 64  # logits that are listed for ``top_p`` where there is no ``top_k``
@@ -76,43 +76,38 @@ class Shortlist:
         """Whether it is of use, on a device that ``waits`` or not."""
         return bool(self.top_k) or (waits and _native.speedups is not None)
 
-    def found(
-        self, raw: Tensor, noise: Callable[[Tensor | None], Tensor], said: Successors | None = None
+    def path(
+        self,
+        raw: Tensor,
+        node: int,
+        children: Sequence[Mapping[int, int]],
+        lines: Sequence[Views],
+        row: int = 0,
+        said: Successors | None = None,
     ) -> list[Choice]:
-        """The choices of logits ``[place, vocab]`` on a host, in float32, of which the best may be ``said`` already;
-        ``noise`` gives that of tokens ``[place, rank]``, or with None that of all."""
-        if _native.speedups is not None:
-            return self._found_in_c(raw, noise(None), said)
-        said = self._best(raw, said)
-        of_listed = noise(torch.from_numpy(said.tokens).long()).numpy()
-        return self.choices(said.tokens, said.logits, of_listed, raw.shape[1])
-
-    def _found_in_c(self, raw: Tensor, noise: Tensor, said: Successors | None) -> list[Choice]:
-        """What :meth:`found` does; a list is needed where ``top_k`` or ``top_p`` cuts."""
-        lists: Any = [None, None]
-        if self.top_k or self.top_p < 1.0:
-            said = self._best(raw, said)
-            lists = [np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data]
-        all_of_them = raw.numpy().data, noise.numpy().data
-        settings = (self.temperature, self.top_k, self.top_p, self.min_p), (_ROUNDING, _CLOSE)
-        return [_native.speedups.drawn(*all_of_them, place, *lists, *settings) for place in range(len(raw))]
-
-    def _best(self, raw: Tensor, said: Successors | None) -> Successors:
-        """The best tokens, unless enough of them are ``said``."""
+        """The choice of logits ``[node, vocab]`` on a host at one node, in C, and those at its children that are drawn,
+        as far as they are certain and ``lines`` go; of each line the noise of a ``row`` counts. A list is needed where
+        ``top_k`` or ``top_p`` cuts."""
+        raw = raw if raw.dtype == torch.bfloat16 else raw.float()
         least = min(raw.shape[1], self.top_k + 1 if self.top_k else _LEAST_LISTED)
-        if said is not None and said.tokens.shape[1] >= least:
-            return said
-        logits, ids = self._highest(raw)
-        return Successors(ids.numpy(), logits.numpy())
+        if (self.top_k or self.top_p < 1.0) and (said is None or said.tokens.shape[1] < least):
+            raw, node, lines = raw[node : node + 1], 0, lines[:1]
+            logits, ids = self._highest(raw.float())
+            said = Successors(ids.numpy(), logits.numpy())
+        lists = (None, None) if said is None else (np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data)
+        settings = (self.temperature, self.top_k, self.top_p, self.min_p), (_ROUNDING, _CLOSE, low_noise(raw.shape[1]))
+        view = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy().data
+        found: list[Choice] = _native.speedups.drawn(view, *lists, children, node, lines, row, *settings)
+        return found
 
     def _highest(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         return highest(raw, min(raw.shape[1], self.top_k + _TIES if self.top_k else _LISTED))
 
-    def listed(self, raw: Tensor, noise: Callable[[Tensor], Tensor]) -> Tensor:
+    def listed(self, raw: Tensor, noise: NoiseAt) -> Tensor:
         """What :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
         ``[place, 3 count]``."""
         logits, ids = self._highest(raw)
-        return torch.cat([ids.int(), logits.view(torch.int32), noise(ids).view(torch.int32)], dim=1)
+        return torch.cat([ids.int(), logits.view(torch.int32), noise.of(ids).view(torch.int32)], dim=1)
 
     def unpacked(self, listed: np.ndarray, vocab: int) -> list[Choice]:
         """The choices of such lists."""

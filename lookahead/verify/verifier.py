@@ -292,4 +292,4 @@ def _may_draw(stream: Stream | None) -> bool:
 def _tell(stream: Stream | None, now: Pass) -> None:
     """Put the token that has just been written."""
     if stream is not None and stream.step():
-        now.scores.beside = ()  # chosen by other numbers than are drawn from now on
+        now.forget()

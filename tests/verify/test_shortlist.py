@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,9 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
 
-from lookahead import Lookahead, Scheduler
+from jacobi import Successors
+from lookahead import Lookahead, Scheduler, _native
+from lookahead.verify.exponential import NoiseAt, NoiseLine, low_noise
 from lookahead.verify.shortlist import UNSURE, Shortlist
 
 PLACES = 6
@@ -48,8 +49,31 @@ def logits_of(rng: random.Random) -> torch.Tensor:
     return found
 
 
-def noise_of(lines: torch.Tensor) -> Callable[[torch.Tensor | None], torch.Tensor]:
-    return lambda ids: lines if ids is None else lines.gather(1, ids)
+def line_of(noise: torch.Tensor) -> NoiseLine:
+    """Noise ``[place, vocab]``, with the tokens of low noise where C would tell them."""
+    low = np.zeros((len(noise), 192), np.int32)
+    for row, found in enumerate((noise < low_noise(noise.shape[1])).numpy()):
+        tokens = found.nonzero()[0]
+        low[row, 0] = len(tokens) if len(tokens) < 192 else -1
+        low[row, 1 : 1 + len(tokens)] = tokens[:191]
+    return NoiseLine(noise, torch.empty(0), (noise.numpy().data, low.data))
+
+
+def on_device(shortlist: Shortlist, logits: torch.Tensor, noise: torch.Tensor) -> list[tuple[int, int]]:
+    """The choices of lists that a device makes, and Python where nothing is built in C."""
+    at = NoiseAt({0: line_of(noise)}, [(row, 0) for row in range(len(noise))])
+    return shortlist.unpacked(shortlist.listed(logits, at).numpy(), logits.shape[1])
+
+
+def drawn(shortlist: Shortlist, logits: torch.Tensor, noise: torch.Tensor, listed: int = 0) -> list[tuple[int, int]]:
+    """The choice at each place, by all that is known, of which so many best logits are ``listed``."""
+    line, said = line_of(noise), None
+    if listed:
+        values, tokens = logits.float().topk(min(listed, logits.shape[1]))
+        said = Successors(tokens.numpy(), values.numpy())
+    if _native.speedups is None:
+        return on_device(shortlist, logits.float(), noise)
+    return [shortlist.path(logits, row, [{}] * len(noise), [line.views], row, said)[0] for row in range(len(noise))]
 
 
 @pytest.mark.usefixtures("either_way")
@@ -63,9 +87,11 @@ def test_what_is_sure_is_what_the_whole_vocabulary_draws(seed: int) -> None:
     whole = (processors(torch.zeros(PLACES, 1, dtype=torch.long), logits).softmax(-1) / noise).argmax(-1)
     found = Shortlist.of(processors)
     assert found is not None
-    made = [found.found(logits, noise_of(noise))] if found.decides(waits=True) else []
+    listed = rng.choice([0, 6, 20, 64])
+    narrow = logits.bfloat16() if logits.bfloat16().float().equal(logits) else logits
+    made = [drawn(found, narrow, noise, listed)] if found.decides(waits=True) else []
     if found.top_k:
-        made.append(found.unpacked(found.listed(logits, noise_of(noise)).numpy(), logits.shape[1]))
+        made.append(on_device(found, logits, noise))
     for choices in map(np.array, made):
         sure = choices[:, 1] == 1
         assert set(choices[~sure, 1].tolist()) <= {UNSURE}
@@ -79,7 +105,7 @@ def test_hardly_anything_is_unsure(settings: dict[str, Any]) -> None:
     logits = torch.randn(2000, 500) * 3
     for each in (logits, logits.bfloat16().float()):
         noise = torch.empty_like(each).exponential_()
-        choices = Shortlist(temperature=0.7, **settings).found(each, noise_of(noise))
+        choices = drawn(Shortlist(temperature=0.7, **settings), each, noise)
         assert np.mean([sure == UNSURE for _, sure in choices]) < 0.02
 
 
@@ -87,12 +113,12 @@ def test_hardly_anything_is_unsure(settings: dict[str, Any]) -> None:
 def test_a_token_that_is_not_listed_is_drawn_if_its_noise_is_small_enough() -> None:
     logits, noise = torch.linspace(3.0, -3.0, 500)[None], torch.ones(1, 500)
     noise[0, 300] = 0.001
-    assert Shortlist().found(logits, noise_of(noise)) == [(300, 1)]
+    assert drawn(Shortlist(), logits, noise) == [(300, 1)]
     noise[0, 300] = 0.1
-    assert Shortlist().found(logits, noise_of(noise)) == [(0, 1)]
+    assert drawn(Shortlist(), logits, noise) == [(0, 1)]
     noise[0, 301:303] = torch.tensor([0.001, 0.001 * math.exp(logits[0, 302] - logits[0, 301])])
-    assert Shortlist().found(logits, noise_of(noise))[0][1] == UNSURE, "nobody can tell them apart"
-    assert Shortlist(min_p=0.5).found(logits, noise_of(noise)) == [(0, 1)], "they are cut"
+    assert drawn(Shortlist(), logits, noise)[0][1] == UNSURE, "nobody can tell them apart"
+    assert drawn(Shortlist(min_p=0.5), logits, noise) == [(0, 1)], "they are cut"
 
 
 @built
@@ -110,24 +136,24 @@ def test_large_logits_are_rounded_before_the_best_is_taken_off(size: float, temp
             logits, noise = torch.full((1, 300), size - 90.0 * temperature), torch.ones(1, 300)
             logits[0, :2], noise[0, 1] = torch.stack([torch.tensor(size), boundary + step * least]), 1e-4
             whole = (processors(torch.zeros(1, 1, dtype=torch.long), logits).softmax(-1) / noise).argmax(-1)
-            token, sure = found.found(logits, noise_of(noise))[0]
+            token, sure = drawn(found, logits, noise)[0]
             assert sure == UNSURE or token == whole.item()
 
 
 @built
 def test_logits_that_give_no_probabilities_are_unsure() -> None:
     logits = torch.randn(1, 300)
-    assert Shortlist(temperature=1e-38, top_k=5).found(logits, noise_of(torch.ones(1, 300)))[0][1] == UNSURE
-    assert Shortlist(temperature=1e-38, min_p=0.1).found(logits, noise_of(torch.ones(1, 300)))[0][1] == UNSURE
+    assert drawn(Shortlist(temperature=1e-38, top_k=5), logits, torch.ones(1, 300))[0][1] == UNSURE
+    assert drawn(Shortlist(temperature=1e-38, min_p=0.1), logits, torch.ones(1, 300))[0][1] == UNSURE
 
 
 @pytest.mark.usefixtures("either_way")
 def test_the_drawn_example() -> None:
     """The example of the docstring."""
     logits, noise = torch.tensor([[5.1, 7.9, 9.0, 5.9, -1.0]]), torch.tensor([[1.0, 0.9, 0.8, 0.02, 1.0]])
-    cut = Shortlist(top_k=3, top_p=0.9).found(logits, noise_of(noise))
+    cut = drawn(Shortlist(top_k=3, top_p=0.9), logits, noise)
     assert cut == [(2, 1)]
-    assert Shortlist(top_k=3).found(logits, noise_of(noise)) == [(3, 1)]
+    assert drawn(Shortlist(top_k=3), logits, noise) == [(3, 1)]
 
 
 @pytest.mark.usefixtures("either_way")
@@ -135,12 +161,12 @@ def test_ties_that_nobody_can_tell_apart_are_unsure() -> None:
     noise = torch.tensor([[1.0, 0.001, 0.002, 1.0]])
 
     def of(values: list[float], **settings: Any) -> list[tuple[int, int]]:
-        return Shortlist(**settings).found(torch.tensor([values]), noise_of(noise))
+        return drawn(Shortlist(**settings), torch.tensor([values]), noise)
 
     assert of([3.0, 2.0, 2.0, 1.0], top_k=2) == [(1, 1)], "top_k keeps both"
     assert of([3.0, 2.0, 2.0, 1.0], top_k=3, top_p=0.6)[0][1] == UNSURE, "top_p keeps one of them"
     assert of([2.0, 2.0, 2.0, 2.0], top_k=2)[0][1] == 1, "all there are"
-    assert Shortlist(top_k=1).found(torch.zeros(1, 20), noise_of(torch.rand(1, 20)))[0][1] == UNSURE
+    assert drawn(Shortlist(top_k=1), torch.zeros(1, 20), torch.rand(1, 20))[0][1] == UNSURE
 
 
 def test_other_processors_have_no_list() -> None:
@@ -157,9 +183,31 @@ def test_other_processors_have_no_list() -> None:
     assert Shortlist.of(LogitsProcessorList([top_k, top_p])) == Shortlist(top_k=20, top_p=0.8)
 
 
+@built
+def test_a_path_goes_on_as_far_as_it_is_certain() -> None:
+    """Node 0 draws 5, node 1 draws 6, node 2 is open, and node 3 would draw 8."""
+    logits, noise = torch.zeros(4, 300), torch.ones(4, 1, 300)
+    for node, token in enumerate((5, 6, 7, 8)):
+        logits[node, token] = 9.0
+    logits[2, 1] = 9.0
+    lines = [NoiseLine(each, torch.empty(0), (each.numpy().data, None)).views for each in noise]
+    children = [{3: 3, 5: 1}, {6: 2}, {1: 3, 7: 3}, {}]
+    for raw in (logits, logits.bfloat16(), logits.half()):
+        path = Shortlist().path(raw, 0, children, lines)
+        assert path[:2] == [(5, 1), (6, 1)]
+        assert [sure for _, sure in path[2:]] == [UNSURE]
+        assert Shortlist().path(raw, 0, children, lines[:1]) == [(5, 1)], "no more noise is known"
+        assert Shortlist().path(raw, 0, [{4: 1}, {}, {}, {}], lines) == [(5, 1)], "it was not drafted"
+        assert Shortlist().path(raw, 3, children, lines) == [(8, 1)]
+        assert Shortlist(top_k=1).path(raw, 0, children, lines) == [(5, 1)], "what is not listed is searched one by one"
+    values, tokens = logits.topk(16)
+    said = Successors(tokens.numpy(), values.numpy())
+    assert Shortlist(top_k=1).path(logits, 0, children, lines, 0, said)[:2] == [(5, 1), (6, 1)]
+
+
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How each choice of a list ended."""
+    """How each choice ended."""
     ends: list[int] = []
 
     def note(name: str) -> None:
@@ -172,7 +220,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         monkeypatch.setattr(Shortlist, name, noted)
 
-    note("found")
+    note("path")
     note("unpacked")
     return ends
 
