@@ -90,8 +90,8 @@ def test_what_is_built_in_c_is_small() -> None:
     assert max(len(line) for file in sources for line in file.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_the_library_has_at_most_31300_lines() -> None:
-    assert sum(map(lines_of, MODULES)) <= 31_300
+def test_the_library_has_at_most_31350_lines() -> None:
+    assert sum(map(lines_of, MODULES)) <= 31_350
 
 
 def test_the_rooms_are_known_and_at_most_twenty_modules_stand_beside_them() -> None:

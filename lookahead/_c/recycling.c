@@ -3,7 +3,7 @@
 #define MOST_ROWS 30 /* that one node is told by */
 
 typedef struct { /* lookahead.sources.successor_table.SuccessorTable.rows */
-    PyObject *tables; /* (new, young, old), each of three dictionaries: ones, twos, threes */
+    PyObject *tables; /* (new, young, old), each of four dictionaries: ones, twos, threes, before the last */
     PyObject *links;  /* of each length of context: the row before each one, int32 */
     const char *tokens; /* [row, width] of uint16 or int32, best first */
     const float *logits;
@@ -31,11 +31,18 @@ token_at(const Rows *rows, Py_ssize_t place)
     return rows->size == 2 ? ((const uint16_t *)rows->tokens)[place] : ((const int32_t *)rows->tokens)[place];
 }
 
+/* Where a table and its kinds stand: those of one, two and three tokens, and then (order 0) of two before the last. */
+static inline int
+place_of_order(int order)
+{
+    return order ? order - 1 : 3;
+}
+
 /* The row that a generation has for the last `order` tokens of a context, `key`; 0: none; -1: an error. */
 static long
 row_of(const Rows *rows, int generation, int order, PyObject *key)
 {
-    PyObject *table = PyTuple_GET_ITEM(PyTuple_GET_ITEM(rows->tables, generation), order - 1);
+    PyObject *table = PyTuple_GET_ITEM(PyTuple_GET_ITEM(rows->tables, generation), place_of_order(order));
     PyObject *row = PyDict_GetItemWithError(table, key);
     if (row == NULL)
         return PyErr_Occurred() ? -1 : 0;
@@ -45,6 +52,8 @@ row_of(const Rows *rows, int generation, int order, PyObject *key)
 static PyObject *
 key_of(PyObject *context, int order) /* a new reference */
 {
+    if (order == 0)
+        return PyTuple_GetSlice(context, 0, 2);
     if (order == 1)
         return Py_NewRef(PyTuple_GET_ITEM(context, 2));
     if (order == 2)
@@ -58,12 +67,12 @@ static int
 last_rows(const Rows *rows, PyObject *context, int most, int one, int *orders, long *found)
 {
     int count = 0;
-    for (int order = 3; order >= 1 && !(one && count); order--) {
+    for (int order = 3; order >= 0 && !(count && (one || (!order && orders[0] > 1))); order--) {
         PyObject *key = key_of(context, order);
         if (key == NULL)
             return -1;
-        const int32_t *before = line_of(PyTuple_GET_ITEM(rows->links, order - 1), 0, sizeof(int32_t));
-        int enough = count + most;
+        const int32_t *before = line_of(PyTuple_GET_ITEM(rows->links, order ? order - 1 : 0), 0, sizeof(int32_t));
+        int enough = count + (order ? most : 1);
         for (int generation = 0; generation < 3 && count < enough; generation++) {
             long row = before == NULL ? -1 : row_of(rows, generation, order, key);
             if (row < 0) {
@@ -73,7 +82,7 @@ last_rows(const Rows *rows, PyObject *context, int most, int one, int *orders, l
             while (row && count < enough) {
                 orders[count] = order;
                 found[count++] = row;
-                row = generation ? before[row] : 0; /* newest rows are not linked yet */
+                row = generation && order ? before[row] : 0; /* newest rows are not linked yet */
             }
         }
         Py_DECREF(key);
@@ -112,7 +121,7 @@ ranked(PyObject *module, PyObject *const *args, Py_ssize_t count)
         int level = 0;
         while (level < levels && !(gap < steps[level]))
             level++;
-        long kind = ((order - 1) * best + rank) * (levels + 1) + level;
+        long kind = (place_of_order(order) * best + rank) * (levels + 1) + level;
         PyObject *candidate = pair(token_at(&rows, row * rows.width + rank), kind);
         int failed = candidate == NULL || PyList_Append(found, candidate) < 0;
         Py_XDECREF(candidate);
@@ -312,8 +321,8 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
         return NULL;
     const double *bounds = line_of(limits, 0, sizeof(double));
     const void *usual = bounds == NULL ? NULL : line_of(tokens, 0, sizeof(int64_t));
-    if (usual != NULL && most > MOST_ROWS / 3)
-        PyErr_Format(PyExc_ValueError, "at most %d rows of each length are heard", MOST_ROWS / 3);
+    if (usual != NULL && most >= MOST_ROWS / 3)
+        PyErr_Format(PyExc_ValueError, "fewer than %d rows of each length are heard", MOST_ROWS / 3);
     int known = PyErr_Occurred() ? -1 : last_rows(&rows, args[2], most, 0, orders, found);
     if (known < 0 || (args[3] != Py_None && PyObject_GetBuffer(args[3], &noise, PyBUF_C_CONTIGUOUS) < 0))
         return NULL;
@@ -328,11 +337,11 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
     else
         left = add_rows(&all, &rows, known, orders, found, &draw, heard, older, bounds[1]);
     int failed = left < 0.0;
-    if (!failed && (!known || orders[0] == 1))
+    if (!failed && (!known || orders[0] <= 1))
         failed = add_usual(&all, args[4], &draw, left, known, bounds[1]) < 0;
     PyBuffer_Release(&noise);
     PyMem_Free(draw.weights);
-    long first = (known ? orders[0] - 1 : 3) * (bins + 1);
+    long first = (known ? place_of_order(orders[0]) : 4) * (bins + 1);
     PyObject *offer = failed ? NULL : offered(&all, best, bounds, bins, first);
     PyMem_Free(all.shares);
     return offer;

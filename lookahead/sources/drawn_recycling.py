@@ -18,16 +18,17 @@ _FADE = 0.97  # of what the text's usual tokens are, from token to token; 0.95 a
 _USUAL = 512  # of them that are asked; with 128, S is 3 % lower
 _REFRESH = 16  # tokens after which these are chosen again
 _LARGEST = 1e20
-# By bin, where the context of one, two or three tokens is known, and where it is new: the chances of lone candidates
-# that explain best which of a node's candidates were right (bundled model, code and prose at temperatures of 0.6 to
-# 1.0; the two lowest bins, which are not proposed, hold shares that were right).
+# By bin, where the context of one, two or three tokens is known, only the two before the last, or none: the chances of
+# lone candidates that explain best which of a node's candidates were right (bundled model, code and prose at
+# temperatures of 0.6 to 1.0; the two lowest bins, which are not proposed, hold shares that were right).
 _PRIORS = (
     (0.01, 0.023, 0.053, 0.108, 0.253, 0.462, 0.646, 0.750, 0.761, 0.817, 0.824, 0.920),
     (0.018, 0.042, 0.073, 0.184, 0.410, 0.601, 0.741, 0.823, 0.916, 0.947, 0.950, 0.950),
     (0.025, 0.058, 0.138, 0.248, 0.463, 0.693, 0.845, 0.902, 0.950, 0.976, 0.992, 0.994),
+    (0.007, 0.013, 0.032, 0.053, 0.095, 0.145, 0.200, 0.240, 0.400, 0.600, 0.650, 0.700),
     (0.007, 0.013, 0.027, 0.046, 0.065, 0.109, 0.133, 0.178, 0.25, 0.3, 0.585, 0.644),
 )
-_NEW = 3 * BINS  # the first kind of a candidate in a new context
+_NEW = 4 * BINS  # the first kind of a candidate in a new context
 
 _LIMITS = np.array(BOUNDS).data
 _ROWS = 2  # of each context
@@ -101,8 +102,8 @@ class UsualTokens:
 
 class DrawnRecycling:
     """:class:`.RecyclingSource` for tokens that are drawn: its rows are longer, and what the model said is divided by
-    the noise. Where a context is new it proposes the text's :class:`UsualTokens`. A candidate's kind is the length of
-    its context, and the bin of its share.
+    the noise. After a new token the row of another one in its place votes, and the text's :class:`UsualTokens`. A
+    candidate's kind is the length of its context, and the bin of its share.
 
     Attributes:
         by_noise: accepted tokens that the model had not called the likeliest there before.
@@ -156,11 +157,11 @@ class DrawnRecycling:
         votes, left = votes_of(tuple(orders))
         said, line = self._table.said(rows), self._lines[index]
         shares = self._draw.shares(said.tokens, self._draw.chances(said.logits), line, votes)
-        if orders[0] == 1:
+        if orders[0] <= 1:
             for token, share in self._usual_at(index).items():
                 if token in shares or left * share >= LEAST_SHARE:
                     shares[token] = shares.get(token, 0.0) + left * share
-        return offer(shares, (orders[0] - 1) * BINS)
+        return offer(shares, (orders[0] - 1) % 4 * BINS)
 
     def _usual_at(self, index: int) -> dict[int, float]:
         if index not in self._usuals:

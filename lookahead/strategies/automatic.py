@@ -33,7 +33,9 @@ def _best(drawn: bool) -> int:
 
 FREE_SOURCES: dict[str, Maker] = {
     "recycling": lambda row, memory: (
-        RecyclingSource(memory.table) if row.draw is None else DrawnRecycling(memory.table, row.draw, row.vocab_size)
+        RecyclingSource(memory.table, guess=not row.chain)  # chains pay only where they are likely to be right
+        if row.draw is None
+        else DrawnRecycling(memory.table, row.draw, row.vocab_size)
     ),
     "suffix": lambda row, memory: SuffixSource(),
     "pool": lambda row, memory: PoolSource(),

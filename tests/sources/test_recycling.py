@@ -20,7 +20,10 @@ def test_recycling_reads_the_prompts_end() -> None:
     assert tokens_of(source.propose(source.root())) == [40, 41]
     assert tokens_of(source.propose((1, 2, 3))) == [30, 31]
     assert tokens_of(source.propose((7, 1, 2))) == [20, 21]
-    assert source.propose((7, 7, 1)) == []
+    assert tokens_of(source.propose((7, 7, 1))) == [20, 30, 40], "a new token: what is usual"
+    assert tokens_of(source.propose((1, 2, 9))) == [30, 31, 20, 40], "what was said in its place comes first"
+    careful = RecyclingSource(source._table, guess=False)
+    assert careful.propose((7, 7, 1)) == careful.propose((1, 2, 9)) == []
 
 
 def test_recycling_takes_more_prompt_rows_than_there_are_tokens() -> None:

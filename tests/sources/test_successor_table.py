@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jacobi import LookaheadError, Successors
-from lookahead.sources import SuccessorTable
+from lookahead.sources import RecyclingSource, SuccessorTable
 from lookahead.sources.successor_table import BEST, LEVEL_STEPS, LEVELS
 
 
@@ -204,7 +204,7 @@ def test_wider_rows_begin_a_new_table_and_narrow_ones_are_filled_up() -> None:
     table.put([(0, 0, 1)], spread([3.0, 1.0]))
     table.put([(0, 0, 3)], spread([3.0, 2.5, 2.0, 1.0]))
     table.put([(0, 0, 4)], spread([3.0, -1.0]))
-    assert table.get((0, 0, 1)) is None
+    assert table.get((9, 9, 1)) is None
     found = [levels_of(table.ranked((9, 9, last))) for last in (3, 4)]
     assert found == [[(4, 2), (5, 2), (6, 3), (7, 4)], [(4, 6), (5, 6)]]
 
@@ -214,6 +214,37 @@ def ranked(*lines: list[float]) -> list[list[tuple[int, int]]]:
     table = SuccessorTable()
     table.put([(0, 0, node) for node in range(len(lines))], spread(*lines))
     return [levels_of(table.ranked((9, 9, node))) for node in range(len(lines))]
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_new_token_is_followed_by_what_followed_others_in_its_place(settled: bool) -> None:
+    """The example of the docstring."""
+    table = SuccessorTable()
+    for context, token in (((1, 2, 3), 10), ((1, 2, 4), 20), ((5, 6, 7), 10)):
+        table.put([context], Successors(np.array([[token, token + 1]], np.int32), np.array([[3.0, 1.0]], np.float32)))
+    if settled:
+        table.settle()
+    assert table.get((1, 2, 9)) == (0, 2), "the newest row"
+    assert table.last((1, 2, 9), 2) == ([0], [2])
+    assert table.last((1, 2, 3), 2)[0] == [3, 2, 1], "longer contexts are enough"
+    assert table.last((1, 2, 7), 2)[0] == [1, 0], "one token is not"
+    assert [token for token, _ in table.ranked((1, 2, 9))] == [20, 21, 10]
+    assert [token for token, _ in table.ranked((8, 8, 9))] == [10], "what was usual when it was counted"
+    kinds = {kind for context in ((1, 2, 9), (8, 8, 9), (1, 2, 3)) for _, kind in table.ranked(context)}
+    assert len(kinds) == 2 + 2 + 1
+    assert max(kinds) < len(RecyclingSource.priors)
+    assert not table.ranked((1, 2, 9), guess=False)
+    assert table.ranked((1, 2, 3), guess=False) == table.ranked((1, 2, 3))
+
+
+@pytest.mark.usefixtures("either_way")
+def test_what_is_usual_changes_with_the_text() -> None:
+    table = SuccessorTable(capacity=4)
+    for token in (1, 2):
+        for at in range(200):
+            table.put([(0, 0, at % 3)], Successors(np.array([[token]], np.int32), np.array([[1.0]], np.float32)))
+        assert [usual for usual, _ in table.ranked((7, 7, 7))] == [token]
 
 
 @pytest.mark.usefixtures("either_way")
