@@ -113,8 +113,8 @@ class SuccessorTable:
         self._said.extend(said.tokens[-_SAID:, 0].tolist())
         self._passes += 1
         if self._passes % _COUNTED_AFTER == 0 or not self._usual:
-            most = Counter(self._said).most_common(BEST)
-            self._usual = [(token, _USUAL + rank) for rank, (token, _) in enumerate(most)]
+            said_most = Counter(self._said).most_common(BEST)
+            self._usual = [(token, _USUAL + rank) for rank, (token, _) in enumerate(said_most)]
 
     def _write(self, rows: slice, tokens: np.ndarray, logits: np.ndarray) -> None:
         width = tokens.shape[1]
