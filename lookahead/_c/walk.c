@@ -69,6 +69,7 @@ drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (!PyArg_ParseTuple(args[7], "dndd;warp", &warp->temperature, &warp->top_k, &warp->top_p, &warp->min_p) ||
         !PyArg_ParseTuple(args[8], "ddd;margins", &margins->rounding, &margins->close, &margins->low))
         return NULL;
+    margins->low = (float)margins->low; /* as lines compare it */
     Py_ssize_t node = PyLong_AsSsize_t(args[4]), row = PyLong_AsSsize_t(args[6]);
     if (PyErr_Occurred())
         return NULL;

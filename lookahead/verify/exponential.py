@@ -16,7 +16,6 @@ _LEAST_VOCABULARY = 16384  # in which it pays to know tokens of low noise
 _LOW = 64  # of them are to be expected
 _ROOM = 192  # for their number, and for them
 
-
 Views = tuple[memoryview | None, memoryview | None]
 
 
