@@ -169,8 +169,12 @@ def test_errors_of_a_source_come_through() -> None:
 @pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True}, {"do_sample": True, "top_p": 0.9, "top_k": 0}], ids=str)
 def test_texts_without_it(settings: dict[str, Any]) -> None:
-    """A machine without a compiler writes plain decoding's text, too, from as good drafts."""
-    for model in (counting_model(sharpness=6.0), tiny_model("llama")):
+    """A machine without a compiler writes plain decoding's text, too, from as good drafts. No two logits are equal,
+    because torch leaves open which of such is found first."""
+    counting = counting_model(sharpness=6.0)
+    weight = counting.get_output_embeddings().weight.data
+    weight += 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(5))
+    for model in (counting, tiny_model("llama")):
 
         def passes(model: Any = model) -> int:
             same_as_plain(model, prompts(2), Lookahead(nodes=12), max_new_tokens=30, **settings)
@@ -180,4 +184,4 @@ def test_texts_without_it(settings: dict[str, Any]) -> None:
             return int(model.generate(**prompts(1), **told, **settings).stats.steps)
 
         in_c, python = both_ways(passes)
-        assert in_c == python or (settings and abs(in_c - python) <= 1), "shares may lie where a bin begins"
+        assert in_c == python

@@ -152,11 +152,11 @@ sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale)
 static float
 logit_of(const Logits *logits, Py_ssize_t token)
 {
-    union { uint32_t bits; float value; } one;
+    float value;
     if (logits->whole != NULL)
         return logits->whole[token];
-    one.bits = (uint32_t)logits->narrow[token] << 16;
-    return one.value;
+    widen(logits->narrow + token, &value, 1);
+    return value;
 }
 
 static int

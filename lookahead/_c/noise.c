@@ -1,15 +1,16 @@
 #include "speedups.h"
 
+#define WORDS 624
+#define AWAY 397 /* how far away the word is that each new one is made from */
+#define PART 512 /* numbers made at a time: blocks, too */
+
 /* torch's generator on a CPU (MT19937), as its state is saved: what precedes the words, and the words themselves, which
  * take 64 bits each. */
 typedef struct {
     uint64_t seed;
     int32_t left, seeded; /* words until the next ones are made, less one that is read then */
-    uint64_t next, words[624];
+    uint64_t next, words[WORDS];
 } Saved;
-#define WORDS 624
-#define AWAY 397 /* how far away the word is that each new one is made from */
-#define PART 512 /* numbers made at a time: blocks, too */
 
 static inline uint32_t
 twisted(uint32_t one, uint32_t following, uint32_t away)

@@ -10,7 +10,7 @@ from jacobi import Path, Successors, TokenTree
 from lookahead import _native
 from lookahead.sources.perturbed import BINS, BOUNDS, LEAST_SHARE, MOST, Draw, Offer, offer
 from lookahead.sources.recycling import RecyclingSource
-from lookahead.sources.successor_table import Context, SuccessorTable
+from lookahead.sources.successor_table import PLACES, Context, SuccessorTable, place_of
 
 # Next tokens kept of each scored node; with 32, S at 24 nodes is 3 to 5 % lower, with 128 1 % higher.
 DRAWN_BEST = 64
@@ -28,7 +28,7 @@ _PRIORS = (
     (0.007, 0.013, 0.032, 0.053, 0.095, 0.145, 0.200, 0.240, 0.400, 0.600, 0.650, 0.700),
     (0.007, 0.013, 0.027, 0.046, 0.065, 0.109, 0.133, 0.178, 0.25, 0.3, 0.585, 0.644),
 )
-_NEW = 4 * BINS  # the first kind of a candidate in a new context
+_NEW = PLACES * BINS  # the first kind of a candidate in a new context
 
 _LIMITS = np.array(BOUNDS).data
 _ROWS = 2  # of each context
@@ -161,7 +161,7 @@ class DrawnRecycling:
             for token, share in self._usual_at(index).items():
                 if token in shares or left * share >= LEAST_SHARE:
                     shares[token] = shares.get(token, 0.0) + left * share
-        return offer(shares, (orders[0] - 1) % 4 * BINS)
+        return offer(shares, place_of(orders[0]) * BINS)
 
     def _usual_at(self, index: int) -> dict[int, float]:
         if index not in self._usuals:

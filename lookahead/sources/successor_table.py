@@ -20,6 +20,7 @@ LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at w
 _STEPS = np.array(LEVEL_STEPS, np.float32).data
 LEVELS = len(LEVEL_STEPS) + 1
 _ORDERS = 3  # tokens in the longest context
+PLACES = _ORDERS + 1  # of tables, and of their kinds
 _AROUND = _ORDERS * BEST * LEVELS  # the first kind of a token that followed another one in the place of the last
 _USUAL = _AROUND + BEST * LEVELS  # and that of one which is said whatever comes before
 _MOST_NEW = 1024  # rows that wait to be written to the others
@@ -132,7 +133,7 @@ class SuccessorTable:
 
     def settle(self) -> None:
         """Write the newest rows to the others. Nothing that is known changes by it."""
-        for before, young, new in zip(self._before, self._young, self._new, strict=False):
+        for before, young, new in zip(self._before, self._young[:_ORDERS], self._new[:_ORDERS], strict=True):
             if new:
                 before[list(new.values())] = [young.get(context, 0) for context in new]
         for young, new in zip(self._young, self._new, strict=True):
@@ -144,7 +145,7 @@ class SuccessorTable:
         in the place of the last one, or None, where none is known."""
         for order, key in _keys(context):
             for tables in (self._new, self._young, self._old):
-                if (row := tables[order - 1].get(key)) is not None:
+                if (row := tables[place_of(order)].get(key)) is not None:
                     return order, row
         return None
 
@@ -158,7 +159,7 @@ class SuccessorTable:
                 break
             enough = len(rows) + (most if order else 1)
             for tables in (self._new, self._young, self._old):
-                row = tables[order - 1].get(key)
+                row = tables[place_of(order)].get(key)
                 while row and len(rows) < enough:
                     rows.append(row)
                     row = self._links[order - 1][row] if order and tables is not self._new else 0
@@ -196,13 +197,18 @@ class SuccessorTable:
         logits = self._logits[row, :BEST].tolist()
         gaps = [logits[0] - logits[min(1, len(logits) - 1)], *(logits[0] - logit for logit in logits[1:])]
         ranks = [rank for rank, logit in enumerate(logits) if not rank or logit > -inf]
-        tokens, group = self._tokens[row, : len(ranks)].tolist(), (order - 1) % (_ORDERS + 1)
+        tokens, group = self._tokens[row, : len(ranks)].tolist(), place_of(order)
         return [
             (token, (group * BEST + rank) * LEVELS + bisect_right(LEVEL_STEPS, gaps[rank]))
             for rank, token in zip(ranks, tokens, strict=True)
         ]
 
 
+def place_of(order: int) -> int:
+    """Where the table and the kinds of contexts of so many tokens stand; 0 are the two before the last."""
+    return (order - 1) % PLACES
+
+
 def _keys(context: Context) -> Iterable[tuple[int, Any]]:
-    """Under what the rows of a context are found, by how many tokens it is: one less is the place of their table."""
+    """Under what the rows of a context are found, by how many tokens it is."""
     return (3, context), (2, context[1:]), (1, context[2]), (0, context[:2])

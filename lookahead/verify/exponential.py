@@ -77,22 +77,22 @@ def low_noise(vocab: int) -> float:
     return _LOW / vocab
 
 
-def draw(count: int, batch: int, like: Tensor, generator: torch.Generator) -> list[NoiseLine]:
-    """The next lines, of the vocabulary, dtype and device of ``like`` ``[0, vocab]``, for each of which ``generator``
-    moves on as by one call of ``exponential_``."""
-    if count > 0 and on_host(like.device) and like.dtype == torch.float32 and draws_in_c():
-        return _draw_in_c(count, batch, like, generator)
+def draw(count: int, batch: int, vocab: int, generator: torch.Generator) -> list[NoiseLine]:
+    """The next lines, in float32 on the device of ``generator``, which moves on by each as by one call of
+    ``exponential_``."""
+    if count > 0 and on_host(generator.device) and draws_in_c():
+        return _draw_in_c(count, batch, vocab, generator)
     lines = []
     for _ in range(count):
-        noise = like.new_empty((batch, like.shape[-1]))
+        noise = torch.empty((batch, vocab), dtype=torch.float32, device=generator.device)
         undisturbed(partial(noise.exponential_, generator=generator))
-        view = noise.numpy().data if on_host(like.device) else None
+        view = noise.numpy().data if on_host(noise.device) else None
         lines.append(NoiseLine(noise, generator.get_state(), (view, None)))
     return lines
 
 
-def _draw_in_c(count: int, batch: int, like: Tensor, generator: torch.Generator) -> list[NoiseLine]:
-    vocab, state = like.shape[-1], generator.get_state().numpy()
+def _draw_in_c(count: int, batch: int, vocab: int, generator: torch.Generator) -> list[NoiseLine]:
+    state = generator.get_state().numpy()
     states, noise = np.empty((count + 1, len(state)), np.uint8), np.empty((count * batch, vocab), np.float32)
     states[0] = state
     low = np.empty((count * batch, _ROOM), np.int32) if vocab >= _LEAST_VOCABULARY else None
@@ -100,8 +100,8 @@ def _draw_in_c(count: int, batch: int, like: Tensor, generator: torch.Generator)
     lines = []
     for at in range(count):
         rows = slice(at * batch, (at + 1) * batch)
-        views = noise[rows].data, None if low is None else low[rows].data
-        lines.append(NoiseLine(torch.from_numpy(noise[rows]), torch.from_numpy(states[at + 1]), views))
+        line, low_of = noise[rows], None if low is None else low[rows].data
+        lines.append(NoiseLine(torch.from_numpy(line), torch.from_numpy(states[at + 1]), (line.data, low_of)))
     generator.set_state(lines[-1].state)
     return lines
 
@@ -116,9 +116,9 @@ def _is_alike() -> bool:
     """Twice, the second time from the middle of a generator's numbers."""
     ours, theirs = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
     for vocab in (5, 1001):
-        expected = torch.empty(1, vocab).exponential_(generator=theirs)
+        expected = torch.empty((1, vocab), dtype=torch.float32, device="cpu").exponential_(generator=theirs)
         try:
-            (line,) = _draw_in_c(1, 1, expected[:0], ours)
+            (line,) = _draw_in_c(1, 1, vocab, ours)
         except ValueError:  # another torch may keep its generators in another way
             return False
         if not line.noise.equal(expected) or not line.state.equal(theirs.get_state()):

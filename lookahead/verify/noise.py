@@ -49,7 +49,7 @@ class Noise:
         self._drawn = 0
         self._told: dict[int, np.ndarray] = {}  # lines of a device that have been brought to the host, by index
         self._brought = range(0)  # indices of those on their way
-        self._like: Tensor | None = None  # [0, vocab], once it is known
+        self._vocab = 0  # tokens of a line, once that is known
         self._bytes_each = 1  # of one index's noise, likewise
         self._states: dict[int, Tensor] = {}  # the generator's state after a line, where lines were drawn ahead
         self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
@@ -57,24 +57,21 @@ class Noise:
         self.keeps_states = False
         self._drafting_ms = self._choosing_ms = 0.0  # what drawing took in the pass
 
-    def at(self, places: Sequence[tuple[int, int]], like: Tensor, ahead: bool = False) -> NoiseAt:
-        """The noise for tokens ``(row, index)``, in float32, over the vocabulary and on the device of ``like``;
-        ``ahead``: not all of them may be written."""
-        self._draw(1 + max(index for _, index in places), ahead, like)
+    def at(self, places: Sequence[tuple[int, int]], vocab: int, ahead: bool = False) -> NoiseAt:
+        """The noise for tokens ``(row, index)``; ``ahead``: not all of them may be written."""
+        self._draw(1 + max(index for _, index in places), ahead, vocab)
         return NoiseAt({index: self._kept[index] for _, index in places}, places)
 
-    def _draw(self, count: int, ahead: bool, like: Tensor) -> None:
+    def _draw(self, count: int, ahead: bool, vocab: int) -> None:
         """Have the noise of the first ``count`` tokens; ``ahead``: not all of them may be written."""
-        if self._like is None:
-            self._like = like.new_empty((0, like.shape[-1]), dtype=torch.float32)
-            self._bytes_each = self._sequences.batch * like.shape[-1] * self._like.element_size()
+        self._vocab, self._bytes_each = vocab, 4 * self._sequences.batch * vocab
         self._resume()
         if count <= self._drawn:
             return
         keeps, begin = ahead or self.keeps_states, perf_counter()
         if keeps:
             self._states[self._drawn - 1] = self._generator.get_state()
-        for line in exponential.draw(count - self._drawn, self._sequences.batch, self._like, self._generator):
+        for line in exponential.draw(count - self._drawn, self._sequences.batch, vocab, self._generator):
             self._kept[self._drawn] = line
             if keeps:
                 self._states[self._drawn] = line.state
@@ -86,37 +83,36 @@ class Noise:
         it is not known on the host, so far ahead that it is not drawn yet, or likely to be drawn again."""
         if self._shared and index > self._sequences.longest:
             return None
-        if self._like is None or not on_host(self._like.device):
+        if not self._vocab or not on_host(self._generator.device):
             told = self._told.get(index)
             return None if told is None else told[row]
         if self._drawn <= index < self.limit():
             begin, before_ms = perf_counter(), self._choosing_ms
             more = min(_AT_ONCE, _BYTES_AT_ONCE // self._bytes_each) if exponential.draws_in_c() else 1
-            self._draw(max(index + 1, min(index + more, self.limit())), True, self._like)
+            self._draw(max(index + 1, min(index + more, self.limit())), True, self._vocab)
             self.settle()
             self._drafting_ms, self._choosing_ms = self._drafting_ms + 1e3 * (perf_counter() - begin), before_ms
         known = self._kept.get(index)  # None where only a finished sequence asks
         return None if known is None else known.noise[row].numpy()
 
-    def views(self, index: int, like: Tensor) -> list[Views]:
-        """What C reads of the line of a token that is to be written now, and of those behind it that have been drawn;
-        over the vocabulary of ``like``."""
-        self._draw(index + 1, False, like)
+    def views(self, index: int, vocab: int) -> list[Views]:
+        """What C reads of the line of a token that is to be written now, and of those drawn behind it."""
+        self._draw(index + 1, False, vocab)
         return [self._kept[each].views for each in range(index, self._drawn)]
 
     def bring(self, depth: int) -> Tensor:
         """On a device, the noise that drafts of the next pass may ask for, int32 ``[index, batch, vocab]``, for
         :meth:`told`: of indices that have not been brought yet, as many as a pass may bring. ``depth`` is that of the
         last drafts, and lines as far as they could reach have been drawn."""
-        assert self._like is not None
         first = max([self._sequences.longest + 1, *(index + 1 for index in self._told)])
         most = first + _MOST_BROUGHT // self._bytes_each
         last = min(self._sequences.longest + 2 * depth + _MOST_AHEAD, self.limit(), most)
         if first < last:
-            self._draw(last, True, self._like)
+            self._draw(last, True, self._vocab)
         self._brought = range(first, last)
-        lines = torch.cat([self._kept[index].noise for index in self._brought] or [self._like])
-        return lines.float().view(torch.int32).unflatten(0, (len(self._brought), self._sequences.batch))
+        nothing = torch.empty((0, self._vocab), device=self._generator.device)
+        lines = torch.cat([nothing, *(self._kept[index].noise for index in self._brought)])
+        return lines.view(torch.int32).unflatten(0, (len(self._brought), self._sequences.batch))
 
     def told(self, brought: np.ndarray) -> None:
         """What :meth:`bring` gave has come to the host."""

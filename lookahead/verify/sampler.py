@@ -130,7 +130,7 @@ class Sampler:
         chosen = chosen.unflatten(0, (batch, nodes))
         if self.noise is not None and depths is not None:  # other parts may write so many tokens
             last = max(self.noise.reachable(row, depth) for row, depth in enumerate(depths))
-            self.noise.at([(0, last)], raw, ahead=True)
+            self.noise.at([(0, last)], raw.shape[-1], ahead=True)
         if self.noise is None or waits or depths is not None:
             return (chosen,)
         return chosen, self.noise.bring(max(max(tree.depths) for tree in trees))
@@ -198,7 +198,7 @@ class Sampler:
             listed = shortlist.listed(raw, self._noise_at(now.trees, places, raw))
             return shortlist.unpacked(listed.numpy(), raw.shape[-1])
         for row, node in (place for place in places if place not in now.known):
-            lines = self.noise.views(len(self._sequences.written[row]), now.scores.logits)
+            lines = self.noise.views(len(self._sequences.written[row]), now.scores.logits.shape[-1])
             now.draw(shortlist, row, node, lines)
         return [now.known[place] for place in places]
 
@@ -213,7 +213,7 @@ class Sampler:
         at = [(row, len(self._sequences.written[row])) for row, _ in places]
         if ahead:
             at = [(row, self.noise.reachable(row, trees[row].depths[node])) for row, node in places]
-        return self.noise.at(at, like, ahead)
+        return self.noise.at(at, like.shape[-1], ahead)
 
     def choose_alike(self, choices: Sequence[tuple["Sampler", Pass, Place]]) -> list[int] | None:
         """The tokens at one place of each of several passes, whose samplers are :attr:`alike`; None where they are not

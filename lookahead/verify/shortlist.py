@@ -85,10 +85,10 @@ class Shortlist:
         row: int = 0,
         said: Successors | None = None,
     ) -> list[Choice]:
-        """The choice of logits ``[node, vocab]`` on a host at one node, in C, and those at its children that are drawn,
-        as far as they are certain and ``lines`` go; of each line the noise of a ``row`` counts. A list is needed where
-        ``top_k`` or ``top_p`` cuts."""
-        raw = raw if raw.dtype == torch.bfloat16 else raw.float()
+        """The choice of logits ``[node, vocab]`` at one node, in C on the host, and those at its children that are
+        drawn, as far as they are certain and ``lines`` go; of each line the noise of a ``row`` counts. A list is needed
+        where ``top_k`` or ``top_p`` cuts."""
+        raw = raw.cpu() if raw.dtype == torch.bfloat16 else raw.to("cpu", torch.float32)
         least = min(raw.shape[1], self.top_k + 1 if self.top_k else _LEAST_LISTED)
         if (self.top_k or self.top_p < 1.0) and (said is None or said.tokens.shape[1] < least):
             raw, node, lines = raw[node : node + 1], 0, lines[:1]

@@ -39,7 +39,7 @@ def test_any_pace_reads_plain_decodings_draws(batch: int, indices: int, seed: in
     while any(len(written) < indices for written in sequences.written):
         going = [row for row in range(batch) if len(sequences.written[row]) < indices]
         rows = rng.sample(going, rng.randint(1, len(going)))
-        lines = noise.at([(row, len(sequences.written[row])) for row in rows], line.repeat(len(rows), 1)).all()
+        lines = noise.at([(row, len(sequences.written[row])) for row in rows], VOCAB).all()
         for row, token in zip(rows, (line / lines).argmax(-1).tolist(), strict=True):
             sequences.written[row].append(token)
         noise.forget()
@@ -51,9 +51,8 @@ def test_noise_is_kept_until_the_slowest_has_read_it() -> None:
     """The example of the docstring; a finished sequence reads no more."""
     sequences = sequences_of([[1], [1]], end=[2])
     noise = Noise(sequences)
-    like = torch.zeros(1, VOCAB)
     for row in (0, 0, 0, 1):
-        noise.at([(row, len(sequences.written[row]))], like)
+        noise.at([(row, len(sequences.written[row]))], VOCAB)
         sequences.written[row].append(5)
     noise.forget()
     assert sorted(noise._kept) == [1, 2]
@@ -67,7 +66,7 @@ def test_the_lead_is_limited_by_count_and_by_bytes(monkeypatch: pytest.MonkeyPat
     sequences = sequences_of([[1], [1]])
     noise = Noise(sequences)
     assert noise.limit() == room._MOST_LEAD
-    noise.at([(0, 0)], torch.zeros(1, VOCAB))
+    noise.at([(0, 0)], VOCAB)
     sequences.written[0].append(3)
     monkeypatch.setattr(room, "_MOST_BYTES", 5 * 2 * VOCAB * 4)
     assert noise.limit() == 5
@@ -78,7 +77,7 @@ def test_the_lead_is_limited_by_count_and_by_bytes(monkeypatch: pytest.MonkeyPat
 def drawn(noise: Noise, sequences: Any, batch: int) -> list[int]:
     line = torch.linspace(1, 3, VOCAB).softmax(-1)
     at = [(row, len(sequences.written[row])) for row in range(batch)]
-    tokens: list[int] = (line / noise.at(at, line.repeat(batch, 1)).all()).argmax(-1).tolist()
+    tokens: list[int] = (line / noise.at(at, VOCAB).all()).argmax(-1).tolist()
     for row, token in enumerate(tokens):
         sequences.written[row].append(token)
     noise.forget()
