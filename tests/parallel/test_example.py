@@ -19,4 +19,8 @@ def test_the_example_runs(options: list[str]) -> None:
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = re.search(r"2 ranks: S = ([\d.]+), ([\d.]+) nodes a pass, ([\d.]+) of them on the busiest", ran.stdout)
     assert found and float(found[1]) >= 1
-    assert (float(found[3]) < float(found[2])) == ("--shard" not in options)
+    nodes, busiest = float(found[2]), float(found[3])
+    if "--window" in options:  # always a tree of many nodes
+        assert busiest < nodes
+    else:  # the automatic mode may find, on a loaded machine, that drafts do not pay
+        assert busiest == nodes if "--shard" in options else busiest <= nodes
