@@ -15,6 +15,7 @@ from lookahead.models.mask_rules import SLIDING
 
 Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # (shape, a tensor of the dtype and device) -> buffer
 Entry = tuple["LayerBuffer", int]
+Slots = Tensor | np.ndarray
 _TREE = 64  # slots for the nodes of a pass
 # Buffers for a model whose states have one shape: each costs every pass some calls of torch, so small ones are few.
 _SPREAD = 4
@@ -65,6 +66,7 @@ class LayerBuffer:
         kind: shape, dtype, device and window of its entries.
         rows: sequences whose states it holds, the first ones of its rows; the others are free.
         extent: how large it is to be.
+        on_host: whether it lies in the host's memory.
         span: first and last-plus-one slot of the pass that the views below are for.
         fresh: for each entry, the slots of the pass; unused with static shapes.
         history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
@@ -132,15 +134,17 @@ class LayerBuffer:
         if row < self.rows:
             self.buffer[:, row].copy_(self.buffer[:, self.rows])
 
-    def move(self, rows: Tensor, sources: Tensor, targets: Tensor) -> None:
-        """Copy slots of all entries, ``[move]`` from and to ``[move]`` of these rows."""
-        if self.buffer.device.type != "cpu" or not self.buffer.numel():
-            self.slots[rows, targets - self.first] = self.slots[rows, sources - self.first]
+    def move(self, rows: Slots, sources: Slots, targets: Slots) -> None:
+        """Copy slots of all entries, ``[move]`` from and to ``[move]`` of these rows: tensors where the buffer lies, or
+        arrays if that is the host's memory."""
+        if self.first:
+            sources, targets = sources - self.first, targets - self.first
+        if not self.on_host or not self.buffer.numel():
+            self.slots[rows, targets] = self.slots[rows, sources]
             return
         if self._items is None:
             self._items = _items(self.slots)
-        places = rows.numpy(), targets.numpy() - self.first
-        self._items[places] = self._items[places[0], sources.numpy() - self.first]
+        self._items[rows, targets] = self._items[rows, sources]
 
     def reach(self, stop: int) -> None:
         """Have the text's slots up to ``stop``."""
@@ -184,6 +188,7 @@ class LayerBuffer:
 
     def _use(self, buffer: Tensor) -> None:
         self.buffer, self.slots, self._items = buffer, buffer.permute(1, 3, 0, 2, 4), None
+        self.on_host = buffer.device.type == "cpu"
 
 
 def _items(slots: Tensor) -> np.ndarray:

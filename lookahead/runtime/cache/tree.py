@@ -120,9 +120,10 @@ class TreeCache(Cache):
         moves = [(row, *pair) for row, pairs in enumerate(self.advance(chosen)) for pair in pairs]
         if moves:
             places = np.array(moves).T
-            sent = {device: send(places, device) for device in {group.buffer.device for group in self._store.groups}}
+            devices = {group.buffer.device for group in self._store.groups if not group.on_host}
+            sent = {device: send(places, device) for device in devices}
             for group in self._store.groups:
-                group.move(*sent[group.buffer.device])
+                group.move(*places if group.on_host else sent[group.buffer.device])
 
     def advance(self, chosen: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
         """Like :meth:`keep`, but return each sequence's copies, (from slot, to slot) rising, for :meth:`move`."""
