@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from lookahead.models.mask_rules import SLIDING
+from lookahead.runtime.scores import on_host
 
 Allocate = Callable[[tuple[int, ...], Tensor], Tensor]  # (shape, a tensor of the dtype and device) -> buffer
 Entry = tuple["LayerBuffer", int]
-Slots = Tensor | np.ndarray
+Slots = Tensor | np.ndarray  # ids of rows or slots, on a device or on the host
 _TREE = 64  # slots for the nodes of a pass
 # Buffers for a model whose states have one shape: each costs every pass some calls of torch, so small ones are few.
 _SPREAD = 4
@@ -188,7 +189,7 @@ class LayerBuffer:
 
     def _use(self, buffer: Tensor) -> None:
         self.buffer, self.slots, self._items = buffer, buffer.permute(1, 3, 0, 2, 4), None
-        self.on_host = buffer.device.type == "cpu"
+        self.on_host = on_host(buffer.device)
 
 
 def _items(slots: Tensor) -> np.ndarray:
