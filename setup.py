@@ -21,7 +21,7 @@ flags = [] if os.name == "nt" else ["-O3", "-ffp-contract=off", "-fno-math-errno
 speedups = Extension(
     "lookahead._speedups",
     sorted(f"lookahead/_c/{file.name}" for file in (here / "lookahead" / "_c").glob("*.c")),
-    depends=["lookahead/_c/speedups.h"],
+    depends=sorted(f"lookahead/_c/{file.name}" for file in (here / "lookahead" / "_c").glob("*.h")),
     extra_compile_args=flags,
     optional=True,
 )

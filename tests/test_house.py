@@ -86,7 +86,7 @@ def test_what_is_built_in_c_is_small() -> None:
     sources = list((ROOT / "lookahead" / "_c").iterdir())
     sizes = {name_of(file): lines_of(file) for file in sources}
     assert not {name: size for name, size in sizes.items() if size > 350}
-    assert sum(sizes.values()) <= 1_550
+    assert sum(sizes.values()) <= 1_690
     assert max(len(line) for file in sources for line in file.read_text(encoding="utf-8").splitlines()) <= 120
 
 

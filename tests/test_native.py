@@ -113,8 +113,6 @@ def test_drawn_candidates_are_the_same(seed: int) -> None:
         logits[:, rng.randrange(4, 16) :] = -np.inf
         tokens = np.stack([numbers.permutation(VOCAB)[:16] for _ in range(12)]).astype(np.int32)
         source.start([rng.randrange(4) for _ in range(12)], Successors(tokens, logits))
-        if rng.random() < 0.7:
-            source.catch_up()
     source.root()
     states = [((rng.randrange(4), rng.randrange(4), rng.randrange(6)), index) for index in range(10)]
     for in_c, python in zip(*both_ways(lambda: [dict(source.propose(state)) for state in states]), strict=True):
@@ -127,17 +125,20 @@ def test_drawn_candidates_are_the_same(seed: int) -> None:
 @built
 def test_what_is_wrong_is_said() -> None:
     speedups, table = _native.speedups, SuccessorTable()
-    table.put([(1, 2, 3)], Successors(np.array([[4, 5]], np.int32), np.array([[1.0, 0.0]], np.float32)))
+    table.put((1, 2, 3), [-1], [3], Successors(np.array([[4, 5]], np.int32), np.array([[1.0, 0.0]], np.float32)))
     steps = np.zeros(3, np.float32).data
-    with pytest.raises(TypeError, match="4 arguments"):
+    with pytest.raises(TypeError, match="5 arguments"):
         speedups.ranked(table.rows)
     with pytest.raises(TypeError, match="three tokens"):
-        speedups.ranked(table.rows, (1, 2), steps, 6)
+        speedups.ranked(table.rows, (1, 2), steps, 6, None)
     with pytest.raises(TypeError, match="memoryview"):
-        speedups.ranked(table.rows, (1, 2, 3), [0.0], 6)
+        speedups.ranked(table.rows, (1, 2, 3), [0.0], 6, None)
     with pytest.raises(TypeError, match="4 bytes"):
-        speedups.ranked(table.rows, (1, 2, 3), np.zeros(3).data, 6)
-    assert speedups.ranked(table.rows, (1, 2, 3), steps, 6)
+        speedups.ranked(table.rows, (1, 2, 3), np.zeros(3).data, 6, None)
+    assert speedups.ranked(table.rows, (1, 2, 3), steps, 6, None)
+    for parents, error in (([-1, 1], "before its children"), ([-1], "as many nodes"), ((-1, 0), "are lists")):
+        with pytest.raises((TypeError, ValueError), match=error):
+            speedups.put(table.rows, (1, 2, 3), parents, [3, 4])
     with pytest.raises(TypeError):
         speedups.drawn(
             np.zeros((1, 3)).data, np.zeros((1, 3), np.float32).data, 0, None, None, (1.0, 0, 1.0, 0.0), (0.0, 0.0)

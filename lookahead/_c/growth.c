@@ -130,14 +130,6 @@ ask(Growth *growth, PyObject **states, PyObject *token, int node, double value, 
     return proposed;
 }
 
-static int
-append(PyObject *list, PyObject *item) /* takes the reference */
-{
-    int failed = item == NULL ? -1 : PyList_Append(list, item);
-    Py_XDECREF(item);
-    return failed;
-}
-
 typedef struct {
     PyObject *tokens, *parents, *depths, *children, *values, *offered;
 } Grown;

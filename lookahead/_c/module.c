@@ -23,6 +23,14 @@ takes(const char *name, Py_ssize_t count, Py_ssize_t given)
     return count == given;
 }
 
+int
+append(PyObject *list, PyObject *item)
+{
+    int failed = item == NULL ? -1 : PyList_Append(list, item);
+    Py_XDECREF(item);
+    return failed;
+}
+
 PyObject *
 pair(long one, long other)
 {
@@ -41,7 +49,8 @@ pair(long one, long other)
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
-    METHOD(grow), METHOD(ranked), METHOD(heard), METHOD(best_of), METHOD(exponential), METHOD(drawn),
+    METHOD(grow),    METHOD(put),         METHOD(ranked), METHOD(heard),
+    METHOD(best_of), METHOD(exponential), METHOD(drawn),
     {NULL, NULL, 0, NULL},
 };
 

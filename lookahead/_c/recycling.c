@@ -1,120 +1,42 @@
-#include "speedups.h"
+#include "table.h"
 
 #define MOST_ROWS 30 /* that one node is told by */
 
-typedef struct { /* lookahead.sources.successor_table.SuccessorTable.rows */
-    PyObject *tables; /* (new, young, old), each of four dictionaries: ones, twos, threes, before the last */
-    PyObject *links;  /* of each length of context: the row before each one, int32 */
-    const char *tokens; /* [row, width] of uint16 or int32, best first */
-    const float *logits;
-    Py_ssize_t width, size; /* tokens in a row, bytes of each */
-} Rows;
-
+/* Append the usual candidates whose tokens are not among those found. */
 static int
-read_rows(PyObject *given, Rows *rows)
+append_usual(PyObject *found, PyObject *usual)
 {
-    PyObject *tokens, *logits;
-    if (!PyArg_ParseTuple(given, "OOOO;rows", &rows->tables, &rows->links, &tokens, &logits))
-        return -1;
-    rows->size = PyMemoryView_Check(tokens) ? PyMemoryView_GET_BUFFER(tokens)->itemsize : 0;
-    rows->tokens = line_of(tokens, 0, rows->size == 2 ? 2 : 4);
-    rows->logits = rows->tokens == NULL ? NULL : line_of(logits, 0, sizeof(float));
-    if (rows->logits == NULL)
-        return -1;
-    rows->width = length_of(logits, 1);
-    return 0;
-}
-
-static inline long
-token_at(const Rows *rows, Py_ssize_t place)
-{
-    return rows->size == 2 ? ((const uint16_t *)rows->tokens)[place] : ((const int32_t *)rows->tokens)[place];
-}
-
-/* Where a table and its kinds stand: those of one, two and three tokens, and then (order 0) of two before the last. */
-static inline int
-place_of_order(int order)
-{
-    return order ? order - 1 : 3;
-}
-
-/* The row that a generation has for the last `order` tokens of a context, `key`; 0: none; -1: an error. */
-static long
-row_of(const Rows *rows, int generation, int order, PyObject *key)
-{
-    PyObject *table = PyTuple_GET_ITEM(PyTuple_GET_ITEM(rows->tables, generation), place_of_order(order));
-    PyObject *row = PyDict_GetItemWithError(table, key);
-    if (row == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    return PyLong_AsLong(row);
-}
-
-static PyObject *
-key_of(PyObject *context, int order) /* a new reference */
-{
-    if (order == 0)
-        return PyTuple_GetSlice(context, 0, 2);
-    if (order == 1)
-        return Py_NewRef(PyTuple_GET_ITEM(context, 2));
-    if (order == 2)
-        return PyTuple_Pack(2, PyTuple_GET_ITEM(context, 1), PyTuple_GET_ITEM(context, 2));
-    return Py_NewRef(context);
-}
-
-/* SuccessorTable.last: the last rows, `most` each, of the suffixes of a context, with their lengths in `orders`; how
- * many. With only `one` length, those of the longest that is known. */
-static int
-last_rows(const Rows *rows, PyObject *context, int most, int one, int *orders, long *found)
-{
-    int count = 0;
-    for (int order = 3; order >= 0 && !(count && (one || (!order && orders[0] > 1))); order--) {
-        PyObject *key = key_of(context, order);
-        if (key == NULL)
+    Py_ssize_t known = PyList_GET_SIZE(found);
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(usual); at++) {
+        PyObject *candidate = PyList_GET_ITEM(usual, at);
+        long token = PyLong_AsLong(PyTuple_GET_ITEM(candidate, 0));
+        Py_ssize_t other = 0;
+        while (other < known && PyLong_AsLong(PyTuple_GET_ITEM(PyList_GET_ITEM(found, other), 0)) != token)
+            other++;
+        if (other == known && PyList_Append(found, candidate) < 0)
             return -1;
-        const int32_t *before = line_of(PyTuple_GET_ITEM(rows->links, order ? order - 1 : 0), 0, sizeof(int32_t));
-        int enough = count + (order ? most : 1);
-        for (int generation = 0; generation < 3 && count < enough; generation++) {
-            long row = before == NULL ? -1 : row_of(rows, generation, order, key);
-            if (row < 0) {
-                Py_DECREF(key);
-                return -1;
-            }
-            while (row && count < enough) {
-                orders[count] = order;
-                found[count++] = row;
-                row = generation && order ? before[row] : 0; /* newest rows are not linked yet */
-            }
-        }
-        Py_DECREF(key);
     }
-    return count;
-}
-
-static int
-is_context(PyObject *context)
-{
-    if (PyTuple_Check(context) && PyTuple_GET_SIZE(context) == 3)
-        return 1;
-    PyErr_SetString(PyExc_TypeError, "a context is a tuple of three tokens");
     return 0;
 }
 
-/* ranked(rows, context, steps, best): SuccessorTable.ranked. */
+/* ranked(rows, context, steps, best, usual): SuccessorTable.ranked; `usual` is None where nothing is guessed. */
 PyObject *
 ranked(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     Rows rows;
-    int order;
+    int order = 0;
     long row;
-    if (!takes("ranked", 4, count) || !is_context(args[1]) || read_rows(args[0], &rows) < 0)
+    if (!takes("ranked", 5, count) || read_rows(args[0], &rows) < 0)
         return NULL;
     const float *steps = line_of(args[2], 0, sizeof(float));
     Py_ssize_t best = PyLong_AsSsize_t(args[3]);
-    int known = PyErr_Occurred() ? -1 : last_rows(&rows, args[1], 1, 1, &order, &row);
+    int known = PyErr_Occurred() ? -1 : last_rows(&rows, args[1], 1, 1, &order, &row), guess = PyList_Check(args[4]);
     PyObject *found = known < 0 ? NULL : PyList_New(0);
-    if (found == NULL || !known)
-        return found;
+    if (found == NULL)
+        return NULL;
     Py_ssize_t levels = length_of(args[2], 0), most = best < rows.width ? best : rows.width;
+    if (!known || !(order || guess))
+        row = most = 0;
     const float *logits = rows.logits + row * rows.width;
     for (Py_ssize_t rank = 0; rank < most && (!rank || logits[rank] > -INFINITY); rank++) {
         float gap = logits[0] - logits[rank ? rank : most > 1];
@@ -122,14 +44,13 @@ ranked(PyObject *module, PyObject *const *args, Py_ssize_t count)
         while (level < levels && !(gap < steps[level]))
             level++;
         long kind = (place_of_order(order) * best + rank) * (levels + 1) + level;
-        PyObject *candidate = pair(token_at(&rows, row * rows.width + rank), kind);
-        int failed = candidate == NULL || PyList_Append(found, candidate) < 0;
-        Py_XDECREF(candidate);
-        if (failed) {
-            Py_DECREF(found);
-            return NULL;
+        if (append(found, pair(token_at(&rows, row * rows.width + rank), kind)) < 0) {
+            Py_CLEAR(found);
+            break;
         }
     }
+    if (found != NULL && guess && !order && append_usual(found, args[4]) < 0)
+        Py_CLEAR(found);
     return found;
 }
 
@@ -314,7 +235,7 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
     int most, orders[MOST_ROWS];
     long found[MOST_ROWS];
     double heard, older;
-    if (!takes("heard", 5, count) || !is_context(args[2]) || read_rows(args[1], &rows) < 0 ||
+    if (!takes("heard", 5, count) || read_rows(args[1], &rows) < 0 ||
         !PyArg_ParseTuple(args[0], "(dndd)(idd)On;settings", &draw.warp.temperature, &draw.warp.top_k, &draw.warp.top_p,
                           &draw.warp.min_p, &most, &heard, &older, &limits, &best) ||
         !PyArg_ParseTuple(args[4], "OO;usual", &tokens, &chances))

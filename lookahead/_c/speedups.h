@@ -69,6 +69,9 @@ length_of(PyObject *view, int axis)
 /* A tuple of two integers. */
 PyObject *pair(long one, long other);
 
+/* Append an item and give its reference away; -1 and an error if it is NULL. */
+int append(PyObject *list, PyObject *item);
+
 /* Whether a function was given so many arguments; if not, there is an error. */
 int takes(const char *name, Py_ssize_t count, Py_ssize_t given);
 
@@ -89,6 +92,7 @@ double heap_cut(Heap *heap, Py_ssize_t count);    /* keep the best `count` of mo
 void heap_drop(Heap *heap, Py_ssize_t count);     /* keep the first `count`, in whatever order they are */
 
 PyObject *grow(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *put(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *ranked(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *heard(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *best_of(PyObject *module, PyObject *const *args, Py_ssize_t count);

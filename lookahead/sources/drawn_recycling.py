@@ -171,8 +171,7 @@ class DrawnRecycling:
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         context = self._recycling.root()
         for token in path.tokens[:-1]:
-            found = self._table.get(context)
-            self.by_noise += found is None or self._table.best(found[1]) != token
+            self.by_noise += self._table.likeliest(context) != token
             context = self._recycling.step(context, token)
         self._index += len(path.tokens)
         self._lines.clear()
@@ -180,6 +179,3 @@ class DrawnRecycling:
         if successors is not None:
             self._take_in(successors, path.nodes)
         self._recycling.learn(tree, path, successors)
-
-    def catch_up(self) -> None:
-        self._recycling.catch_up()

@@ -46,11 +46,11 @@ class RecyclingSource:
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         text = [_BEFORE, _BEFORE, _BEFORE, *prompt]
-        if successors is not None:
+        if successors is not None and prompt:
             count = min(len(successors.tokens), len(prompt))  # earlier ones stand for padding
-            known = text[len(text) - count - 2 :]
-            contexts = list(zip(known, known[1:], known[2:], strict=False))
-            self._table.put(contexts, Successors(successors.tokens[-count:], successors.logits[-count:]))
+            first, second, *tokens = text[len(text) - count - 2 :]
+            said = Successors(successors.tokens[-count:], successors.logits[-count:])
+            self._table.put((first, second, tokens[0]), list(range(-1, count - 1)), tokens, said)
         self._root = (text[-3], text[-2], text[-1])
 
     def root(self) -> Context:
@@ -64,13 +64,6 @@ class RecyclingSource:
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         if successors is not None:
-            contexts = [self._root]
-            for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
-                _, before, last = contexts[parent]
-                contexts.append((before, last, token))
-            self._table.put(contexts, successors)
+            self._table.put(self._root, tree.parents, tree.tokens, successors)
         for token in path.tokens:
             self._root = self.step(self._root, token)
-
-    def catch_up(self) -> None:
-        self._table.settle()

@@ -2,9 +2,8 @@
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 import numpy as np
 
@@ -12,21 +11,29 @@ from jacobi import LookaheadError, Successors
 from lookahead import _native
 
 Context = tuple[int, int, int]
-# Rows of contexts of one, two and three tokens, and of the two tokens before the last.
-Tables = tuple[dict[Any, int], dict[Any, int], dict[Any, int], dict[Any, int]]
 
 BEST = 6  # next tokens of a row that are ranked; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
 LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
 _STEPS = np.array(LEVEL_STEPS, np.float32).data
 LEVELS = len(LEVEL_STEPS) + 1
 _ORDERS = 3  # tokens in the longest context
-PLACES = _ORDERS + 1  # of tables, and of their kinds
+PLACES = _ORDERS + 1  # of contexts of one, two and three tokens, and of the two before the last; and of their kinds
 _AROUND = _ORDERS * BEST * LEVELS  # the first kind of a token that followed another one in the place of the last
 _USUAL = _AROUND + BEST * LEVELS  # and that of one which is said whatever comes before
-_MOST_NEW = 1024  # rows that wait to be written to the others
 _SAID = 128  # tokens that were said of late, among which those are counted that are said whatever comes before
 _COUNTED_AFTER = 8  # passes
-_OVERWRITTEN = 2  # rows of a generation for each one that it holds, because newer ones take their contexts
+
+_WAYS = 8  # entries of a bucket, which take one line of a processor's cache
+_LEAST = 1 << 10  # buckets; large tables have one a row, because buckets of random contexts overflow if they are fewer
+_TOGETHER = 64  # rows that are found before any of them is written
+_FACTORS = (  # of a context's tokens, by place: odd, or 0 for those that do not count
+    (0, 0, 0x9E3779B97F4A7C15),
+    (0, 0xC2B2AE3D27D4EB4F, 0x9E3779B97F4A7C15),
+    (0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0x9E3779B97F4A7C15),
+    (0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0),
+)
+_MIXED = 0xFF51AFD7ED558CCD
+_LOW, _WHOLE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
 
 class SuccessorTable:
@@ -45,23 +52,30 @@ class SuccessorTable:
         on the dog -> sat, ran, is, .    the row of "on the cat", and then the usual tokens
         a pink dog -> ., is, the         the usual tokens
 
-    Rows live in two generations, each of which knows ``capacity`` contexts of three tokens at most: when the young one
-    is full it becomes the old one, whose rows go unless they are written again. So a row outlives at least
-    ``capacity`` newer ones. A row is a line of two arrays, one half of which is each generation's own::
+    The newest ``capacity`` rows are kept, in a ring. A context's last row is found as processors find what is in their
+    caches: its hash says in which bucket it is, of eight entries, and the tag that tells it from the others there. A
+    new entry takes the place of the oldest one. Every row knows the one that its context had before::
 
-        row       1     2     3    ...                     tokens and logits, best first
-        before    0     0     1                            the row that the same context had in this generation; 0: none
-        "cat" -> row 3 -> row 1
+        bucket    tag of "the cat", row 7    tag of "a dog", row 3    ...
+        row       3     4     5     6     7                  tokens and logits, best first
+        before    3     4     5     6     4                  the row that "the cat" had before; its own: none
 
-    New rows are found through small dictionaries, which are faster, until :meth:`settle` moves them to the others.
-    Tokens take 16 bits where ``vocab_size`` is known to allow it.
+    Rows have numbers that only grow, modulo 2**32, and stand at their number modulo ``capacity``: a number tells
+    whether its row has been overwritten. Different contexts have the same bucket and tag about once in 10**14 pairs;
+    then a draft is a bad one. Tokens take 16 bits where ``vocab_size`` is known to allow it.
+
+    Args:
+        capacity: rows, a power of 2.
+        vocab_size: of the model.
+
+    Attributes:
+        rows: all of them, and how they are found, as functions in C read them.
     """
 
-    def __init__(self, capacity: int = 1 << 14, vocab_size: int = 1 << 31) -> None:
-        if capacity < 1:
-            raise LookaheadError(f"A successor table holds at least one row: got capacity={capacity}.")
+    def __init__(self, capacity: int = 1 << 16, vocab_size: int = 1 << 31) -> None:
+        if capacity < 1 or capacity & (capacity - 1):
+            raise LookaheadError(f"A successor table holds 1, 2, 4, 8... rows: got capacity={capacity}.")
         self.capacity = capacity
-        self._half = _OVERWRITTEN * capacity
         self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
         self._said: deque[int] = deque(maxlen=_SAID)
         self._usual: list[tuple[int, int]] = []
@@ -70,83 +84,83 @@ class SuccessorTable:
 
     def _begin(self, width: int) -> None:
         """Begin anew with rows of so many tokens; only lines that are written take memory."""
-        rows = 1 + 2 * self._half  # row 0 stands for none
-        self._free, self._end = 1, 1 + self._half  # rows of the young generation that are still free
-        self._tokens = np.empty((rows, width), self._dtype)
-        self._logits = np.empty((rows, width), np.float32)
-        self._before = np.zeros((_ORDERS, rows), np.int32)
-        self._links = [memoryview(line.data) for line in self._before]  # of which single numbers are read faster
-        self._new: Tables = ({}, {}, {}, {})
-        self._young: Tables = ({}, {}, {}, {})
-        self._old: Tables = ({}, {}, {}, {})
-        self._show()
+        self._written = 2 * self.capacity  # the next row's number; entries that are 0 are too old to count
+        self._tokens = np.empty((self.capacity, width), self._dtype)
+        self._logits = np.empty((self.capacity, width), np.float32)
+        self._before = np.zeros((self.capacity, _ORDERS), np.uint32)
+        self._entries = np.zeros((max(_LEAST, self.capacity), 2, _WAYS), np.uint32)  # tags, numbers
+        self._arrays = self._entries.data, self._before.data, self._tokens.data, self._logits.data
+        self.rows = (*self._arrays, self._written)
 
-    def _show(self) -> None:
-        """All rows, and how they are found, as functions in C read them."""
-        arrays = self._tokens.data, self._logits.data
-        self.rows = (self._new, self._young, self._old), tuple(self._links), *arrays
+    def put(self, root: Context, parents: Sequence[int], tokens: Sequence[int], said: Successors) -> None:
+        """Write down what the model said after each node of a tree: the first lines of ``said``. ``root`` is the first
+        node's context, of which the last token stands last. Of equal contexts the last one counts.
 
-    def __len__(self) -> int:
-        self.settle()
-        return sum(map(len, self._young[:_ORDERS])) + sum(map(len, self._old[:_ORDERS]))
-
-    def put(self, contexts: Sequence[Context], said: Successors) -> None:
-        """Write down what the model said after each of ``contexts``, of which the last token stands last. Narrower rows
-        than those before are filled up; the first wider ones, as drawn tokens want them, begin a new table."""
-        if said.tokens.shape[1] > self._tokens.shape[1]:
-            self._begin(said.tokens.shape[1])
-        most = min(_MOST_NEW, self.capacity)
-        ones, twos, threes, around = self._new
-        for start in range(0, len(contexts), most):
-            places = contexts[start : start + most]
-            count = len(places)
-            if len(threes) + count > most:
-                self.settle()
-            if self._free + count > self._end or len(self._young[2]) + len(threes) + count > self.capacity:
-                self._turn()
-            rows = range(self._free, self._free + count)
-            self._free = rows.stop
-            self._write(slice(rows.start, rows.stop), said.tokens[start:][:count], said.logits[start:][:count])
-            threes.update(zip(places, rows, strict=True))
-            twos.update(zip([context[1:] for context in places], rows, strict=True))
-            ones.update(zip([context[2] for context in places], rows, strict=True))
-            around.update(zip([context[:2] for context in places], rows, strict=True))
+        Narrower rows than those before are filled up; the first wider ones, as drawn tokens want them, begin a new
+        table."""
+        count, width = len(tokens), said.tokens.shape[1]
+        if width > self._tokens.shape[1]:
+            self._begin(width)
+        if _native.speedups is not None:
+            _native.speedups.put(self.rows, root, parents, tokens)
+        else:
+            self._put(root, parents, tokens)
+        rows: slice | np.ndarray = slice(first := self._written % self.capacity, first + count)
+        if first + count > self.capacity:
+            rows = (first + np.arange(count)) % self.capacity
+        self._tokens[rows, :width], self._logits[rows, :width] = said.tokens[:count], said.logits[:count]
+        if width < self._tokens.shape[1]:
+            self._tokens[rows, width:], self._logits[rows, width:] = 0, -np.inf
+        self._written = (self._written + count) & _LOW
+        self.rows = (*self._arrays, self._written)
         self._said.extend(said.tokens[-_SAID:, 0].tolist())
         self._passes += 1
         if self._passes % _COUNTED_AFTER == 0 or not self._usual:
             said_most = Counter(self._said).most_common(BEST)
             self._usual = [(token, _USUAL + rank) for rank, (token, _) in enumerate(said_most)]
 
-    def _write(self, rows: slice, tokens: np.ndarray, logits: np.ndarray) -> None:
-        width = tokens.shape[1]
-        self._tokens[rows, :width], self._tokens[rows, width:] = tokens, 0
-        self._logits[rows, :width], self._logits[rows, width:] = logits, -np.inf
-        self._before[:, rows] = 0
+    def _put(self, root: Context, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """Enter the next rows as those of a tree's nodes."""
+        contexts, last = [root], len(self._entries) - 1
+        for parent, token in zip(parents[1:], tokens[1:], strict=True):
+            contexts.append((*contexts[parent][1:], token))
+        known, factors = np.array(contexts, np.int64).astype(np.uint64), np.array(_FACTORS, np.uint64).T
+        for start in range(0, len(contexts), _TOGETHER):
+            hashed: np.ndarray = known[start : start + _TOGETHER] @ factors + np.arange(
+                PLACES, dtype=np.uint64
+            )  # [row, place]
+            hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(_MIXED)
+            first = np.uint32(self._written + start & _LOW)
+            numbers = first + np.arange(len(hashed), dtype=np.uint32)
+            buckets, tags = hashed >> np.uint64(32) & np.uint64(last), hashed.astype(np.uint32)
+            same = self._entries[buckets, 0] == tags[..., None]  # [row, place, way]
+            found, others = same.any(-1), self._entries[buckets, 1]
+            ways = np.where(found, same.argmax(-1), (first - others).argmax(-1))
+            before = np.take_along_axis(others, ways[..., None], -1)[..., 0]
+            before = np.where(found, before, numbers[:, None])
+            self._before[numbers % self.capacity] = before[:, :_ORDERS]
+            self._entries[buckets, 0, ways], self._entries[buckets, 1, ways] = tags, numbers[:, None]
 
-    def _turn(self) -> None:
-        """Begin a generation, in the lines of the old one."""
-        self.settle()
-        self._old, self._young = self._young, ({}, {}, {}, {})
-        self._free = 1 + self._half if self._end == 1 + self._half else 1
-        self._end = self._free + self._half
-        self._show()
+    def _last(self, context: Context, order: int) -> int | None:
+        """The number of the last row of the suffix of ``context`` with so many tokens."""
+        first, second, third = _FACTORS[place := place_of(order)]
+        hashed = first * context[0] + second * context[1] + third * context[2] + place & _WHOLE
+        hashed = (hashed ^ (hashed >> 32)) * _MIXED & _WHOLE
+        tags, numbers = self._entries[(hashed >> 32) & (len(self._entries) - 1)].tolist()
+        if (tag := hashed & _LOW) not in tags:
+            return None
+        number: int = numbers[tags.index(tag)]
+        return number if self._age(number) <= self.capacity else None
 
-    def settle(self) -> None:
-        """Write the newest rows to the others. Nothing that is known changes by it."""
-        for before, young, new in zip(self._before, self._young[:_ORDERS], self._new[:_ORDERS], strict=True):
-            if new:
-                before[list(new.values())] = [young.get(context, 0) for context in new]
-        for young, new in zip(self._young, self._new, strict=True):
-            young.update(new)
-            new.clear()
+    def _age(self, number: int) -> int:
+        return (self._written - number) & _LOW
 
     def get(self, context: Context) -> tuple[int, int] | None:
         """How many tokens the longest known suffix of ``context`` has, and its last row; 0 and the row behind any token
         in the place of the last one, or None, where none is known."""
-        for order, key in _keys(context):
-            for tables in (self._new, self._young, self._old):
-                if (row := tables[place_of(order)].get(key)) is not None:
-                    return order, row
+        for order in (3, 2, 1, 0):
+            if (number := self._last(context, order)) is not None:
+                return order, number % self.capacity
         return None
 
     def last(self, context: Context, most: int) -> tuple[list[int], list[int]]:
@@ -154,25 +168,20 @@ class SuccessorTable:
         first: how many tokens it is, for each row, and the rows. Where no more than one token is known, the last row
         behind any token in its place, too: 0 tokens."""
         orders, rows = list[int](), list[int]()
-        for order, key in _keys(context):
+        for order in (3, 2, 1, 0):
             if not order and orders and orders[0] > 1:
                 break
-            enough = len(rows) + (most if order else 1)
-            for tables in (self._new, self._young, self._old):
-                row = tables[place_of(order)].get(key)
-                while row and len(rows) < enough:
-                    rows.append(row)
-                    row = self._links[order - 1][row] if order and tables is not self._new else 0
-            orders += [order] * (len(rows) - len(orders))
+            number, enough = self._last(context, order), len(rows) + (most if order else 1)
+            while number is not None and len(rows) < enough:
+                orders.append(order)
+                rows.append(number % self.capacity)
+                before = int(self._before[rows[-1], order - 1]) if order else number
+                number = before if self._age(number) < self._age(before) <= self.capacity else None
         return orders, rows
 
     def said(self, rows: Sequence[int]) -> Successors:
         """What these rows say, ``[row, rank]``."""
         return Successors(self._tokens.take(rows, 0), self._logits.take(rows, 0))
-
-    def best(self, row: int) -> int:
-        """The token that the model called the likeliest."""
-        return int(self._tokens[row, 0])
 
     def ranked(self, context: Context, guess: bool = True) -> Sequence[tuple[int, int]]:
         """The best tokens after the longest known suffix of ``context``, best first, with their kinds: by its length,
@@ -180,35 +189,30 @@ class SuccessorTable:
         the best one, how far the second lies below it. Tokens that the model excludes are left out. What may follow a
         token that has not been there yet is left to a ``guess``."""
         if _native.speedups is not None:
-            found = _native.speedups.ranked(self.rows, context, _STEPS, BEST)
-        else:
-            found = self._ranked(context)
-        if found and found[0][1] < _AROUND:
-            return found
-        if not guess:
-            return []
-        known = {token for token, _ in found}
-        return [*found, *(usual for usual in self._usual if usual[0] not in known)]
+            return _native.speedups.ranked(self.rows, context, _STEPS, BEST, self._usual if guess else None)
+        return self._ranked(context, guess)
 
-    def _ranked(self, context: Context) -> list[tuple[int, int]]:
-        if (place := self.get(context)) is None:
-            return []
-        order, row = place
-        logits = self._logits[row, :BEST].tolist()
+    def likeliest(self, context: Context) -> int | None:
+        """The token that the model called the likeliest after the longest known suffix of ``context``."""
+        found = self.get(context)
+        return None if found is None else int(self._tokens[found[1], 0])
+
+    def _ranked(self, context: Context, guess: bool) -> Sequence[tuple[int, int]]:
+        usual = self._usual if guess else []
+        order, row = self.get(context) or (0, -1)
+        if row < 0 or not (guess or order):
+            return usual
+        logits, group = self._logits[row, :BEST].tolist(), place_of(order)
         gaps = [logits[0] - logits[min(1, len(logits) - 1)], *(logits[0] - logit for logit in logits[1:])]
         ranks = [rank for rank, logit in enumerate(logits) if not rank or logit > -inf]
-        tokens, group = self._tokens[row, : len(ranks)].tolist(), place_of(order)
-        return [
+        tokens = self._tokens[row, : len(ranks)].tolist()
+        found = [
             (token, (group * BEST + rank) * LEVELS + bisect_right(LEVEL_STEPS, gaps[rank]))
             for rank, token in zip(ranks, tokens, strict=True)
         ]
+        return found if order else [*found, *(each for each in usual if each[0] not in tokens)]
 
 
 def place_of(order: int) -> int:
-    """Where the table and the kinds of contexts of so many tokens stand; 0 are the two before the last."""
+    """Where entries and kinds of contexts of so many tokens stand; 0 are the two before the last."""
     return (order - 1) % PLACES
-
-
-def _keys(context: Context) -> Iterable[tuple[int, Any]]:
-    """Under what the rows of a context are found, by how many tokens it is."""
-    return (3, context), (2, context[1:]), (1, context[2]), (0, context[:2])

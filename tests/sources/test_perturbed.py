@@ -148,7 +148,6 @@ def test_shorter_contexts_and_older_rows_are_heard_too() -> None:
     source = DrawnRecycling(SuccessorTable(), Draw(lambda index: None), VOCAB)
     for last, first in ((4, 7), (6, 9), (6, 10), (6, 11)):  # contexts (4, 5), then (6, 5) three times
         source.start([last, 5], said([8.0 * (token == first) for token in range(VOCAB)]))
-        source.catch_up()
     tokens = [token for token, _ in source.propose(((4, 4, 5), 1))]
     assert tokens[:3] == [7, 11, 10], "after (4, 5), then what was said last after 5, and before"
     assert 9 not in tokens[:3]

@@ -31,7 +31,7 @@ def test_recycling_takes_more_prompt_rows_than_there_are_tokens() -> None:
     source = RecyclingSource(SuccessorTable())
     source.start([5], successors([1], [2], [3], [4]))
     assert tokens_of(source.propose(source.root())) == [4]
-    assert len(source._table) == 3
+    assert source._table.last((5, 5, 5), 3) == ([1], [0]), "and no others"
 
 
 def test_recycling_learns_off_the_path() -> None:
@@ -63,7 +63,7 @@ def test_recycling_without_successors_only_moves_on() -> None:
     source.start([1, 2, 3], None)
     source.learn(TokenTree(3), Path([0, 1], [4, 5]), None)
     assert source.root() == (3, 4, 5)
-    assert len(source._table) == 0
+    assert source._table.last((1, 2, 3), 1) == ([], [])
 
 
 def test_rows_share_a_table() -> None:
