@@ -10,7 +10,7 @@ from lookahead.draft.frontier import Growth, grown
 from lookahead.draft.planner import Planner
 from lookahead.draft.trials import Mode
 from lookahead.sources import Source
-from lookahead.sources.base import has_late_work, is_batch, runs_a_model
+from lookahead.sources.base import is_batch, runs_a_model
 from lookahead.sources.drawn_recycling import DrawnRecycling
 from lookahead.sources.jacobi_window import WindowSource
 from lookahead.sources.successor_table import BEST
@@ -47,7 +47,6 @@ class AutomaticDrafter:
         self._expensive = [source for source in sources if is_expensive(source)]
         self._whole = not all(map(runs_a_model, self._expensive))  # asked for whole trees
         self._batched = [source for source in sources if is_batch(source)]
-        self._late = [source.catch_up for source in sources if has_late_work(source)]
         self._trees.use(self._asked)
         self._values: list[float] = []
         self._columns = 0
@@ -180,5 +179,3 @@ class AutomaticDrafter:
     def catch_up(self) -> None:
         """Learn what the next draft does not wait for; the device may work meanwhile."""
         self._trees.catch_up()
-        for catch_up in self._late:
-            catch_up()

@@ -86,14 +86,3 @@ def is_batch(source: Source) -> TypeGuard[BatchSource]:
 def runs_a_model(source: Source) -> bool:
     """Whether a source says what asking it takes: it runs a model, or a head, for every level of a tree."""
     return hasattr(source, "ask_ms")
-
-
-class LateSource(Source, Protocol):
-    """A source that leaves work for a time when nobody waits."""
-
-    def catch_up(self) -> None:
-        """Do what is left of the last pass: called while the device has the next one, and after the last."""
-
-
-def has_late_work(source: Source) -> TypeGuard[LateSource]:
-    return hasattr(source, "catch_up")
