@@ -123,6 +123,33 @@ def test_drawn_candidates_are_the_same(seed: int) -> None:
 
 
 @built
+@examples(100)
+@given(st.integers(0, 1 << 30))
+def test_rows_are_entered_the_same(seed: int) -> None:
+    """Tags, numbers and links, to the last bit, and what is found by them."""
+    rng = random.Random(seed)
+    vocab, capacity = rng.choice([3, 100, 50_000]), 1 << rng.randrange(12)
+    tables = SuccessorTable(capacity, vocab), SuccessorTable(capacity, vocab)
+
+    def context() -> tuple[int, int, int]:
+        return rng.randrange(-1, vocab), rng.randrange(-1, vocab), rng.randrange(vocab)
+
+    for _ in range(12):
+        root, count = context(), rng.choice([1, 17, 64, 65, 200])
+        parents = [-1, *(rng.randrange(node) for node in range(1, count))]
+        tokens = [root[2], *(rng.randrange(vocab) for _ in range(1, count))]
+        said = Successors(np.array([[rng.randrange(vocab)]] * count, np.int32), np.zeros((count, 1), np.float32))
+        tables[0].put(root, parents, tokens, said)
+        with in_python():
+            tables[1].put(root, parents, tokens, said)
+    for ours, theirs in zip(*(table._arrays[:2] for table in tables), strict=True):
+        assert ours == theirs
+    for each in [context() for _ in range(30)]:
+        in_c, python = both_ways(lambda each=each: tables[0].ranked(each))
+        assert in_c == python
+
+
+@built
 def test_what_is_wrong_is_said() -> None:
     speedups, table = _native.speedups, SuccessorTable()
     table.put((1, 2, 3), [-1], [3], Successors(np.array([[4, 5]], np.int32), np.array([[1.0, 0.0]], np.float32)))

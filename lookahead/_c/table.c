@@ -42,7 +42,7 @@ read_context(PyObject *given, uint64_t *context)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The bucket of a context in a place, its tag, and the way in the bucket: that of its entry, or else `oldest` one. */
+/* The bucket of a context in a place, its tag, and in which way its entry is; WAYS: in none. */
 static uint32_t *
 entry_of(const Rows *rows, const uint64_t *context, int place, uint32_t *tag, int *way)
 {
@@ -113,6 +113,7 @@ read_tree(PyObject *root, PyObject *parents, PyObject *tokens, Row *made, Py_ssi
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* Where a row's entries are, or else take the place of the oldest ones. */
 static void
 find(const Rows *rows, Row *row, uint32_t number)
 {
@@ -130,6 +131,7 @@ find(const Rows *rows, Row *row, uint32_t number)
     }
 }
 
+/* Write a row's entries, and which rows its contexts had before. */
 static void
 enter(const Rows *rows, const Row *row, uint32_t number)
 {

@@ -125,10 +125,9 @@ class SuccessorTable:
         for parent, token in zip(parents[1:], tokens[1:], strict=True):
             contexts.append((*contexts[parent][1:], token))
         known, factors = np.array(contexts, np.int64).astype(np.uint64), np.array(_FACTORS, np.uint64).T
+        places = np.arange(PLACES, dtype=np.uint64)
         for start in range(0, len(contexts), _TOGETHER):
-            hashed: np.ndarray = known[start : start + _TOGETHER] @ factors + np.arange(
-                PLACES, dtype=np.uint64
-            )  # [row, place]
+            hashed: np.ndarray = known[start : start + _TOGETHER] @ factors + places  # [row, place]
             hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(_MIXED)
             first = np.uint32(self._written + start & _LOW)
             numbers = first + np.arange(len(hashed), dtype=np.uint32)
