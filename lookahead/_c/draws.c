@@ -114,23 +114,29 @@ draw_of_all(const float *logits, const float *noise, Py_ssize_t vocab, const War
     return is_sure(&draw);
 }
 
-/* The sum of exp of BLOCK logits less the best of all, to about single precision. */
-WIDE static float
-sum_of_block(const float *logits, float best, float scale)
+WIDE void
+chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count)
 {
-    float powers[BLOCK], chances[BLOCK];
-    for (int at = 0; at < BLOCK; at++)
-        powers[at] = (logits[at] - best) * (scale * 1.44269504f);
-    for (int at = 0; at < BLOCK; at++)
-        powers[at] = powers[at] > -126.0f ? powers[at] : -126.0f;
-    for (int at = 0; at < BLOCK; at++) { /* 2^whole times 2^part, of which a polynomial is the second */
-        int whole = (int)powers[at];
-        float part = (powers[at] - (float)whole) * 0.693147181f;
+    for (Py_ssize_t at = 0; at < count; at++)
+        chances[at] = (logits[at] - best) * (scale * 1.44269504f);
+    for (Py_ssize_t at = 0; at < count; at++)
+        chances[at] = chances[at] > -126.0f ? chances[at] : -126.0f;
+    for (Py_ssize_t at = 0; at < count; at++) { /* 2^whole times 2^part, of which a polynomial is the second */
+        int whole = (int)chances[at];
+        float part = (chances[at] - (float)whole) * 0.693147181f;
         union { int32_t bits; float value; } two = {(whole + 127) * (1 << 23)};
         part = 1.0f + part * (1.0f + part * (0.5f + part * (1.66666667e-1f + part * (4.16666667e-2f +
                part * (8.33333333e-3f + part * (1.38888889e-3f + part * 1.98412698e-4f))))));
         chances[at] = part * two.value;
     }
+}
+
+/* The sum of BLOCK chances. */
+WIDE static float
+sum_of_block(const float *logits, float best, float scale)
+{
+    float chances[BLOCK];
+    chances_of(logits, best, scale, chances, BLOCK);
     for (int half = BLOCK / 2; half; half /= 2)
         for (int at = 0; at < half; at++)
             chances[at] += chances[at + half];

@@ -117,26 +117,22 @@ static float
 weigh(const Rows *rows, long row, const Draw *draw)
 {
     const Warp *warp = &draw->warp;
-    Py_ssize_t width = rows->width, kept = warp->top_k && warp->top_k < width ? warp->top_k : width;
+    Py_ssize_t width = rows->width, most = warp->top_k && warp->top_k < width ? warp->top_k : width, kept = most;
     const float *logits = rows->logits + row * width;
     float *weights = draw->weights;
     float scale = (float)(1.0 / warp->temperature), total = 0.0f, before = 0.0f, sum = 0.0f;
-    for (Py_ssize_t rank = 0; rank < kept; rank++) {
-        float chance = expf((logits[rank] - logits[0]) * scale);
-        weights[rank] = warp->min_p && chance < (float)warp->min_p ? 0.0f : chance;
-        total += weights[rank];
+    chances_of(logits, logits[0], scale, weights, kept);
+    for (Py_ssize_t rank = 0; warp->min_p && rank < kept; rank++)
+        weights[rank] = weights[rank] < (float)warp->min_p ? 0.0f : weights[rank];
+    if (warp->top_p < 1.0) {
+        for (Py_ssize_t rank = 0; rank < kept; rank++)
+            total += weights[rank];
+        for (kept = 0; kept < most && !(kept && before >= (float)warp->top_p * total); before += weights[kept++])
+            ;
     }
-    for (Py_ssize_t rank = 0; rank < kept; rank++) {
-        float chance = weights[rank];
-        if (rank && warp->top_p < 1.0 && before >= (float)warp->top_p * total)
-            weights[rank] = 0.0f;
-        else if (chance > 0.0f)
-            weights[rank] = chance / noise_of(draw, token_at(rows, row * width + rank));
-        before += chance;
-        sum += weights[rank];
-    }
-    for (Py_ssize_t rank = kept; rank < width; rank++)
-        weights[rank] = 0.0f;
+    for (Py_ssize_t rank = 0; rank < kept; rank++)
+        sum += weights[rank] /= noise_of(draw, token_at(rows, row * width + rank));
+    memset(weights + kept, 0, (width - kept) * sizeof(float));
     return sum;
 }
 
@@ -257,9 +253,8 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
         PyErr_NoMemory();
     else
         left = add_rows(&all, &rows, known, orders, found, &draw, heard, older, bounds[1]);
-    int failed = left < 0.0;
-    if (!failed && (!known || orders[0] <= 1))
-        failed = add_usual(&all, args[4], &draw, left, known, bounds[1]) < 0;
+    int failed = left < 0.0 || ((!known || orders[0] <= 1) &&
+                                add_usual(&all, args[4], &draw, left, known, bounds[1]) < 0);
     PyBuffer_Release(&noise);
     PyMem_Free(draw.weights);
     long first = (known ? place_of_order(orders[0]) : 4) * (bins + 1);

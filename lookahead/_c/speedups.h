@@ -25,6 +25,9 @@
  * whether any is no number. */
 int maxima_of(const float *line, Py_ssize_t rows, float *maxima);
 
+/* exp of scaled logits less the best, to about single precision; of those far below, next to nothing. */
+void chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count);
+
 /* bfloat16 as float32. */
 void widen(const uint16_t *line, float *wide, Py_ssize_t count);
 

@@ -60,25 +60,31 @@ class UsualTokens:
 
     def __init__(self, vocab_size: int) -> None:
         self._sums = np.zeros(vocab_size, np.float32)
+        self._known = [np.zeros(0, np.int32)]  # tokens whose sums are not 0
         self._weight = 1.0  # of the distribution that is taken in next
         self._age = _REFRESH  # tokens since the usual ones were chosen
-        self._keep(np.zeros(0, np.int64), np.zeros(0, np.float32))
+        self._keep(self._known[0], np.zeros(0, np.float32))
 
     def _keep(self, tokens: np.ndarray, chances: np.ndarray) -> None:
-        self._tokens, self._chances = tokens, chances
-        self.views = tokens.data, chances.data
+        self._tokens, self._chances = tokens.astype(np.int64), chances
+        self.views = self._tokens.data, chances.data
 
     def add(self, tokens: np.ndarray, chances: np.ndarray) -> None:
         """Take in what the model said at one token: the best next tokens, and their chances up to a factor."""
         whole = float(chances.sum())
         if not isfinite(whole):
             return
-        self._sums[tokens] += chances * (self._weight / whole)
+        before = self._sums[tokens]
+        self._sums[tokens] = before + chances * (self._weight / whole)
+        if not before.all():
+            self._known.append(tokens[(before == 0.0) & (chances > 0.0)])
         self._weight /= _FADE
         self._age += 1
         if self._weight > _LARGEST:
             self._sums /= self._weight
             self._weight = 1.0
+            known = np.concatenate(self._known)
+            self._known = [known[self._sums[known] > 0.0]]
 
     def refresh(self) -> None:
         """Choose them anew, if it is time to."""
@@ -92,7 +98,8 @@ class UsualTokens:
 
     def _choose(self) -> None:
         self._age = 0
-        tokens = np.flatnonzero(self._sums)  # few of a large vocabulary; selecting among as many zeros takes 20 ms
+        tokens = np.concatenate(self._known)  # few of a large vocabulary
+        self._known = [tokens]
         sums = self._sums[tokens]
         if len(tokens) > _USUAL:
             most = np.argpartition(sums, -_USUAL)[-_USUAL:]
