@@ -119,6 +119,17 @@ def test_usual_tokens_follow_the_text() -> None:
     assert usual.shares(DRAW, line) == pytest.approx({3: 0.75, 4: 0.25})
 
 
+def test_tokens_with_a_sum_are_known_once() -> None:
+    numbers, usual = np.random.default_rng(0), UsualTokens(VOCAB)
+    for count in [*range(1, VOCAB), *[1] * 2000]:
+        tokens = numbers.permutation(VOCAB)[: min(count, 5)].astype(np.int32)
+        chances = np.where(numbers.random(len(tokens)) < 0.3, 0.0, 1.0).astype(np.float32)
+        chances[0] = 1.0
+        usual.add(tokens, chances)
+        usual.refresh()
+    assert sorted(np.concatenate(usual._known)) == np.flatnonzero(usual._sums).tolist()
+
+
 def said(*rows: list[float]) -> Successors:
     logits = np.array(rows, np.float32)
     order = np.argsort(-logits, axis=1).astype(np.int32)
