@@ -127,8 +127,8 @@ weigh(const Rows *rows, long row, const Draw *draw)
     if (warp->top_p < 1.0) {
         for (Py_ssize_t rank = 0; rank < kept; rank++)
             total += weights[rank];
-        for (kept = 0; kept < most && !(kept && before >= (float)warp->top_p * total); before += weights[kept++])
-            ;
+        for (kept = 0; kept < most && (!kept || before < (float)warp->top_p * total); kept++)
+            before += weights[kept];
     }
     for (Py_ssize_t rank = 0; rank < kept; rank++)
         sum += weights[rank] /= noise_of(draw, token_at(rows, row * width + rank));

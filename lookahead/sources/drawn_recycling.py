@@ -60,14 +60,14 @@ class UsualTokens:
 
     def __init__(self, vocab_size: int) -> None:
         self._sums = np.zeros(vocab_size, np.float32)
-        self._known = [np.zeros(0, np.int32)]  # tokens whose sums are not 0
+        self._known = [np.zeros(0, np.int64)]  # tokens whose sums are not 0
         self._weight = 1.0  # of the distribution that is taken in next
         self._age = _REFRESH  # tokens since the usual ones were chosen
         self._keep(self._known[0], np.zeros(0, np.float32))
 
     def _keep(self, tokens: np.ndarray, chances: np.ndarray) -> None:
-        self._tokens, self._chances = tokens.astype(np.int64), chances
-        self.views = self._tokens.data, chances.data
+        self._tokens, self._chances = tokens, chances
+        self.views = tokens.data, chances.data
 
     def add(self, tokens: np.ndarray, chances: np.ndarray) -> None:
         """Take in what the model said at one token: the best next tokens, and their chances up to a factor."""
@@ -83,8 +83,7 @@ class UsualTokens:
         if self._weight > _LARGEST:
             self._sums /= self._weight
             self._weight = 1.0
-            known = np.concatenate(self._known)
-            self._known = [known[self._sums[known] > 0.0]]
+            self._known = [np.flatnonzero(self._sums)]
 
     def refresh(self) -> None:
         """Choose them anew, if it is time to."""
