@@ -205,3 +205,14 @@ def test_first_passes_may_all_have_been_slow() -> None:
     times = measured({1: 10.0, 8: 40.0})
     times.add(8, 64, 12.0)
     assert times.ms(8, 64) == pytest.approx(12.0)
+
+
+def test_kernels_that_take_six_rows_at_a_time() -> None:
+    """The seventh row costs as much as many: passes over five to eight tell on which side of it trees pay."""
+    times = measured({1: 46.0, 4: 45.0})
+    for _ in range(8):
+        for nodes, ms in ((5, 47.0), (6, 49.0), (7, 61.0), (8, 65.0)):
+            times.add(nodes, 64, ms)
+    curve = times.curve(64, 8)
+    assert curve[5] == pytest.approx(49.0, rel=0.02)
+    assert curve[6] - curve[5] > 2.0 * (curve[5] - curve[4])

@@ -59,6 +59,17 @@ def test_through_a_file(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["curve.json"], "no leftovers"
 
 
+def test_a_curve_that_was_saved_at_fewer_sizes() -> None:
+    """Its entries name places among the sizes that the file lists."""
+    about = {"batch": 1}
+    old = {"format": 1, "nodes": [1, 2, 4, 8], "cells": [[0, 0, 1.0, 32.0], [0, 3, 3.0, 4.0]], "about": about}
+    times = StepTimes.from_dict(old)
+    assert (times.ms(1, 64), times.ms(8, 64)) == (1.0, 3.0)
+    assert (times.weight(8, 64), times.weight(6, 64)) == (4.0, 0.0)
+    assert times.ms(1, 64) < times.ms(6, 64) < times.ms(8, 64)
+    assert StepTimes.from_dict(times.to_dict()).to_dict() == times.to_dict()
+
+
 GOOD = measured({1: 1.0, 8: 2.0}).to_dict()
 BAD: dict[str, Any] = {
     "list": [],
@@ -69,6 +80,8 @@ BAD: dict[str, Any] = {
     "another format": GOOD | {"format": 2},
     "no format": {key: value for key, value in GOOD.items() if key != "format"},
     "other nodes": GOOD | {"nodes": [1, 2, 3]},
+    "nodes of nodes": GOOD | {"nodes": [[1], [2]]},
+    "place past its nodes": GOOD | {"nodes": [1, 2], "cells": [[0, 2, 1.0, 1.0]]},
     "no nodes": GOOD | {"nodes": None},
     "about": GOOD | {"about": 3},
     "about text": GOOD | {"about": "model"},

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers.automatic import Limits, curve
 
-from lookahead.draft.latency import StepTimes
+from lookahead.draft.latency import NODES, StepTimes
 from lookahead.draft.pass_costs import PassCosts
 from lookahead.draft.trials import Mode, Rest, Trials
 
@@ -106,7 +106,7 @@ def test_a_size_that_was_slow_once_is_tried_again() -> None:
     times = curve(0.01)
     for _ in range(3):
         times.put(8, 64, 8.0)
-    times._weight[0, 3] = 3.0
+    times._weight[0, NODES.index(8)] = 3.0
     assert 8 in tried(times, 0.01)[0]
     assert times.ms(8, 64) < 1.5
 

@@ -77,7 +77,7 @@ COSTS = [1.0 + 0.2 * nodes for nodes in range(8)]
 def test_trees_of_a_batch_are_as_wide_as_pays_for_all() -> None:
     assert shared_width([], COSTS, 1.0) == 1
     assert shared_width([([], 4)] * 3, COSTS, 1.0) == 1, "no candidate"
-    assert shared_width([(GOOD, 4)] * 3, COSTS, 1.0) == 4
+    assert shared_width([(GOOD, 4)] * 3, COSTS, 1.0) == 6
     assert shared_width([(BAD, 4)] * 3, COSTS, 1.0) == 1
     assert shared_width([(GOOD, 4)] * 3, [1.0, 3.0, 5.0], 1.0) == 1
 
