@@ -152,7 +152,7 @@ def _trees(
 ) -> Samples:
     batch, vocab = len(prompt), ModelTraits.of(model).vocab_size
     drafts = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
-    traces = traces_to_measure(model, batch, packed) if traced else None
+    traces = traces_to_measure(model, packed) if traced else None
     traced_by = None if traces is None else partial(TracedExecutor, traces)
     with bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by, packed=packed) as view:
         if traced:

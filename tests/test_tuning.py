@@ -56,7 +56,7 @@ def test_sweep_of_traced_passes(folder: Path) -> None:
     own = tuning.cached(model)
     assert own is not None and own.about | {"executor": "traced"} == saved.about
     with torch.no_grad():
-        traces = traces_for(model, 1)
+        traces = traces_for(model)
     assert traces is not None and {kind.single for kind in traces.made} == {True, False}
     assert step_times(model, 1, {}, None, traces=traces).to_dict() == times.to_dict()
     assert step_times(model, 1, {}, None).to_dict() == own.to_dict()
@@ -71,7 +71,7 @@ def test_sweep_where_traces_turn_out_to_be_wrong(folder: Path, monkeypatch: pyte
 
     def failing(*args: Any) -> Any:
         with torch.no_grad():
-            found = traces_for(model, 1)
+            found = traces_for(model)
         assert found is not None
         found.fail("wrong")
         return measure(*args)

@@ -123,7 +123,7 @@ def step_times(
         return given
     traits = traits or ModelTraits.of(model)
     fixed = dynamic_reason(static, model, traits) is None
-    traced = frozenset(traces.made) if traces is not None else frozenset()
+    traced = traces.of(batch) if traces is not None else frozenset()
     key = (batch, model.dtype, model.device, traits.attention, fixed, torch.get_num_threads(), packed, traced)
     if key not in memory:
         near = [curve for other, curve in memory.items() if other[:-2] == key[:-2]]

@@ -186,7 +186,7 @@ def _made_earlier(strategy: Strategy, call: Call, wants: Wants, new: int) -> tup
     packed = packed_weights(call.model) if packs(strategy, call) else None
     if not strategy.traces:
         return None, packed
-    return traces_for(call.model, call.batch, wants.taps, call.traits, packed), packed
+    return traces_for(call.model, wants.taps, call.traits, packed), packed
 
 
 def packs(strategy: Strategy, call: Call) -> bool:

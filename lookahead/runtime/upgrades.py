@@ -33,7 +33,7 @@ class Upgrades:
         self._packing = PackingSchedule(model, forward, new_tokens, renewed) if packs else None
         self._traces: TraceSchedule | None = None
         if isinstance(executor, TracedExecutor):
-            self._traces = TraceSchedule(model, executor, forward.batch, new_tokens, renewed)
+            self._traces = TraceSchedule(model, executor, new_tokens, renewed)
 
     def see(self, nodes: int, ms: float, written: int) -> None:
         """Take in a pass over ``nodes`` nodes in all, 0 for the prompt's, after which the longest sequence has

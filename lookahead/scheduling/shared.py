@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from jacobi import Path, Scores, TokenTree
@@ -66,7 +65,8 @@ class SharedPasses:
         self._traced, self._packs = traces and on_cpu, pack and on_cpu
         self._layout = _empty_layout(self._traits)
         self._forward: TreeForward | None = None
-        self._executors: dict[int, tuple[EagerExecutor, TraceSchedule | None]] = {}
+        self._executor: EagerExecutor | None = None
+        self._tracing: TraceSchedule | None = None
         self._packing: PackingSchedule | None = None
 
     def __len__(self) -> int:
@@ -90,7 +90,8 @@ class SharedPasses:
                 packed = packed_weights(self._model)
                 if packed is not None:
                     self._forward.use(packed)
-                self._packing = PackingSchedule(self._model, self._forward, _NEW_TOKENS, self._renew)
+                self._packing = PackingSchedule(self._model, self._forward, _NEW_TOKENS, self._renewed)
+            self._open()
         else:
             view.close()
         self.forward.follow(len(self))
@@ -105,14 +106,13 @@ class SharedPasses:
 
     def close(self) -> None:
         """No sequence is here any more."""
-        for executor, _ in self._executors.values():
-            executor.close()
-        self._executors.clear()
+        if self._executor is not None:
+            self._executor.close()
         held = sum(buffer.nbytes for buffer in self._layout.cache.buffers if buffer.device.type == "cpu")
         self._layout.cache.close()
         hand_back(held)
         self._layout = _empty_layout(self._traits)
-        self._forward = self._packing = None
+        self._forward = self._executor = self._tracing = self._packing = None
 
     @property
     def forward(self) -> TreeForward:
@@ -120,28 +120,22 @@ class SharedPasses:
         return self._forward
 
     @property
-    def _executor(self) -> EagerExecutor:
-        return self._way()[0]
+    def executor(self) -> EagerExecutor:
+        assert self._executor is not None  # there is a row
+        return self._executor
 
-    def _way(self) -> tuple[EagerExecutor, TraceSchedule | None]:
-        batch, forward = len(self), self.forward
-        if batch not in self._executors:
-            traces = traces_for(self._model, batch, (), self._traits, forward.packed) if self._traced else None
-            if traces is None:
-                self._executors[batch] = EagerExecutor(forward), None
-            else:
-                executor = TracedExecutor(traces, forward)
-                schedule = TraceSchedule(self._model, executor, batch, _NEW_TOKENS, self._renewed)
-                self._executors[batch] = executor, schedule
-        return self._executors[batch]
-
-    def _renew(self, spent_ms: float) -> None:
-        self._executors.clear()  # their traces were of other weights
-        self._renewed(spent_ms)
+    def _open(self) -> None:
+        forward = self.forward
+        traces = traces_for(self._model, (), self._traits, forward.packed) if self._traced else None
+        if traces is None:
+            self._executor = EagerExecutor(forward)
+        else:
+            self._executor = executor = TracedExecutor(traces, forward)
+            self._tracing = TraceSchedule(self._model, executor, _NEW_TOKENS, self._renewed)
 
     def curve(self, memory: Memory) -> StepTimes:
         """The latency curve of passes over as many rows as there are, as they are run now."""
-        executor = self._executor
+        executor = self.executor
         traces = executor.traces if isinstance(executor, TracedExecutor) else None
         how = False, traces, self._traits, False, self.forward.packed is not None
         return step_times(self._model, len(self), memory.times, None, *how)
@@ -149,26 +143,20 @@ class SharedPasses:
     def launch(self, trees: Sequence[TokenTree], look: Look | None = None) -> Callable[[], Scores]:
         """Start a pass; what is returned waits for it."""
         best, waits = max(tree.top_k for tree in trees), on_host(self._traits.device)
-        executor = self._executor
-
-        def run() -> Tensor:
-            return executor.run(trees).logits
-
-        return started(run, waits, best, look)
+        return started(lambda: self.executor.run(trees).logits, waits, best, look)
 
     def keep(self, paths: Sequence[Path]) -> None:
         """Move each row's visited nodes to the end of its part of the KV cache."""
         starts, chosen = list(self._layout.cache.lengths), [path.nodes for path in paths]
-        self._executor.keep(chosen)
+        self.executor.keep(chosen)
         self._layout.keep([len(nodes) for nodes in chosen], starts)
 
     def see(self, nodes: int, forward_ms: float) -> None:
         """Take in a pass over ``nodes`` nodes of all rows: traces and packed weights are made once they pay."""
         if self._packing is not None:
             self._packing.see(nodes, forward_ms, _WRITTEN)
-        _, schedule = self._way()
-        if schedule is not None:
-            schedule.see(_WRITTEN)
+        if self._tracing is not None:
+            self._tracing.see(_WRITTEN)
 
     def store(self, row: int, cache: Any) -> None:
         """Leave a row's keys and values in ``cache`` as plain decoding would have."""
@@ -187,11 +175,11 @@ class SharedPasses:
     @property
     def typical(self) -> bool:
         """Whether the last pass took what passes of its size take."""
-        return self._executor.typical
+        return self.executor.typical
 
     @property
     def plain_ms(self) -> float | None:
-        return self._executor.plain_ms
+        return self.executor.plain_ms
 
     def bucket(self, nodes: int) -> int:
         return nodes

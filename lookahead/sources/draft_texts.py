@@ -176,7 +176,7 @@ class DraftTexts:
         ids = torch.tensor([[0] * pad + each for pad, each in zip(pads, prompts, strict=True)], device=traits.device)
         mask = torch.tensor([[0] * pad + [1] * (widest - pad) for pad in pads], device=traits.device)
         packed = packed_weights(model) if self._packs else None
-        traces = traces_for(model, len(prompts), traits=traits, packed=packed) if self._uses_traces else None
+        traces = traces_for(model, traits=traits, packed=packed) if self._uses_traces else None
         traced = None if traces is None else partial(TracedExecutor, traces)
         inputs = masked_inputs(traits, mask) if any(pads) else {}
         view = unread(model, ids, self._new_tokens, static=None, traced=traced, packed=packed, **inputs)

@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from lookahead.runtime.tracing.schedule import untraceable
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
-TREE = Kind(single=False, masked=True, packed=False)
+TREE = Kind(batch=1, single=False, masked=True, packed=False)
 NOTHING_DRAFTED = Lookahead(sources=(lambda row: TableSource("nothing", {}),))  # passes of one kind on any machine
 STRATEGIES = [Lookahead(window_size=3, ngram_size=4, verification_set_size=4), Lookahead(nodes=9), Jacobi(block_size=6)]
 
@@ -67,7 +68,7 @@ def test_same_text(name: str, batch: int) -> None:
         for settings in ({}, {"do_sample": True, "temperature": 0.7}):
             same_as_plain(model, prompts(batch), strategy, max_new_tokens=32, **settings)
     assert known(model).failure is None
-    assert TREE in known(model).made
+    assert replace(TREE, batch=batch) in known(model).made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -163,7 +164,7 @@ def test_a_curve_of_its_own_from_the_middle_on(monkeypatch: pytest.MonkeyPatch) 
     hot = {"do_sample": True, "temperature": 9.0}
     same_as_plain(model, prompts(1), NOTHING_DRAFTED, max_new_tokens=120, **hot)
     assert {len(key[-1]) for key in memory_of(model).times} == {0, 1}
-    assert costs[-1].limits.plain_ms == known(model).untraced_ms is not None
+    assert costs[-1].limits.plain_ms == known(model).untraced_ms(1) is not None
     traced = {key: times for key, times in memory_of(model).times.items() if key[-1]}
     assert costs[-1].times in traced.values()
     assert costs[-1].times.knows_single, "what is known of other passes is a guess about these"
@@ -408,7 +409,7 @@ def test_what_is_gained_is_told_against_transformers_own_passes(monkeypatch: pyt
         model.generate(**prompts(1), **settings)
     found = known(model)
     assert found.made
-    own = found.untraced_ms
+    own = found.untraced_ms(1)
     assert own is not None
     stats = model.generate(**prompts(1), **settings, return_dict_in_generate=True).stats
     assert stats.single_ms >= 0.999 * own * (stats.steps - 2)

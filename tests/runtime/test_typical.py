@@ -80,7 +80,7 @@ def test_eager_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compared_traces() -> None:
     """Not the pass in which a trace is compared with the model's own."""
     model = fresh_model("llama")
-    traces = traces_to_measure(model, 1)
+    traces = traces_to_measure(model)
     with bare_model(model, torch.tensor([[3, 4, 5]]), 64, traced=partial(TracedExecutor, traces)) as looked:
         trace_now(model, looked, [[TREE]])
         assert told(looked, 2) == [True, True]

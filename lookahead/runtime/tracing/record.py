@@ -28,14 +28,14 @@ _WARNING: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
 _FROZEN = ("Python list", "NumPy", "Iterating", "len of")  # in the tracer's warnings: more than a shape was read
 
 
-def record(model: PreTrainedModel, batch: int, kind: Kind, taps: Sequence[str], packed: Packed | None = None) -> Trace:
-    """A trace of passes over ``batch`` sequences that gives the hidden states ``taps``, compared with the model's own,
-    over ``packed`` weights if there are some.
+def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Packed | None = None) -> Trace:
+    """A trace of a kind of passes that gives the hidden states ``taps``, compared with the model's own, over ``packed``
+    weights if there are some.
 
     Raises:
         ValueError: it would freeze something, or says something else than the model.
     """
-    vocab = ModelTraits.of(model).vocab_size
+    vocab, batch = ModelTraits.of(model).vocab_size, kind.batch
     word = [(7 + 13 * place) % vocab for place in range(_PROMPT + 9)]
     paths: list[list[list[int]]] = [[], [], []]
     if not kind.single:

@@ -27,8 +27,10 @@ _ENOUGH = 8  # passes without a trace that tell what they take
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a trace is not told by its inputs: whether a pass has one node, needs a mask, and packs query heads."""
+    """What a trace is not told by its inputs: how many sequences a pass has, and whether it has one node of each, needs
+    a mask, and packs query heads."""
 
+    batch: int
     single: bool
     masked: bool
     packed: bool
@@ -59,7 +61,7 @@ class Missed:
 
 @dataclass
 class Traces:
-    """A model's traces for one batch size, dtype, attention and choice of taps, for which ``key`` stands.
+    """A model's traces for one dtype, attention and choice of taps, for which ``key`` stands.
 
     Attributes:
         taps: hidden states that a pass gives beside its logits.
@@ -75,10 +77,13 @@ class Traces:
     missed: dict[Kind, Missed] = field(default_factory=dict)
     failure: str | None = None
 
-    @property
-    def untraced_ms(self) -> float | None:
+    def of(self, batch: int) -> frozenset[Kind]:
+        """The kinds of passes over so many sequences that have traces."""
+        return frozenset(kind for kind in list(self.made) if kind.batch == batch)
+
+    def untraced_ms(self, batch: int) -> float | None:
         """What passes over one node took without a trace; None while too few were run."""
-        single = [missed for kind, missed in list(self.missed.items()) if kind.single]
+        single = [missed for kind, missed in list(self.missed.items()) if kind.single and kind.batch == batch]
         passes = sum(missed.passes for missed in single)
         return sum(missed.ms for missed in single) / passes if passes >= _ENOUGH else None
 
@@ -98,16 +103,20 @@ class TracedExecutor(EagerExecutor):
 
     @property
     def route(self) -> str:
-        return "traced" if self.traces.made else "dynamic"
+        return "traced" if self._are_made else "dynamic"
 
     @property
     def reason(self) -> str | None:
-        return None if self.traces.made else self.traces.failure or self._reason
+        return None if self._are_made else self.traces.failure or self._reason
+
+    @property
+    def _are_made(self) -> bool:
+        return bool(self.traces.of(self._forward.batch))
 
     @property
     def plain_ms(self) -> float | None:
         """What the model's own Python, or its own weights, take for a pass over one node."""
-        untraced = self.traces.untraced_ms if self.traces.made else None
+        untraced = self.traces.untraced_ms(self._forward.batch) if self._are_made else None
         return max(filter(None, (untraced, super().plain_ms)), default=None)
 
     @property
@@ -130,8 +139,8 @@ class TracedExecutor(EagerExecutor):
 
     def _traced(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
         forward, traces = self._forward, self.traces
-        nodes, slots = inputs["input_ids"].shape[1], forward.layout.cache.base
-        kind = Kind(nodes == 1, masks is not None, forward.packs(nodes))
+        (batch, nodes), slots = inputs["input_ids"].shape, forward.layout.cache.base
+        kind = Kind(batch, nodes == 1, masks is not None, forward.packs(nodes))
         trace = traces.made.get(kind)
         if trace is None:
             return self._missed(kind, inputs, masks)

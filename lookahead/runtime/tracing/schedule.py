@@ -31,7 +31,8 @@ _COMPARED = 9.0  # whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
 _SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
 _LOOKS = 16  # passes from one look to the next
-_KEPT = 20  # sets of traces of one model, as many as batches have sizes
+_KEPT = 8  # sets of traces of one model
+_KEPT_KINDS = 60  # in each, as many as batches have sizes
 
 _kept: PerModel[list[Traces]] = PerModel(list)
 _kept_lock = threading.Lock()
@@ -53,18 +54,17 @@ def _wrong_kind(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 
 def traces_for(
     model: PreTrainedModel,
-    batch: int,
     taps: tuple[str, ...] = (),
     traits: ModelTraits | None = None,
     packed: Packed | None = None,
 ) -> Traces | None:
-    """A model's traces for calls of ``batch`` sequences that want the hidden states ``taps``, over ``packed`` weights;
-    None = it is not traced. Those are made here that earlier calls could have used often enough."""
+    """A model's traces for calls that want the hidden states ``taps``, over ``packed`` weights; None = it is not
+    traced. Those are made here that earlier calls could have used often enough."""
     traits = traits or ModelTraits.of(model)
     if _wrong_kind(model, traits) is not None:
         return None
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    key = (batch, traits.dtype, traits.attention, modes, taps, packed is not None)
+    key = (traits.dtype, traits.attention, modes, taps, packed is not None)
     with _kept_lock:
         known = _kept.of(model)
         found = next((traces for traces in known if traces.key == key), None) or _new(key, taps, known)
@@ -81,7 +81,7 @@ def traces_for(
             known[:] = [fresh if traces is found else traces for traces in known]
         return fresh
     if due:
-        _make(model, batch, found, settings, list(due), packed)
+        _make(model, found, settings, list(due), packed)
     return found
 
 
@@ -99,13 +99,11 @@ class TraceSchedule:
         self,
         model: PreTrainedModel,
         executor: TracedExecutor,
-        batch: int,
         new_tokens: int,
         renewed: Callable[[float], None],
     ) -> None:
         self._model = model
         self._executor = executor
-        self._batch = batch
         self._new_tokens = new_tokens
         self._renewed = renewed
         self._passes = 0
@@ -122,7 +120,7 @@ class TraceSchedule:
         start = perf_counter()
         if self._executor.packed is not self._packed:
             taps, traits = self._traces.taps, ModelTraits.of(self._model)
-            other = traces_for(self._model, self._batch, taps, traits, self._executor.packed)
+            other = traces_for(self._model, taps, traits, self._executor.packed)
             self._executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
             self._start()
         if self._passes % _LOOKS == 0:
@@ -137,7 +135,7 @@ class TraceSchedule:
         due = _due(model, traces)
         paid = [kind for kind, passes in due.items() if self._passes_left(kind, written) >= _SURELY * passes]
         if paid and modified(model) is None:
-            _make(model, self._batch, traces, fingerprint(model), paid, self._packed)
+            _make(model, traces, fingerprint(model), paid, self._packed)
 
     def _passes_left(self, kind: Kind, written: int) -> float:
         """How many passes of a kind there will be, if the call goes on as it has begun."""
@@ -145,10 +143,10 @@ class TraceSchedule:
         return here * (self._new_tokens - written) / max(1, written)
 
 
-def traces_to_measure(model: PreTrainedModel, batch: int, packed: Packed | None = None) -> Traces:
+def traces_to_measure(model: PreTrainedModel, packed: Packed | None = None) -> Traces:
     """A model's traces, for passes that are to be measured; LookaheadError where passes are not traced."""
     reason = untraceable(model)
-    traces = traces_for(model, batch, packed=packed) if reason is None else None
+    traces = traces_for(model, packed=packed) if reason is None else None
     if traces is None:
         raise refusal(reason or "something is special about them")
     if traces.failure is not None:
@@ -170,8 +168,9 @@ def trace_now(model: PreTrainedModel, view: TreeModel, passes: Iterable[Sequence
     traces = executor.traces
     for trees in passes:
         view.forward(trees)
-    due = [kind for kind in list(traces.missed) if kind not in traces.made]
-    _make(model, view.forward_pass.batch, traces, fingerprint(model), due, executor.packed)
+    batch = view.forward_pass.batch
+    due = [kind for kind in list(traces.missed) if kind not in traces.made and kind.batch == batch]
+    _make(model, traces, fingerprint(model), due, executor.packed)
     if not traces.made.keys() >= set(due):
         raise refusal(traces.failure or "another call is at it")
 
@@ -197,9 +196,7 @@ def _enough(missed: Missed, python_ms: float) -> float:
     return _COST + _COMPARED * missed.ms / max(1, missed.passes) / python_ms
 
 
-def _make(
-    model: PreTrainedModel, batch: int, traces: Traces, settings: Any, due: list[Kind], packed: Packed | None
-) -> None:
+def _make(model: PreTrainedModel, traces: Traces, settings: Any, due: list[Kind], packed: Packed | None) -> None:
     """Make the traces that are due, unless another call is at it, or the model is not what it was for the others."""
     if not _making.acquire(blocking=False):
         return
@@ -208,9 +205,11 @@ def _make(
             return
         traces.settings = settings
         for kind in due:
-            made = traces.made.get(kind) or record(model, batch, kind, traces.taps, packed)
+            made = traces.made.get(kind) or record(model, kind, traces.taps, packed)
             if traces.failure is None:  # which another call may have found meanwhile
                 traces.made[kind] = made
+                for oldest in list(traces.made)[:-_KEPT_KINDS]:
+                    del traces.made[oldest]
     except Exception as error:  # whatever the tracer or the model's code objects to
         traces.fail(f"{type(error).__name__}: {error}")
     finally:
