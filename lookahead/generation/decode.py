@@ -78,14 +78,12 @@ def decode(strategy: Strategy, call: Call) -> Output:
             times = memory.times if ranks is None else ranks.times(memory.times)
             return step_times(call.model, call.batch, times, None, *how)
 
-        known = (call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback)
         by_chance = strategy.candidates == "drawn" and bool(call.config.do_sample)
-        drafts = strategy.drafts(draft_context(*known, by_chance)) if ranks is None or ranks.leads else _none(call)
-        depths = [0] * call.batch
-        drafters: list[Drafter] = [
-            WhileWriting(drafter, row, sequences, depths, call.traits.vocab_size)
-            for row, drafter in enumerate(drafts.drafters)
-        ]
+        known = call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback, by_chance
+        nothing = Drafts([PlainDrafter() for _ in range(call.batch)])  # of a rank that is told its trees
+        drafts = strategy.drafts(draft_context(*known)) if ranks is None or ranks.leads else nothing
+        writing = sequences, [0] * call.batch, call.traits.vocab_size
+        drafters: list[Drafter] = [WhileWriting(each, row, *writing) for row, each in enumerate(drafts.drafters)]
         how = strategy.stats, packs(strategy, call), records(drafts.drafters), stream, verifier.noise
         observers = Observers(call, sequences, model, drafts, *how)
 
@@ -223,11 +221,6 @@ def _replicas(strategy: Strategy, call: Call, sequences: Sequences, plan: suppor
     if why is not None:
         raise refusal(why)
     return Replicas(call.model, sequences)
-
-
-def _none(call: Call) -> Drafts:
-    """What a rank drafts that is told its trees."""
-    return Drafts([PlainDrafter() for _ in range(call.batch)])
 
 
 def _call_of(strategy: Strategy, call: Call) -> dict[str, Any]:

@@ -50,15 +50,11 @@ def draft_context(
     rows = []
     for index, prompt in enumerate(call.prompts()):
         draw = None if noise is None else Draw(partial(noise.line, index), **warp)
-        rng = _generator(seed, index)
+        rng = random.Random(None if seed is None else seed + index)
         rows.append(RowContext(prompt, vocab_size, pad, sequences.end_tokens, rng, index, linear, draw, chance))
     trust = call.trust(sees_noise=noise is not None)
     how = (call.choice, sequences.most_new, trust, model, curve, closing)
     return CallContext(call.model, rows, memory, *how, model.hidden)
-
-
-def _generator(seed: int | None, index: int) -> random.Random:
-    return random.Random(None if seed is None else seed + index)
 
 
 class WhileWriting:

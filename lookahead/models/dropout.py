@@ -21,13 +21,10 @@ def _found(module: nn.Module) -> Iterator[str]:
     name, own = type(module).__name__, vars(module)
     if isinstance(module, _DropoutNd) and module.p > 0:
         yield f"{name}(p={module.p})"
-    yield from (f"{rate} of {name}" for rate in _rates(own, (each for each in own if _is_rate(each))))
+    rates = (each for each in own if any(word in each for word in _WORDS))
+    yield from (f"{rate} of {name}" for rate in _rates(own, rates))
     if (config := own.get("config")) is not None:
         yield from (f"{rate} of {name}'s config" for rate in _rates(vars(config), _OF_CONFIGS))
-
-
-def _is_rate(name: str) -> bool:
-    return any(word in name for word in _WORDS)
 
 
 def _rates(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:

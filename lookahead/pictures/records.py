@@ -24,7 +24,7 @@ def document_of(tokenizer: Any, prompt: str, passes: Sequence[Pass], title: str)
 def _pass(tokenizer: Any, each: Pass, row: RowPass, shown: list[str]) -> dict[str, Any]:
     """One pass; chances in percent, -1 where nothing was estimated."""
     return {
-        "tokens": [_name(tokenizer, token) for token in row.tokens],
+        "tokens": [str(tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in row.tokens],
         "parents": list(row.parents),
         "sources": list(row.sources),
         "chances": [-1 if isnan(chance) else round(100 * chance, 1) for chance in row.chances],
@@ -32,10 +32,6 @@ def _pass(tokenizer: Any, each: Pass, row: RowPass, shown: list[str]) -> dict[st
         "written": shown,
         "ms": [round(ms, 3) for ms in (each.draft_ms, each.forward_ms, each.verify_ms, each.keep_ms)],
     }
-
-
-def _name(tokenizer: Any, token: int) -> str:
-    return str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
 
 def places(parents: Sequence[int]) -> list[tuple[int, float]]:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +10,6 @@ from torch import Tensor
 
 from jacobi import LookaheadError, Scores, Successors
 from lookahead import _native
-
-_T = TypeVar("_T")
-
 
 # From logits to what else is to be brought to the host, int32.
 Look = Callable[[Tensor], tuple[Tensor, ...]]
@@ -81,7 +78,7 @@ def _scores(
     logits: Tensor, values: np.ndarray, order: np.ndarray, best: int, beside: tuple[np.ndarray, ...] = ()
 ) -> Scores:
     _, nodes, vocab = logits.shape
-    greedy = _by_row(order[:, 0].tolist(), nodes)
+    greedy = order[:, 0].reshape(-1, nodes).tolist()
     broken = frozenset(divmod(line, nodes) for line in np.nonzero(np.isnan(values[:, 0]))[0].tolist())
     if best <= 0 or vocab == 1:
         return Scores(logits, greedy, broken, beside=beside)
@@ -95,10 +92,6 @@ def nan_error(step: int, row: int, token: int) -> LookaheadError:
         f"The model's logits are NaN at step {step} (row {row}, token {token}): "
         "expected finite numbers. Check the weights and the dtype (float16 overflows where bfloat16 does not)."
     )
-
-
-def _by_row(flat: list[_T], nodes: int) -> list[list[_T]]:
-    return [flat[start : start + nodes] for start in range(0, len(flat), nodes)]
 
 
 def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -82,7 +82,11 @@ class Verifier:
         sample = bool(config.do_sample) and rule is None
         traversal = sample and verification == "traversal"
         own_draws = sample and verification != "exact"
-        by_turns = sample and not own_draws and (not is_drawn_by_noise(sequences.device) or _may_draw(stream))
+        by_turns = (
+            sample
+            and not own_draws
+            and (not is_drawn_by_noise(sequences.device) or (stream is not None and stream.may_draw))
+        )
         timed = MaxTimeCriteria in kinds
         in_lockstep |= watched or not end_together or by_turns or (timed and sequences.keep_up)
         lockstep = sequences.batch > 1 and in_lockstep and rule is None and not traversal
@@ -283,10 +287,6 @@ class Verifier:
             return token in sequences.end_tokens or len(sequences.written[row]) >= sequences.most_new
         done = self._criteria(sequences.prefix(row), self._sampler.records.scores_of(row))
         return bool(done.item() if isinstance(done, Tensor) else done)
-
-
-def _may_draw(stream: Stream | None) -> bool:
-    return stream is not None and stream.may_draw
 
 
 def _tell(stream: Stream | None, now: Pass) -> None:

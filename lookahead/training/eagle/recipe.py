@@ -40,8 +40,8 @@ def train(
     :func:`lookahead.training.drafter.train_drafter`."""
     check_stage(model, settings)
     more: dict[str, Any] = {"pad": pad, "resume": resume, "report": report, "callbacks": callbacks}
-    drafter = TrainedEagle(fresh_head(model, settings, examples), settings)
-    trained = train_drafter(model, drafter, examples, settings, folder, rate=_rate(model, settings), **more)
+    kind = kind_of(model, settings)
+    trained = train_drafter(model, kind.fresh(examples), examples, settings, folder, rate=kind.rate, **more)
     head: EagleHead = trained.heads.head
     return head
 
@@ -69,11 +69,7 @@ def kind_of(model: PreTrainedModel, settings: EagleSettings, name: str | None = 
         return TrainedEagle(fresh_head(model, settings, examples, name), settings)
 
     title = f"{settings.version.upper()} head for {name}" if name else f"{settings.version.upper()} head"
-    return Kind(title, "eagle", fresh, _rate(model, settings), _strategy, _USE)
-
-
-def _rate(model: PreTrainedModel, settings: EagleSettings) -> float:
-    return settings.rate(output_sizes(model)[0])
+    return Kind(title, "eagle", fresh, settings.rate(output_sizes(model)[0]), _strategy, _USE)
 
 
 def _strategy(drafter: TrainedEagle, **settings: Any) -> Eagle:
