@@ -73,10 +73,10 @@ def decode(strategy: Strategy, call: Call) -> Output:
         )
 
         def curve() -> StepTimes:
-            traces, packed = _ways(model)
+            batch, traces, packed = _ways(model, call)
             how = (strategy.static, traces, call.traits, plan.route == "chain", packed)
             times = memory.times if ranks is None else ranks.times(memory.times)
-            return step_times(call.model, call.batch, times, None, *how)
+            return step_times(call.model, batch, times, None, *how)
 
         by_chance = strategy.candidates == "drawn" and bool(call.config.do_sample)
         known = call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback, by_chance
@@ -237,12 +237,12 @@ def _call_of(strategy: Strategy, call: Call) -> dict[str, Any]:
     }
 
 
-def _ways(model: TreeModel | LinearModel) -> tuple[Traces | None, bool]:
-    """How passes are run by now: their traces, and whether weights are packed."""
+def _ways(model: TreeModel | LinearModel, call: Call) -> tuple[int, Traces | None, bool]:
+    """How passes are run by now: over how many sequences, their traces, and whether weights are packed."""
     if not isinstance(model, TreeModel):
-        return None, False
+        return call.batch, None, False
     traces = model.executor.traces if isinstance(model.executor, TracedExecutor) else None
-    return traces, model.forward_pass.packed is not None
+    return model.forward_pass.batch, traces, model.forward_pass.packed is not None
 
 
 @contextmanager

@@ -33,6 +33,7 @@ class TensorParallel:
         _groups.put(model, group)
         self.messages = Messages(group)
         self._sequences = sequences
+        sequences.stay = True
         rows = sequences.batch
         self._each = 2 + 2 * _MOST_NODES
         self._size = 1 + rows * self._each

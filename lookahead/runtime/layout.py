@@ -43,7 +43,8 @@ class Layout:
 
     Attributes:
         padding: slots before each sequence's first token.
-        positions: of each sequence's last kept token, as ``position_ids`` count.
+        rows: the sequences that are here, as the call numbers them.
+        positions: of each one's last kept token, as ``position_ids`` count.
         visible: bool ``[batch, slot]``, which slots below ``base`` hold a sequence's tokens; None = all of them.
         boundary: what was found; None = every token can be written by tree forwards.
     """
@@ -58,6 +59,7 @@ class Layout:
     ) -> None:
         self.cache = cache
         self.device = device
+        self.rows: list[int] = []
         self.padding: list[int] = []
         self.positions: list[int] = []
         self.visible: np.ndarray | None = None
@@ -81,7 +83,7 @@ class Layout:
                 self._axes = (ends - ends[:1])[..., None].to(self.device)
                 highest = ends.amax(0).tolist()
         # keep() counts the last prompt token like any accepted node, so the state starts one token earlier.
-        self.positions = [position - 1 for position in last]
+        self.rows, self.positions = list(range(batch)), [position - 1 for position in last]
         self.padding = [0] * batch if mask is None else mask.long().argmax(-1).tolist()
         if mask is not None:
             self.visible = fetch(mask.bool()).copy()
@@ -118,7 +120,8 @@ class Layout:
         roots = [0 if self.holds(row) else position + 1 for row, position in enumerate(self.positions)]
         if self._depth_limit is None:
             return roots
-        return [0 if at >= self._depth_limit and self._idle(row) else at for row, at in enumerate(roots)]
+        pairs = zip(self.rows, roots, strict=True)
+        return [0 if at >= self._depth_limit and self._idle(row) else at for row, at in pairs]
 
     def over_axes(self, positions: Tensor) -> Tensor:
         """``positions`` ``[batch, node]`` as the model takes them: on every axis, where it has several."""
@@ -176,14 +179,27 @@ class Layout:
             wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in (ours, theirs)]
             self.visible = np.concatenate(wide)
             join(self.cache, other.cache, most)
+        self.rows += other.rows
         self.padding += other.padding
         self.positions += other.positions
 
+    def let_go(self, leaves: Callable[[int], bool]) -> bool:
+        """Leave sequences out once half of those that are here need not be fed any more; tells if any has gone."""
+        ended = [at for at, row in enumerate(self.rows) if leaves(row)]
+        if not len(self.rows) / 2 <= len(ended) < len(self.rows):
+            return False
+        for at in reversed(ended):
+            self.drop(at)
+        return True
+
     def drop(self, row: int) -> None:
         """Leave a sequence out; the last one takes its place."""
-        for held in (self.padding, self.positions):
+        for held in (self.rows, self.padding, self.positions):
             held[row] = held[-1]
             del held[-1]
+        if self._axes is not None:
+            self._axes[:, row] = self._axes[:, -1]
+            self._axes = self._axes[:, :-1]
         if self.visible is not None:
             self.visible[row] = self.visible[-1]
             self.visible = self.visible[:-1]

@@ -1,7 +1,7 @@
 """From the logits of a pass to what the host needs of them: the argmax of every node, and its best next tokens."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,26 @@ def started(run: Callable[[], Tensor], waits: bool, best: int = 0, look: Look | 
         return _scores(logits, *_unpacked(found, count), best, tuple(beside))
 
     return rest
+
+
+def scores_of_all(scores: Scores, rows: Sequence[int], batch: int) -> Scores:
+    """What a pass over some ``rows`` of a ``batch`` says, in the places of all; nobody reads those of the others."""
+    at = {row: place for place, row in enumerate(rows)}
+    places = [at.get(row, 0) for row in range(batch)]
+    scores.logits = spread(scores.logits, rows, batch)
+    scores.greedy = [scores.greedy[place] for place in places]
+    scores.broken = frozenset((rows[place], node) for place, node in scores.broken)
+    scores.successors = scores.successors and [scores.successors[place] for place in places]
+    return scores
+
+
+def spread(logits: Tensor, rows: Sequence[int], batch: int) -> Tensor:
+    """Logits ``[row, node, vocab]`` of some ``rows`` in the places of all of a ``batch``; nobody reads the others."""
+    if len(rows) == 1:
+        return logits.expand(batch, -1, -1)
+    whole = logits.new_empty((batch, *logits.shape[1:]))
+    whole[list(rows)] = logits
+    return whole
 
 
 def on_host(device: torch.device) -> bool:

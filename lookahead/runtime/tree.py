@@ -16,7 +16,7 @@ from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.scores import Look, on_host, prompt_scores, started
+from lookahead.runtime.scores import Look, on_host, prompt_scores, scores_of_all, spread, started
 
 
 class Writing(Protocol):
@@ -24,6 +24,9 @@ class Writing(Protocol):
 
     def idle(self, row: int) -> bool:
         """Whether a sequence has nothing more to write, and is only fed along with the others."""
+
+    def leaves(self, row: int) -> bool:
+        """Whether it need not even be fed any more."""
 
     def padded(self) -> Tensor:
         """Prompt and text so far, ``[batch, token]``."""
@@ -108,7 +111,7 @@ class TreeModel:
         self._kwargs = kwargs
         self._new_tokens = new_tokens
         self._prompt_top_k = top_k
-        self._past = 0  # slots of the prompt
+        self._past = self._batch = 0  # slots of the prompt, and its sequences
         self._plain: PlainPasses | None = None
 
     @property
@@ -150,7 +153,7 @@ class TreeModel:
         self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
         forward.load()
         logits = forward.prefill()
-        self._past = self._layout.cache.get_seq_length()
+        self._past, self._batch = self._layout.cache.get_seq_length(), forward.batch
         self.executor.open()
         return logits
 
@@ -159,8 +162,14 @@ class TreeModel:
 
     def launch(self, trees: Sequence[TokenTree], look: Look | None = None) -> Callable[[], Scores]:
         """Like :meth:`forward`, but what is returned waits for the device (:class:`jacobi.AsynchronousModel`)."""
-        waits = on_host(self._layout.device)
-        return started(lambda: self._logits(trees), waits, max(tree.top_k for tree in trees), look)
+        here, batch = self._layout.rows, len(trees)
+        waits, best = on_host(self._layout.device), max(tree.top_k for tree in trees)
+        if len(here) == batch:
+            return started(lambda: self._logits(trees), waits, best, look)
+        fed, places = [trees[row] for row in here], tuple(here)
+        seen = look and (lambda logits: look(spread(logits, places, batch)))
+        wait = started(lambda: self._logits(fed), waits, best, seen)
+        return lambda: scores_of_all(wait(), places, batch)
 
     def _logits(self, trees: Sequence[TokenTree]) -> Tensor:
         if self._plain is None and self._layout.at_boundary(len(trees)):
@@ -194,9 +203,13 @@ class TreeModel:
         if self._plain is not None:
             return  # its passes keep what they are fed
         starts = list(self._layout.cache.lengths)
-        chosen = [path.nodes for path in paths]
+        chosen = [paths[row].nodes for row in self._layout.rows]
         self.executor.keep(chosen)
         self._layout.keep([len(nodes) for nodes in chosen], starts)
+        forward, writing = self.forward_pass, self._writing
+        fixed = self.executor.keeps_buffers or self.hidden or self._layout.boundary or not forward.is_plain
+        if writing is not None and not fixed and self._layout.let_go(writing.leaves):
+            forward.follow(len(self._layout.rows))
 
     def store(self, cache: Cache) -> None:
         """Leave the KV cache in ``cache`` as plain decoding would have."""
@@ -225,7 +238,9 @@ class TreeModel:
         """How deep each sequence's tree may be; None = no limit."""
         if self._plain is not None:
             return [0] * self.forward_pass.batch
-        return self._layout.room()
+        limits, rows = self._layout.room(), self._layout.rows
+        known = dict(zip(rows, limits or (), strict=False))
+        return limits and [known.get(row, 0) for row in range(self._batch)]
 
     def close(self) -> None:
         """The call is over: what the next one cannot use is freed."""

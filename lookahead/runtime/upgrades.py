@@ -29,8 +29,9 @@ class Upgrades:
         renewed: Callable[[float], None] = lambda ms: None,
     ) -> None:
         self._times = call_times(model)
-        forward, executor = view.forward_pass, view.executor
-        self._packing = PackingSchedule(model, forward, new_tokens, renewed) if packs else None
+        self._forward, executor = view.forward_pass, view.executor
+        self._batch, self._renewed = self._forward.batch, renewed
+        self._packing = PackingSchedule(model, self._forward, new_tokens, renewed) if packs else None
         self._traces: TraceSchedule | None = None
         if isinstance(executor, TracedExecutor):
             self._traces = TraceSchedule(model, executor, new_tokens, renewed)
@@ -43,3 +44,6 @@ class Upgrades:
             self._packing.see(nodes, ms, written)
         if self._traces is not None:
             self._traces.see(written)
+        if self._forward.batch != self._batch:
+            self._batch = self._forward.batch
+            self._renewed(0.0)

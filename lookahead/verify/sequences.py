@@ -35,6 +35,7 @@ class Sequences:
         self.written: list[list[int]] = [[] for _ in range(self.batch)]  # new tokens, which the verifier appends
         self.finished = [False] * self.batch
         self.keep_up = keep_up and self.batch > 1
+        self.stay = self.keep_up  # those that have ended are fed on
         self.in_step = False  # those that are ahead wait for the others
         self.pad = pad_token(config)
         self.pads = any(hasattr(rule, "eos_token_id") for rule in criteria)  # after an end token
@@ -93,6 +94,10 @@ class Sequences:
     def idle(self, row: int) -> bool:
         """Whether a sequence has nothing more to write, not even padding."""
         return self.finished[row] and not self.behind(row)
+
+    def leaves(self, row: int) -> bool:
+        """Whether a sequence need not even be fed any more."""
+        return self.finished[row] and not self.stay
 
     def prefix(self, row: int) -> Tensor:
         """One sequence so far, ``[1, token]``."""

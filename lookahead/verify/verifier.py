@@ -90,6 +90,7 @@ class Verifier:
         timed = MaxTimeCriteria in kinds
         in_lockstep |= watched or not end_together or by_turns or (timed and sequences.keep_up)
         lockstep = sequences.batch > 1 and in_lockstep and rule is None and not traversal
+        sequences.stay |= lockstep
         how = sample, own_draws, lockstep, watched, everywhere, generator
         self._sampler = Sampler(sequences, processors, config, *how)
         self._sequences, self._criteria, self._limits, self._rule = sequences, criteria, limits, rule

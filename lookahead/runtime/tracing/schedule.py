@@ -22,7 +22,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.runtime.call_times import call_times
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.tracing.record import record
-from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
+from lookahead.runtime.tracing.replay import Kind, TracedExecutor, Traces
 from lookahead.runtime.tree import TreeModel
 
 # What it takes to make a trace, and what that is worth in a pass (docs/log.md has the figures).
@@ -187,13 +187,9 @@ def _due(model: PreTrainedModel, traces: Traces) -> dict[Kind, float]:
     if all(some.passes < _COST for some in missed.values()):
         return {}
     python_ms = _PYTHON_MS * sum(1 for _ in model.modules())
-    enough = {kind: _enough(some, python_ms) for kind, some in missed.items()}
+    # So many passes without a trace take as much of Python's time as it costs to make one.
+    enough = {kind: _COST + _COMPARED * some.ms / max(1, some.passes) / python_ms for kind, some in missed.items()}
     return {kind: passes for kind, passes in enough.items() if missed[kind].passes >= passes}
-
-
-def _enough(missed: Missed, python_ms: float) -> float:
-    """How many passes without a trace take as much of Python's time as it costs to make one."""
-    return _COST + _COMPARED * missed.ms / max(1, missed.passes) / python_ms
 
 
 def _make(model: PreTrainedModel, traces: Traces, settings: Any, due: list[Kind], packed: Packed | None) -> None:
