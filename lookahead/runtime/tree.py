@@ -207,8 +207,9 @@ class TreeModel:
         self.executor.keep(chosen)
         self._layout.keep([len(nodes) for nodes in chosen], starts)
         forward, writing = self.forward_pass, self._writing
-        fixed = self.executor.keeps_buffers or self.hidden or self._layout.boundary or not forward.is_plain
-        if writing is not None and not fixed and self._layout.let_go(writing.leaves):
+        # Of one size are static buffers, what heads note of passes, and what the model's own passes go on with.
+        fixed = self.executor.keeps_buffers or self.hidden is not None or self._layout.boundary is not None
+        if not (fixed or writing is None) and forward.is_plain and self._layout.let_go(writing.leaves):
             forward.follow(len(self._layout.rows))
 
     def store(self, cache: Cache) -> None:
