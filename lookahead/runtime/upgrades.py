@@ -17,7 +17,7 @@ class Upgrades:
     Args:
         packs: passes may run on packed weights.
         new_tokens: most tokens that the call writes.
-        renewed: is told the milliseconds that a change took.
+        renewed: is told the milliseconds that a change took, 0 where sequences have left the batch.
     """
 
     def __init__(
