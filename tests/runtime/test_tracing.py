@@ -415,6 +415,16 @@ def test_what_is_gained_is_told_against_transformers_own_passes(monkeypatch: pyt
     assert stats.single_ms >= 0.999 * own * (stats.steps - 2)
 
 
+def test_the_oldest_of_many_kinds_has_to_pay_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_KEPT_KINDS", 2)
+    monkeypatch.setattr(tracing, "record", lambda *given: "a trace")
+    kinds = [replace(TREE, batch=batch) for batch in (1, 2, 3)]
+    traces = Traces(None, missed={kind: Missed(40, 40.0) for kind in kinds})
+    tracing._make(fresh_model("llama"), traces, None, kinds, None)
+    assert list(traces.made) == kinds[1:]
+    assert [traces.missed[kind].passes for kind in kinds] == [0, 40, 40]
+
+
 def test_calls_at_once() -> None:
     """Calls in several threads share traces, and each has its own history."""
     model = fresh_model("llama")

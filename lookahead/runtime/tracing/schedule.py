@@ -22,7 +22,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.runtime.call_times import call_times
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.tracing.record import record
-from lookahead.runtime.tracing.replay import Kind, TracedExecutor, Traces
+from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
 from lookahead.runtime.tree import TreeModel
 
 # What it takes to make a trace, and what that is worth in a pass (docs/log.md has the figures).
@@ -204,8 +204,9 @@ def _make(model: PreTrainedModel, traces: Traces, settings: Any, due: list[Kind]
             made = traces.made.get(kind) or record(model, kind, traces.taps, packed)
             if traces.failure is None:  # which another call may have found meanwhile
                 traces.made[kind] = made
-                for oldest in list(traces.made)[:-_KEPT_KINDS]:
+                for oldest in list(traces.made)[:-_KEPT_KINDS]:  # which have to pay anew
                     del traces.made[oldest]
+                    traces.missed[oldest] = Missed()
     except Exception as error:  # whatever the tracer or the model's code objects to
         traces.fail(f"{type(error).__name__}: {error}")
     finally:
