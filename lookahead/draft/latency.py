@@ -176,8 +176,8 @@ class StepTimes:
         try:
             nodes = list(data["nodes"])
             if data["format"] != FORMAT or not set(nodes) <= set(NODES):
-                found = f"This step-time curve has format {data['format']!r}"
-                raise LookaheadError(f"{found}: expected {FORMAT}. Measure it again.")
+                found = f"This step-time curve has format {data['format']!r} and sizes {nodes}"
+                raise LookaheadError(f"{found}: expected {FORMAT} and some of {list(NODES)}. Measure it again.")
             times = cls(frozen=frozen, about=dict(data["about"]))
             for context, at, mean, weight in data["cells"]:
                 if not (0 <= at < len(nodes) and context >= 0 and 0.0 < mean < math.inf and weight > 0.0):

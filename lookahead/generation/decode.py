@@ -80,10 +80,12 @@ def decode(strategy: Strategy, call: Call) -> Output:
 
         by_chance = strategy.candidates == "drawn" and bool(call.config.do_sample)
         known = call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback, by_chance
-        nothing = Drafts([PlainDrafter() for _ in range(call.batch)])  # of a rank that is told its trees
-        drafts = strategy.drafts(draft_context(*known)) if ranks is None or ranks.leads else nothing
-        writing = sequences, [0] * call.batch, call.traits.vocab_size
-        drafters: list[Drafter] = [WhileWriting(each, row, *writing) for row, each in enumerate(drafts.drafters)]
+        if ranks is None or ranks.leads:
+            drafts = strategy.drafts(draft_context(*known))
+        else:  # this rank is told its trees
+            drafts = Drafts([PlainDrafter() for _ in range(call.batch)])
+        shared = sequences, [0] * call.batch, call.traits.vocab_size  # depths of trees, in the middle
+        drafters: list[Drafter] = [WhileWriting(each, row, *shared) for row, each in enumerate(drafts.drafters)]
         how = strategy.stats, packs(strategy, call), records(drafts.drafters), stream, verifier.noise
         observers = Observers(call, sequences, model, drafts, *how)
 

@@ -82,11 +82,8 @@ class Verifier:
         sample = bool(config.do_sample) and rule is None
         traversal = sample and verification == "traversal"
         own_draws = sample and verification != "exact"
-        by_turns = (
-            sample
-            and not own_draws
-            and (not is_drawn_by_noise(sequences.device) or (stream is not None and stream.may_draw))
-        )
+        disturbed = stream is not None and stream.may_draw
+        by_turns = sample and not own_draws and (disturbed or not is_drawn_by_noise(sequences.device))
         timed = MaxTimeCriteria in kinds
         in_lockstep |= watched or not end_together or by_turns or (timed and sequences.keep_up)
         lockstep = sequences.batch > 1 and in_lockstep and rule is None and not traversal
