@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 from conformance.families import Family, Inputs, build, inputs_for
 from helpers.knowing import knowing
-from helpers.models import F32, F64, run, same_outputs
+from helpers.models import F32, F64, run, same_outputs, same_tokens
 from helpers.packing import AT_ONCE as PACKED_AT_ONCE
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -159,10 +159,7 @@ def _leaving(model: Any, given: dict[str, Any]) -> None:
     start = _start(model, given)
     settings["eos_token_id"] = sorted({int(text[row, start + 2 + 3 * row]) for row in range(4)})
     for sample in (False, True):
-        settings["do_sample"] = sample
-        plain, state = run(model, given, use_lookahead=False, **settings)
-        ours, after = run(model, given, use_lookahead=True, lookahead_strategy=Lookahead(nodes=5), **settings)
-        assert torch.equal(ours, plain) and torch.equal(after, state)
+        same_tokens(model, given, Lookahead(nodes=5), **settings | {"do_sample": sample})
 
 
 def exact_in_brief(model: Any, inputs: Inputs) -> None:

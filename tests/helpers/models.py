@@ -182,6 +182,15 @@ def same_as_plain(
     return output
 
 
+def same_tokens(model: Any, inputs: dict[str, Any], strategy: Any = None, **settings: Any) -> None:
+    """Assert the same of a call that returns tokens alone."""
+    settings = {"do_sample": False} | settings
+    plain, plain_state = run(model, inputs, use_lookahead=False, **settings)
+    ours, state = run(model, inputs, use_lookahead=True, lookahead_strategy=strategy, **settings)
+    assert ours.tolist() == plain.tolist()
+    assert torch.equal(state, plain_state)
+
+
 def same_outputs(
     ours: tuple[Any, Tensor], plain: tuple[Any, Tensor], dtype: torch.dtype, tolerance: float | None = None
 ) -> None:
