@@ -54,7 +54,7 @@ setup(
     },
     install_requires=[
         "torch>=2.8",
-        "transformers>=5.20,<5.24",
+        "transformers>=5.20,<5.25",
         "numpy",
         "huggingface_hub",
         "typer",

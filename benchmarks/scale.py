@@ -24,6 +24,7 @@ import lookahead
 from benchmarks import options
 from benchmarks.harness import Run, load, quiet_console, texts_of, timed, watched
 from jacobi import TokenTree
+from lookahead.models.names import CACHE
 from lookahead.parallel.split import split
 
 # hidden size, layers, heads, KV heads, intermediate size, vocabulary: as Llama 3 has them
@@ -54,12 +55,12 @@ def layer_curve(shape: tuple[int, ...], shards: int) -> tuple[Curve, Curve]:
     model.rotary_emb = type(model.rotary_emb)(config)
     cache, layers, heads_of = DynamicCache(config=config), {}, {}
     output = [nn.Linear(hidden, vocab // shards, bias=False, dtype=torch.bfloat16) for _ in range(2)]
-    model(input_ids=torch.ones(1, _HISTORY, dtype=torch.long), past_key_values=cache, use_cache=True)
+    model(input_ids=torch.ones(1, _HISTORY, dtype=torch.long), use_cache=True, **{CACHE: cache})
     for width in WIDTHS:
         ids, states = torch.ones(1, width, dtype=torch.long), torch.ones(1, width, hidden, dtype=torch.bfloat16)
 
         def layer_pass(ids: torch.Tensor = ids) -> None:
-            model(input_ids=ids, past_key_values=cache, use_cache=True)
+            model(input_ids=ids, use_cache=True, **{CACHE: cache})
             cache.crop(_HISTORY - int(cache.get_seq_length()))
 
         def output_pass(states: torch.Tensor = states) -> None:

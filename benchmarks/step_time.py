@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 from benchmarks import options
 from benchmarks.harness import Run, in_turn, quiet_console, timed
 from benchmarks.options import DTYPES, chosen, whole_numbers
+from lookahead.models.names import CACHE
 from lookahead.runtime.session import bare_model
 from lookahead.tuning import bushy_tree
 
@@ -55,7 +56,7 @@ def after(context: int, model: Any, batch: int, room: int, static: bool | None =
     vocab = model.get_input_embeddings().weight.shape[0]
     seen = torch.arange(min(32, context - 1), device=model.device).repeat(batch, 1) % vocab
     past = DynamicCache()
-    model(input_ids=seen, past_key_values=past, use_cache=True)
+    model(input_ids=seen, use_cache=True, **{CACHE: past})
     copies = 1, 1, -(-context // seen.shape[1]), 1
     for layer in past.layers:
         layer.keys, layer.values = (kept.repeat(copies)[:, :, : context - 1] for kept in (layer.keys, layer.values))

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from lookahead import Lookahead, augment_all, restore_all
 from lookahead.models.families import registry
 from lookahead.models.families.overrides import current_positions
+from lookahead.models.names import CACHE
 from lookahead.support.route import route
 
 HIDDEN, HEADS, VOCABULARY = 32, 4, 50
@@ -65,13 +66,13 @@ class TinyForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self):
         return self.lm_head
 
-    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, **kwargs):
-        cache = DynamicCache(config=self.config) if past_key_values is None else past_key_values
+    def forward(self, input_ids, attention_mask=None, position_ids=None, use_cache=True, **kwargs):
+        cache = DynamicCache(config=self.config) if kwargs.get(CACHE) is None else kwargs[CACHE]  # as versions name it
         hidden = self.embed_tokens(input_ids)
-        mask = create_causal_mask(self.config, hidden, attention_mask, past_key_values=cache, position_ids=position_ids)
+        mask = create_causal_mask(self.config, hidden, attention_mask, position_ids=position_ids, **{CACHE: cache})
         for layer in self.layers:
             hidden = hidden + layer(hidden, mask, cache)
-        return CausalLMOutputWithPast(logits=self.lm_head(hidden), past_key_values=cache)
+        return CausalLMOutputWithPast(logits=self.lm_head(hidden), **{CACHE: cache if use_cache else None})
 
 
 def key_bias_by_position(attention, original):

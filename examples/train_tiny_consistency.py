@@ -34,6 +34,7 @@ from transformers import DynamicCache
 
 from lookahead import Jacobi, augment_all
 from lookahead.bundled import load_bundled, load_model
+from lookahead.models.names import CACHE
 
 PROMPT = 64  # tokens of the corpus before each text
 GENERATED = 32  # texts at a time, half of them sampled
@@ -80,7 +81,7 @@ def continued(model, prompts: Tensor, new: int, generator: torch.Generator) -> t
     noise = noise.half()
     cache, fed, tokens = DynamicCache(), prompts, [prompts]
     for place in range(new):
-        logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        logits = model(input_ids=fed, use_cache=True, logits_to_keep=1, **{CACHE: cache}).logits[:, -1].float()
         fed = (logits + noise[:, place]).argmax(-1, keepdim=True)
         tokens.append(fed)
     return torch.cat(tokens, 1), noise

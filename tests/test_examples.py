@@ -114,3 +114,15 @@ def test_a_block_moves_as_in_decoding(consistency: dict[str, Any]) -> None:
     assert text.drafts.tolist() == [[12, 13, 0], [0, 0, 0], [0, 0, 0]]
     assert 63 <= text.at[2] < 76, "at the text's end a block starts anew"
     assert text.age == 1
+
+
+def test_a_family_of_ones_own_is_given_its_cache() -> None:
+    """By the name that this version of transformers has for it: the text is the one without a cache."""
+    example = runpy.run_path(str(EXAMPLES / "own_family.py"))
+    torch.manual_seed(0)
+    model = example["TinyForCausalLM"](example["TinyConfig"](attn_implementation="eager")).double().eval()
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.4)
+    settings = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    texts = [model.generate(torch.tensor([[3, 4, 5]]), use_cache=use, **settings).tolist() for use in (True, False)]
+    assert texts[0] == texts[1]

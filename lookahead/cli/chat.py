@@ -22,6 +22,7 @@ from lookahead.cli.options import ModelOptions
 from lookahead.generation.conversations import Conversations
 from lookahead.generation.watch import Pass, watching
 from lookahead.loading import load_model
+from lookahead.models.names import CACHE
 from lookahead.patch import augment_all
 from lookahead.pieces import Pieces
 from lookahead.stats import DecodingStats
@@ -152,7 +153,7 @@ class Talk:
         cache, cached = self._kept.take(ids)
         voice, begin = _Voice(self.tokenizer, self.console), perf_counter()
         inputs = torch.tensor([ids], device=self.model.device)
-        given: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
+        given: dict[str, Any] = {CACHE: cache} if cache is not None else {}
         if not self.plain:
             given["lookahead_strategy"] = self.strategy
         try:

@@ -17,6 +17,7 @@ from lookahead.cli import common
 from lookahead.cli.options import JsonOption, ModelOptions, NewTokensOption, SizeOptions
 from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
 from lookahead.models.compat import last_logits
+from lookahead.models.names import CACHE
 
 Verdict = Literal["identical", "tie", "bug"]
 _STYLES = {"identical": "green", "tie": "yellow", "bug": "bold red"}
@@ -72,8 +73,8 @@ def _rounding_error(model: PreTrainedModel, ids: Tensor, single: Tensor) -> floa
     few = last_logits(model, 1)
     length, errors = ids.shape[1], []
     for width in (length, *(width for width in _WIDTHS if width < length)):
-        past = model(input_ids=ids[:, :-width], use_cache=True, **few).past_key_values if width < length else None
-        logits = model(input_ids=ids[:, -width:], past_key_values=past, use_cache=True, **few).logits[0, -1]
+        past = model(input_ids=ids[:, :-width], use_cache=True, **few)[CACHE] if width < length else None
+        logits = model(input_ids=ids[:, -width:], use_cache=True, **few, **{CACHE: past}).logits[0, -1]
         errors.append((logits.float() - single.float()).abs().max().item())
     return max(errors)
 

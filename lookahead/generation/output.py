@@ -9,6 +9,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from jacobi import Drafter, JacobiDrafter
 from lookahead.generation.call import Call
+from lookahead.models.names import CACHE
 from lookahead.stats import DecodingStats
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.verifier import Verifier
@@ -66,7 +67,7 @@ def decoded(
         "sequences": sequences.padded(),
         "scores": verifier.recorded("scores"),
         "logits": verifier.recorded("logits"),
-        "past_key_values": call.cache if call.exports_cache else None,
+        CACHE: call.cache if call.exports_cache else None,
     }
     trajectories = [trajectory for trajectory in told if trajectory is not None] or None
     return output_of(call.traits.is_encoder_decoder, fields, stats, trajectories)

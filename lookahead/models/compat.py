@@ -4,15 +4,20 @@ of these would show as an odd failure in the middle of a call, or not at all. On
 
 import importlib
 import inspect
+import re
 from dataclasses import dataclass
 from typing import Any
 
+import transformers
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import utils as generation
 
 from jacobi import LookaheadError
+from lookahead.models.names import CACHE
 
-SUPPORTED = {"transformers": "a version from 5.20 up, below 5.24", "torch": "a version from 2.8 up"}
+OLDEST, TOO_NEW = (5, 20), (5, 25)  # of transformers; as setup.py has them
+_RANGE = "a version from {}.{} up, below {}.{}".format(*OLDEST, *TOO_NEW)
+SUPPORTED = {"transformers": _RANGE, "torch": "a version from 2.8 up"}
 # What a model may raise in a pass that it was not made for.
 MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, AttributeError, IndexError)
 # Whether stopping rules are asked about a token before the streamer is told of it, as newer versions do.
@@ -32,7 +37,7 @@ class Private:
 _MASKS, _CACHE = "transformers.masking_utils", "transformers.cache_utils"
 _MODELS, _CONFIG = "transformers.modeling_utils", "transformers.configuration_utils"
 _GENERATE, _MODULE, TRAINER = "transformers.generation.utils", "torch.nn.modules.module", "transformers.trainer"
-_EXPERTS = "transformers.integrations.moe"
+_EXPERTS, _LLAMA = "transformers.integrations.moe", "transformers.models.llama.modeling_llama"
 _KEYS = "key_states value_states"
 _REPLAYED = "linear drafts replay what was accepted"
 _TRACES = "passes are not traced"
@@ -41,7 +46,7 @@ _UNDONE = "a capture that fails leaves the allocator of CUDA memory as if it wen
 _TRAINED = "Medusa's heads cannot be trained"
 _NO_MTP = "MTP layers are not read"
 _WATCHED = "nobody notices modes that watch every operation"
-_MASKED = "config inputs_embeds attention_mask past_key_values position_ids"
+_MASKED = f"config inputs_embeds attention_mask {CACHE} position_ids"
 _OF_MODULES = ("parameters", "buffers", "modules", "forward_hooks", "forward_pre_hooks", "call_impl")
 
 
@@ -56,13 +61,19 @@ PRIVATES = (
     _mixin("_validate_generation_mode", "generation_mode generation_config generation_mode_kwargs"),
     _mixin("_prefill", "input_ids generation_config model_kwargs"),
     _mixin("_update_model_kwargs_for_generation", "outputs model_kwargs", "is_encoder_decoder num_new_tokens"),
-    _mixin("prepare_inputs_for_generation", "input_ids", "next_sequence_length past_key_values attention_mask"),
+    _mixin("prepare_inputs_for_generation", "input_ids", f"next_sequence_length {CACHE} attention_mask"),
     _mixin("_prepare_position_ids_for_generation"),
     _mixin("_prepare_cache_for_generation", sets=("_is_user_defined",)),
     _mixin("_prepare_special_tokens", sets=("_pad_token_tensor",)),
     _mixin("_supports_logits_to_keep"),
     Private(_EXPERTS, "ExpertsInterface._global_mapping", lost="experts keep their kernels for prompts"),
     Private(_GENERATE, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", lost="images go along with every pass"),
+    # The name of the KV cache, in what passes are given and in what they give.
+    Private(_LLAMA, "LlamaForCausalLM.forward", named=f"attention_mask position_ids {CACHE} use_cache logits_to_keep"),
+    Private("transformers.modeling_outputs", f"CausalLMOutputWithPast.{CACHE}"),
+    Private("transformers.modeling_outputs", f"Seq2SeqLMOutput.{CACHE}"),
+    Private(_GENERATE, f"GenerateDecoderOnlyOutput.{CACHE}"),
+    Private(_GENERATE, f"GenerateEncoderDecoderOutput.{CACHE}"),
     # Masks, attention and models.
     Private(_MASKS, "create_masks_for_generate", named=_MASKED),
     Private(_MASKS, "AttentionMaskInterface._global_mapping"),
@@ -108,7 +119,14 @@ PRIVATES = (
 
 
 def check_privates() -> None:
-    """Raise a LookaheadError that names what a transformers or torch lacks, or calls in another way."""
+    """Raise a LookaheadError that names a transformers too new to be known, or what a transformers or torch lacks, or
+    calls in another way."""
+    version = transformers.__version__
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= TOO_NEW:
+        raise LookaheadError(
+            f"transformers {version} is newer than this version of lookahead knows: expected {_RANGE}. Install one "
+            f"(pip install 'transformers<{TOO_NEW[0]}.{TOO_NEW[1]}'), or a newer lookahead."
+        )
     for private in PRIVATES:
         error = None if private.lost is not None else private_error(private)
         if error is not None:
@@ -140,8 +158,7 @@ def private_error(private: Private) -> str | None:
         return None
     signature = inspect.signature(found)
     parameters = [name for name in signature.parameters if name not in ("self", "cls")]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()) and not passed
-    missing = [name for name in named if name not in parameters and not open_ended]
+    missing = [name for name in named if name not in parameters]
     if missing or parameters[: len(passed)] != passed:
         wanted = ", ".join((*passed, *(f"{name}=" for name in named)))
         return f"another {private.path}, whose parameters are ({', '.join(parameters)}), where ({wanted}) are passed"

@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, create_masks_for_generate
 
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 
 _RECORDER = "lookahead_mask_rule"  # in transformers' registry only while rules are being read
@@ -37,7 +38,7 @@ def mask_rules(model: PreTrainedModel, traits: ModelTraits) -> Any:
     config._attn_implementation_internal = _RECORDER
     create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
     empty = torch.empty((1, 1, 0), device=traits.device, dtype=traits.dtype)
-    nothing = dict.fromkeys(("attention_mask", "past_key_values", "position_ids"))
+    nothing = dict.fromkeys(("attention_mask", CACHE, "position_ids"))
     with _recording:
         AttentionMaskInterface.register(_RECORDER, _record)
         try:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
+from lookahead.models.names import CACHE, CACHES, STATE
+
 _PREPARE_AXES = "_prepare_position_ids_for_generation"
 
 
@@ -28,7 +30,7 @@ class ModelTraits:
     depth_limit: int | None  # the first position that does not exist, where a learned table ends; None with RoPE
     rope_limit: tuple[str, int] | None  # the kind of RoPE that changes with the text's length, and from which position
     index_limit: int | None  # how many tokens are attended to, where a model leaves out the rest
-    cache_argument: str  # of forward: past_key_values or cache_params
+    cache_argument: str  # of forward, in this version of transformers
     takes_positions: bool  # forward takes position_ids
     counts_slots: bool  # the model counts cache slots by itself, for positions, biases, windows or scales
     has_axes: bool  # positions may have several axes, as of images
@@ -41,7 +43,7 @@ class ModelTraits:
         kind, config = type(model), decoder_config(model)
         text = model.config.get_text_config() if model.config.is_encoder_decoder else config
         table, arguments = _position_table(config), parameters(kind.forward)
-        takes_positions, caches = "position_ids" in arguments, arguments & {"past_key_values", "cache_params"}
+        takes_positions, caches = "position_ids" in arguments, arguments & CACHES
         return cls(
             name=kind.__name__,
             config=config,
@@ -54,7 +56,7 @@ class ModelTraits:
             depth_limit=None if any(_rope_settings(config)) else table,
             rope_limit=_rope_limit(text),
             index_limit=_index_limit(text),
-            cache_argument="cache_params" if caches == {"cache_params"} else "past_key_values",
+            cache_argument=STATE if caches == {STATE} else CACHE,
             takes_positions=takes_positions,
             counts_slots=not takes_positions or _has_own_biases(text),
             has_axes=getattr(kind, _PREPARE_AXES, None) is not getattr(GenerationMixin, _PREPARE_AXES),

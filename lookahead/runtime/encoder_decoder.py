@@ -20,6 +20,7 @@ from lookahead.models.families.decoders import position_ids
 from lookahead.models.families.overrides import DecoderPositions, overriding
 from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.hidden_states import Outputs
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.forward import TreeForward
 
@@ -37,7 +38,7 @@ class EncoderDecoderForward(TreeForward):
     def __init__(self, *args: Any, cross: Cache | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._caches = EncoderDecoderCache(self.layout.cache, DynamicCache() if cross is None else cross)
-        self.prompt_kwargs |= {"past_key_values": self._caches}
+        self.prompt_kwargs |= {CACHE: self._caches}
         self._decoder_overrides = decoder_overrides(self.model.get_decoder())
         self._overrides = []
         self._takes_positions = True  # this class does, and knows whom to tell
@@ -57,7 +58,7 @@ class EncoderDecoderForward(TreeForward):
         later = self.model.prepare_inputs_for_generation(self._input_ids, next_sequence_length=1, **given)
         inputs = ("decoder_input_ids", self.mask_name, _POSITIONS, "logits_to_keep")
         self.kwargs = {key: value for key, value in later.items() if key not in inputs and value is not None}
-        self.kwargs |= {"past_key_values": self._caches, "use_cache": True, "return_dict": True}
+        self.kwargs |= {CACHE: self._caches, "use_cache": True, "return_dict": True}
         return logits
 
     def widened(self, trees: Sequence[TokenTree]) -> Sequence[TokenTree]:
@@ -117,7 +118,7 @@ def stepwise(model: PreTrainedModel, prompt: Tensor, tokens: Sequence[int]) -> T
     """The logits ``[token, vocab]`` of ``tokens`` after ``prompt``, one a pass, as plain decoding computes them."""
     config = GenerationConfig()
     kwargs: dict[str, Any] = {"encoder_outputs": stand_in_encoder(model, len(prompt)), "use_cache": True}
-    kwargs["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    kwargs[CACHE] = EncoderDecoderCache(DynamicCache(), DynamicCache())
     model._prefill(prompt, config, kwargs)
     scores = []
     for count in range(1, len(tokens) + 1):

@@ -15,6 +15,7 @@ from lookahead.models.families.overrides import DecoderPositions, overriding
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.mask_rules import mask_rules, shortest_window
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import packing_pays, tree_forward
 from lookahead.runtime.experts import decoding
@@ -28,7 +29,7 @@ from lookahead.runtime.scores import send
 _PROMPT_ONLY = (
     "attention_mask",
     "position_ids",
-    "past_key_values",
+    CACHE,
     "logits_to_keep",
     "inputs_embeds",
     "token_type_ids",
@@ -87,11 +88,11 @@ class TreeForward:
         self.hidden = hidden
         self.rules = mask_rules(model, traits)
         self.token_types: Tensor | None = kwargs.get("token_type_ids")
-        self.prompt_kwargs = kwargs | {"past_key_values": layout.cache, "use_cache": True}
+        self.prompt_kwargs = kwargs | {CACHE: layout.cache, "use_cache": True}
         if prompt_logits > 1 and "logits_to_keep" in self.prompt_kwargs:
             self.prompt_kwargs["logits_to_keep"] = prompt_logits
         self.kwargs = {k: v for k, v in kwargs.items() if k not in _PROMPT_ONLY and v is not None}
-        self.kwargs |= {"past_key_values": layout.cache, "use_cache": True, "return_dict": True}
+        self.kwargs |= {CACHE: layout.cache, "use_cache": True, "return_dict": True}
         self._input_ids = input_ids
         self._config = config
         self._past = past
@@ -122,7 +123,7 @@ class TreeForward:
     @property
     def is_plain(self) -> bool:
         """Whether tree forwards are given nothing but tokens, positions, masks and the cache."""
-        own = {"past_key_values", "use_cache", "return_dict"}
+        own = {CACHE, "use_cache", "return_dict"}
         return self.token_types is None and set(self.kwargs) == own
 
     def prompt_slots(self) -> int:
@@ -146,8 +147,8 @@ class TreeForward:
             self.hidden, lambda: self.model._prefill(self._input_ids, self._config, self.prompt_kwargs), last=None
         )
         cache = self.layout.cache
-        held = outputs.get("past_key_values")
-        if held is not None and held is not self.prompt_kwargs["past_key_values"]:
+        held = outputs.get(CACHE)
+        if held is not None and held is not self.prompt_kwargs[CACHE]:
             cache.load(
                 held, take=True
             )  # Phi-3 leaves the cache it is given alone where the prompt is past its first range

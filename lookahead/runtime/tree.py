@@ -11,6 +11,7 @@ from transformers.modeling_outputs import ModelOutput
 from jacobi import Path, Scores, TokenTree
 from lookahead._heap import hand_back
 from lookahead.models.hidden_states import Outputs, watched
+from lookahead.models.names import CACHE
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.executor import Executor
@@ -43,7 +44,7 @@ class PlainPasses:
 
     def __init__(self, model: PreTrainedModel, cache: Cache, model_kwargs: dict[str, Any], written: int) -> None:
         self._model = model
-        kwargs = {"use_cache": True} | model_kwargs | {"past_key_values": cache}
+        kwargs = {"use_cache": True} | model_kwargs | {CACHE: cache}
         self._seq2seq = bool(model.config.is_encoder_decoder)
         self._kwargs = model._update_model_kwargs_for_generation(
             ModelOutput(), kwargs, is_encoder_decoder=self._seq2seq, num_new_tokens=written
@@ -52,7 +53,7 @@ class PlainPasses:
     @property
     def cache(self) -> Cache:
         """The KV cache; another one than in the beginning where the model has recomputed the text."""
-        return self._kwargs["past_key_values"]
+        return self._kwargs[CACHE]
 
     def forward(self, input_ids: Tensor) -> ModelOutput:
         """The pass of the last token of ``[batch, token]``; its ``logits`` are ``[batch, token, vocab]``."""

@@ -19,13 +19,14 @@ from transformers import PreTrainedModel
 
 from jacobi import Scores, Wants
 from lookahead.generation.call import Call
+from lookahead.models.names import CACHES
 from lookahead.runtime.open import Prompt, open_tree, reads_in_chunks
 from lookahead.runtime.tree import TreeModel
 
 _MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last
 _MOST_PADDING = 0.25  # of them
 _MOST_LOGITS = 1 << 24  # numbers: 64 MB in float32
-_ITS_OWN = frozenset({"position_ids", "past_key_values"})  # of generate's arguments: they say where a prompt lies
+_ITS_OWN = CACHES | {"position_ids"}  # of generate's arguments: they say where a prompt lies
 
 
 @dataclass(frozen=True, slots=True)

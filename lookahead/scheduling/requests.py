@@ -10,6 +10,7 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, Pr
 from jacobi import LookaheadError, Wants
 from lookahead.generation.call import Call, Strategy
 from lookahead.generation.watch import Watcher
+from lookahead.models.names import CACHES
 from lookahead.models.traits import boundary
 
 _OURS = ("use_lookahead", "lookahead_strategy", "custom_generate")
@@ -110,8 +111,8 @@ def _is_simple(cache: Any) -> bool:
 
 def _more(call: Call) -> set[str]:
     """What the model is given beside tokens, masks, positions and settings of its output."""
-    usual = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position", "past_key_values"}
-    given = {name for name, value in call.kwargs.items() if value is not None} - usual
+    usual = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
+    given = {name for name, value in call.kwargs.items() if value is not None} - usual - CACHES
     positions = call.kwargs.get("position_ids")
     if isinstance(positions, Tensor) and positions.ndim > 2:
         given.add("position_ids")

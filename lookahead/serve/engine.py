@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lookahead.generation.conversations import Conversations
+from lookahead.models.names import CACHE
 from lookahead.pieces import first_stop, text_of, tokens_of
 from lookahead.scheduling import Scheduler, Ticket
 from lookahead.serve.errors import ApiError
@@ -211,7 +212,7 @@ class Engine:
         if plan.stops:
             settings["stopping_criteria"] = [StopStrings(self.tokenizer, plan.stops)]
         if cache is not None:
-            settings["past_key_values"] = cache
+            settings[CACHE] = cache
         inputs = torch.tensor([ids], device=self.model.device)
         ticket = self._scheduler.submit(
             seed=plan.seed + copy,

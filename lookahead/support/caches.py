@@ -5,6 +5,7 @@ from typing import Any
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache, StaticLayer
 
 from jacobi import LookaheadError
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.layers import EMPTY_LAYERS, layer_kinds
 from lookahead.runtime.cache.snapshots import holds_keys, recurrent_layers, states_of
@@ -24,7 +25,7 @@ def check_cache_of_trees(traits: ModelTraits, cache: Any, batch: int, slots: int
         if not isinstance(cache, EncoderDecoderCache):
             raise LookaheadError(
                 f"{traits.name} needs a cache for its cross-attention too: got a {type(cache).__name__}, "
-                "expected an EncoderDecoderCache. Leave past_key_values unset, or pass one."
+                f"expected an EncoderDecoderCache. Leave {CACHE} unset, or pass one."
             )
         if getattr(cache.self_attention_cache, "offloading", False):
             raise LookaheadError(
@@ -62,7 +63,7 @@ def check_cache(
     if type(cache) not in (DynamicCache, StaticCache):
         raise LookaheadError(
             f"A {type(cache).__name__} cannot keep chosen slots of a tree: expected a DynamicCache. Leave "
-            "past_key_values and cache_implementation unset, or decode without use_lookahead."
+            f"{CACHE} and cache_implementation unset, or decode without use_lookahead."
         )
     for index, layer in enumerate(cache.layers):
         if type(layer) not in _TREE_LAYERS:
@@ -87,7 +88,7 @@ def check_cache(
     for what, got, expected in (("key/value heads", got_heads, heads), ("channels a head", got_channels, channels)):
         if expected is not None and got != expected:
             raise LookaheadError(
-                f"past_key_values is the cache of another model: it has {got} {what}, this model {expected}. "
+                f"{CACHE} is the cache of another model: it has {got} {what}, this model {expected}. "
                 "Pass a cache that this model filled."
             )
 
@@ -100,7 +101,7 @@ def check_cache_of_linear(traits: ModelTraits, cache: Any, batch: int) -> None:
         kind = "An offloaded cache" if getattr(cache, "offloading", False) else f"A {type(cache).__name__}"
         raise LookaheadError(
             f"{kind} cannot take rejected tokens back from this model's layers: expected a DynamicCache. Leave "
-            "past_key_values and cache_implementation unset, or decode without use_lookahead."
+            f"{CACHE} and cache_implementation unset, or decode without use_lookahead."
         )
     for index, layer in enumerate(cache.layers):
         if type(layer) not in _LINEAR_LAYERS:
@@ -117,8 +118,8 @@ def check_cache_of_linear(traits: ModelTraits, cache: Any, batch: int) -> None:
 def _check_owner(cache: Any, n_layers: int | None, n_shared: int, got_batch: int, batch: int) -> None:
     if n_layers is not None and len(cache.layers) not in (n_layers, n_layers - n_shared):
         raise LookaheadError(
-            f"past_key_values is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
+            f"{CACHE} is the cache of another model: it has {len(cache.layers)} layers, this model {n_layers}. "
             "Pass a cache that this model filled."
         )
     if got_batch != batch:
-        raise LookaheadError(f"past_key_values holds {got_batch} rows: expected {batch}, one for each input row.")
+        raise LookaheadError(f"{CACHE} holds {got_batch} rows: expected {batch}, one for each input row.")

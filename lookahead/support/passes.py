@@ -11,6 +11,7 @@ from jacobi import LookaheadError, Path, TokenTree
 from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.conformance import recorded_routes
 from lookahead.models.families.mamba2 import bound_error
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.encoder_decoder import stepwise
 from lookahead.runtime.linear import LinearModel
@@ -101,7 +102,7 @@ def _fallback_error(
     text = torch.cat([prompt, torch.tensor([tokens] * len(prompt), device=traits.device)], dim=1)
     length = prompt.shape[1] + 1
     try:
-        model(input_ids=prompt, past_key_values=cache, use_cache=True, **inputs)
+        model(input_ids=prompt, use_cache=True, **inputs, **{CACHE: cache})
         plain = PlainPasses(model, cache, inputs, 1)
         steps = [plain.forward(text[:, : length + step]).logits[:, -1].float() for step in range(len(tokens))]
     except MODEL_ERRORS:

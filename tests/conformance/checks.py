@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from lookahead import Jacobi, Lookahead, LookaheadError
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import packing
 from lookahead.runtime.tracing import schedule as tracing
@@ -99,7 +100,7 @@ def judged(family: Family) -> tuple[Verdict, Any, Inputs | None]:
         name = type(error).__name__
         return Verdict(family.name, family.kind, family.architecture, "unbuilt", name), None, None
     route, reason = support.verdict(model)
-    cache = run(model, inputs(1), max_new_tokens=2, return_dict_in_generate=True)[0].get("past_key_values")
+    cache = run(model, inputs(1), max_new_tokens=2, return_dict_in_generate=True)[0].get(CACHE)
     cache = getattr(cache, "self_attention_cache", cache)
     kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", [])})
     attention = str(model.config.get_text_config(decoder=True)._attn_implementation)
@@ -126,7 +127,7 @@ def exact(model: Any, inputs: Inputs) -> None:
             # Pop2Piano keeps the settings of a call for the next one.
             plain = run(model, given, use_lookahead=False, **settings)
             if batch == 1:
-                _windows_are_short(plain[0].get("past_key_values"), start)
+                _windows_are_short(plain[0].get(CACHE), start)
             right = knowing(plain[0].sequences, start)
             lines = torch.cat(plain[0].logits)
             tolerance = TOLERANCE * max(1.0, lines[lines.isfinite()].std().item())
@@ -219,7 +220,7 @@ def _continued(model: Any, given: dict[str, Any]) -> None:
     for use in (False, True):
         settings = {"do_sample": False, "return_dict_in_generate": True, "use_lookahead": use}
         turn = run(model, given, max_new_tokens=9, **settings)[0]
-        cache = turn.get("past_key_values")
+        cache = turn.get(CACHE)
         if cache is None:
             return
         batch = len(turn.sequences)

@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--document", action="store_true", help="only write the document")
     given = parser.parse_args()
     if not given.document:
-        sys.path.insert(0, str(Path(__file__).parents[1]))
+        sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
         import transformers
         from conformance.checks import judged
         from conformance.families import FAMILIES

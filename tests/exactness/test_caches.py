@@ -8,6 +8,7 @@ from helpers.models import F32, prompts, run, same_as_plain, same_caches, tiny_m
 from transformers import DynamicCache, StaticCache
 
 from lookahead import Lookahead, LookaheadError
+from lookahead.models.names import CACHE
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -25,9 +26,9 @@ def test_continue_from_a_cache(name: str, batch: int, ours_first: bool) -> None:
         "input_ids": torch.cat([first.sequences, more["input_ids"]], dim=1),
         "attention_mask": torch.cat([inputs["attention_mask"], torch.ones(batch, 19, dtype=torch.long)], dim=1),
     }
-    caches = [copy.deepcopy(first.past_key_values) for _ in range(2)]
-    plain, _ = run(model, following, past_key_values=caches[0], max_new_tokens=15)
-    ours, _ = run(model, following, past_key_values=caches[1], max_new_tokens=15, use_lookahead=True)
+    caches = [copy.deepcopy(first[CACHE]) for _ in range(2)]
+    plain, _ = run(model, following, **{CACHE: caches[0]}, max_new_tokens=15)
+    ours, _ = run(model, following, **{CACHE: caches[1]}, max_new_tokens=15, use_lookahead=True)
     assert ours.tolist() == plain.tolist()
     assert caches[1].get_seq_length() == 12 + 15 + 4 + 15 - 1
     same_caches(caches[1], caches[0], 1e-4 if model.dtype is F32 else 1e-9)
@@ -41,9 +42,9 @@ def test_continue_with_the_new_tokens_only(name: str, batch: int) -> None:
     first, _ = run(model, inputs, return_dict_in_generate=True, max_new_tokens=16)
     mask = torch.cat([inputs["attention_mask"], torch.ones(batch, 15 + 4, dtype=torch.long)], dim=1)
     following = {"input_ids": prompts(batch, 4, seed=5, ragged=False)["input_ids"], "attention_mask": mask}
-    caches = [copy.deepcopy(first.past_key_values) for _ in range(2)]
-    plain, _ = run(model, following, past_key_values=caches[0], max_new_tokens=15)
-    ours, _ = run(model, following, past_key_values=caches[1], max_new_tokens=15, use_lookahead=True)
+    caches = [copy.deepcopy(first[CACHE]) for _ in range(2)]
+    plain, _ = run(model, following, **{CACHE: caches[0]}, max_new_tokens=15)
+    ours, _ = run(model, following, **{CACHE: caches[1]}, max_new_tokens=15, use_lookahead=True)
     assert ours.tolist() == plain.tolist()
     same_caches(caches[1], caches[0], 1e-9)
 
@@ -56,7 +57,7 @@ def test_a_conversation_of_many_turns() -> None:
         for who in range(2):
             asked = {"use_lookahead": True} if who and turn % 3 else {}
             texts[who], _ = run(
-                model, {"input_ids": texts[who]}, past_key_values=caches[who], max_new_tokens=7 + turn, **asked
+                model, {"input_ids": texts[who]}, **{CACHE: caches[who]}, max_new_tokens=7 + turn, **asked
             )
             texts[who] = torch.cat([texts[who], prompts(1, 3, seed=turn)["input_ids"]], dim=1)
         assert texts[1].tolist() == texts[0].tolist()
@@ -72,10 +73,10 @@ def test_an_empty_cache_given(name: str, batch: int, returned: bool, configured:
     model = tiny_model(name)
     caches = [DynamicCache(config=model.config) if configured else DynamicCache() for _ in range(2)]
     settings = {"max_new_tokens": 15, "return_dict_in_generate": returned, "eos_token_id": 8}
-    run(model, prompts(batch), past_key_values=caches[0], **settings)
-    output, _ = run(model, prompts(batch), past_key_values=caches[1], use_lookahead=True, **settings)
+    run(model, prompts(batch), **{CACHE: caches[0]}, **settings)
+    output, _ = run(model, prompts(batch), **{CACHE: caches[1]}, use_lookahead=True, **settings)
     same_caches(caches[1], caches[0], 1e-9)
-    assert not returned or output.past_key_values is caches[1]
+    assert not returned or output[CACHE] is caches[1]
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -84,16 +85,16 @@ def test_static_cache(batch: int) -> None:
     model, inputs = tiny_model("llama"), prompts(batch)
     same_as_plain(model, inputs, max_new_tokens=20, cache_implementation="static")
     caches = [StaticCache(config=model.config, max_cache_len=12 + 20) for _ in range(2)]
-    plain, _ = run(model, inputs, past_key_values=caches[0], max_new_tokens=10)
-    ours, _ = run(model, inputs, past_key_values=caches[1], max_new_tokens=10, use_lookahead=True)
+    plain, _ = run(model, inputs, **{CACHE: caches[0]}, max_new_tokens=10)
+    ours, _ = run(model, inputs, **{CACHE: caches[1]}, max_new_tokens=10, use_lookahead=True)
     assert ours.tolist() == plain.tolist()
     same_caches(caches[1], caches[0], 1e-9)
     mask = torch.cat([inputs["attention_mask"], torch.ones(batch, 10, dtype=torch.long)], dim=1)
-    plain, _ = run(model, {"input_ids": plain, "attention_mask": mask}, past_key_values=caches[0], max_new_tokens=9)
+    plain, _ = run(model, {"input_ids": plain, "attention_mask": mask}, **{CACHE: caches[0]}, max_new_tokens=9)
     ours, _ = run(
         model,
         {"input_ids": ours, "attention_mask": mask},
-        past_key_values=caches[1],
+        **{CACHE: caches[1]},
         max_new_tokens=9,
         use_lookahead=True,
     )
@@ -105,7 +106,7 @@ def test_static_cache(batch: int) -> None:
 def test_without_a_cache(name: str) -> None:
     """``use_cache=False`` is about what is returned; the text is the same."""
     output = same_as_plain(tiny_model(name), prompts(3), max_new_tokens=15, use_cache=False)
-    assert output.past_key_values is None
+    assert output.get(CACHE) is None
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -119,7 +120,7 @@ def test_offloaded_caches(name: str, batch: int) -> None:
     for kind in kinds:
         output, _ = run(model, prompts(batch), cache_implementation=kind, use_lookahead=True, **settings)
         assert torch.equal(output.sequences, expected.sequences)
-        assert output.past_key_values.offloading
+        assert output[CACHE].offloading
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
@@ -127,8 +128,8 @@ def test_a_given_offloaded_cache_is_filled_and_goes_on(name: str) -> None:
     model, inputs = tiny_model(name), prompts(2)
     caches = [DynamicCache(config=model.config, offloading=ours) for ours in (False, True)]
     for _ in range(2):
-        plain, _ = run(model, inputs, past_key_values=caches[0], max_new_tokens=10)
-        ours, _ = run(model, inputs, past_key_values=caches[1], max_new_tokens=10, use_lookahead=True)
+        plain, _ = run(model, inputs, **{CACHE: caches[0]}, max_new_tokens=10)
+        ours, _ = run(model, inputs, **{CACHE: caches[1]}, max_new_tokens=10, use_lookahead=True)
         assert torch.equal(plain, ours)
         same_caches(caches[1], caches[0], 1e-9)
         mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 11), value=1)

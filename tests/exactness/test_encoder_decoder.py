@@ -18,6 +18,7 @@ from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.medusa import MedusaHeads
 from lookahead.models.families.overrides import DecoderPositions, current_positions, overriding
 from lookahead.models.families.registry import decoder_overrides
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.encoder_decoder import stand_in_encoder, stepwise
 from lookahead.runtime.session import bare_model
@@ -295,12 +296,12 @@ def test_cache_of_an_earlier_call(name: str) -> None:
     for first in (False, True):
         for then in (False, True):
             plain, ours = (EncoderDecoderCache(DynamicCache(), DynamicCache()) for _ in range(2))
-            expected = model.generate(**inputs, past_key_values=plain, **settings)
-            got = model.generate(**inputs, past_key_values=ours, use_lookahead=first, **settings)
-            assert got.past_key_values is ours and got.sequences.tolist() == expected.sequences.tolist()
+            expected = model.generate(**inputs, **{CACHE: plain}, **settings)
+            got = model.generate(**inputs, **{CACHE: ours}, use_lookahead=first, **settings)
+            assert got[CACHE] is ours and got.sequences.tolist() == expected.sequences.tolist()
             again = {"decoder_input_ids": expected.sequences} | settings
-            expected = model.generate(**inputs, past_key_values=plain, **again)
-            got = model.generate(**inputs, past_key_values=ours, use_lookahead=then, **again)
+            expected = model.generate(**inputs, **{CACHE: plain}, **again)
+            got = model.generate(**inputs, **{CACHE: ours}, use_lookahead=then, **again)
             assert got.sequences.tolist() == expected.sequences.tolist()
             assert ours.get_seq_length() == plain.get_seq_length()
             assert ours.is_updated == plain.is_updated
@@ -309,7 +310,7 @@ def test_cache_of_an_earlier_call(name: str) -> None:
 def test_wrong_caches() -> None:
     model, inputs = seq2seq_model("bart"), sources("bart", 1)
     with pytest.raises(LookaheadError, match="needs a cache for its cross-attention too: got a DynamicCache"):
-        model.generate(**inputs, past_key_values=DynamicCache(), use_lookahead=True, max_new_tokens=4)
+        model.generate(**inputs, **{CACHE: DynamicCache()}, use_lookahead=True, max_new_tokens=4)
 
 
 # --- Whisper ---------------------------------------------------------------------------------------------------------

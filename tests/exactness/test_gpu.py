@@ -10,6 +10,7 @@ from helpers.models import fresh_model
 from torch import Tensor
 
 from lookahead import Jacobi, Lookahead
+from lookahead.models.names import CACHE
 from lookahead.runtime.cuda_graphs import buffers as static_buffers
 from lookahead.runtime.cuda_graphs import executor as static
 from lookahead.runtime.cuda_graphs.buffers import waiting
@@ -177,6 +178,6 @@ def test_offloaded_cache(name: str, batch: int) -> None:
     plain = model.generate(**rows(batch), **settings)
     ours = model.generate(**rows(batch), **settings, use_lookahead=True)
     assert torch.equal(plain.sequences, ours.sequences)
-    lengths = [cache.past_key_values.get_seq_length() for cache in (plain, ours)]
+    lengths = [cache[CACHE].get_seq_length() for cache in (plain, ours)]
     assert lengths[0] == lengths[1]
-    assert {layer.keys.device.type for layer in ours.past_key_values.layers} == {"cpu"}
+    assert {layer.keys.device.type for layer in ours[CACHE].layers} == {"cpu"}

@@ -15,6 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import lookahead
 from lookahead import Lookahead
+from lookahead.models.names import CACHE
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +92,7 @@ def test_an_exception_in_the_middle(where: str, count: int, error: BaseException
                 with unchanged(model, cache), pytest.raises(type(error)) as caught:
                     model.generate(
                         **prompts(batch),
-                        past_key_values=cache,
+                        **{CACHE: cache},
                         max_new_tokens=12,
                         lookahead_strategy=Lookahead(window_size=7),
                         **troublemaker(where, tick, model),
@@ -122,11 +123,11 @@ def test_a_filled_cache_after_an_error_goes_on() -> None:
         model = tiny_model(name)
         caches = [filled(model, prompts(1, 8)) for _ in range(2)]
         following = {"input_ids": torch.cat([prompts(1, 8)["input_ids"], prompts(1, 5, seed=3)["input_ids"]], dim=1)}
-        plain, _ = run(model, following, past_key_values=caches[0], max_new_tokens=12)
+        plain, _ = run(model, following, **{CACHE: caches[0]}, max_new_tokens=12)
         with pytest.raises(KeyboardInterrupt):
             settings = troublemaker("processor", raise_at(6, KeyboardInterrupt()), model)
-            model.generate(**following, past_key_values=caches[1], max_new_tokens=12, use_lookahead=True, **settings)
-        ours, _ = run(model, following, past_key_values=caches[1], max_new_tokens=12, use_lookahead=True)
+            model.generate(**following, **{CACHE: caches[1]}, max_new_tokens=12, use_lookahead=True, **settings)
+        ours, _ = run(model, following, **{CACHE: caches[1]}, max_new_tokens=12, use_lookahead=True)
         assert ours.tolist() == plain.tolist()
         same_caches(caches[1], caches[0], 1e-9)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from lookahead import Jacobi, Lookahead
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits, boundary
 from lookahead.runtime.tree import TreeModel
 
@@ -128,10 +129,10 @@ def test_a_cache_of_the_callers(name: str) -> None:
         for use in (False, True):
             given = None if kind is None else kind(config=MODELS[name].config)
             settings = {"max_new_tokens": 25, "return_dict_in_generate": True, "use_lookahead": use}
-            first = run(MODELS[name], prompts(1), past_key_values=given, **settings)[0]
+            first = run(MODELS[name], prompts(1), **{CACHE: given}, **settings)[0]
             following = torch.cat([first.sequences, prompts(1, 4, seed=5)["input_ids"]], dim=1)
             inputs = {"input_ids": following, "attention_mask": torch.ones_like(following)}
-            second = run(MODELS[name], inputs, past_key_values=first.past_key_values, **settings)[0]
+            second = run(MODELS[name], inputs, **{CACHE: first[CACHE]}, **settings)[0]
             turns.append([first.sequences.tolist(), second.sequences.tolist()])
         assert turns[0] == turns[1]
 
@@ -143,7 +144,7 @@ def test_a_static_cache() -> None:
     caches = []
     for use in (False, True):
         cache = StaticCache(config=model.config, max_cache_len=64)
-        run(model, prompts(1), past_key_values=cache, max_new_tokens=30, use_lookahead=use)
+        run(model, prompts(1), **{CACHE: cache}, max_new_tokens=30, use_lookahead=use)
         caches.append(cache)
     for ours, plain in zip(caches[1].layers, caches[0].layers, strict=True):
         torch.testing.assert_close(ours.keys[:, :, :41], plain.keys[:, :, :41])

@@ -18,6 +18,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 from jacobi import LookaheadError, Path, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.draft.latency import StepTimes
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.session import bare_chain
@@ -59,8 +60,8 @@ def same(model: Any, inputs: dict[str, Any], strategy: Any = None, **settings: A
     for kind in ("scores", "logits"):
         for got, expected in zip(getattr(output, kind) or (), getattr(plain, kind) or (), strict=True):
             torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
-    if isinstance(plain.past_key_values, DynamicCache):
-        same_state(output.past_key_values, plain.past_key_values)
+    if isinstance(plain.get(CACHE), DynamicCache):
+        same_state(output[CACHE], plain[CACHE])
     return output
 
 
@@ -197,11 +198,11 @@ def test_going_on_from_a_cache(name: str) -> None:
             following = {
                 "input_ids": start.sequences,
                 "attention_mask": torch.ones_like(start.sequences),
-                "past_key_values": start.past_key_values,
+                CACHE: start[CACHE],
             }
             end = model.generate(**following, max_new_tokens=12, **settings, **(drafts if second else {}))
-            assert end.past_key_values is start.past_key_values
-            texts.append((end.sequences.tolist(), held(end.past_key_values)))
+            assert end[CACHE] is start[CACHE]
+            texts.append((end.sequences.tolist(), held(end[CACHE])))
     for text, states in texts[1:]:
         assert text == texts[0][0]
         for got, expected in zip(states, texts[0][1], strict=True):
@@ -223,13 +224,13 @@ def test_inference_mode_stays_inside(name: str, monkeypatch: pytest.MonkeyPatch)
     noting.__module__ = forward.__module__
     monkeypatch.setattr(type(model), "forward", noting)
     settings = {"max_new_tokens": 20, "do_sample": False, "use_lookahead": True, "return_dict_in_generate": True}
-    cache = model.generate(**prompts(1), **settings).past_key_values
+    cache = model.generate(**prompts(1), **settings)[CACHE]
     assert all(modes[1:]) and not modes[0]
     assert not any(tensor.is_inference() for tensor in held(cache))
     with pytest.raises(ZeroDivisionError):
         model.generate(
             **prompts(1, 40),
-            past_key_values=cache,
+            **{CACHE: cache},
             logits_processor=[lambda ids, scores: scores * (1 // (45 - ids.shape[1]))],
             **settings,
         )
@@ -295,17 +296,17 @@ def test_caches_that_cannot_go_back(passes: Callable[[Any], list[int]]) -> None:
     with pytest.raises(
         LookaheadError, match=r"A StaticCache cannot take rejected tokens back.*expected a DynamicCache"
     ):
-        model.generate(**prompts(1), past_key_values=StaticCache(config=model.config, max_cache_len=64), **settings)
+        model.generate(**prompts(1), **{CACHE: StaticCache(config=model.config, max_cache_len=64)}, **settings)
     with pytest.raises(LookaheadError, match="An offloaded cache cannot take rejected tokens back"):
-        model.generate(**prompts(1), past_key_values=DynamicCache(config=model.config, offloading=True), **settings)
+        model.generate(**prompts(1), **{CACHE: DynamicCache(config=model.config, offloading=True)}, **settings)
     with pytest.raises(LookaheadError, match="static=True cannot be used"):
         model.generate(**prompts(1), lookahead_strategy=Lookahead(static=True), **settings)
     assert seen == []
-    cache = run(hybrid("lfm2"), prompts(1), max_new_tokens=2, return_dict_in_generate=True)[0].past_key_values
+    cache = run(hybrid("lfm2"), prompts(1), max_new_tokens=2, return_dict_in_generate=True)[0][CACHE]
     other = fresh_hybrid("lfm2", num_hidden_layers=3, layer_types=["conv", "conv", "full_attention"])
     support.route(other)
     with pytest.raises(LookaheadError, match="the cache of another model: it has 2 layers, this model 3"):
-        other.generate(**prompts(1, 20), past_key_values=cache, **settings)
+        other.generate(**prompts(1, 20), **{CACHE: cache}, **settings)
 
 
 def test_branches_are_refused() -> None:
@@ -407,7 +408,7 @@ def test_a_state_of_the_models_own() -> None:
             assert support.verdict(model)[0] == "plain"
         following = {"input_ids": first.sequences, "attention_mask": torch.ones_like(first.sequences)}
         try:
-            again = run(model, following, past_key_values=first.past_key_values, max_new_tokens=20)[0]
+            again = run(model, following, **{CACHE: first[CACHE]}, max_new_tokens=20)[0]
         except RuntimeError as error:
             assert not tested
             pytest.skip(f"plain decoding of this transformers has no second turn here: {error}")

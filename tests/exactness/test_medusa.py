@@ -15,6 +15,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerFast, StoppingCrite
 
 import lookahead
 from lookahead.medusa import Medusa, MedusaHeads
+from lookahead.models.names import CACHE
 
 pytestmark = pytest.mark.usefixtures("augmented")
 SMALL = [[0, 0, 0], [0, 1], [1, 0], [2], [3]]
@@ -204,10 +205,10 @@ def test_a_cache_is_continued() -> None:
     for strategy in (Medusa(heads), Medusa(heads, sources=COMBINED, seed=0)):
         first = same_as_plain(model, prompts(2, ragged=False), strategy, max_new_tokens=9)
         following = torch.cat([first.sequences, torch.randint(1, VOCAB, (2, 5))], dim=1)
-        caches = [copy.deepcopy(first.past_key_values) for _ in range(2)]
+        caches = [copy.deepcopy(first[CACHE]) for _ in range(2)]
         inputs = {"input_ids": following, "attention_mask": torch.ones_like(following)}
-        plain, _ = run(model, inputs, past_key_values=caches[0], max_new_tokens=15)
-        ours, _ = run(model, inputs, past_key_values=caches[1], max_new_tokens=15, lookahead_strategy=strategy)
+        plain, _ = run(model, inputs, **{CACHE: caches[0]}, max_new_tokens=15)
+        ours, _ = run(model, inputs, **{CACHE: caches[1]}, max_new_tokens=15, lookahead_strategy=strategy)
         assert ours.tolist() == plain.tolist()
 
 

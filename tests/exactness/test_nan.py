@@ -12,6 +12,7 @@ from torch import Tensor
 
 import lookahead
 from lookahead import Lookahead, LookaheadError
+from lookahead.models.names import CACHE
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def test_nan_logits(step: int, batch: int, settings: dict[str, Any]) -> None:
         unchanged(model, cache),
         pytest.raises(LookaheadError, match=f"logits are NaN at step {step} .row {batch - 1}, token"),
     ):
-        model.generate(**prompts(batch), past_key_values=cache, max_new_tokens=12, use_lookahead=True, **settings)
+        model.generate(**prompts(batch), **{CACHE: cache}, max_new_tokens=12, use_lookahead=True, **settings)
     same_as_plain(model, prompts(batch), max_new_tokens=12)
 
 

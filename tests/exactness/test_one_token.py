@@ -7,6 +7,7 @@ import torch
 from helpers.models import fresh_model, prompts, run, same_as_plain, tiny_model
 
 from lookahead import Lookahead, LookaheadOutput
+from lookahead.models.names import CACHE
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -41,7 +42,7 @@ def test_one_token_into_the_users_cache() -> None:
 
     caches = [DynamicCache(), DynamicCache()]
     model, inputs = tiny_model("llama"), prompts(1)
-    plain, _ = run(model, inputs, max_new_tokens=1, past_key_values=caches[0])
-    output, _ = run(model, inputs, max_new_tokens=1, past_key_values=caches[1], use_lookahead=True)
+    plain, _ = run(model, inputs, max_new_tokens=1, **{CACHE: caches[0]})
+    output, _ = run(model, inputs, max_new_tokens=1, **{CACHE: caches[1]}, use_lookahead=True)
     assert torch.equal(output, plain)
     assert caches[0].get_seq_length() == caches[1].get_seq_length()

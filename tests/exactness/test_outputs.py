@@ -5,6 +5,8 @@ from helpers.calls import ids_of
 from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import MODELS, VOCAB, prompts, run, same_as_plain, tiny_model
 
+from lookahead.models.names import CACHE
+
 pytestmark = pytest.mark.usefixtures("augmented")
 
 
@@ -17,7 +19,7 @@ def test_scores_logits_and_cache(name: str, batch: int, sample: bool) -> None:
     )
     assert len(output.scores) == len(output.logits) == 20
     assert output.scores[0].shape == (batch, VOCAB)
-    assert output.past_key_values.get_seq_length() == 12 + 20 - 1
+    assert output[CACHE].get_seq_length() == 12 + 20 - 1
 
 
 @pytest.mark.parametrize("kind", ["output_scores", "output_logits"])

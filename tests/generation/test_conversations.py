@@ -5,6 +5,7 @@ import torch
 from helpers.models import counting_model, prompts, tiny_model
 
 from lookahead.generation.conversations import Conversations
+from lookahead.models.names import CACHE
 
 
 def text_of(model: object, length: int = 40) -> list[int]:
@@ -23,7 +24,7 @@ def test_texts_are_plain_ones() -> None:
         plain = model.generate(given, attention_mask=torch.ones_like(given), **settings)
         torch.manual_seed(turn)
         mask = torch.ones_like(given)
-        ours = model.generate(given, attention_mask=mask, past_key_values=cache, use_lookahead=True, **settings)
+        ours = model.generate(given, attention_mask=mask, **{CACHE: cache}, use_lookahead=True, **settings)
         assert ours.tolist() == plain.tolist()
         kept.put(ours[0].tolist(), cache)
         assert len(kept) == 1
@@ -38,7 +39,7 @@ def test_bounds() -> None:
         ids = [first] * 30
         cache, _ = kept.take(ids)
         given = torch.tensor([ids])
-        model(given, past_key_values=cache, use_cache=True)
+        model(given, **{CACHE: cache}, use_cache=True)
         kept.put(ids, cache)
     assert len(kept) == 2 and kept.bytes > 0
     assert kept.take([1] * 30)[1] == 0
@@ -65,11 +66,11 @@ def test_conversations_with_a_common_beginning_keep_their_caches() -> None:
         ids = [5] * 20 + [last] * 100
         cache, cached = kept.take(ids)
         assert cached == (0 if last == 1 else 20)
-        model(torch.tensor([ids[cached:]]), past_key_values=cache, use_cache=True)
+        model(torch.tensor([ids[cached:]]), **{CACHE: cache}, use_cache=True)
         kept.put(ids, cache)
     for last in (1, 2):
         ids = [5] * 20 + [last] * 110
         cache, cached = kept.take(ids)
         assert cached == cache.get_seq_length() == 120
         plain = model(torch.tensor([ids])).logits[0, -1]
-        torch.testing.assert_close(model(torch.tensor([ids[120:]]), past_key_values=cache).logits[0, -1], plain)
+        torch.testing.assert_close(model(torch.tensor([ids[120:]]), **{CACHE: cache}).logits[0, -1], plain)

@@ -14,6 +14,8 @@ from transformers.cache_utils import DynamicSlidingWindowLayer, EncoderDecoderCa
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from lookahead.models.names import CACHE
+
 # The models are so small that a second thread only waits, for milliseconds on a busy machine.
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -204,7 +206,7 @@ def same_outputs(
     for kind in ("scores", "logits"):
         # Logits are float32 whatever the model is.
         same_tensors(getattr(output, kind), getattr(expected, kind), max(tolerance, 1e-5))
-    same_caches(output.get("past_key_values"), expected.get("past_key_values"), tolerance)
+    same_caches(output.get(CACHE), expected.get(CACHE), tolerance)
 
 
 def same_tensors(ours: tuple[Tensor, ...] | None, plain: tuple[Tensor, ...] | None, tolerance: float) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from lookahead import LookaheadError
+from lookahead.models.names import CACHE
 
 Passes = Callable[[Any], list[int]]
 
@@ -42,7 +43,7 @@ def refused(passes: Passes, model: Any, match: str, inputs: dict[str, Any] | Non
     settings = {"max_new_tokens": 8} | settings
     if not {"lookahead_strategy", "use_lookahead", "generation_config"} & set(settings):
         settings["use_lookahead"] = True
-    seen, cache = passes(model), settings.get("past_key_values")
+    seen, cache = passes(model), settings.get(CACHE)
     state = torch.get_rng_state()
     with unchanged(model, *([cache] if cache is not None else [])), pytest.raises(LookaheadError, match=match):
         model.generate(**inputs, **settings)
@@ -52,4 +53,4 @@ def refused(passes: Passes, model: Any, match: str, inputs: dict[str, Any] | Non
 
 def filled(model: Any, inputs: dict[str, Tensor], cache: Any = None) -> Any:
     """The cache that a model fills with a prompt's text."""
-    return run(model, inputs, past_key_values=cache, max_new_tokens=1, return_dict_in_generate=True)[0].past_key_values
+    return run(model, inputs, **{CACHE: cache}, max_new_tokens=1, return_dict_in_generate=True)[0][CACHE]

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 import lookahead
 from jacobi import LookaheadError
 from lookahead.models import compat
-from lookahead.models.compat import PRIVATES, Private, check_privates, private_error
+from lookahead.models.compat import OLDEST, PRIVATES, TOO_NEW, Private, check_privates, private_error
+from lookahead.models.names import CACHE
 
 
 def test_this_version_has_all() -> None:
@@ -122,4 +124,34 @@ def test_changed(
     with pytest.raises(LookaheadError) as raised:
         lookahead.augment_all()
     assert told in str(raised.value)
-    assert "expected a version from 5.20 up, below 5.24" in str(raised.value)
+    assert "expected a version from 5.20 up, below 5.25" in str(raised.value)
+
+
+def test_a_version_that_is_too_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkout nothing else would tell; nothing is patched."""
+    before = vars(GenerationMixin).get("_sample")
+    for version in ("5.25.0.dev0", "6.0.1"):
+        monkeypatch.setattr(compat.transformers, "__version__", version)
+        with pytest.raises(LookaheadError) as raised:
+            lookahead.augment_all()
+        told = f"transformers {version} is newer than this version of lookahead knows: expected a version from 5.20 up"
+        assert str(raised.value).startswith(told) and "pip install 'transformers<5.25'" in str(raised.value)
+        assert vars(GenerationMixin).get("_sample") is before
+
+
+def test_the_range_is_that_of_the_package() -> None:
+    (oldest, newest), setup = (OLDEST, TOO_NEW), (Path(__file__).parents[2] / "setup.py").read_text()
+    assert '"transformers>={}.{},<{}.{}"'.format(*oldest, *newest) in setup
+    assert oldest <= tuple(map(int, transformers.__version__.split(".")[:2])) < newest
+
+
+@pytest.mark.parametrize("home", ["CausalLMOutputWithPast", "GenerateDecoderOnlyOutput", "LlamaForCausalLM.forward"])
+def test_a_cache_of_another_name(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and forwards are looked at by name, though ``**kwargs`` would take anything."""
+    (private,) = (each for each in PRIVATES if home in each.path)
+    named = " ".join("kv" if name == CACHE else name for name in private.named.split())
+    path = private.path.replace(f".{CACHE}", ".kv")
+    assert private_error(private) is None
+    monkeypatch.setattr(compat, "PRIVATES", (dataclasses.replace(private, path=path, named=named),))
+    with pytest.raises(LookaheadError, match=r"no .*\.kv: expected|another LlamaForCausalLM.forward, .*kv="):
+        check_privates()

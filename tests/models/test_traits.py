@@ -10,6 +10,7 @@ from helpers.hybrids import hybrid
 from helpers.models import VOCAB, fresh_model, tiny_model
 from transformers import LlamaForCausalLM
 
+from lookahead.models.names import CACHE, STATE
 from lookahead.models.traits import ModelTraits
 
 
@@ -23,7 +24,7 @@ def test_a_causal_models_traits() -> None:
     assert traits.position_table == model.config.max_position_embeddings
     assert traits.depth_limit is None  # RoPE ends nowhere
     assert traits.rope_limit is None and traits.index_limit is None
-    assert traits.cache_argument == "past_key_values"
+    assert traits.cache_argument == CACHE
 
 
 def test_an_encoder_decoders_traits_are_its_decoders() -> None:
@@ -39,7 +40,7 @@ def test_a_learned_table_ends_the_text() -> None:
 
 
 def test_mamba_is_given_its_cache_by_another_name() -> None:
-    assert ModelTraits.of(hybrid("mamba")).cache_argument == "cache_params"
+    assert ModelTraits.of(hybrid("mamba")).cache_argument == STATE
 
 
 def test_limits_of_long_texts() -> None:

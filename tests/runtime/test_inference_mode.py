@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from lookahead import Lookahead
 from lookahead.models.code_safety import is_safe
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.executor import InferenceMode
 from lookahead.support.self_test import tree_error
@@ -124,12 +125,12 @@ def test_what_is_returned_can_be_used() -> None:
     for tensor in (*output.scores, *output.logits):
         tensor.add_(1.0)
     inputs = prompts(1)
-    ids = model.generate(**inputs, max_new_tokens=30, past_key_values=cache, use_lookahead=True)
+    ids = model.generate(**inputs, max_new_tokens=30, **{CACHE: cache}, use_lookahead=True)
     for layer in cache.layers:
         assert not layer.keys.is_inference()
         assert not layer.values.is_inference()
     mask = torch.ones_like(ids)
-    longer = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, past_key_values=cache)
+    longer = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, **{CACHE: cache})
     assert longer.tolist() == model.generate(**inputs, max_new_tokens=35).tolist()
 
 

@@ -18,6 +18,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.draft.planner import Planner
 from lookahead.generation.observers import Observers
+from lookahead.models.names import CACHE
 from lookahead.runtime.cache import buffers
 from lookahead.runtime.cache.buffers import Extent, LayerBuffer
 from lookahead.runtime.cache.tree import TreeCache
@@ -69,7 +70,7 @@ def test_peaks(layers: int, batch: int, static: bool, spread: None) -> None:
     counter = LiveStates(least=one * length // (2 * layers) * 9 // 10)
 
     def note(_module: Any, _args: Any, _kwargs: Any, outputs: Any) -> None:
-        held = int(outputs.past_key_values.get_seq_length())
+        held = int(outputs[CACHE].get_seq_length())
         peaks.append(counter.peak / (one * max(held, length)))
         counter.peak = 0
 
@@ -110,10 +111,10 @@ def test_chunks_and_earlier_turns(spread: None, ends: list[int]) -> None:
     assert torch.equal(chunked, plain)
     caches = [DynamicCache(config=model.config) for _ in range(2)]
     for cache, asked in zip(caches, ({}, {"use_lookahead": True}), strict=True):
-        run(model, text(400), max_new_tokens=1, past_key_values=cache, **GREEDY, **asked)
+        run(model, text(400), max_new_tokens=1, **{CACHE: cache}, **GREEDY, **asked)
         longer = torch.cat([text(400)["input_ids"], text(100)["input_ids"]], dim=1)
         inputs = {"input_ids": longer, "attention_mask": torch.ones_like(longer)}
-        run(model, inputs, max_new_tokens=9, past_key_values=cache, **GREEDY, **asked)
+        run(model, inputs, max_new_tokens=9, **{CACHE: cache}, **GREEDY, **asked)
     assert max(size / bytes_of(6, 500) for size in ends[-1:]) <= 1.16
     for ours, theirs in zip(caches[1].layers, caches[0].layers, strict=True):
         assert ours.keys.shape == theirs.keys.shape
@@ -135,7 +136,7 @@ def test_a_returned_cache_leaves_its_buffers_one_by_one(spread: None) -> None:
         patch.setattr(TreeCache, "store", stored)
         output, _ = run(model, text(500), max_new_tokens=9, use_lookahead=True, return_dict_in_generate=True, **GREEDY)
     held = bytes_of(8, 508)
-    assert sum(2 * layer.keys.nbytes for layer in output.past_key_values.layers) == held
+    assert sum(2 * layer.keys.nbytes for layer in output[CACHE].layers) == held
     assert counter.peak <= 1.5 * held
 
 

@@ -7,6 +7,7 @@ from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import TokenTree
+from lookahead.models.names import CACHE
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 from lookahead.runtime.session import bare_model
 
@@ -20,7 +21,7 @@ def test_against_plain_passes(name: str, seen: int, static: bool) -> None:
     model, ids = tiny_model(name), prompts(2, ragged=False)["input_ids"]
     past = DynamicCache()
     if seen:
-        model(input_ids=ids[:, :seen], past_key_values=past, use_cache=True)
+        model(input_ids=ids[:, :seen], **{CACHE: past}, use_cache=True)
     branches = [[3, 5, 7], [3, 4]]
     tree = TokenTree.from_paths(3, [branch[1:] for branch in branches])
     with bare_model(model, ids[:, seen:], 16, static=static, past=past if seen else None) as fused:

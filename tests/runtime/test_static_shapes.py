@@ -26,6 +26,7 @@ from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, Stat
 
 from jacobi import Path, TokenTree
 from lookahead import Jacobi, Lookahead, LookaheadError, release
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import open as opening
 from lookahead.runtime.cache.buffers import Extent
@@ -121,8 +122,8 @@ def test_continued_cache(name: str, kind: Any, made: list[TreeModel]) -> None:
     for turn in range(3):
         settings = {"max_new_tokens": 12, "do_sample": False}
         inputs = {"input_ids": text, "attention_mask": torch.ones_like(text)}
-        plain, _ = run(model, inputs, past_key_values=caches[0], **settings)
-        ours, _ = run(model, inputs, past_key_values=caches[1], lookahead_strategy=SMALL, **settings)
+        plain, _ = run(model, inputs, **{CACHE: caches[0]}, **settings)
+        ours, _ = run(model, inputs, **{CACHE: caches[1]}, lookahead_strategy=SMALL, **settings)
         assert torch.equal(ours, plain)
         for mine, theirs in zip(caches[1].layers, caches[0].layers, strict=True):
             length = int(theirs.get_seq_length())

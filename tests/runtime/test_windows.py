@@ -10,6 +10,7 @@ from transformers import DynamicCache, StaticCache
 
 from lookahead import Jacobi, Lookahead
 from lookahead.models.mask_rules import held_window, mask_rules
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache import buffers
 from lookahead.runtime.cache.buffers import Extent, LayerBuffer
@@ -73,7 +74,7 @@ def test_traced_passes_slide_along(name: str, held: list[Any], monkeypatch: pyte
 def test_after_a_long_prompt_no_more_is_held_than_by_plain_decoding() -> None:
     model = fresh_model("gemma3", sliding_window=40, max_position_embeddings=2048)
     given = prompts(1, 1000)
-    plain = run(model, given, use_lookahead=False, max_new_tokens=1, return_dict_in_generate=True)[0].past_key_values
+    plain = run(model, given, use_lookahead=False, max_new_tokens=1, return_dict_in_generate=True)[0][CACHE]
     usual = sum(layer.keys.nbytes + layer.values.nbytes for layer in plain.layers)
     found: list[int] = []
     before = TreeCache.consolidate
@@ -140,7 +141,7 @@ def test_layers_hold_everything_where_a_window_is_not_sure_to_be_enough() -> Non
     assert window(gemma) == window(gemma, DynamicCache(config=gemma.config)) == 6
     assert window(tiny_model("mistral")) == 6
     filled = DynamicCache(config=gemma.config)
-    gemma(torch.tensor([[5, 6, 7]]), past_key_values=filled)
+    gemma(torch.tensor([[5, 6, 7]]), **{CACHE: filled})
     for cache in (filled, DynamicCache(), StaticCache(config=gemma.config, max_cache_len=32)):
         assert window(gemma, cache) is None
     for name in ("llama", "llama4", "gpt2"):
@@ -152,7 +153,7 @@ def test_a_cache_that_holds_everything_is_left_so() -> None:
     settings = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
     for use in (True, False):
         cache = DynamicCache()
-        run(model, given | {"past_key_values": cache}, use_lookahead=use, **settings)
+        run(model, given | {CACHE: cache}, use_lookahead=use, **settings)
         assert [layer.keys.shape[2] for layer in cache.layers] == [31, 31]
     in_chunks = run(model, given, use_lookahead=True, prefill_chunk_size=7, **settings)[0].sequences
     assert in_chunks.tolist() == run(model, given, use_lookahead=False, **settings)[0].sequences.tolist()

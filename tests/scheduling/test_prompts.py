@@ -13,6 +13,7 @@ from transformers import DynamicCache
 import lookahead
 from jacobi import Wants
 from lookahead import Scheduler
+from lookahead.models.names import CACHE
 from lookahead.scheduling import batch, prompts
 from lookahead.scheduling.prompts import Asked, groups
 from lookahead.scheduling.requests import prepared
@@ -66,7 +67,7 @@ def test_prompts_of_much_the_same_length_are_read_in_one_pass(read: list[list[in
         ours, expected = ticket.result(), plain(model, prompt(length), **wanted)
         assert ours.sequences.tolist() == expected.sequences.tolist()
         same_tensors(ours.logits, expected.logits, 1e-9)
-        same_caches(ours.past_key_values, expected.past_key_values, 1e-9)
+        same_caches(ours[CACHE], expected[CACHE], 1e-9)
 
 
 def test_prompts_join_those_that_are_being_written(read: list[list[int]]) -> None:
@@ -100,7 +101,7 @@ def test_prompts_with_something_of_their_own_are_read_alone() -> None:
     masked = asked(model, 7, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1, 1]]))
     placed = asked(model, 7, position_ids=torch.arange(7)[None] + 3)
     in_chunks = asked(model, 7, prefill_chunk_size=4)
-    given = asked(model, 7, past_key_values=DynamicCache(config=model.config))
+    given = asked(model, 7, **{CACHE: DynamicCache(config=model.config)})
     other = asked(model, 7, wants=Wants(4, 4))
     everything = [*usual, *masked, *placed, *in_chunks, *given, *other]
     assert sorted(groups(everything)) == [[0, 1], [2], [3], [4], [5], [6]]

@@ -12,6 +12,7 @@ from helpers.mtp import FAMILIES, deepseek, loaded, qwen, with_layers, written
 
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
+from lookahead.models.names import CACHE
 from lookahead.mtp import Mtp, MtpHeads
 from lookahead.runtime.repeats import PaidTest
 from lookahead.strategies.registry import strategy_from
@@ -123,9 +124,9 @@ def test_prompts_of_which_few_hidden_states_are_seen(family: str, tmp_path: Path
         same_as_plain(read, _embedded(read, inputs), strategy, **settings),
     ]
     before = read.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)
-    text, kept = before.sequences, before.past_key_values
-    longer = {"input_ids": text, "attention_mask": torch.ones_like(text), "past_key_values": kept}
-    plain = read.generate(**longer | {"past_key_values": copy.deepcopy(kept)}, max_new_tokens=40)
+    text, kept = before.sequences, before[CACHE]
+    longer = {"input_ids": text, "attention_mask": torch.ones_like(text), CACHE: kept}
+    plain = read.generate(**longer | {CACHE: copy.deepcopy(kept)}, max_new_tokens=40)
     ours = {"return_dict_in_generate": True, "use_lookahead": True, "lookahead_strategy": strategy}
     outputs.append(read.generate(**longer, max_new_tokens=40, **ours))
     assert outputs[-1].sequences.tolist() == plain.tolist()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from jacobi import LookaheadError, Path
+from lookahead.models.names import CACHE
 from lookahead.models.output_layer import beside
 from lookahead.redrafter import RecurrentHead, ReDrafter
 from lookahead.sources.redrafter.passes import RecurrentPasses
@@ -152,7 +153,7 @@ def test_prompts_of_which_few_hidden_states_are_seen() -> None:
     before = model.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)
     longer = {"input_ids": before.sequences, "attention_mask": torch.ones_like(before.sequences)}
     ours = {"return_dict_in_generate": True, "use_lookahead": True, "lookahead_strategy": strategy}
-    outputs.append(model.generate(**longer, past_key_values=before.past_key_values, max_new_tokens=41, **ours))
+    outputs.append(model.generate(**longer, **{CACHE: before[CACHE]}, max_new_tokens=41, **ours))
     assert [output.stats.steps for output in outputs] == [9, 9, 9]
 
 

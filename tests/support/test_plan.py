@@ -9,6 +9,7 @@ from helpers.models import fresh_model, prompts, tiny_model
 from transformers import DynamicCache
 
 from lookahead import LookaheadError
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.support.route import Plan, check, plan
 
@@ -50,8 +51,8 @@ def test_a_cache_of_other_sequences_is_refused() -> None:
     for model in (tiny_model("llama"), hybrid("qwen3_next")):
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(input_ids=prompts(1)["input_ids"], past_key_values=cache)
-        with pytest.raises(LookaheadError, match="past_key_values holds 1 rows: expected 2"):
+            model(input_ids=prompts(1)["input_ids"], **{CACHE: cache})
+        with pytest.raises(LookaheadError, match=f"{CACHE} holds 1 rows: expected 2"):
             planned(model, cache)
 
 

@@ -11,6 +11,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer
 
 import lookahead
+from lookahead.models.names import CACHE
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def patched(restored: None) -> None:
 def test_a_foreign_cache_and_one_token(passes: Passes) -> None:
     """Calls that write one token are handed on at once, but not with a cache that has to be looked at."""
     other = filled(tiny_model("mistral"), prompts(1, 6), DynamicCache())
-    refused(passes, tiny_model("gpt2"), "is the cache of another model", past_key_values=other, max_new_tokens=1)
+    refused(passes, tiny_model("gpt2"), "is the cache of another model", **{CACHE: other}, max_new_tokens=1)
 
 
 @pytest.mark.usefixtures("works_afterwards")
@@ -68,7 +69,7 @@ def test_a_prompt_longer_than_the_positions(passes: Passes) -> None:
     # All tokens count, also those that a cache holds already.
     first, _ = run(tiny_model("gpt2"), prompts(1, 40), max_new_tokens=21, return_dict_in_generate=True)
     following = {"input_ids": prompts(1, 9)["input_ids"], "attention_mask": torch.ones(1, 69, dtype=torch.long)}
-    refused(passes, tiny_model("gpt2"), "position", following, past_key_values=first.past_key_values)
+    refused(passes, tiny_model("gpt2"), "position", following, **{CACHE: first[CACHE]})
     given = prompts(1) | {"position_ids": torch.arange(55, 67)[None]}
     refused(passes, tiny_model("gpt2"), "position", given)
     same_as_plain(tiny_model("gpt2"), prompts(1) | {"position_ids": torch.arange(50, 62)[None]}, max_new_tokens=3)
@@ -97,16 +98,16 @@ def test_caches_that_cannot_keep_slots(full: bool, passes: Passes) -> None:
     if full:
         cache = filled(model, prompts(1, 6), cache)
     match = "A OtherCache cannot keep chosen slots of a tree: expected a DynamicCache"
-    refused(passes, model, match, past_key_values=cache)
+    refused(passes, model, match, **{CACHE: cache})
     cache = DynamicCache(config=model.config)
     cache.layers[1] = OtherLayer()
     if full:
         cache = filled(model, prompts(1, 6), cache)
-    refused(passes, model, "Layer 1 of the cache is a OtherLayer, and it cannot keep", past_key_values=cache)
+    refused(passes, model, "Layer 1 of the cache is a OtherLayer, and it cannot keep", **{CACHE: cache})
     cache = StaticCache(config=rolling.config, max_cache_len=40)
     if full:
         cache = filled(rolling, prompts(1, 6), cache)
-    refused(passes, rolling, "is a StaticSlidingWindowLayer", past_key_values=cache)
+    refused(passes, rolling, "is a StaticSlidingWindowLayer", **{CACHE: cache})
     run(rolling, prompts(1), max_new_tokens=2, cache_implementation="static")  # transformers keeps it on the model
     refused(passes, rolling, "is a StaticSlidingWindowLayer", cache_implementation="static")
 
@@ -122,7 +123,7 @@ def test_quantized_caches(passes: Passes) -> None:
     settings = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
     refused(passes, tiny_model("llama"), match, **settings)
     cache = transformers.QuantizedCache(backend="fp8", config=tiny_model("llama").config)
-    refused(passes, tiny_model("llama"), match, past_key_values=cache)
+    refused(passes, tiny_model("llama"), match, **{CACHE: cache})
 
 
 @pytest.mark.usefixtures("works_afterwards")
@@ -138,10 +139,10 @@ def test_quantized_caches(passes: Passes) -> None:
 def test_another_models_cache(changes: dict[str, Any], match: str, passes: Passes) -> None:
     """Told by its shape."""
     cache = filled(fresh_model("llama", **changes), prompts(1, 6))
-    refused(passes, tiny_model("llama"), match, prompts(1), past_key_values=cache)
+    refused(passes, tiny_model("llama"), match, prompts(1), **{CACHE: cache})
 
 
 def test_a_cache_of_other_rows(passes: Passes) -> None:
     """One row of history for each row of the prompt."""
     cache = filled(tiny_model("llama"), prompts(2, 6))
-    refused(passes, tiny_model("llama"), "past_key_values holds 2 rows: expected 1", past_key_values=cache)
+    refused(passes, tiny_model("llama"), f"{CACHE} holds 2 rows: expected 1", **{CACHE: cache})

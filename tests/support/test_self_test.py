@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM, Qwen3NextForCausalLM
 
 import lookahead
 from lookahead import Lookahead, LookaheadError
+from lookahead.models.names import CACHE
 from lookahead.support import self_test
 from lookahead.support.route import route, verdict
 from lookahead.support.route import self_test as self_test_of
@@ -130,11 +131,11 @@ class StartsAnew(Qwen3NextForCausalLM):
 
     most = 1
 
-    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
         if input_ids.shape[1] > self.most:
-            for states in recurrent_states(past_key_values):
+            for states in recurrent_states(kwargs[CACHE]):
                 states.update({index: 0.0 * state for index, state in states.items() if state is not None})
-        return super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+        return super().forward(input_ids, **kwargs)
 
 
 class StartsAnewInLongPasses(StartsAnew):
@@ -144,12 +145,12 @@ class StartsAnewInLongPasses(StartsAnew):
 class KeepsItsState(Qwen3NextForCausalLM):
     """Writes no state where several tokens continue one."""
 
-    def forward(self, input_ids: Any = None, past_key_values: Any = None, **kwargs: Any) -> Any:
-        before = [dict(states) for states in recurrent_states(past_key_values)]
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+        before = [dict(states) for states in recurrent_states(kwargs[CACHE])]
         before = [{index: None if state is None else state.clone() for index, state in own.items()} for own in before]
-        outputs = super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+        outputs = super().forward(input_ids, **kwargs)
         if 1 < input_ids.shape[1] < 6:
-            for states, own in zip(recurrent_states(past_key_values), before, strict=True):
+            for states, own in zip(recurrent_states(kwargs[CACHE]), before, strict=True):
                 states.update(own)
         return outputs
 

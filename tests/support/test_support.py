@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from lookahead import Jacobi, Lookahead, LookaheadError
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import switched_attention
 from lookahead.runtime.host_reads import Draws, _drops_out
@@ -206,7 +207,7 @@ def test_a_second_turn_with_three_axes() -> None:
         first = run(model, picture(model), **settings)[0]
         following = torch.cat([first.sequences, prompts(1, 5)["input_ids"].clamp(max=43)], dim=1)
         inputs = {"input_ids": following, "attention_mask": torch.ones_like(following)}
-        turns.append(run(model, inputs, past_key_values=first.past_key_values, **settings)[0].sequences.tolist())
+        turns.append(run(model, inputs, **{CACHE: first[CACHE]}, **settings)[0].sequences.tolist())
     assert turns[0] == turns[1]
 
 
@@ -262,7 +263,7 @@ def test_images_that_are_attended_to() -> None:
         following = {"input_ids": text, "attention_mask": torch.ones_like(text)}
         following["cross_attention_mask"] = seeing["cross_attention_mask"]
         settings["use_lookahead"] = use
-        turns.append(run(model, following, past_key_values=first.past_key_values, **settings)[0].sequences.tolist())
+        turns.append(run(model, following, **{CACHE: first[CACHE]}, **settings)[0].sequences.tolist())
     assert turns[0] == turns[1]
 
 

@@ -17,6 +17,7 @@ from transformers.generation import logits_process
 from jacobi import LookaheadError
 from lookahead import DecodingStats
 from lookahead.medusa import Medusa, MedusaHeads, choices_from, output_layer
+from lookahead.models.names import CACHE
 
 LOSSY = ("typical", "nucleus")
 
@@ -250,7 +251,7 @@ def test_ended_rows_keep_up_where_scores_are_asked_for() -> None:
     output = lossy(model, prompts(4), strategy, output_scores=True, **settings)
     assert output.sequences.tolist() == expected.tolist()
     assert [line.shape for line in output.scores] == [(4, VOCAB)] * (expected.shape[1] - 12)
-    assert output.past_key_values.get_seq_length() == expected.shape[1] - 1
+    assert output[CACHE].get_seq_length() == expected.shape[1] - 1
 
 
 @pytest.mark.parametrize("acceptance", LOSSY)

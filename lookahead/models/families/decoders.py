@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lookahead.models.families.overrides import DecoderPositions, current_positions
+from lookahead.models.names import CACHE_LENGTH
 
 # Whose inputs of a step are the last tokens and their positions, and nothing else that depends on the text.
 _PREPARES = ("GenerationMixin", *(f"{kind}ForConditionalGeneration" for kind in ("Canary", "CohereAsr", "Whisper")))
@@ -33,7 +34,7 @@ class _HeadLines:
 
 
 def position_embeddings(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For ``embed_positions(x, past_key_values_length)`` (BART, Marian, M2M100, Whisper and their kin)."""
+    """For ``embed_positions(x, cache_length)`` (BART, Marian, M2M100, Whisper and their kin)."""
     signature = inspect.signature(type(module).forward)
     first = list(signature.parameters)[1]
     padding = None if isinstance(module, nn.Embedding) else getattr(module, "padding_idx", None)
@@ -53,7 +54,7 @@ def position_embeddings(module: nn.Module, original: Callable[..., Any]) -> Call
             asked: Any = (1, count)
             if isinstance(shape, Tensor) and not first.endswith("shape"):
                 asked = shape.new_full((1, count, *shape.shape[2:]), token if shape.ndim == 2 else 0)
-            lines: Tensor = original(**given | {first: asked, "past_key_values_length": positions.low})
+            lines: Tensor = original(**given | {first: asked, CACHE_LENGTH: positions.low})
             return lines.reshape(-1, lines.shape[-1])[-count:]
 
         # A token that is no padding, over and over.
@@ -69,12 +70,10 @@ def position_embeddings(module: nn.Module, original: Callable[..., Any]) -> Call
 def position_ids(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """For RoBERTa's way of counting (and its kin's as a decoder), in which padding has a position of its own."""
 
-    def create_position_ids_from_input_ids(
-        input_ids: Tensor, padding_idx: int, past_key_values_length: int = 0
-    ) -> Tensor:
+    def create_position_ids_from_input_ids(input_ids: Tensor, padding_idx: int, cache_length: int = 0) -> Tensor:
         positions: DecoderPositions | None = current_positions()
         if positions is None:
-            return original(input_ids, padding_idx, past_key_values_length)
+            return original(input_ids, padding_idx, cache_length)
         words = input_ids.new_full((1, positions.high - positions.low + 1), int(padding_idx == 0))
         ids = original(words, padding_idx, positions.low)[0][positions.nodes - positions.low]
         alone = original(input_ids.new_full((1, 1), padding_idx), padding_idx, positions.low)[0]

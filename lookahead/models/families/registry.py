@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from lookahead.models.families import decoders, slot_counters
 from lookahead.models.families.overrides import DecoderPositions, Override, SlotPositions, file_of
+from lookahead.models.names import CACHE_LENGTH
 from lookahead.models.traits import parameters
 
 
@@ -45,7 +46,7 @@ def _is_llama4_without_rope(_: str, module: Any) -> bool:
 
 
 def _embeds_positions(name: str, module: nn.Module) -> bool:
-    return name.endswith("embed_positions") and {"past_key_values_length"} <= parameters(type(module).forward)
+    return name.endswith("embed_positions") and CACHE_LENGTH in parameters(type(module).forward)
 
 
 def _biases_distances(_: str, module: Any) -> bool:

@@ -21,6 +21,7 @@ from lookahead._per_model import PerModel
 from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import Outputs
+from lookahead.models.names import CACHE
 from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cuda_graphs.buffers import (
@@ -63,7 +64,7 @@ _MOST_REJECTIONS = 8  # kinds of calls of one model that are remembered
 
 def kind_of_call(forward: TreeForward) -> tuple[Any, ...] | None:
     """Stands for the model as it is and for the kind of call; None = it is of a kind of its own."""
-    kept = {k: v for k, v in forward.kwargs.items() if k != "past_key_values"}
+    kept = {k: v for k, v in forward.kwargs.items() if k != CACHE}
     if any(not isinstance(value, bool | int | float | str) for value in kept.values()):
         return None  # a tensor of the caller's is read where it lies
     # Tensors made in inference mode cannot be written outside of it.

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from lookahead.models.mask_rules import MaskRule, mask_rules
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.snapshots import recurrent_layers
 from lookahead.runtime.masks import map_rules
@@ -78,8 +79,8 @@ class MtpLayer(nn.Module):
             inputs_embeds=states[None],
             position_ids=positions[None],
             attention_mask=masks,
-            past_key_values=cache,
             use_cache=True,
+            **{CACHE: cache},
         )
         out: Tensor = outputs.last_hidden_state[0]
         return out

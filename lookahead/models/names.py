@@ -1,0 +1,13 @@
+"""Names of the KV cache, which transformers 5.24 changed: this module serves all supported versions, and no old name is
+handed to a version that would warn of it."""
+
+import inspect
+
+from transformers import GenerationMixin
+
+_RENAMED = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+# The KV cache in forwards, masks, model_kwargs and outputs; of Mamba's kin; its length, for embeddings of positions.
+CACHE = "cache" if _RENAMED else "past_key_values"
+STATE = "cache" if _RENAMED else "cache_params"
+CACHE_LENGTH = "cache_length" if _RENAMED else "past_key_values_length"
+CACHES = frozenset({"cache", "past_key_values", "cache_params"})  # whatever a caller writes
