@@ -2,6 +2,7 @@
 of these would show as an odd failure in the middle of a call, or not at all. Only ``models``, ``runtime``,
 ``generation.transformers_loop`` and ``patch`` use private names; other rooms call the functions below."""
 
+import copy
 import importlib
 import inspect
 import re
@@ -59,6 +60,7 @@ PRIVATES = (
     _mixin("_sample", "input_ids logits_processor stopping_criteria generation_config", "synced_gpus streamer"),
     _mixin("_assisted_decoding", "input_ids logits_processor stopping_criteria generation_config", "inputs_tensor"),
     _mixin("_validate_generation_mode", "generation_mode generation_config generation_mode_kwargs"),
+    _mixin("_extract_generation_mode_kwargs", "custom_generate kwargs"),
     _mixin("_prefill", "input_ids generation_config model_kwargs"),
     _mixin("_update_model_kwargs_for_generation", "outputs model_kwargs", "is_encoder_decoder num_new_tokens"),
     _mixin("prepare_inputs_for_generation", "input_ids", f"next_sequence_length {CACHE} attention_mask"),
@@ -163,6 +165,18 @@ def private_error(private: Private) -> str | None:
         wanted = ", ".join((*passed, *(f"{name}=" for name in named)))
         return f"another {private.path}, whose parameters are ({', '.join(parameters)}), where ({wanted}) are passed"
     return None
+
+
+def handing_on(model: PreTrainedModel, tokenizer: Any) -> PreTrainedModel:
+    """A twin of ``model`` on the same weights whose ``generate`` hands a tokenizer on to a ``custom_generate``, too:
+    transformers, which needs it for stop strings and token healing, takes it away there."""
+    twin, extract = copy.copy(model), model._extract_generation_mode_kwargs
+
+    def extracted(*given: Any, **named: Any) -> dict[str, Any]:
+        return extract(*given, **named) | {"tokenizer": tokenizer}
+
+    twin._extract_generation_mode_kwargs = extracted
+    return twin
 
 
 def is_users_cache(cache: Any) -> bool:

@@ -10,6 +10,7 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, Pr
 from jacobi import LookaheadError, Wants
 from lookahead.generation.call import Call, Strategy
 from lookahead.generation.watch import Watcher
+from lookahead.models.compat import handing_on
 from lookahead.models.names import CACHES
 from lookahead.models.traits import boundary
 
@@ -61,7 +62,7 @@ def prepared(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Call:
     streamer is given the prompt."""
 
     def taken(
-        model: PreTrainedModel,
+        twin: PreTrainedModel,
         input_ids: Tensor,
         *,
         logits_processor: LogitsProcessorList,
@@ -73,7 +74,9 @@ def prepared(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Call:
         given = logits_processor, stopping_criteria, generation_config, inputs.get("streamer"), kwargs
         return Call.of(model, input_ids, *given)
 
-    call: Call = model.generate(**inputs, custom_generate=taken)
+    tokenizer = inputs.get("tokenizer")
+    prepares = model if tokenizer is None else handing_on(model, tokenizer)
+    call: Call = prepares.generate(**inputs, custom_generate=taken)
     return call
 
 

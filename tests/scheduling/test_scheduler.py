@@ -16,7 +16,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead, Scheduler
+from lookahead.bundled import load_bundled
 from lookahead.medusa import Medusa
+from lookahead.models.names import CACHE
 
 KINDS: list[dict[str, Any]] = [
     {"do_sample": False},
@@ -116,7 +118,7 @@ def test_scores_and_caches_are_plain_ones() -> None:
         ours, expected = ticket.result(), plain(model, *request)
         same_tensors(ours.scores, expected.scores, 1e-9)
         same_tensors(ours.logits, expected.logits, 1e-9)
-        same_caches(ours.past_key_values, expected.past_key_values, 1e-9)
+        same_caches(ours[CACHE], expected[CACHE], 1e-9)
 
 
 def test_a_cache_goes_on() -> None:
@@ -127,7 +129,7 @@ def test_a_cache_goes_on() -> None:
         scheduler.run()
         kept = first.result()
         longer = torch.cat([kept.sequences, torch.tensor([[11, 12]])], dim=1)
-        second = submit(scheduler, longer, settings | {"past_key_values": kept.past_key_values}, 0)
+        second = submit(scheduler, longer, settings | {CACHE: kept[CACHE]}, 0)
         other = submit(scheduler, ids, settings, 0)
         scheduler.run()
     assert second.result().tolist() == plain(model, longer, settings, 0).tolist()
@@ -280,3 +282,33 @@ def test_refusals() -> None:
         scheduler.submit(input_ids=torch.tensor([[1]]), seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(LookaheadError, match="Unknown strategy"):
         Scheduler(model, strategy={"strategy": "x"})
+
+
+@pytest.mark.parametrize("healed", [False, True])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_what_needs_a_tokenizer(sampled: bool, healed: bool) -> None:
+    """Stop strings, of a call and of the model's generation config, and token healing; the model stays as it was."""
+    model, tokenizer = load_bundled()
+    before = dict(vars(model))
+    ids = tokenizer("def fibonacci(n", return_tensors="pt")["input_ids"]
+    settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": sampled, "token_healing": healed}
+    first = plain(model, ids, settings | {"tokenizer": tokenizer}, 3)
+    stop = tokenizer.decode(first[0, ids.shape[1] + 5 : ids.shape[1] + 8])
+    given = settings | {"tokenizer": tokenizer, "stop_strings": [stop]}
+    expected = plain(model, ids, given, 3)
+    assert expected.shape[1] < first.shape[1]
+    check(model, [(ids, given, 3)] * 3, 2)
+    if not healed:  # heal_tokens generates itself, and has no tokenizer for stop strings of the config
+        model.generation_config.stop_strings = stop
+        check(model, [(ids, settings | {"tokenizer": tokenizer}, 3)] * 2, 2)
+        model.generation_config.stop_strings = None
+    assert vars(model) == before
+
+
+def test_stop_strings_without_a_tokenizer() -> None:
+    model, ids = tiny_model("llama"), torch.tensor([[5, 6, 7]])
+    with Scheduler(model, 2) as scheduler:
+        ticket = submit(scheduler, ids, {"max_new_tokens": 4, "stop_strings": ["a"]}, 0)
+        scheduler.run()
+    with pytest.raises(ValueError, match="could not locate a tokenizer"):
+        ticket.result()
