@@ -73,12 +73,12 @@ def sweep(
     traits = ModelTraits.of(model)
     support.check_model(model, traits)
     route, reason = support.route(model, traits)
-    if route == "plain":
-        raise LookaheadError(f"There are no passes to measure: {reason}. This model falls back to plain decoding.")
     if route == "tree":
-        support.self_test(model, traits)
-    elif traced:
+        reason = support.self_test(model, traits)
+    elif traced and route == "chain":
         raise refusal(str(reason))
+    if route == "plain" or (route == "tree" and reason is not None):
+        raise LookaheadError(f"There are no passes to measure: {reason}. This model falls back to plain decoding.")
     about = describe(model, batch, static, traced, packed is not None)
     times = StepTimes(about=about)
     limit = traits.position_table or 1 << 30

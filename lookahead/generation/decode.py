@@ -54,7 +54,9 @@ def decode(strategy: Strategy, call: Call) -> Output:
     traces, packed, stream = None, None, call.stream(sequences)
     ranks = _ranks(strategy, call, sequences, plan, wants)
     if plan.route == "tree":
-        support.self_test(call.model, call.traits)
+        reason = support.self_test(call.model, call.traits)
+        if reason is not None:
+            return transformers_loop.run(call, strategy.stats, reason)
         traces, packed = _made_earlier(strategy, call, wants, sequences.most_new)
     with (
         borrowed(call.model, call.traits.vocab_size, strategy.remembers) as memory,

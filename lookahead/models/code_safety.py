@@ -15,6 +15,8 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _MODE_STACKS = ("_len_torch_function_stack", "_len_torch_dispatch_stack")  # of modes that see every operation
 _KNOWN_CODE = ("transformers.", "torch.nn.")
 _PLAIN = (bool, int, float, str, type(None))
+# Methods of ``generate`` that each of its passes rests on, and that ours go without.
+_STEPS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
 BUILT_IN = frozenset(vars(nn.Module()))  # what every module has
 
 
@@ -37,6 +39,35 @@ def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
     """What is registered for a model's attention implementation, under our wrapper; None = the model has its own."""
     function = ALL_ATTENTION_FUNCTIONS.get(model.config.get_text_config()._attn_implementation)
     return getattr(function, "lookahead_original", function)
+
+
+def replaced_step(model: PreTrainedModel) -> str | None:
+    """Name of a method that passes of ``generate`` rest on and that was replaced: on the object, as PEFT does for soft
+    prompts, or in its class; None = all are the classes' own."""
+    for name in _STEPS:
+        home = next((kind for kind in type(model).__mro__ if name in vars(kind)), None)
+        if home is None:
+            continue
+        found, original = getattr(model, name), vars(home)[name]
+        is_bound = getattr(found, "__func__", None) is original and found.__self__ is model
+        if not (is_bound and _stands_in(original, home.__module__)):
+            return name
+    return None
+
+
+def _stands_in(function: Any, file: str) -> bool:
+    """Whether a function and all that it wraps are code of a file, of transformers or of torch."""
+    while function is not None:
+        home = str(getattr(function, "__globals__", {}).get("__name__", ""))
+        if home != file and not home.startswith(("transformers.", "torch.")):
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
+
+
+def steps_of(model: PreTrainedModel) -> tuple[Any, ...]:
+    """The functions that stand for :func:`replaced_step`'s methods in a model's class; None where it has none."""
+    return tuple(getattr(type(model), name, None) for name in _STEPS)
 
 
 def _is_plain(module: nn.Module) -> bool:

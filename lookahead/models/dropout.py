@@ -1,4 +1,4 @@
-"""Whether a model's passes are made by chance: modules in training mode that drop values out, or shake them."""
+"""What training mode makes of passes: chance, of modules that drop values out or shake them, and no KV cache."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -11,10 +11,15 @@ _WORDS = ("drop", "jitter")  # in names of rates: attention_dropout, attn_pdrop,
 _OF_CONFIGS = ("dropout", "attention_dropout", "hidden_dropout")  # which layers read there
 
 
-def drops_out(model: PreTrainedModel) -> str | None:
-    """What makes passes differ by chance; None = nothing."""
+def training_obstacle(model: PreTrainedModel) -> str | None:
+    """Why passes of a model in training mode cannot be drafted for; None = they can, or it is not in that mode."""
     training = [module for module in model.modules() if module.training]
-    return next((found for module in training for found in _found(module)), None)
+    if any(vars(module).get("gradient_checkpointing") for module in training):
+        return "checkpoints gradients in training mode, where layers keep no KV cache; call model.eval()"
+    chance = next((found for module in training for found in _found(module)), None)
+    if chance is not None:
+        return f"is in training mode, where no two passes are alike ({chance}); call model.eval()"
+    return None
 
 
 def _found(module: nn.Module) -> Iterator[str]:

@@ -188,7 +188,8 @@ class Scheduler:
             wants, _ = wanted(ticket.strategy, call, plan, sequences.most_new)
         if why_alone(call, ticket.strategy, wants, sequences.most_new) is not None:
             return None
-        support.self_test(self._model, call.traits)
+        if support.self_test(self._model, call.traits) is not None:
+            return None
         memory = self._rows.memory(ticket.strategy is not None and ticket.strategy.remembers)
         return Row(ticket, call, sequences, wants, self._rows.shared, memory)
 

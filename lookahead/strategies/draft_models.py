@@ -53,9 +53,9 @@ def check_draft_model(model: PreTrainedModel, draft: PreTrainedModel, tokenizers
         _refuse(broken, "train it again, or load another checkpoint")
     check_model(draft, drafts)
     way, why = route(draft, drafts)
-    if way != "tree":
+    why = self_test(draft, drafts, drafts=True) if way == "tree" else why
+    if why is not None:
         _refuse(f"the draft model follows no trees ({why})", "expected a model whose layers are all attention")
-    self_test(draft, drafts, drafts=True)
     vocabulary_for(model, draft, tokenizers)
     _check_numbers(draft, drafts)
 

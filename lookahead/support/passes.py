@@ -38,6 +38,21 @@ def _allowed(dtype: torch.dtype) -> float:
 
 
 @torch.no_grad()
+def layers_verdict(model: PreTrainedModel, traits: ModelTraits) -> str | None:
+    """What a pass does to the number of its cache's layers (Dory appends copies of some); None = nothing."""
+    cache = DynamicCache(config=traits.config)
+    before = len(cache.layers)
+    ids = torch.tensor([[7 % traits.vocab_size]], device=traits.device)
+    try:
+        model(**{"decoder_input_ids" if traits.is_encoder_decoder else "input_ids": ids, CACHE: cache}, use_cache=True)
+    except (*MODEL_ERRORS, AssertionError):
+        return None  # it needs more than a text; decoding will tell
+    if not before or len(cache.layers) == before:
+        return None
+    return f"{traits.name} changes its cache's {before} layers to {len(cache.layers)} in a pass"
+
+
+@torch.no_grad()
 def tree_verdict(model: PreTrainedModel, traits: ModelTraits, drafts: bool = False) -> Verdict:
     """What is wrong with the model's handling of a tree; much less is asked of one that only ``drafts``.
 

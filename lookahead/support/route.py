@@ -5,23 +5,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import transformers
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead.models.code_safety import replaced_step
 from lookahead.models.conformance import recorded
-from lookahead.models.dropout import drops_out
+from lookahead.models.dropout import training_obstacle
 from lookahead.models.families.decoders import own_steps
 from lookahead.models.families.registry import overrides_for
-from lookahead.models.traits import ModelTraits, tensor_parallel_group
+from lookahead.models.names import CACHE, CACHES, STATE
+from lookahead.models.traits import ModelTraits, parameters, tensor_parallel_group
 from lookahead.support.caches import check_cache_of_linear, check_cache_of_trees
 from lookahead.support.call import change_within, check_prompt, tree_obstacle
 from lookahead.support.passes import linear_obstacle
-from lookahead.support.self_test import drafts_error, is_judged, is_on_record, linear_error, tree_error
+from lookahead.support.self_test import drafts_error, is_judged, is_on_record, layers_error, linear_error, tree_error
 
 Route = Literal["tree", "chain", "plain"]
 
 _ATTENTION = ("sdpa", "eager", "flex_attention")
+_SWITCH = (
+    "decode with Lookahead(attention='sdpa'), which switches for the call, or call "
+    "model.set_attn_implementation('sdpa') first"
+)
 _RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
 
 
@@ -44,10 +51,9 @@ def plan(
     model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], cache: Any, room: int
 ) -> Plan:
     """How a call is decoded that writes up to ``room`` tokens; an error if its cache cannot follow the route."""
-    chance = drops_out(model)
-    if chance is not None:
-        reason = f"{traits.name} is in training mode, where no two passes are alike ({chance}); call model.eval()"
-        return Plan("plain", reason)
+    unlike = training_obstacle(model)
+    if unlike is not None:
+        return Plan("plain", f"{traits.name} {unlike}")
     found = _route(model, traits, later=isinstance(cache, DynamicCache))
     if found.route == "chain" and traits.is_sharded:
         return Plan("plain", f"{found.reason}; linear drafts are not told to the ranks of a sharded model")
@@ -78,6 +84,11 @@ def route(
 
 def _route(model: PreTrainedModel, traits: ModelTraits, *, tested: bool = False, later: bool = False) -> Plan:
     """:func:`route`; the test can be left for ``later``."""
+    step = replaced_step(model)
+    if step is not None:
+        return Plan("plain", f"{traits.name}.{step} was replaced, and only plain passes are sure to follow it")
+    if traits.attention == "flex_attention" and traits.device.type == "cpu":
+        return Plan("plain", f"on a CPU flex_attention compiles a kernel for every shape of a tree; {_SWITCH}")
     why = no_tree(model, traits)
     if why is None:
         return Plan("tree")
@@ -100,7 +111,7 @@ def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
     way, why = route(model, traits, tested=True)
     try:
         check_model(model, traits)
-        error_of_trees = tree_error(model, traits) if way == "tree" else None
+        error_of_trees = (layers_error(model, traits) or tree_error(model, traits)) if way == "tree" else None
     except LookaheadError as error:
         return "plain", str(error)
     return (way, why) if error_of_trees is None else ("plain", error_of_trees)
@@ -120,12 +131,19 @@ def check_model(model: PreTrainedModel, traits: ModelTraits | None = None, atten
             "expected torch.distributed to be initialised, as torchrun and from_pretrained(tp_plan='auto') leave it. "
             "Load it without tp_plan and distributed_config, or drop use_lookahead."
         )
+    kind, taken = type(model), parameters(type(model).forward) & CACHES
+    prepares = GenerationMixin.prepare_inputs_for_generation
+    if taken and not taken & {CACHE, STATE} and getattr(kind, "prepare_inputs_for_generation", prepares) is prepares:
+        raise LookaheadError(
+            f"{traits.name}.forward takes its KV cache as {', '.join(sorted(taken))}, but transformers "
+            f"{transformers.__version__} gives it as {CACHE}: even plain generate writes each token without what came "
+            f"before it. Rename the parameter to {CACHE}."
+        )
     attention = attention or traits.attention
     if attention not in _ATTENTION and no_tree(model, traits) is None:
         raise LookaheadError(
             f"Attention implementation {attention!r} takes no custom mask: expected one of {', '.join(_ATTENTION)}. "
-            "Decode with Lookahead(attention='sdpa'), which switches for the call, call "
-            "model.set_attn_implementation('sdpa') first, or drop use_lookahead."
+            f"{_SWITCH[0].upper()}{_SWITCH[1:]}, or drop use_lookahead."
         )
 
 
@@ -152,10 +170,21 @@ def no_tree(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     return None
 
 
-def self_test(model: PreTrainedModel, traits: ModelTraits | None = None, *, drafts: bool = False) -> None:
-    """Raise a LookaheadError if a model does not keep branches apart; tested once, unless the record answers for it.
-    Of one that only ``drafts`` it is not asked that it rounds alike in all passes."""
+def self_test(model: PreTrainedModel, traits: ModelTraits | None = None, *, drafts: bool = False) -> str | None:
+    """Why a model is left to plain decoding after all: a pass changes the number of its cache's layers; None = it is
+    not. Tested once, as is whether it keeps branches apart, unless the record answers for it.
+
+    Args:
+        drafts: it only drafts, and need not round alike in all passes.
+
+    Raises:
+        LookaheadError: it does not keep branches apart.
+    """
     traits = traits or ModelTraits.of(model)
-    error = None if is_on_record(model, traits) else (drafts_error if drafts else tree_error)(model, traits)
+    if is_on_record(model, traits):
+        return None
+    changed = layers_error(model, traits)
+    error = None if changed is not None else (drafts_error if drafts else tree_error)(model, traits)
     if error is not None:
         raise LookaheadError(error)
+    return changed

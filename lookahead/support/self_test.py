@@ -10,10 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lookahead._per_model import PerModel
+from lookahead.models.code_safety import steps_of
 from lookahead.models.conformance import modified, recorded_version, unrecorded
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.host_reads import Draws
-from lookahead.support.passes import Verdict, linear_verdict, tree_verdict
+from lookahead.support.passes import Verdict, layers_verdict, linear_verdict, tree_verdict
 
 _verdicts: PerModel[dict[tuple[Any, ...], str | None]] = PerModel(dict)
 _FEWER = "and fewer passes would leave other ones for the text. Drop use_lookahead for this model."
@@ -27,6 +28,16 @@ def tree_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 def drafts_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
     """What keeps a model from drafting trees. Its rounding cannot change a text, so that much is let pass."""
     return _remembered("drafts", model, traits, partial(tree_verdict, drafts=True))
+
+
+def layers_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
+    """Why a tree's cache cannot follow a model: it changes the number of its cache's layers in a pass; None = it does
+    not."""
+    key, known = _key("layers", model, traits), _verdicts.of(model)
+    if key not in known:
+        with torch.random.fork_rng([traits.device] if traits.device.type == "cuda" else []):
+            known[key] = layers_verdict(model, traits)
+    return known[key]
 
 
 def linear_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
@@ -77,8 +88,20 @@ def _remembered(
 
 
 def _key(test: str, model: PreTrainedModel, traits: ModelTraits) -> tuple[Any, ...]:
-    modules = tuple((type(module), module.training) for module in model.modules())
-    return test, traits.attention, traits.dtype, model.device.type, hash(modules)
+    return test, traits.attention, traits.dtype, model.device.type, hash((_code_of(model), steps_of(model)))
+
+
+def _code_of(model: PreTrainedModel) -> tuple[Any, ...]:
+    """What a model's passes run: modules' classes and modes, and what stands in a ``forward``'s place."""
+    parts: list[Any] = []
+    kinds: dict[type, Any] = {}
+    for module in model.modules():  # hundreds in each call
+        own, kind = vars(module), type(module)
+        kinds[kind] = kind.forward
+        parts += kind, own["training"]
+        if "forward" in own:
+            parts.append(own["forward"])
+    return (*parts, *kinds.values())
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
