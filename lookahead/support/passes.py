@@ -166,6 +166,8 @@ def linear_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
     finally:
         for module, values in zip(model.modules(), held, strict=True):
             vars(module).update(values)
+    if [scores.shape for scores in together] != [scores.shape for scores in alone]:
+        return "several tokens that continue a cached state give scores of another shape than one by one", True
     told = [_apart(*pair) for pair in zip(together, alone, strict=True)]
     differences = [difference for difference in told if difference is not None]
     if not differences:

@@ -97,8 +97,8 @@ def _code_of(model: PreTrainedModel) -> tuple[Any, ...]:
     kinds: dict[type, Any] = {}
     for module in model.modules():  # hundreds in each call
         own, kind = vars(module), type(module)
-        kinds[kind] = kind.forward
-        parts += kind, own["training"]
+        kinds[kind] = getattr(kind, "forward", None)
+        parts += kind, module.training
         if "forward" in own:
             parts.append(own["forward"])
     return (*parts, *kinds.values())
