@@ -31,7 +31,6 @@ from lookahead.models.hidden_states import HiddenStates, watched
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.snapshots import Snapshot, record_past, recurrent_layers, states_of
-from lookahead.runtime.executor import InferenceMode
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.repeats import PaidTest, Repeats
 from lookahead.runtime.scores import prompt_scores, score
@@ -95,7 +94,6 @@ class LinearModel:
         self.repeated = self.in_a_row = 0
         self._repeats, self._test = Repeats(input_ids.tolist()), PaidTest(test, input_ids.shape[1])
         self._scans = unbounded_scans(model)
-        self._inference = InferenceMode(model)
         self._started = False
         self._croppable = False
         self._records = False  # the cache can take tokens of the last pass back
@@ -160,19 +158,18 @@ class LinearModel:
                 )
         self._fed = [tree.tokens + tree.tokens[:1] * (width - len(tree)) for tree in trees]
         tokens = [again + fed for again, fed in zip(self._again, self._fed, strict=True)]
-        with self._inference.entered():
-            if self._undecided and self._croppable:  # passes that are only measured
-                self._cache.crop(-self._undecided)
-            if self._croppable:
-                self._records = record_past(self._cache, width > 1 or self._held)
-            if not (self._live or self._croppable):
-                self._snapshot.restore()
-            elif width > 1 and not self._croppable:
-                self._snapshot.take()
-            self._live = False
-            self.replayed += self.again
-            self._undecided, begin = width, perf_counter()
-            scores = self._run(tokens, width, max(tree.top_k for tree in trees))
+        if self._undecided and self._croppable:  # passes that are only measured
+            self._cache.crop(-self._undecided)
+        if self._croppable:
+            self._records = record_past(self._cache, width > 1 or self._held)
+        if not (self._live or self._croppable):
+            self._snapshot.restore()
+        elif width > 1 and not self._croppable:
+            self._snapshot.take()
+        self._live = False
+        self.replayed += self.again
+        self._undecided, begin = width, perf_counter()
+        scores = self._run(tokens, width, max(tree.top_k for tree in trees))
         if len(tokens[0]) == 1:
             self._test.single_ms = min(self._test.single_ms, 1e3 * (perf_counter() - begin))
         return scores
@@ -222,8 +219,7 @@ class LinearModel:
         (count,) = counts
         width, self._undecided = self._undecided, 0
         if self._records:
-            with self._inference.entered():
-                self._cache.crop(count - width)
+            self._cache.crop(count - width)
         self._live = self._croppable or count == width
         if self._live:
             self._committed += self.again + count
@@ -252,11 +248,9 @@ class LinearModel:
         if self._live:
             return
         self.hidden = None  # nobody drafts any more
-        with self._inference.entered():
-            self._snapshot.restore()
-            if self.again:
-                self._run(self._again, 1, 0)
+        self._snapshot.restore()
         if self.again:
+            self._run(self._again, 1, 0)
             self._committed += self.again
             self._again = [[] for _ in self._again]
         self._live = True
@@ -274,7 +268,6 @@ class LinearModel:
 
     def close(self) -> None:
         """The call is over: the cache is plain decoding's again."""
-        self._inference.leave(*self._cache.layers)
         if self._croppable:
             record_past(self._cache, False)
 

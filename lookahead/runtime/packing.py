@@ -118,7 +118,7 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
     if not _making.acquire(blocking=False):
         return None
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             return _bought(packing, groups_of(model), stamp, worth_ms)
     except (RuntimeError, AttributeError):  # this machine's torch has no such kernel
         packing.gain = 0.0

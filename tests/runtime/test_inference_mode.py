@@ -1,10 +1,8 @@
-"""Passes in inference mode: used where nobody can tell, nothing of them left on the model or in what is returned."""
-
-from typing import Any
+"""What a model keeps of its passes, and what is returned, are plain tensors: none is of inference mode."""
 
 import pytest
 import torch
-from helpers.models import counting_model, fresh_model, prompts, same_as_plain
+from helpers.models import fresh_model, prompts, same_as_plain
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
@@ -12,9 +10,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from lookahead import Lookahead
 from lookahead.models.code_safety import is_safe
 from lookahead.models.names import CACHE
-from lookahead.models.traits import ModelTraits
-from lookahead.runtime.executor import InferenceMode
-from lookahead.support.self_test import tree_error
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -52,34 +47,6 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """:class:`Keeping` counts as a class of transformers'."""
     monkeypatch.setattr(Keeping, "__module__", "transformers.models.keeping")
     monkeypatch.setattr(Keeping.forward, "__module__", "transformers.models.keeping")
-
-
-def modes(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A list that grows by whether inference mode was on, with every pass of the model."""
-    seen: list[bool] = []
-    norm = type(model.model.norm)
-    forward = norm.forward
-
-    def noting(self: nn.Module, states: Tensor) -> Tensor:
-        if self is model.model.norm:
-            seen.append(torch.is_inference_mode_enabled())
-        result: Tensor = forward(self, states)
-        return result
-
-    noting.__module__ = forward.__module__  # as if it were the class's own
-    monkeypatch.setattr(norm, "forward", noting)
-    return seen
-
-
-def test_all_but_the_prompts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prompt's pass is transformers' own; all others run in inference mode."""
-    model = counting_model()
-    assert tree_error(model, ModelTraits.of(model)) is None  # whose passes are others
-    seen = modes(model, monkeypatch)
-    model.generate(**prompts(1), max_new_tokens=20, use_lookahead=True)
-    assert seen[0] is False
-    assert len(seen) > 1
-    assert all(seen[1:])
 
 
 @pytest.mark.usefixtures("known")
@@ -153,38 +120,6 @@ def test_hooks_get_plain_tensors() -> None:
         handle.remove()
     assert len(seen) > 1
     assert not any(tensor.is_inference() for tensor in seen)
-
-
-def test_a_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer that fails on tensors of inference mode is run without it, from its first pass on."""
-    model = counting_model()
-    norm = type(model.model.norm)
-    forward = norm.forward
-
-    def counting(self: nn.Module, states: Tensor) -> Tensor:
-        assert states._version >= 0  # "Inference tensors do not track version counter."
-        result: Tensor = forward(self, states)
-        return result
-
-    counting.__module__ = forward.__module__
-    monkeypatch.setattr(norm, "forward", counting)
-    output = same_as_plain(model, prompts(2), Lookahead(nodes=16), max_new_tokens=20)
-    assert output.stats.mean_acceptance_length > 1.5
-
-
-def test_another_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only errors about the mode lead to a second try."""
-    model = counting_model()
-    calls = []
-
-    def run() -> None:
-        calls.append(torch.is_inference_mode_enabled())
-        raise RuntimeError("out of luck")
-
-    mode = InferenceMode(model)
-    with torch.no_grad(), pytest.raises(RuntimeError, match="out of luck"):
-        mode.run(run)
-    assert calls == [True]
 
 
 def test_what_was_on_the_model_before() -> None:

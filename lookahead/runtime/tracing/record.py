@@ -46,7 +46,7 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
         view = stack.enter_context(bare_model(model, prompt, 64, wants=Wants(taps=tuple(taps)), packed=packed))
         forward = view.forward_pass
         weights = weights_of(forward.module)
-        for context in (torch.inference_mode(), tree_forward(), attention_as(packed=kind.packed)):
+        for context in (torch.no_grad(), tree_forward(), attention_as(packed=kind.packed)):
             stack.enter_context(context)
         inputs, masks = forward.inputs(trees[0])
         if masks is not None and not kind.masked:

@@ -97,8 +97,7 @@ class TracedExecutor(EagerExecutor):
     (:attr:`TreeForward.is_plain`); what is made during the call is used from the next pass on."""
 
     def __init__(self, traces: Traces, forward: TreeForward, reason: str | None = None) -> None:
-        # Traces are there for models that were found safe as this call began.
-        super().__init__(forward, reason, is_safe=True if traces.made else None)
+        super().__init__(forward, reason)
         self.traces = traces
 
     @property
