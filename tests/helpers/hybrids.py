@@ -137,7 +137,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 _ALL = CHAIN | PLAIN
-_OUT = re.compile(r"(o_proj|out_proj|down_proj|w2|dense|fc2)(\.weight)?$")
+_OUT = re.compile(r"(o_proj|out_proj|down_proj|w2|dense|fc2)(\.linear)?(\.weight)?$")
 
 
 def known(families: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:
@@ -160,10 +160,11 @@ def hybrid(name: str) -> Any:
 def counting_hybrid(name: str, period: int = 7) -> Any:
     """Writes 1 2 ... period 1 2 ..., whatever came before the last token: drafts are soon right. States still count."""
     model = fresh_hybrid(name)
+    share = 0.0 if name == "inkling2" else 0.01  # whose layers choose among those before, however little each adds
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if _OUT.search(name):  # what a layer adds must not drown the token
-                weight.mul_(0.01)
+        for part, weight in model.named_parameters():
+            if _OUT.search(part):  # what a layer adds must not drown the token
+                weight.mul_(share)
         model.get_input_embeddings().weight.copy_(60.0 * torch.eye(VOCAB))
         head = model.get_output_embeddings().weight
         head.mul_(0.02)
