@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -19,6 +20,7 @@ HEADS_FILE = "medusa_lm_head.safetensors"
 MODEL_FILE = "model.safetensors"
 
 WHOLE_MODELS = ("model.safetensors.index.json", MODEL_FILE, "pytorch_model.bin.index.json", "pytorch_model.bin")
+_MOST_TIES = 4  # times that a file's numbers may be in tensors: models tie a layer or two
 _FILES = (HEADS_FILE, "medusa_lm_head.pt", *WHOLE_MODELS)
 
 
@@ -133,16 +135,24 @@ def _open(path: Path) -> tuple[Iterable[str], Callable[[str], Tensor]]:
             raise LookaheadError(
                 f"{path} holds a {type(tensor).__name__} under {name!r}: expected tensors by name, and nothing else."
             )
+    stored, stated = path.stat().st_size, sum(tensor.nbytes for tensor in content.values() if _takes_room(tensor))
+    if stated > _MOST_TIES * stored:  # numbers that stand for many, or tensors for others
+        told = f"{path} holds {stored} bytes, and its tensors say {stated}: expected all of them to be stored."
+        raise LookaheadError(f"{told} Save contiguous copies.")
     return content.keys(), lambda name: content[name].detach().clone()  # the file may be mapped, and go away
+
+
+def _takes_room(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta
 
 
 def _unpickle(path: Path) -> Any:
     """The content of a torch.save file of tensors and plain containers; no code in it is run."""
     try:
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # files from before torch 1.6 cannot be mapped
-            return torch.load(path, map_location="cpu", weights_only=True)
+        zipped = is_zipfile(path)  # files from before torch 1.6 are none, and cannot be mapped
+        if zipped and any(record.compress_type for record in ZipFile(path).infolist()):
+            raise ValueError("its records are compressed, and may be of any size")
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # a file made to break the reader may raise anything
         reason = str(error).strip().split("\n")[0]
         raise LookaheadError(
