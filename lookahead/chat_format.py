@@ -14,6 +14,9 @@ PLAIN_TEMPLATE = (
 )
 
 
+_SAID = "Well said."
+
+
 def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], template: str | None = None) -> list[int]:
     """The token ids of a conversation, up to where the assistant's next message begins.
 
@@ -24,11 +27,39 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], template: str 
     Raises:
         LookaheadError: the template refuses the messages, which some do for roles that do not alternate.
     """
+    text, special = written(tokenizer, messages, template)
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+def written(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], template: str | None = None, opens: bool = True
+) -> tuple[str, bool]:
+    """A conversation as text, and whether the tokenizer is to add special tokens: templates write them themselves, the
+    plain one leaves them to it. ``opens``: the assistant's next message begins."""
     chosen = template or getattr(tokenizer, "chat_template", None) or PLAIN_TEMPLATE
-    settings = {"chat_template": chosen, "add_generation_prompt": True, "tokenize": False}
+    settings = {"chat_template": chosen, "add_generation_prompt": opens, "tokenize": False}
     try:
         text = tokenizer.apply_chat_template([dict(message) for message in messages], **settings)
     except TemplateError as error:
         raise LookaheadError(f"The chat template refuses these messages: {error}.") from error
-    # Templates write special tokens themselves; the plain one leaves them to the tokenizer.
-    return list(tokenizer(text, add_special_tokens=chosen == PLAIN_TEMPLATE)["input_ids"])
+    return str(text), chosen == PLAIN_TEMPLATE
+
+
+def turns(model: Any, tokenizer: Any, template: str | None = None) -> tuple[list[int], dict[int, str]]:
+    """The tokens that end an assistant's answer: those of the model's generation config, and what the template ends a
+    turn with, which some configs lack. And those that must not come from a message, with their texts: special ones, and
+    what the template writes around a user's."""
+    added = {token: entry.special for token, entry in tokenizer.added_tokens_decoder.items()}
+    added |= dict.fromkeys(tokenizer.all_special_ids, True)
+    said = [{"role": role, "content": _SAID} for role in ("user", "assistant")]
+    try:
+        around = written(tokenizer, said[:1], template, opens=False)[0]
+        behind = written(tokenizer, said, template, opens=False)[0].rpartition(_SAID)[2].lstrip()
+    except LookaheadError:
+        around = behind = ""
+    first, last = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (around, behind))
+    ends = model.generation_config.eos_token_id
+    ends = list(ends) if isinstance(ends, list) else [] if ends is None else [ends]
+    ends += [token for token in last[:1] if token in added and token not in ends]
+    marks = [token for token, special in added.items() if special or token in {*first, *last[:1]}]
+    return ends, {token: str(tokenizer.convert_ids_to_tokens(token)) for token in marks}

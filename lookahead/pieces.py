@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import compress, takewhile
 from typing import Any
 
 # GPT-2's letters for bytes: printable ones stand for themselves, and the others, in order, for what follows 255.
@@ -20,6 +20,8 @@ class Pieces:
 
         token    E2    82    AC    "a"   "c"
         piece    ""    ""    "€"   ""    "ac"
+
+    Special tokens are not shown, but stop strings may hold them.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
@@ -27,7 +29,9 @@ class Pieces:
         self._stops = list(stops)
         self._tokens: list[int] = []
         self._read = 0  # tokens whose text is known: the text so far ends with a whole character
+        self._special = self._trail = 0  # tokens up to the last special one, characters of those without others between
         self._held = ""  # may be the beginning of a stop string
+        self._marks: list[bool] = []  # of its characters: whether they are shown
         self.stopped = False
 
     def add(self, token: int) -> str:
@@ -35,6 +39,10 @@ class Pieces:
         if self.stopped:
             return ""
         self._tokens.append(token)
+        if self._stops and (special := special_text(self._tokenizer, token)):
+            parts = text_of(self._tokenizer, self._tokens[max(self._read, self._special) : -1])
+            self._special, self._trail = len(self._tokens), len(special) + (0 if parts else self._trail)
+            return self._shown(parts + special, self._trail)
         piece = self._decoded()
         if not piece or piece.endswith(_UNFINISHED):
             return ""
@@ -46,7 +54,7 @@ class Pieces:
         if self.stopped:
             return ""
         shown = self._shown(self._decoded())
-        held, self._held = self._held, ""
+        held, self._held = "".join(compress(self._held, self._marks)), ""
         return shown if self.stopped else shown + held
 
     def _decoded(self) -> str:
@@ -54,21 +62,27 @@ class Pieces:
         before = text_of(self._tokenizer, self._tokens[start : self._read])
         return text_of(self._tokenizer, self._tokens[start:])[len(before) :]
 
-    def _shown(self, piece: str) -> str:
-        text = self._held + piece
-        place = first_stop(text, self._stops)
-        if place is not None:
-            self.stopped, self._held = True, ""
-            return text[:place]
-        kept = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+    def _shown(self, piece: str, trail: int = 0) -> str:
+        """What can be shown now that a piece was written; ``trail`` characters of special tokens at its end hide it."""
+        text, marks = self._held + piece, self._marks + [not trail] * len(piece)
+        end = first_stop(text, self._stops)
+        self.stopped = end is not None
+        if end is None:
+            end = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held, self._marks = text[end:], marks[end:]
+        parts = self._decoded() if self.stopped and len(self._held) <= trail else ""  # of a character without its end
+        return "".join(compress(text[:end], marks)) + parts
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Tokens as text, without special tokens."""
     settings = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     return str(tokenizer.decode(list(tokens), **settings)) if tokens else ""
+
+
+def special_text(tokenizer: Any, token: int) -> str:
+    """What a token stands for that texts do not show; empty for any other."""
+    return "" if text_of(tokenizer, [token]) else str(tokenizer.decode([token], skip_special_tokens=False))
 
 
 def tokens_of(tokenizer: Any, tokens: Sequence[int], text: str) -> int:

@@ -17,7 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from typer import Option
 
 from jacobi import LookaheadError
-from lookahead.chat_format import render
+from lookahead.chat_format import render, turns
 from lookahead.cli.options import ModelOptions
 from lookahead.generation.conversations import Conversations
 from lookahead.generation.watch import Pass, watching
@@ -48,7 +48,7 @@ class Options(ModelOptions):
     max_new_tokens: Annotated[int, Option(min=1, help="Of an answer.")] = 1024
     temperature: Annotated[float | None, Option(min=0.01, help="Draw tokens; default: the likeliest.")] = None
     top_p: Annotated[float | None, Option(min=0.01, max=1.0, help="Needs --temperature.")] = None
-    seed: Annotated[int | None, Option(help="Makes drawn answers repeatable.")] = None
+    seed: Annotated[int | None, Option(help="Makes drawn answers repeatable in float32.")] = None
 
 
 def chat(options: Options) -> None:
@@ -64,6 +64,7 @@ def chat(options: Options) -> None:
     sampling: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": options.temperature is not None}
     sampling |= {"temperature": options.temperature} if options.temperature is not None else {}
     sampling |= {"top_p": options.top_p} if options.top_p is not None else {}
+    sampling |= {"eos_token_id": ends} if (ends := turns(model, tokenizer, template)[0]) else {}
     if options.seed is not None:
         torch.manual_seed(options.seed)
     augment_all()

@@ -27,7 +27,9 @@ class Options(ModelOptions, SizeOptions):
     temperature: Annotated[float | None, Option(help="Above 0; needs --sample.")] = None
     top_p: Annotated[float | None, Option(help="Above 0, at most 1; needs --sample.")] = None
     top_k: Annotated[int | None, Option(help="At least 1; needs --sample.")] = None
-    seed: Annotated[int | None, Option(help="Makes a sampled text, and the number of passes, repeatable.")] = None
+    seed: Annotated[
+        int | None, Option(help="Makes a sampled text repeatable in float32, and the number of passes.")
+    ] = None
     stats: Annotated[bool, Option("--stats", help="Counts and times, on stderr.")] = False
     as_json: JsonOption = False
 
