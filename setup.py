@@ -49,7 +49,7 @@ setup(
         "jacobi": ["py.typed"],
         "lookahead": ["py.typed", "assets/routes.json", *(f"assets/{name}/*" for name in bundled)],
         "lookahead.sources.medusa": ["presets.json"],
-        "lookahead.serve": ["*.html"],
+        "lookahead.serve": ["*.html", "*.json"],
         "lookahead.pictures": ["*.html", "*.css", "*.js"],
     },
     install_requires=[

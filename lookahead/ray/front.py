@@ -25,7 +25,7 @@ from time import monotonic
 from typing import Any
 
 from lookahead.ray.cluster import ray_of
-from lookahead.serve.errors import ApiError, internal_error
+from lookahead.serve.errors import ApiError, body_late, client_left, internal_error, shutting_down
 from lookahead.serve.gate import Receive, Scope, Send, refuse
 from lookahead.serve.metrics import merged
 
@@ -67,10 +67,13 @@ class Front:
         replicas: the handle of a deployment of :class:`lookahead.ray.replicas.Replica`.
         timeout: seconds that a request may wait for its first bytes.
         errors: of the handle; None = Ray's.
+        client_timeout: seconds that a client may take to send its body.
     """
 
-    def __init__(self, replicas: Any, timeout: float = 600.0, errors: Errors | None = None) -> None:
-        self._replicas, self._timeout = replicas, timeout
+    def __init__(
+        self, replicas: Any, timeout: float = 600.0, errors: Errors | None = None, client_timeout: float = 60.0
+    ) -> None:
+        self._replicas, self._timeout, self._client_timeout = replicas, timeout, min(timeout, client_timeout)
         self._errors = errors or Errors.of_ray()
         self._under_way: dict[asyncio.Task[None], asyncio.AbstractEventLoop] = {}
         self._closing = self._cut = False
@@ -99,8 +102,8 @@ class Front:
         client = _Client(receive, send)
         try:
             if self._closing:
-                raise _stopping()
-            asked = Asked(_plain(scope), await client.body(self._timeout))
+                raise shutting_down()
+            asked = Asked(_plain(scope), await client.body(self._client_timeout))
             if scope["path"] == "/metrics":
                 await client.text(merged(await self._replicas.broadcast("metrics").results_async()))
                 return
@@ -115,7 +118,7 @@ class Front:
         except asyncio.CancelledError:
             if not self._cut:
                 raise
-            await client.end(_stopping())
+            await client.end(shutting_down())
         except Exception as error:
             log.error("A request failed.", exc_info=error)
             await client.end(internal_error())
@@ -206,12 +209,11 @@ class _Client:
                 while more:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
-                        raise ApiError("The client left before its body was complete.", 499, code="cancelled")
+                        raise client_left()
                     parts.append(message.get("body", b""))
                     more = message.get("more_body", False)
         except TimeoutError as error:
-            told = f"The body was not complete after {timeout:g} seconds."
-            raise ApiError(told, 408, code="timeout", headers={"Connection": "close"}) from error
+            raise body_late(timeout) from error
         return b"".join(parts)
 
     async def gone(self) -> None:
@@ -267,8 +269,3 @@ def session_of(asked: Asked) -> str:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass  # the replica says what is wrong
     return ""
-
-
-def _stopping() -> ApiError:
-    told, headers = "The server is shutting down.", {"Retry-After": "5"}
-    return ApiError(told, 503, kind="server_error", code="shutting_down", headers=headers)

@@ -6,8 +6,9 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -25,9 +26,8 @@ except ImportError as error:
 
 from lookahead._version import __version__
 from lookahead.patch import augment_all
-from lookahead.serve.bodies import ChatRequest, CompletionRequest, check_model, read
 from lookahead.serve.engine import Answer, Cancelled, Engine, Job, Piece
-from lookahead.serve.errors import ApiError, internal_error
+from lookahead.serve.errors import ApiError, body_late, client_left, internal_error
 from lookahead.serve.gate import Gate
 from lookahead.serve.metrics import Metrics
 from lookahead.serve.plans import Limits, Plan, Planner
@@ -37,6 +37,7 @@ from lookahead.strategies.lookahead import Lookahead
 log = logging.getLogger("lookahead.serve")
 _PAGE = Path(__file__).with_name("chat.html")
 _T = TypeVar("_T")
+_READERS = 4  # bodies that are read at a time: each thread that is busy makes the loop wait for its turn
 _LOOKS = 0.1  # seconds between two looks at whether a client is still there
 
 
@@ -46,25 +47,16 @@ class Service:
     def __init__(self, engine: Engine, planner: Planner, name: str, limits: Limits) -> None:
         self.engine, self.planner, self.name, self.limits = engine, planner, name, limits
         self.metrics = Metrics(name, lambda: engine.running, lambda: engine.waiting)
+        self._reading = asyncio.Semaphore(_READERS)
 
     async def complete(self, request: Request, chat: bool) -> Response:
         """Answer a request of either kind."""
         raw = await self._body(request)
-        body: Any
-        try:
-            if chat:
-                body = read(raw, ChatRequest)
-                check_model(body, self.name)
-                plan = await run_in_threadpool(self.planner.chat, body)
-            else:
-                body = read(raw, CompletionRequest)
-                check_model(body, self.name)
-                plan = await run_in_threadpool(self.planner.completion, body)
-        except LookaheadError as error:
-            raise ApiError(str(error)) from error
+        async with self._reading:
+            plan = await run_in_threadpool(self.planner.plan, raw, chat, self.name)
         shape = Shape(self.name, self.engine.tokenizer, plan, chat)
         running = _Running(self, plan)
-        if not body.stream:
+        if not plan.stream:
             return await self._whole(request, running, shape)
         try:
             first = await _while_there(request, running.next())  # a call that is refused is told by its status
@@ -74,18 +66,17 @@ class Service:
         except BaseException:
             running.drop()
             raise
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = _chunks(running, shape, first, usage)
+        chunks = _chunks(running, shape, first)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _body(self, request: Request) -> bytes:
+        most = min(self.limits.timeout, self.limits.client_timeout)
         try:
-            return await asyncio.wait_for(request.body(), self.limits.timeout)
+            return await asyncio.wait_for(request.body(), most)
         except TimeoutError as error:
-            told = f"The body was not complete after {self.limits.timeout:g} seconds."
-            raise ApiError(told, 408, code="timeout", headers={"Connection": "close"}) from error
+            raise body_late(most) from error
         except ClientDisconnect as error:
-            raise ApiError("The client left before its body was complete.", 499, code="cancelled") from error
+            raise client_left() from error
 
     async def _whole(self, request: Request, running: "_Running", shape: Shape) -> Response:
         try:
@@ -94,7 +85,7 @@ class Service:
             return Response(status_code=499)
         finally:
             running.drop()
-        return JSONResponse(shape.whole(answers))
+        return Response(await run_in_threadpool(_json, shape.whole, answers), media_type="application/json")
 
 
 class _Gone(Exception):
@@ -172,7 +163,7 @@ class _Running:
         self._service.engine.drop(self.job)
 
 
-async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None, usage: bool) -> AsyncIterator[str]:
+async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None) -> AsyncIterator[str]:
     """The events of a stream. Log probabilities are known at the end, so with them an answer comes as one chunk."""
     answers, opened, texts = list[Answer](), set[int](), dict[int, str]()
     gathers = running.plan.logprobs is not None
@@ -180,26 +171,33 @@ async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None,
         while event is not None:
             if event.index not in opened:
                 opened.add(event.index)
-                yield _event(shape.begin(event.index))
+                yield _event(shape.begin, event.index)
             if isinstance(event, Answer):
                 answers.append(event)
-                yield _event(shape.end(event, texts.get(event.index, "") if gathers else None))
+                text = texts.get(event.index, "") if gathers else None
+                yield await run_in_threadpool(_event, shape.end, event, text)
             elif gathers:
                 texts[event.index] = texts.get(event.index, "") + event.text
             else:
-                yield _event(shape.piece(event))
+                yield _event(shape.piece, event)
             event = await running.next()
-        if usage:
-            yield _event(shape.last(answers))
+        if running.plan.usage:
+            yield _event(shape.last, answers)
         yield "data: [DONE]\n\n"
     except ApiError as error:
-        yield _event(error.body())
+        yield _event(error.body)
     finally:
         running.drop()
 
 
-def _event(document: dict[str, Any]) -> str:
-    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
+def _event(make: Callable[..., dict[str, Any]], *given: Any) -> str:
+    """An event in ASCII: clients may take other characters for the end of a line."""
+    return f"data: {_json(make, *given)}\n\n"
+
+
+def _json(make: Callable[..., dict[str, Any]], *given: Any) -> str:
+    """A document in ASCII, made in steps, between which other threads run."""
+    return "".join(json.JSONEncoder().iterencode(make(*given)))
 
 
 def _refusal(error: BaseException) -> ApiError:
@@ -221,9 +219,11 @@ def application(
     strategy: Lookahead | None = None,
     limits: Limits | None = None,
     api_key: str | None = None,
+    hosts: Sequence[str] = (),
     template: str | None = None,
     conversations: int = 4,
     rows: int = 8,
+    memory: bool = True,
 ) -> FastAPI:
     """An ASGI application that answers OpenAI's chat and text completions with one model.
 
@@ -231,10 +231,13 @@ def application(
         name: what the model is called in requests.
         strategy: how requests are decoded that do not say ``"use_lookahead": false``; None is the automatic mode.
         limits: of contexts, bodies, queue and time; None = the model's context, and defaults.
-        api_key: what ``/v1`` asks for; None = nothing.
+        api_key: what all but the page and ``/health`` ask for; None = nothing.
+        hosts: names by which the application may be called without a key, beside localhost, IP addresses and names
+            without a dot; ``*`` = all.
         template: a Jinja chat template in place of the tokenizer's.
         conversations: KV caches kept for conversations that go on; 0 = none.
         rows: answers that are written at a time, which share passes.
+        memory: False = nothing of a request is remembered for others: no KV caches, no recycled tokens.
 
     Raises:
         LookaheadError: FastAPI is not installed, or the model cannot be decoded by ``generate``.
@@ -242,7 +245,9 @@ def application(
     augment_all()
     if limits is None:
         limits = Limits(context=getattr(model.config.get_text_config(), "max_position_embeddings", None))
-    engine = Engine(model, tokenizer, strategy, limits.queue, conversations, rows)
+    strategy = strategy or Lookahead()
+    strategy = replace(strategy, remember=strategy.remember and memory)
+    engine = Engine(model, tokenizer, strategy, limits.queue, conversations * memory, rows)
     service = Service(engine, Planner(model, tokenizer, limits, template), name, limits)
 
     @asynccontextmanager
@@ -253,7 +258,7 @@ def application(
 
     app = FastAPI(title="lookahead", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.service = service
-    app.add_middleware(Gate, api_key=api_key, most_bytes=limits.body)
+    app.add_middleware(Gate, api_key=api_key, most_bytes=limits.body, hosts=hosts)
     _add_errors(app)
     _add_routes(app, service)
     return app
@@ -266,7 +271,7 @@ def _add_errors(app: FastAPI) -> None:
         refusal = error if isinstance(error, ApiError) else _refusal(error)
         return JSONResponse(refusal.body(), refusal.status, refusal.headers)
 
-    for kind in (ApiError, HTTPException, Exception):
+    for kind in (ApiError, HTTPException, LookaheadError, Exception):
         app.add_exception_handler(kind, refuse)
 
 

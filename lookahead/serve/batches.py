@@ -11,7 +11,6 @@ from typing import Any
 
 from jacobi import LookaheadError
 from lookahead.patch import augment_all
-from lookahead.serve.bodies import ChatRequest, CompletionRequest, check_model, read
 from lookahead.serve.engine import Answer, Engine, Job, Piece
 from lookahead.serve.errors import ApiError
 from lookahead.serve.plans import Limits, Plan, Planner
@@ -75,7 +74,7 @@ class Answerer:
             while waiting and len(asked) < self._most:
                 line = waiting.popleft()
                 try:
-                    plan = self._plan(line)
+                    plan = self._planner.plan(json.dumps(line.body).encode(), line.chat, name=self._name)
                     self._engine.submit(Job(plan, partial(_tell, told, line.number)))
                     asked[line.number] = line, plan, []
                 except (ApiError, LookaheadError) as error:
@@ -93,16 +92,6 @@ class Answerer:
                 yield Outcome(number, error=str(event))
             elif not isinstance(event, Piece):
                 raise event
-
-    def _plan(self, line: Line) -> Plan:
-        raw = json.dumps(line.body).encode()
-        if line.chat:
-            chat = read(raw, ChatRequest)
-            check_model(chat, self._name)
-            return self._planner.chat(chat)
-        completion = read(raw, CompletionRequest)
-        check_model(completion, self._name)
-        return self._planner.completion(completion)
 
     def cut(self) -> None:
         """End what is under way."""

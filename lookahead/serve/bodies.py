@@ -1,19 +1,43 @@
-"""What may stand in a request's body. Fields that are not listed are ignored, as OpenAI's clients send many; fields
-that would change the answer and are not supported are refused."""
+"""What may stand in a request's body. Null is as if left out. Fields that are not listed are ignored, as OpenAI's
+clients send many; fields that would change the answer and are not supported are refused by name."""
 
 import json
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lookahead.serve.errors import ApiError
 
 _MOST_CHOICES = 16
-_Finite = Field(allow_inf_nan=False)
+_MOST_BIASES = 1024  # entries of logit_bias: all of them are looked at for each token
+_SMALL = 1 << 16  # bytes of a body that the parser in C reads in a few milliseconds, in which no other thread runs
+MOST_VALUES = 1 << 18  # in a body
+_CONTAINER = 16  # values that a list or an object counts for, by the memory that it takes
+_FIRST = Field(fail_fast=True)  # of a list: what is wrong with its first wrong item is all that is told
+# What fields may say that are not supported: nothing that changes the answer.
+_UNSUPPORTED = json.loads(Path(__file__).with_name("unsupported.json").read_text(encoding="utf-8"))
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
+    unsupported: ClassVar[dict[str, list[Any]]] = {}
+    where: ClassVar[str | None] = None  # the field of the body that such parts stand in
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, document: Any) -> Any:
+        """The fields that say something."""
+        if not isinstance(document, dict):
+            return document
+        given = {name: value for name, value in document.items() if value is not None}
+        for name in cls.unsupported.keys() & given.keys():
+            if given[name] not in cls.unsupported[name]:
+                told = f"{name} is not supported. Leave it out."
+                raise ApiError(told, param=cls.where or name, code="unsupported_parameter")
+        return given
 
 
 class TextPart(_Body):
@@ -21,19 +45,28 @@ class TextPart(_Body):
     text: str
 
 
+_Ids = Annotated[list[int], _FIRST]
+_Content = str | Annotated[list[TextPart], _FIRST]
+
+
 class Message(_Body):
+    where = "messages"
+    unsupported = _UNSUPPORTED["message"]
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: _Content | None = None
+    name: str | None = None
 
     def as_text(self) -> dict[str, str]:
         """The message as chat templates take it."""
+        if self.content is None and self.role != "assistant":
+            raise ApiError("messages: content may be left out, or null, of the assistant's alone.", param="messages")
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text_of(self.content)}
+        return {"role": role, "content": text_of(self.content or "")} | ({"name": self.name} if self.name else {})
 
 
 class Prediction(_Body):
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: _Content
 
 
 class StreamOptions(_Body):
@@ -53,8 +86,8 @@ class Request(_Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(ge=1, le=1 << 30)] | None = None
+    top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 30)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] | None = None
@@ -62,8 +95,9 @@ class Request(_Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     prediction: Prediction | None = None
     use_lookahead: bool | None = None
     lookahead: Details | None = None
@@ -75,41 +109,60 @@ class Request(_Body):
 
 
 class ChatRequest(Request):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    unsupported = _UNSUPPORTED["request"] | _UNSUPPORTED["chat"]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class CompletionRequest(Request):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    unsupported = _UNSUPPORTED["request"] | _UNSUPPORTED["completion"]
+    prompt: str | Annotated[list[str], _FIRST] | _Ids | Annotated[list[_Ids], _FIRST]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: int | None = None
 
 
 _Model = TypeVar("_Model", bound=Request)
-_EMPTY: dict[str, tuple[Any, ...]] = {  # what these fields may say: nothing that would change the answer
-    "tools": (None, []),
-    "functions": (None, []),
-    "response_format": (None, {"type": "text"}),
-    "suffix": (None, ""),
-    "audio": (None,),
-    "modalities": (None, ["text"]),
-    "best_of": (None, 1),
-}
 
 
-def read(raw: bytes, kind: type[_Model]) -> _Model:
-    """Parse a body; an :class:`ApiError` says what is wrong with it."""
+class _Counting(json.JSONDecoder):
+    """A parser that stops at a number of values. It is Python's own, so that other threads run beside it."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(parse_int=_whole, parse_constant=_refuse_constant)
+        self._most = self._left = most
+        self.parse_array = lambda at, scan, *rest: JSONArray(at, self._counted(scan), *rest)
+        self.parse_object = lambda at, strict, scan, *rest: JSONObject(at, strict, self._counted(scan), *rest)
+        self.scan_once = py_make_scanner(self)
+
+    def _counted(self, scan: Any) -> Any:
+        self._left -= _CONTAINER
+
+        def one(text: str, at: int) -> Any:
+            self._left -= 1
+            if self._left < 0:
+                raise ValueError(f"more than {self._most} values, where a list or an object counts as {_CONTAINER}")
+            return scan(text, at)
+
+        return one
+
+
+def read(raw: bytes, kind: type[_Model], most_values: int = MOST_VALUES) -> _Model:
+    """Parse a body; an :class:`ApiError` says what is wrong with it, the first thing alone."""
     try:
-        document = json.loads(raw, parse_constant=_refuse_constant)
+        text = raw.decode("utf-8-sig")
+        if len(raw) <= _SMALL:
+            document = json.loads(text, parse_int=_whole, parse_constant=_refuse_constant)
+        else:
+            document = _Counting(most_values).decode(text)
     except (ValueError, RecursionError) as error:
-        raise ApiError(f"The body is not JSON: {error}.") from error
+        raise ApiError(f"The body is not JSON that can be read: {str(error)[:200]}.") from error
     if not isinstance(document, dict):
         raise ApiError(f"The body must be a JSON object: got {type(document).__name__}.")
-    for name, allowed in _EMPTY.items():
-        if document.get(name) not in allowed:
-            raise ApiError(f"{name} is not supported. Leave it out.", param=name, code="unsupported_parameter")
+    if isinstance(biases := document.get("logit_bias"), dict) and len(biases) > _MOST_BIASES:
+        raise ApiError(f"logit_bias: expected at most {_MOST_BIASES} tokens, got {len(biases)}.", param="logit_bias")
     try:
         return kind.model_validate(document)
     except (ValidationError, RecursionError) as error:
@@ -123,6 +176,12 @@ def check_model(request: Request, name: str) -> None:
         raise ApiError(told, 404, code="model_not_found", param="model")
 
 
+def _whole(digits: str) -> int:
+    if len(digits) > 40:  # no field takes more, and thousands of digits take long
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
@@ -130,8 +189,8 @@ def _refuse_constant(name: str) -> NoReturn:
 def _told(error: ValidationError | RecursionError) -> ApiError:
     if isinstance(error, RecursionError):
         return ApiError("The body is nested too deeply.")
-    first = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(map(str, first["loc"]))
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))[:200]
     return ApiError(f"{where}: {first['msg']}.", param=str(first["loc"][0]) if first["loc"] else None)
 
 

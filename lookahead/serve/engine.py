@@ -11,25 +11,23 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import LogitsProcessor
 
 from lookahead.generation.conversations import Conversations
 from lookahead.models.names import CACHE
-from lookahead.pieces import first_stop, text_of, tokens_of
+from lookahead.pieces import text_of, tokens_of
 from lookahead.scheduling import Scheduler, Ticket
-from lookahead.serve.errors import ApiError
+from lookahead.serve.errors import ApiError, shutting_down
 from lookahead.serve.jobs import Answer as Answer
 from lookahead.serve.jobs import Cancelled as Cancelled
 from lookahead.serve.jobs import Job as Job
 from lookahead.serve.jobs import Piece as Piece
-from lookahead.serve.plans import Penalties, Plan, StopStrings
-from lookahead.serve.streams import Stream, ends_of, logprobs_of
+from lookahead.serve.plans import LogProbs, Penalties, Plan, StopStrings
+from lookahead.serve.streams import Stream
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
 
-
-def _shutting_down() -> ApiError:
-    told, headers = "The server is shutting down.", {"Retry-After": "5"}
-    return ApiError(told, 503, kind="server_error", code="shutting_down", headers=headers)
+_PER_SPARE = 4  # rows for which there is one more, for a job that has none beside one that has several
 
 
 class Engine:
@@ -55,7 +53,7 @@ class Engine:
         self._strategy = strategy or Lookahead()
         self._most_waiting = most_waiting
         self._waiting: deque[Job] = deque()
-        self._scheduler = Scheduler(model, rows, self._strategy)
+        self._scheduler = Scheduler(model, rows - (-rows // _PER_SPARE), self._strategy)
         self._rows = rows
         self._jobs: list[Job] = []  # that have begun
         self._changed = threading.Condition()
@@ -89,7 +87,7 @@ class Engine:
         """Queue a job, or say by an :class:`ApiError` that there is no place."""
         with self._changed:
             if not self.alive:
-                raise _shutting_down()
+                raise shutting_down()
             if len(self._waiting) + min(0, self.running - self._rows) >= self._most_waiting:
                 raise ApiError(
                     f"{len(self._waiting)} requests wait already. Try again later.",
@@ -135,7 +133,7 @@ class Engine:
         with self._changed:
             self._closing = True
             for job in [*self._waiting, *self._jobs]:
-                job.cancel(_shutting_down())
+                job.cancel(shutting_down())
 
     def close(self) -> None:
         """Finish what was submitted, and stop."""
@@ -148,7 +146,7 @@ class Engine:
                 self._changed.wait_for(lambda: self._has_work or self._closing)
                 if not self._has_work:
                     return
-            while self._scheduler.has_room and (job := self._next()) is not None:
+            while (job := self._next()) is not None:
                 self._submit(job)
             self._scheduler.step()
             for job in list(self._jobs):
@@ -160,10 +158,13 @@ class Engine:
         return bool(self._waiting or self._jobs or self._scheduler.running or self._scheduler.waiting)
 
     def _next(self) -> Job | None:
-        """The job whose next answer is to be begun; None = all were."""
+        """The job whose next answer is to be begun, one that has none or else fewest; None = none is, or can be now."""
         with self._changed:
-            job = next((job for job in self._jobs if job.begun < job.plan.count), None)
-            if job is None and self._waiting:
+            free = self._scheduler.running + self._scheduler.waiting < self._rows
+            begun = [job for job in self._jobs if free and job.begun < job.plan.count]
+            job = min(begun, key=lambda job: len(job.tasks), default=None)
+            several = self._scheduler.has_room and any(len(job.tasks) > 1 for job in self._jobs)
+            if self._waiting and (free or several):
                 job = self._waiting.popleft()
                 job.begin = perf_counter()
                 self._jobs.append(job)
@@ -207,8 +208,9 @@ class Engine:
         cache, cached = self._kept.take(ids)
         stream = Stream(job, index, self.tokenizer)
         settings = plan.settings | {"max_new_tokens": plan.room[which], "streamer": stream}
-        if any(plan.penalties):
-            settings["logits_processor"] = [Penalties(len(ids), *plan.penalties)]
+        processors: list[LogitsProcessor] = [Penalties(len(ids), *plan.penalties)] * any(plan.penalties)
+        logs = None if plan.logprobs is None else LogProbs(plan.logprobs)
+        settings["logits_processor"] = processors if logs is None else [logs, *processors]
         if plan.stops:
             settings["stopping_criteria"] = [StopStrings(self.tokenizer, plan.stops)]
         if cache is not None:
@@ -222,10 +224,9 @@ class Engine:
             input_ids=inputs,
             attention_mask=torch.ones_like(inputs),
             return_dict_in_generate=True,
-            output_logits=plan.logprobs is not None,
             **settings,
         )
-        return _Task(index, ids, cached, stream, ticket, partial(self._kept.put, cache=cache))
+        return _Task(index, ids, cached, stream, ticket, partial(self._kept.put, cache=cache), logs)
 
     def _answer(self, job: Job, task: "_Task") -> Answer:
         plan, ids, stream = job.plan, task.ids, task.stream
@@ -233,16 +234,16 @@ class Engine:
         text = output.sequences[0].tolist()
         task.keep(text)
         tokens = text[len(ids) :]
-        ended = bool(tokens) and tokens[-1] in ends_of(self.model)
-        room = plan.room[task.index // plan.n]
-        finish = "stop" if ended or stream.close() or len(tokens) < room else "length"
+        ends = plan.settings.get("eos_token_id", self.model.generation_config.eos_token_id)
+        ended = bool(tokens) and tokens[-1] in (ends if isinstance(ends, list) else [ends])
+        stopped = stream.close()
+        finish = "stop" if ended or stopped or len(tokens) < plan.room[task.index // plan.n] else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
         whole = text_of(self.tokenizer, tokens)
-        kept = whole[: first_stop(whole, plan.stops)]
-        found = None
-        if plan.logprobs is not None:
+        kept, found = stream.text if stopped else whole, None
+        if task.logs is not None:
             shown = len(tokens) if kept == whole else tokens_of(self.tokenizer, tokens, kept)
-            found = logprobs_of(output.logits[:shown], tokens[:shown], plan.logprobs)
+            found = task.logs.all(tokens)[:shown]
         return Answer(task.index, tokens, len(ids), task.cached, finish, stats, stream.drafts, kept, found)
 
 
@@ -256,3 +257,4 @@ class _Task:
     stream: Stream
     ticket: Ticket
     keep: Callable[[list[int]], None]
+    logs: LogProbs | None

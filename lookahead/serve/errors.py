@@ -24,6 +24,23 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
 
+def shutting_down() -> ApiError:
+    """What is told while the server stops."""
+    told, headers = "The server is shutting down.", {"Retry-After": "5"}
+    return ApiError(told, 503, kind="server_error", code="shutting_down", headers=headers)
+
+
+def body_late(seconds: float) -> ApiError:
+    """What is told where a body does not come in time."""
+    told = f"The body was not complete after {seconds:g} seconds."
+    return ApiError(told, 408, code="timeout", headers={"Connection": "close"})
+
+
+def client_left() -> ApiError:
+    """What nobody hears."""
+    return ApiError("The client left before its body was complete.", 499, code="cancelled")
+
+
 def internal_error() -> ApiError:
     """What is told where the fault is the server's, and the reason stands in its log alone."""
     told = "The server failed to answer. Its log says why."

@@ -1,18 +1,24 @@
 """From a request to what ``generate`` is asked for, with everything checked that can be checked beforehand."""
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
-from lookahead.chat_format import render
+from lookahead.chat_format import turns, written
 from lookahead.pieces import Pieces
-from lookahead.serve.bodies import ChatRequest, CompletionRequest, Request, text_of
+from lookahead.serve.bodies import MOST_VALUES, ChatRequest, CompletionRequest, Request, check_model, read, text_of
 from lookahead.serve.errors import ApiError
+
+_CHARACTERS = 16  # of a text for each token of the context: of a longer one, so many are looked at first
+_BREAK = "\u200b"  # of no width, within the text of a special token
+_LEAST = -9999.0  # log probability of what is impossible, for which JSON has no number
+SpecialTokens = Literal["escape", "refuse", "allow"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,8 @@ class Limits:
         queue: requests that may wait; further ones are told to come back.
         body: bytes of a body.
         timeout: seconds that a request may take, waiting included.
+        client_timeout: seconds that a client may take to send its request, or to read what was written.
+        special_tokens: of the model in the messages of a chat: they are broken up, refused, or mean what they say.
     """
 
     context: int | None = None
@@ -32,6 +40,8 @@ class Limits:
     queue: int = 32
     body: int = 8 << 20
     timeout: float = 600.0
+    client_timeout: float = 60.0
+    special_tokens: SpecialTokens = "escape"
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,8 @@ class Plan:
     details: bool = False
     echo: bool = False
     room: list[int] = field(default_factory=list)  # tokens that each prompt's answers may have
+    stream: bool = False
+    usage: bool = False  # at the end of the stream
 
     @property
     def count(self) -> int:
@@ -63,12 +75,24 @@ class Planner:
     def __init__(self, model: Any, tokenizer: Any, limits: Limits, template: str | None = None) -> None:
         self._model, self._tokenizer, self.limits, self._template = model, tokenizer, limits, template
         self._vocab_size = model.get_input_embeddings().weight.shape[0]
+        self._ends, marks = turns(model, tokenizer, template)
+        texts = "|".join(re.escape(text) for text in marks.values() if text)
+        self._mark = re.compile(f"(?={texts or '(?!)'}).", re.DOTALL)  # the first character of one
+        pairs = ((token, tokenizer(self._broken(text), add_special_tokens=False)) for token, text in marks.items())
+        self._sticks = any(token in ids["input_ids"] for token, ids in pairs if token != tokenizer.unk_token_id)
+
+    def plan(self, raw: bytes, chat: bool, name: str) -> Plan:
+        """The plan of a request for the model of that name, by its body."""
+        kind: type[ChatRequest | CompletionRequest] = ChatRequest if chat else CompletionRequest
+        request = read(raw, kind, max(MOST_VALUES, 2 * (self.limits.context or 0)))
+        check_model(request, name)
+        return self.chat(request) if isinstance(request, ChatRequest) else self.completion(request)
 
     def chat(self, request: ChatRequest) -> Plan:
         """The plan of a conversation's next answer."""
         messages = [message.as_text() for message in request.messages]
-        _check_text(*(message["content"] for message in messages))
-        prompt = render(self._tokenizer, messages, self._template)
+        _check_text(*(text for message in messages for text in message.values()))
+        prompt = self._conversation(messages)
         most = request.max_completion_tokens or request.max_tokens
         if request.top_logprobs and not request.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
@@ -80,23 +104,42 @@ class Planner:
             told = "logprobs are of the answer's tokens alone, and echo adds the prompt. Leave one of them out."
             raise ApiError(told, param="echo", code="unsupported_parameter")
         prompt: Any = request.prompt
-        if isinstance(prompt, str):
-            prompts = [self._ids(prompt)]
-        elif prompt and isinstance(prompt[0], str):
-            prompts = [self._ids(text) for text in prompt]
-        elif prompt and isinstance(prompt[0], int):
-            prompts = [prompt]
-        else:
-            prompts = list(prompt)
-        if len(prompts) > self.limits.queue:
-            raise ApiError(f"prompt holds {len(prompts)} texts: at most {self.limits.queue}.", param="prompt")
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            prompt = [prompt]
+        if len(prompt) > self.limits.queue:
+            raise ApiError(f"prompt holds {len(prompt)} texts: at most {self.limits.queue}.", param="prompt")
+        if request.best_of not in (None, 1, request.n):
+            raise ApiError("best_of is not supported. Leave it out.", param="best_of", code="unsupported_parameter")
+        prompts = [self._ids(each) if isinstance(each, str) else each for each in prompt]
         for ids in prompts:
             self._check_ids(ids)
         return self._plan(request, prompts, request.max_tokens or 16, request.logprobs, bool(request.echo))
 
-    def _ids(self, text: str) -> list[int]:
+    def _conversation(self, messages: list[dict[str, str]]) -> list[int]:
+        """The prompt of messages, whose texts are text: no part of one ends it, or begins another."""
+        if self.limits.special_tokens != "allow":
+            given = messages
+            messages = [
+                {key: text if key == "role" else self._broken(text) for key, text in said.items()} for said in given
+            ]
+            if messages != given and (self._sticks or self.limits.special_tokens == "refuse"):
+                told = "A message holds a special token of the model: expected text alone. Leave it out."
+                raise ApiError(told, param="messages", code="special_token")
+        text, special = written(self._tokenizer, messages, self._template)
+        return self._ids(text, special, "messages")
+
+    def _broken(self, text: str) -> str:
+        return self._mark.sub(rf"\g<0>{_BREAK}", text)
+
+    def _ids(self, text: str, special: bool = True, param: str = "prompt") -> list[int]:
+        """The tokens of a text; one that cannot fit is not read to its end."""
         _check_text(text)
-        return list(self._tokenizer(text)["input_ids"])
+        context = self.limits.context
+        if context is not None and len(text) > 2 * (some := _CHARACTERS * context):
+            least = len(self._tokenizer(text[:some], add_special_tokens=special)["input_ids"]) - 1
+            if least > context:
+                raise self._too_long(f"more than {least} in the prompt", param)
+        return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if any(not 0 <= token < self._vocab_size for token in ids):
@@ -113,6 +156,9 @@ class Planner:
             _check_text(text)
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
             references = (tuple(ids),) if ids else ()
+        room = [self._room(len(ids), most, request) for ids in prompts]
+        if (least := request.min_tokens or 0) > min(room):
+            raise ApiError(f"min_tokens is {least}: the answer may have {min(room)}.", param="min_tokens")
         if any(not stop for stop in request.stops):
             raise ApiError("stop holds an empty text.", param="stop")
         _check_text(*request.stops)
@@ -128,7 +174,9 @@ class Planner:
             logprobs,
             request.lookahead is not None and request.lookahead.details,
             echo,
-            [self._room(len(ids), most, request) for ids in prompts],
+            room,
+            request.stream,
+            request.stream_options is not None and request.stream_options.include_usage,
         )
 
     def _room(self, length: int, most: int | None, request: Request) -> int:
@@ -140,12 +188,12 @@ class Planner:
             text, wide = "prompt", "max_tokens"
             if isinstance(request, ChatRequest):
                 text, wide = "messages", "max_completion_tokens" if request.max_completion_tokens else wide
-            raise ApiError(
-                f"This model's context holds {context} tokens: got {asked}. Shorten one of them.",
-                code="context_length_exceeded",
-                param=wide if length < context else text,
-            )
+            raise self._too_long(asked, wide if length < context else text)
         return most or min(self.limits.new_tokens, context - length)
+
+    def _too_long(self, asked: str, param: str) -> ApiError:
+        told = f"This model's context holds {self.limits.context} tokens: got {asked}. Shorten one of them."
+        return ApiError(told, code="context_length_exceeded", param=param)
 
     def _settings(self, request: Request) -> dict[str, Any]:
         """Where neither a temperature nor anything else of sampling is given, the model's own defaults hold."""
@@ -158,6 +206,12 @@ class Planner:
             settings["do_sample"] = True
         if request.logit_bias:
             settings["sequence_bias"] = {(self._token(name),): bias for name, bias in request.logit_bias.items()}
+        if settings.get("top_k") == -1:
+            settings["top_k"] = 0
+        if request.min_tokens:
+            settings["min_new_tokens"] = request.min_tokens
+        if self._ends and isinstance(request, ChatRequest):
+            settings["eos_token_id"] = self._ends
         return settings
 
     def _token(self, name: str) -> int:
@@ -178,6 +232,37 @@ class Penalties(LogitsProcessor):
         answer = input_ids[:, self._from :]
         counts = torch.zeros_like(scores).scatter_add_(1, answer, torch.ones_like(answer, dtype=scores.dtype))
         return scores - self._frequency * counts - self._presence * (counts > 0).to(scores.dtype)
+
+
+class LogProbs(LogitsProcessor):
+    """The log probability of each token of an answer by the model's own logits, with the likeliest ``most`` beside it;
+    known when the next token is chosen, so that no logits are kept."""
+
+    lookahead_first = True  # before any other processor
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._logs: Tensor | None = None  # of the next token
+        self._found: list[tuple[float, list[tuple[int, float]]]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self._logs is not None:
+            self._add(int(input_ids[0, -1]))
+        self._logs = torch.log_softmax(scores[0].float(), dim=-1)
+        return scores
+
+    def all(self, tokens: Sequence[int]) -> list[tuple[float, list[tuple[int, float]]]]:
+        """Those of a whole answer, once."""
+        for token in tokens[len(self._found) :]:
+            self._add(token)
+        return self._found
+
+    def _add(self, token: int) -> None:
+        assert self._logs is not None  # a token was chosen by them
+        best = torch.topk(self._logs, self._most)
+        others = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        log = max(_LEAST, float(self._logs[token]))
+        self._found.append((log, [(other, max(_LEAST, log)) for other, log in others]))
 
 
 class StopStrings(StoppingCriteria):

@@ -1,17 +1,14 @@
-"""An answer's text on its way to the client, and its log probabilities."""
+"""An answer's text on its way to the client."""
 
 from collections import deque
 from time import perf_counter
 from typing import Any
 
-import torch
 from transformers.generation.streamers import BaseStreamer
 
 from lookahead.generation.watch import Pass
 from lookahead.pieces import Pieces
 from lookahead.serve.jobs import Job, Piece
-
-_LEAST = -9999.0  # log probability of what is impossible, for which JSON has no number
 
 
 class Stream(BaseStreamer):
@@ -23,6 +20,7 @@ class Stream(BaseStreamer):
         self._job, self._index = job, index
         self._pieces = Pieces(tokenizer, job.plan.stops)
         self._details = job.plan.details
+        self.text = ""
         self._known: deque[tuple[bool, str]] = deque()  # of tokens that a pass has written: drafted, source
         self._tokens: list[dict[str, Any]] = []  # not told yet
         self._prompt_seen = False
@@ -65,24 +63,9 @@ class Stream(BaseStreamer):
     def _tell(self, text: str) -> None:
         if not text:
             return
+        self.text += text
         tokens, self._tokens = [token for token in self._tokens if token["text"]], []
         speed = self._count / max(1e-9, perf_counter() - self._begin)
         passes = self._passes or self._count
         details = (tokens, passes, speed) if self._details else ([], 0, 0.0)
         self._job.tell(Piece(self._index, text, *details))
-
-
-def ends_of(model: Any) -> set[int]:
-    ends = model.generation_config.eos_token_id
-    return set(ends) if isinstance(ends, list) else {ends}
-
-
-def logprobs_of(logits: Any, tokens: list[int], most: int) -> list[tuple[float, list[tuple[int, float]]]]:
-    """Of each token its log probability by the model's own logits, and the likeliest ones beside it."""
-    found = []
-    for line, token in zip(logits, tokens, strict=True):
-        logs = torch.log_softmax(line[0].float(), dim=-1)
-        best = torch.topk(logs, most) if most else None
-        others = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        found.append((max(_LEAST, float(logs[token])), [(other, max(_LEAST, log)) for other, log in others]))
-    return found
