@@ -17,10 +17,12 @@ from lookahead.ray.front import Front
 from lookahead.ray.replicas import Scale, started, stopped
 from lookahead.serve import Limits, application
 from lookahead.serve.gate import Gate
+from lookahead.serve.plans import SpecialTokens
 from lookahead.serve.server import Drains, Server, check_address
 from lookahead.strategies.lookahead import Lookahead
 
 _KEY_HELP = "Clients must send it as a bearer token. Better given by the environment, which other users cannot list."
+_HOST_HELP = "A name by which the server may be called without a key, or whose pages may ask. Repeatable; * = all."
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
 
@@ -32,11 +34,17 @@ class Options(ServedOptions):
     host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="0 is any free one.")] = 8000
     api_key: Annotated[str | None, Option(envvar="LOOKAHEAD_API_KEY", help=_KEY_HELP)] = None
+    allowed_host: Annotated[list[str] | None, Option(help=_HOST_HELP, metavar="NAME")] = None
     chat_template: Annotated[Path | None, Option(metavar="FILE", help="Jinja, in place of the tokenizer's.")] = None
     max_new_tokens: Annotated[int, Option(min=1, help="Of a chat answer, where a request does not say.")] = 1024
     max_queue: Annotated[int, Option(min=1, help="Requests that may wait; further ones get 429.")] = 32
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 8 << 20
     timeout: Annotated[float, Option(min=0.1, help="Seconds that a request may take, waiting included.")] = 600.0
+    client_timeout: Annotated[float, Option(min=0.1, help="Seconds for a client to send a request, or to read.")] = 60.0
+    special_tokens: Annotated[SpecialTokens, Option(help="Of the model, in messages of a chat.")] = "escape"
+    memory: Annotated[
+        bool, Option(help="Keep caches and recycled tokens for later requests, of other clients, too.")
+    ] = True
     conversations: Annotated[int, Option(min=0, help="KV caches kept for conversations that go on.")] = 4
     rows: Annotated[int, Option(min=1, help="Answers that are written at a time, which share passes.")] = 8
     warm_up: Annotated[bool, Option(help="Learn what passes cost before the first request.")] = True
@@ -74,8 +82,8 @@ def _serve_replicas(options: Options) -> None:
         scale = Scale(replicas=options.replicas, most=most, rows=options.rows, queue=options.max_queue)
         handle = started(ray, partial(app_of, options), replace(scale, grace=options.grace))
         try:
-            front = Front(handle, options.timeout)
-            _run(Gate(front, None, options.max_body), front, options)
+            front = Front(handle, options.timeout, client_timeout=options.client_timeout)
+            _run(Gate(front, options.api_key, options.max_body, _hosts(options)), front, options)
         finally:
             stopped(ray)
 
@@ -87,7 +95,7 @@ def _run(application: Any, engine: Drains, options: Options) -> None:
         told = f"Serving {options.name} at http://{host}:{port} (the chat page; the API is below /v1)."
         typer.echo(told, err=True)
 
-    where: dict[str, Any] = {"host": options.host, "port": options.port}
+    where: dict[str, Any] = {"host": options.host, "port": options.port, "client_timeout": options.client_timeout}
     Server(application, engine, **where, log_level=options.log_level, grace=options.grace, begun=begun).run()
 
 
@@ -106,13 +114,20 @@ def app_of(options: Options) -> Any:
         queue=options.max_queue,
         body=options.max_body,
         timeout=options.timeout,
+        client_timeout=options.client_timeout,
+        special_tokens=options.special_tokens,
     )
     settings: dict[str, Any] = {"strategy": strategy, "limits": limits, "api_key": options.api_key}
+    settings |= {"hosts": _hosts(options), "memory": options.memory}
     settings |= {"template": _template(options), "conversations": options.conversations, "rows": options.rows}
     made = application(model, tokenizer, options.name, **settings)
     if options.warm_up:
         made.state.service.engine.warm_up()
     return made
+
+
+def _hosts(options: Options) -> list[str]:
+    return [options.host, *(options.allowed_host or ())]
 
 
 def _template(options: Options) -> str | None:

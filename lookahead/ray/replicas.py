@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -149,20 +149,29 @@ def stopped(ray: Any, name: str = "lookahead") -> None:
     ray.serve.delete(name)
 
 
-def bound(make: Callable[[], Any], *, body: int = 8 << 20, timeout: float = 600.0, **scale: Any) -> Any:
+def bound(
+    make: Callable[[], Any],
+    *,
+    body: int = 8 << 20,
+    timeout: float = 600.0,
+    api_key: str | None = None,
+    hosts: Sequence[str] = (),
+    **scale: Any,
+) -> Any:
     """Front and replicas as one application for ``serve run`` and ``serve deploy``, behind Ray's own proxy.
 
     Args:
         make: makes the application (:func:`lookahead.serve.application`) in each replica.
         body: most bytes of a request.
         timeout: seconds that a request may wait for its first bytes.
+        api_key, hosts: as :func:`lookahead.serve.application` has them; give it the same.
         scale: fields of :class:`Scale`.
     """
     ray = ray_of()
 
     def front() -> Any:
         name = ray.serve.get_replica_context().app_name
-        return Gate(Front(ray.serve.get_deployment_handle("replicas", name), timeout), None, body)
+        return Gate(Front(ray.serve.get_deployment_handle("replicas", name), timeout), api_key, body, hosts)
 
     class Ingress:
         def __init__(self, replicas: Any) -> None: ...
