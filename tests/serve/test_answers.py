@@ -77,14 +77,15 @@ def test_chat(openai: OpenAI, stream: bool) -> None:
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 40
 
 
-def test_streams_tell_which_tokens_were_drafted(openai: OpenAI) -> None:
-    stream = completed(openai, stream=True, temperature=0, extra_body={"lookahead": {"details": True}})
+def test_streams_tell_which_tokens_were_drafted() -> None:
+    """With trees of one size: the automatic one follows the clock."""
     text, tokens, last = "", [], None
-    for chunk in stream:
-        text += chunk.choices[0].text
-        if (last := getattr(chunk.choices[0], "lookahead", None)) is not None:
-            tokens += last["tokens"]
-            passes = last["passes"]
+    with served(strategy=Lookahead(nodes=24, seed=0)) as address, client(address) as openai:
+        for chunk in completed(openai, stream=True, temperature=0, extra_body={"lookahead": {"details": True}}):
+            text += chunk.choices[0].text
+            if (last := getattr(chunk.choices[0], "lookahead", None)) is not None:
+                tokens += last["tokens"]
+                passes = last["passes"]
     assert text == "".join(token["text"] for token in tokens) == plain(PROMPT, max_new_tokens=40, do_sample=False)
     drafted = sum(token["drafted"] for token in tokens)
     assert 0 < drafted == len(tokens) - passes

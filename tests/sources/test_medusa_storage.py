@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from jacobi import LookaheadError
 from lookahead.medusa import MedusaHeads, read_heads, write_heads
 from lookahead.sources.medusa.checkpoints import storage, writing
+from lookahead.sources.medusa.checkpoints.reading import read_checkpoint
 
 
 def hub_of(folder: pathlib.Path, asked: list[Any]) -> Callable[..., str]:
@@ -115,3 +117,23 @@ def test_a_failed_write_leaves_nothing(tmp_path: pathlib.Path, monkeypatch: pyte
             write_heads(made(2), tmp_path / folder, replace=True)
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "heads").iterdir()} == before
+
+
+def test_tensors_that_say_more_than_their_file_holds_are_refused(tmp_path: pathlib.Path) -> None:
+    """A stride of 0, many names for one storage, and compressed records, none of which is ever made whole."""
+    file = tmp_path / "medusa_lm_head.pt"
+    torch.save({"0.0.linear.weight": torch.zeros(1).expand(1 << 20, 1 << 20)}, file)
+    with pytest.raises(LookaheadError, match="expected all of them to be stored"):
+        read_checkpoint(file)
+    one = torch.zeros(64, 64)
+    torch.save({f"{head}.0.linear.weight": one for head in range(100)}, file)
+    with pytest.raises(LookaheadError, match="expected all of them to be stored"):
+        read_checkpoint(file)
+    torch.save({"0.0.linear.weight": torch.zeros(64, 64), "0.0.linear.bias": torch.zeros(64)}, file)
+    assert read_checkpoint(file).tensors.config.hidden_size == 64
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(file) as stored, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for record in stored.infolist():
+            out.writestr(record.filename, stored.read(record))
+    with pytest.raises(LookaheadError, match="compressed"):
+        read_checkpoint(packed)
