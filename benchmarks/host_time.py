@@ -84,7 +84,7 @@ def timed(rows: list[dict[str, float]]) -> Iterator[None]:
 
     seen = Observers.see
     with (
-        mock.patch.object(sys.modules["jacobi.solve"], "perf_counter", time.thread_time),
+        mock.patch.object(sys.modules["jacobi.loop"], "perf_counter", time.thread_time),
         mock.patch.object(TreeForward, "call", counting("forward", TreeForward.call)),
         mock.patch.object(TreeForward, "inputs", counting("inputs", TreeForward.inputs)),
         mock.patch.object(TreeModel, "keep", counting("keep", TreeModel.keep)),
