@@ -9,6 +9,26 @@ from jacobi import LookaheadError, Step
 
 _RATIOS = ("mean_acceptance_length", "acceptance_rate")  # properties that to_dict adds
 _Amount = TypeVar("_Amount", int, float)
+_SOURCES = {
+    "draft": "the draft model",
+    "pool": "n-grams seen before",
+    "recycling": "what came after a token before",
+    "reference": "a given text",
+    "suffix": "what came after the same words before",
+    "window": "guesses of Jacobi's iteration",
+}
+
+
+def duration(ms: float) -> str:
+    """Milliseconds in the unit that suits them."""
+    if ms < 999.5:
+        return f"{ms:.3g} ms"
+    return f"{ms / 1e3:.1f} s" if ms < 119_950 else f"{ms / 6e4:.1f} min"
+
+
+def counted(number: int, noun: str, several: str | None = None) -> str:
+    """A number with its noun, in the plural but for 1."""
+    return f"{number} {noun if number == 1 else several or noun + 's'}"
 
 
 def _summed(mine: Mapping[Any, _Amount], others: Mapping[Any, _Amount]) -> dict[Any, _Amount]:
@@ -40,7 +60,9 @@ class DecodingStats:
         asked_ms: milliseconds that sources took which run a model or heads, by their names (automatic mode).
         by_noise: of the accepted tokens of sampled texts, those that the model had not called the likeliest in their
             context before: drafts that saw the noise (automatic mode).
-        single_ms: milliseconds that passes over one node each would have taken, by the latency curve (automatic mode).
+        single_ms: milliseconds that transformers' own passes over one node each would have taken, as far as they are
+            known (automatic mode).
+        own_ms: the same of passes as this call ran them: packed, traced, captured (automatic mode).
         timed_ms: milliseconds that those passes took: drafting, scoring and keeping (automatic mode).
         plain: calls that fell back to transformers' own loop, by the reason; nothing else is counted of them.
         fed_again: tokens that passes had to replay, where a model can only follow linear drafts.
@@ -62,6 +84,7 @@ class DecodingStats:
     asked_ms: dict[str, float] = field(default_factory=dict)
     by_noise: int = 0
     single_ms: float = 0.0
+    own_ms: float = 0.0
     timed_ms: float = 0.0
     plain: dict[str, int] = field(default_factory=dict)
     fed_again: int = 0
@@ -112,8 +135,10 @@ class DecodingStats:
         self,
         credited: Mapping[str, int],
         asked_ms: Mapping[str, float],
-        single_ms: float,
-        timed_ms: float,
+        *,
+        single_ms: float = 0.0,
+        own_ms: float = 0.0,
+        timed_ms: float = 0.0,
         by_noise: int = 0,
     ) -> None:
         """Take in what the automatic mode knows: accepted tokens by source and by noise, what asking sources took, and
@@ -121,25 +146,38 @@ class DecodingStats:
         self.by_noise += by_noise
         self.sources, self.asked_ms = _summed(self.sources, credited), _summed(self.asked_ms, asked_ms)
         self.single_ms += single_ms
+        self.own_ms += own_ms
         self.timed_ms += timed_ms
 
-    def explain(self) -> str:
-        """One sentence: what was gained or lost against plain decoding, and why.
+    def explain(self, measured: float | None = None, legend: bool = True) -> str:
+        """What was gained or lost against plain decoding, and why, in one or two sentences.
 
-        Speedup = S / (t(T)/t(1)): tokens a pass, over the cost of a pass relative to transformers' own pass over one
-        token. It leaves out the prompt's pass.
+        The speed is split in two: what drafts bring, ``S`` over the cost of a pass in passes over one token as this
+        call runs them; and what faster passes bring, over transformers' own. The prompt's pass is left out.
+
+        Args:
+            measured: the speed against plain decoding, where that was timed as well. It is estimated otherwise.
+            legend: add two or three lines that say what the words mean.
         """
         if not self.steps:
             if self.plain:
                 return f"Decoded by transformers' own loop: {'; '.join(self.plain)}."
             return "Nothing was decoded."
-        what = f"{self.emitted} tokens in {self.steps} passes (S = {self.mean_acceptance_length:.2f})"
+        passes = counted(self.steps, "pass", "passes")
+        what = f"{counted(self.emitted, 'token')} in {passes} (S = {self.mean_acceptance_length:.2f})"
         if self.steps == 1:
             return f"{what}: the prompt's pass wrote everything, so there was nothing to draft."
         if not self.drafted:
-            return f"{what}: plain decoding, because no draft was expected to pay."
+            told = f"{what}: plain decoding, because no draft was expected to pay."
+            if measured is not None:
+                told += f" All of the {measured:.2f}x plain decoding that was measured is the passes'."
+        else:
+            told = f"{what} with {self._drafts_told()}; {self._speed_told(measured)}"
+        return f"{told}\n{self.legend()}" if legend else told
+
+    def _drafts_told(self) -> str:
         nodes = self.drafted / max(1, self.row_steps)
-        what += f" with {nodes:.1f} drafted nodes a pass, of which {self.acceptance_rate:.0%} were kept"
+        what = f"{nodes:.1f} drafted nodes a pass, of which {self.acceptance_rate:.0%} were kept"
         if accepted := sum(self.sources.values()):
             shares = sorted(self.sources.items(), key=lambda item: -item[1])
             told = [f"{name} {count / accepted:.0%}" for name, count in shares]
@@ -148,15 +186,38 @@ class DecodingStats:
         if asked := {name: ms for name, ms in self.asked_ms.items() if ms > 0.0}:
             told = [f"{name} took {ms / max(ms, self.timed_ms):.0%}" for name, ms in asked.items()]
             what += f"; of the time, {' and '.join(told)}"
-        if self.fed_again:
-            what += f", and {self.fed_again} tokens were replayed"
-        if not self.single_ms:
-            return f"{what}; what a pass over one node costs here is not known, so neither is the gain."
-        cost = self.timed_ms / self.single_ms
-        speed = self.mean_acceptance_length / cost
-        verdict = f"about {speed:.2f}x plain decoding" if speed >= 1.0 else f"a loss, about {speed:.2f}x plain decoding"
-        against = "against transformers' own pass over one token"
-        return f"{what}; a pass cost t(T)/t(1) = {cost:.2f}, {against}, which makes {verdict}."
+        return what + (f", and {counted(self.fed_again, 'token')} replayed" if self.fed_again else "")
+
+    def split(self, measured: float | None = None) -> tuple[float, float] | None:
+        """What drafts bring, and what faster passes bring: their product is the speed against plain decoding, the
+        ``measured`` one where it is given. None = it is not known what a pass over one node costs."""
+        if not (self.single_ms and self.timed_ms):
+            return None
+        own_ms = self.own_ms or self.single_ms
+        drafts = self.mean_acceptance_length * own_ms / self.timed_ms
+        return drafts, self.single_ms / own_ms if measured is None else measured / drafts
+
+    def _speed_told(self, measured: float | None) -> str:
+        split = self.split(measured)
+        if split is None:
+            speed = "" if measured is None else f": {measured:.2f}x plain decoding, measured"
+            return f"what a pass over one node costs here is not known, so neither is what drafts bring{speed}."
+        drafts, passes = split
+        how = "estimated from passes over one token" if measured is None else "measured"
+        loss = "a loss, " if drafts * passes < 1.0 else ""
+        cost = f"a pass cost {self.mean_acceptance_length / drafts:.2f} times one over a single token"
+        parts = f"Drafts {drafts:.2f}x times passes {passes:.2f}x"
+        return f"{cost}. {parts} makes {loss}{drafts * passes:.2f}x plain decoding, {how}."
+
+    def legend(self) -> str:
+        """What the words of :meth:`explain` mean, in two or three lines."""
+        lines = [
+            "S: tokens that a pass writes; plain decoding's writes 1.",
+            "Drafts: S over that cost of a pass. Passes: what packed weights, traces and CUDA graphs bring.",
+        ]
+        known = [f"{name}: {_SOURCES[name]}" for name in self.sources if name in _SOURCES]
+        known += ["noise: of the draw, which drafts saw before"] if self.by_noise else []
+        return "\n".join(lines + (["Who drafted what was kept: " + "; ".join(known) + "."] if known else []))
 
     def to_dict(self) -> dict[str, Any]:
         """All counts and the two ratios, as plain data."""

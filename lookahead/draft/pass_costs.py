@@ -67,6 +67,7 @@ class PassCosts:
         self.least: list[float] = []  # the least slopes of ``trees``
         self.cut: Cut | None = None  # what it costs that this pass's draft is cut short; None = nothing
         self.single_ms = 0.0  # what the passes so far would have taken as plain decoding, as far as is known
+        self.own_ms = 0.0  # what they would have taken over one node, run as they are
         self.timed_ms = 0.0  # what they took
         self.limits = limits
         self._anew = anew
@@ -172,6 +173,7 @@ class PassCosts:
         self.times.add(self.limits.bucket(width + self.replayed), self._context, taken_ms - beside_ms)
         if known and self.curve:
             self.timed_ms += taken_ms
+            self.own_ms += self.curve[0]
             self.single_ms += max(self.curve[0], self.limits.plain_ms or 0.0)
 
 

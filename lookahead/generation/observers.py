@@ -98,7 +98,6 @@ class Observers:
         if self.stats is not None:
             self.stats.fed_again = self._model.replayed
             if self._planner is not None:
-                planner = self._planner
-                costs = planner.costs.single_ms, planner.costs.timed_ms
-                credited, by_noise = self._drafts.credits()
-                self.stats.add_plan(credited, planner.asked_ms, *costs, by_noise)
+                costs, (credited, by_noise) = self._planner.costs, self._drafts.credits()
+                spent = {"single_ms": costs.single_ms, "own_ms": costs.own_ms, "timed_ms": costs.timed_ms}
+                self.stats.add_plan(credited, self._planner.asked_ms, **spent, by_noise=by_noise)

@@ -156,7 +156,7 @@ class Row:
         observers.close()
         if observers.stats is not None:
             credited, by_noise = self._drafts.credits()
-            observers.stats.add_plan(credited, {}, 0.0, 0.0, by_noise)
+            observers.stats.add_plan(credited, {}, by_noise=by_noise)
         if call.exports_cache and self.seat.row is not None:
             self._shared.store(self.seat.row, call.cache)
         return decoded(call, self._sequences, self.verifier, self._drafts.drafters, observers.stats)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from helpers.automatic import FLAT, NAMES, STEEP, drafted
 from helpers.models import counting_model, fresh_model, prompts, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lookahead import DecodingStats, Lookahead
 
@@ -46,24 +48,47 @@ def told(**changes: Any) -> str:
     )
     for name, value in changes.items():
         setattr(stats, name, value)
-    return stats.explain()
+    return stats.explain(legend=False)
 
 
 def test_explain_says_what_happened() -> None:
     assert DecodingStats().explain() == "Nothing was decoded."
     assert told() == (
         "44 tokens in 11 passes (S = 4.00) with 10.0 drafted nodes a pass, of which 30% were kept "
-        "(recycling 76%, suffix 24%); a pass cost t(T)/t(1) = 2.00, against transformers' own pass over one token, "
-        "which makes about 2.00x plain decoding."
+        "(recycling 76%, suffix 24%); a pass cost 2.00 times one over a single token. Drafts 2.00x times passes 1.00x "
+        "makes 2.00x plain decoding, estimated from passes over one token."
     )
-    loss = "which makes a loss, about 0.50x plain decoding."
+    loss = "makes a loss, 0.50x plain decoding, estimated from passes over one token."
     assert told(timed_ms=80.0).endswith(loss)
     assert told(single_ms=0.0, timed_ms=0.0).endswith(
-        "what a pass over one node costs here is not known, so neither is the gain."
+        "what a pass over one node costs here is not known, so neither is what drafts bring."
     )
+    faster = told(own_ms=5.0)
+    assert "a pass cost 4.00 times one over a single token. Drafts 1.00x times passes 2.00x makes 2.00x" in faster
+    assert told(emitted=12, row_steps=1, steps=1, drafted=1).startswith("12 tokens in 1 pass (S = 12.00)")
     assert "were kept; a pass cost" in told(sources={})
     assert told(drafted=0, accepted=0).endswith(": plain decoding, because no draft was expected to pay.")
     assert told(steps=1, row_steps=1).endswith("the prompt's pass wrote everything, so there was nothing to draft.")
+
+
+@given(st.floats(1.0, 9.0), st.floats(0.1, 9.0), st.floats(0.1, 9.0), st.none() | st.floats(0.1, 40.0))
+def test_the_parts_make_the_whole(emitted: float, own: float, single: float, measured: float | None) -> None:
+    stats = DecodingStats(steps=9, row_steps=10, emitted=round(10 * emitted), drafted=5)
+    stats.single_ms, stats.own_ms, stats.timed_ms = single, own, 3.0
+    split = stats.split(measured)
+    assert split is not None
+    whole = stats.mean_acceptance_length * single / 3.0 if measured is None else measured
+    assert split[0] * split[1] == pytest.approx(whole)
+    assert split[0] == pytest.approx(stats.mean_acceptance_length * own / 3.0), "whatever plain decoding takes"
+    told = re.search(r"Drafts (\S+)x times passes (\S+)x makes (?:a loss, )?(\S+)x plain", stats.explain(measured))
+    assert told is not None and float(told[3]) == pytest.approx(whole, abs=0.006)
+    assert stats.explain(measured).endswith(stats.legend()) and len(stats.legend().splitlines()) <= 3
+
+
+def test_the_legend_has_the_words_that_are_used() -> None:
+    stats = DecodingStats(steps=9, row_steps=10, emitted=20, drafted=5, sources={"suffix": 3, "mine": 1}, by_noise=1)
+    assert "suffix: what came after the same words before; noise: of the draw" in stats.legend()
+    assert "mine" not in stats.legend() and "recycling" not in stats.legend()
 
 
 def test_explain_after_calls() -> None:
