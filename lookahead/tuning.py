@@ -31,6 +31,7 @@ from lookahead.support import route as support
 
 _log = logging.getLogger("lookahead")
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
+_SURELY_S = 5.0  # that a second curve may begin after, however little time there is
 _MOST_WARM_UPS = 4  # passes of a size: a CUDA graph is run, captured and compared before it is only replayed
 
 Report = Callable[[float], None]
@@ -49,6 +50,7 @@ def sweep(
     traced: bool = False,
     packed: Packed | None = None,
     save: bool = True,
+    bounded: bool = False,
     report: Report | None = None,
 ) -> StepTimes:
     """Measure the latency curve of a model as it is loaded: the median of each size of pass, as a decode runs it, with
@@ -64,6 +66,8 @@ def sweep(
         seconds: about how long to measure, warm-up excluded; every size runs three times at least.
         traced: measure traced passes, which longer decodes on a CPU run.
         packed: measure passes on these packed weights, which longer decodes of large models on a CPU run.
+        bounded: let nothing but the first two sizes, once, begin later than ``seconds`` after the first pass: larger
+            sizes and later contexts that are not reached by then are left out.
         save: keep the curve in the cache folder, where the automatic mode finds it.
         report: called with the share that is done, from 0 to 1.
 
@@ -85,7 +89,11 @@ def sweep(
     usable = [context for context in contexts if context + max(nodes) < limit] or [max(1, (limit - max(nodes)) // 2)]
     tell = report or (lambda share: None)
     measure = _linear if route == "chain" else partial(_trees, static=static, traced=traced, packed=packed)
+    measure = partial(measure, bounded=bounded)
+    end = perf_counter() + seconds if bounded else inf
     for done, context in enumerate(usable):
+        if done and perf_counter() > end:
+            break
         prompt = [[(17 + 13 * at) % traits.vocab_size for at in range(context)]] * batch
         told = partial(_tell_part, tell, done, len(usable))
         taken = measure(model, torch.tensor(prompt, device=traits.device), nodes, seconds / len(usable), told)
@@ -106,20 +114,23 @@ def sweep_all(
 ) -> tuple[StepTimes, StepTimes]:
     """Measure and save two curves: passes as long decodes run them, and as transformers' own code does.
 
-    They are one curve where passes are neither traced nor captured as CUDA graphs, nor weights packed. ``context`` is
+    They are one curve where passes are neither traced nor captured as CUDA graphs, nor weights packed, and where the
+    model's own passes have taken all of the time. ``context`` is
     the KV cache's length, in tokens, that matters most; shorter and longer ones are measured, too. ``seconds`` is about
-    how long to measure in all.
+    how long to measure in all; sizes and contexts that this is too short for are left out.
     """
     with torch.no_grad():
         executor, traced = describe(model)["executor"], untraceable(model) is None
         packed = packed_weights(model, worth_ms=inf) if executor == "eager" else None
     parts = 2 if traced or executor == "cuda graphs" or packed is not None else 1
     tell = report or (lambda share: None)
-    contexts = sorted({min(64, context), context, 4 * context})
-    settings: dict[str, Any] = {"batch": batch, "contexts": contexts, "seconds": seconds / parts}
+    contexts = list(dict.fromkeys((context, min(64, context), 4 * context)))
+    settings: dict[str, Any] = {"batch": batch, "contexts": contexts, "seconds": seconds / parts, "bounded": True}
+    end = perf_counter() + max(seconds, _SURELY_S)
     own = sweep(model, **settings, static=False, report=partial(_tell_part, tell, 0, parts))
-    if parts == 1:
+    if parts == 1 or perf_counter() > end:
         return own, own
+    settings["nodes"] = [count for count in NODES if count <= own.largest]  # others would take too long again
     try:
         return sweep(model, **settings, traced=traced, packed=packed, report=partial(_tell_part, tell, 1, parts)), own
     except LookaheadError:  # then decodes are not traced either
@@ -131,12 +142,14 @@ def _tell_part(tell: Report, part: int, parts: int, share: float) -> None:
     tell((part + share) / parts)
 
 
-def _linear(model: PreTrainedModel, prompt: Tensor, nodes: Sequence[int], seconds: float, report: Report) -> Samples:
+def _linear(
+    model: PreTrainedModel, prompt: Tensor, nodes: Sequence[int], seconds: float, report: Report, bounded: bool
+) -> Samples:
     vocab = ModelTraits.of(model).vocab_size
     drafts = {count: [TokenTree.chain(0, [node % vocab for node in range(1, count)])] * len(prompt) for count in nodes}
     with bare_chain(model, prompt) as chain:
         chain.hold()
-        return _measure(chain, drafts, seconds, report)
+        return _measure(chain, drafts, seconds, report, bounded)
 
 
 def _trees(
@@ -145,6 +158,7 @@ def _trees(
     nodes: Sequence[int],
     seconds: float,
     report: Report,
+    bounded: bool,
     *,
     static: bool | None,
     traced: bool,
@@ -157,7 +171,7 @@ def _trees(
     with bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by, packed=packed) as view:
         if traced:
             trace_now(model, view, drafts.values())
-        samples = _measure(view, drafts, seconds, report)
+        samples = _measure(view, drafts, seconds, report, bounded)
         if traces is not None and traces.failure is not None:
             raise refusal(traces.failure)
     return samples
@@ -170,22 +184,27 @@ def bushy_tree(count: int, vocab: int) -> TokenTree:
 
 
 def _measure(
-    model: TreeModel | LinearModel, drafts: dict[int, list[TokenTree]], seconds: float, report: Report
+    model: TreeModel | LinearModel, drafts: dict[int, list[TokenTree]], seconds: float, report: Report, bounded: bool
 ) -> Samples:
-    samples: Samples = {count: [] for count in drafts}
-    for trees in drafts.values():  # kernels for a new shape are made at its first passes
+    begin, samples = perf_counter(), Samples()
+    for count, trees in drafts.items():  # kernels for a new shape are made at its first passes
+        if bounded and len(samples) > 1 and perf_counter() - begin > seconds / 2:
+            break
+        samples[count] = []
         for tree in trees:
             tree.top_k = BEST
         for _ in range(_MOST_WARM_UPS):
             model.forward(trees)
             if model.typical:
                 break
-    start, rounds = perf_counter(), 0
-    while rounds < _LEAST_ROUNDS or (perf_counter() - start < seconds and rounds < _MOST_ROUNDS):
-        for count in drafts if rounds % 2 else reversed(drafts):
-            begin = perf_counter()
+    start, rounds = begin if bounded else perf_counter(), 0
+    while not rounds or perf_counter() - start < seconds or (rounds < _LEAST_ROUNDS and not bounded):
+        for count in samples if rounds % 2 else reversed(samples):
+            before = perf_counter()
             model.forward(drafts[count])
-            samples[count].append(1e3 * (perf_counter() - begin))
+            samples[count].append(1e3 * (perf_counter() - before))
         rounds += 1
         report(min(1.0, (perf_counter() - start) / seconds))
+        if rounds == _MOST_ROUNDS:
+            break
     return samples
