@@ -23,15 +23,7 @@ def visible(text: str) -> str:
     return shown if len(shown) <= 14 else shown[:13] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def check_matplotlib() -> None:
-    """Raise a LookaheadError where it is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise LookaheadError('Pictures need matplotlib: pip install "lookahead-decoding[bench]".') from error
-
-
-def draw(each: dict[str, Any], number: int, file: Path) -> None:
+def draw(each: dict[str, Any], title: str, file: Path) -> None:
     """Save one pass of a :func:`.document_of`; the file's suffix says as what: png, svg, pdf."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -39,7 +31,8 @@ def draw(each: dict[str, Any], number: int, file: Path) -> None:
 
     spots = places(each["parents"])
     deepest, lowest = max(depth for depth, _ in spots), max(height for _, height in spots)
-    size = (max(5.0, 1.45 * (deepest + 1)), max(1.6, 0.36 * (lowest + 1) + 0.9))
+    wide = max(1.45, 0.3 + 0.07 * (6 + max(len(visible(text)) for text in each["tokens"])))  # inches, with the share
+    size = (max(5.0, wide * (deepest + 1)), max(1.6, min(200.0, 0.36 * (lowest + 1) + 0.9)))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     kept, known = set(each["accepted"]), colours(each["sources"])
@@ -65,10 +58,7 @@ def draw(each: dict[str, Any], number: int, file: Path) -> None:
     handles = [Line2D([], [], color=colour, linewidth=4, label=name) for name, colour in known.items()]
     if handles:
         axes.legend(handles=handles, loc="lower right", frameon=False, fontsize=8)
-    axes.set_title(
-        f"Pass {number}: {len(spots) - 1} drafted, {len(kept) - 1} accepted, {len(each['written'])} tokens written",
-        fontsize=9,
-    )
+    axes.set_title(title, fontsize=9)
     axes.set_xlim(-0.6, deepest + 0.6)
     axes.set_ylim(-lowest - 0.7, 0.7)
     axes.set_axis_off()

@@ -8,17 +8,17 @@ from lookahead.generation.watch import Pass, RowPass
 from lookahead.pieces import Pieces
 
 
-def document_of(tokenizer: Any, prompt: str, passes: Sequence[Pass], title: str) -> dict[str, Any]:
-    """The first sequence's passes for the page; every token with the text that it added."""
+def document_of(tokenizer: Any, prompt: str, passes: Sequence[Pass], title: str, told: str = "") -> dict[str, Any]:
+    """The first sequence's passes for the page; every token with the text that it added. ``told`` is the statistics'
+    explanation."""
     pieces = Pieces(tokenizer, ())
-    told = []
+    shown = []
     for each in passes:
         row = each.rows[0]
-        shown = [pieces.add(token) for token in row.written]
-        told.append(_pass(tokenizer, each, row, shown))
-    if told and (rest := pieces.close()):
-        told[-1]["written"][-1] += rest
-    return {"title": title, "prompt": prompt, "passes": told}
+        shown.append(_pass(tokenizer, each, row, [pieces.add(token) for token in row.written]))
+    if shown and (rest := pieces.close()):
+        shown[-1]["written"][-1] += rest
+    return {"title": title, "prompt": prompt, "told": told, "passes": shown}
 
 
 def _pass(tokenizer: Any, each: Pass, row: RowPass, shown: list[str]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import pytest
 from helpers.cli import run
 from helpers.serving import served
 
+from lookahead.pictures.page import page_of
+
 pytestmark = [pytest.mark.integrations, pytest.mark.usefixtures("augmented")]
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -51,6 +53,34 @@ def test_a_trace_of_500_passes(browser: Any, tmp_path: Path) -> None:
     page.locator("#text .token").nth(5).click()
     assert page.locator("#text .here").count() >= 1
     page.locator("#line").click(position={"x": 3, "y": 30})
+    assert not errors
+
+
+def test_labels_do_not_overlap(browser: Any, tmp_path: Path) -> None:
+    """Long tokens, wide letters, and a title and times that a reader can take in."""
+    texts = ["root", "ingredients", "WWWWWWWWWWWW", "\u4e16\u754c\u4e16\u754c\u4e16\u754c\u4e16\u754c", " i", "x"]
+    one = {"tokens": texts, "parents": [-1, 0, 1, 0, 3, 4], "sources": [""] + ["suffix"] * 5, "accepted": [0, 1, 2]}
+    one |= {"chances": [-1, 10, 100, 99.6, 5, -1], "written": ["a", "b", "c"], "ms": [1.5, 91366.1, 0.0123, 2]}
+    file = tmp_path / "page.html"
+    file.write_text(page_of({"title": "tiny", "prompt": "p", "told": "S: tokens", "passes": [one]}), encoding="utf-8")
+    page, errors = opened(browser, f"file://{file}")
+    boxes = page.evaluate(
+        """[...document.querySelectorAll("#tree g[data-node]")].map((group) =>
+            [group.querySelector("rect"), ...group.querySelectorAll("text")].map((part) => {
+                const { x, y, width, height } = part.getBBox(); return [x, y, x + width, y + height]; }))"""
+    )
+    assert len(boxes) == len(texts)
+    for rect, text, *share in boxes:
+        assert rect[0] <= text[0] and text[2] <= (share[0][0] if share else rect[2])
+        assert not share or share[0][2] <= rect[2]
+    rects = [rect for rect, *_ in boxes]
+    for one_rect in rects:
+        for other in rects:
+            if one_rect is not other:
+                apart = one_rect[2] <= other[0] or other[2] <= one_rect[0]
+                assert apart or one_rect[3] <= other[1] or other[3] <= one_rect[1]
+    assert "91.4 s" in page.locator("#sums").inner_text() and "forward 91.4 s" in page.locator("#told").inner_text()
+    assert "keep 2 ms" in page.locator("#told").inner_text() and page.locator("#explained").inner_text() == "S: tokens"
     assert not errors
 
 
