@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import jacobi
 import lookahead
 
 HOME = Path(lookahead.__file__)
@@ -53,6 +54,20 @@ def test_a_name_is_its_homes(name: str) -> None:
 def test_documented_modules_are_attributes() -> None:
     for name in lookahead._MODULES:
         assert getattr(lookahead, name) is import_module(f"lookahead.{name}")
+
+
+def test_only_documented_names_are_listed() -> None:
+    import_module("lookahead.cli")  # which becomes an attribute, too
+    assert dir(lookahead) == sorted({*lookahead.__all__, *lookahead._MODULES})
+    assert not {"Any", "import_module", "TYPE_CHECKING", "cli"} & set(dir(lookahead))
+
+
+@pytest.mark.parametrize("home", jacobi._HOMES)
+def test_the_solvers_names_are_their_modules(home: str) -> None:
+    """Whichever is imported first."""
+    code = f"import jacobi.{home}, jacobi; print([getattr(jacobi, n).__module__ for n in jacobi._HOMES[{home!r}]])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HOME.parent.parent)
+    assert set(re.findall(r"[a-z_.]+", ran.stdout)) == {f"jacobi.{home}"} or home == "fixed_point", ran.stderr
 
 
 def test_other_names_are_missing_as_in_any_module() -> None:
