@@ -19,8 +19,8 @@ from train_tiny_medusa import NAME, pieces
 
 from lookahead.bundled import load_bundled
 from lookahead.cli import common
-from lookahead.cli.train_eagle import show
 from lookahead.cli.training import Teller
+from lookahead.cli.training import show_drafter as show
 from lookahead.eagle import EagleSettings, fit
 from lookahead.training.items import Item
 

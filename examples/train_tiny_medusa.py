@@ -20,8 +20,8 @@ from train_tiny_coder import collect
 
 from lookahead.bundled import load_bundled
 from lookahead.cli import common
-from lookahead.cli.train_medusa import show
 from lookahead.cli.training import Teller
+from lookahead.cli.training import show_heads as show
 from lookahead.medusa import MedusaHeads
 from lookahead.sources.medusa.accuracies import CalibratedTree, grow_tree
 from lookahead.training.evaluation import spread

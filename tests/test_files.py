@@ -9,7 +9,7 @@ import pytest
 
 from jacobi import LookaheadError
 from lookahead._files import check_free, lock, whole_folder, write_text
-from lookahead.cli.common import check_file
+from lookahead.cli.options import check_file
 
 
 def names(folder: pathlib.Path) -> list[str]:

@@ -1,6 +1,6 @@
-"""The command line: one module a command, imported when the command is run. A command is a function of one frozen
-dataclass, whose fields are its options. ``lookahead --help`` and ``--version`` answer from this module alone, without
-torch and transformers. May import: everything."""
+"""The command line: one module a command, a function of one frozen dataclass, whose fields are its options. A module is
+imported when its command's arguments were read and checked: help, ``--version`` and what is wrong with arguments are
+told without torch and transformers. May import: everything."""
 
 import inspect
 from collections.abc import Callable
@@ -10,51 +10,52 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from jacobi import LookaheadError
 from lookahead._version import versions
+from lookahead.cli import arguments, training_arguments
 
-# The first paragraph of each command's docstring, so that the list of commands needs none of their modules.
-COMMANDS = {
-    "batch": "Answer a file of requests in OpenAI's batch format; a run that was killed goes on where it ended.",
-    "bench": "Race plain decoding, prompt lookup and lookahead on your model and prompts, in less than two minutes.",
-    "chat": "Chat with a model in the terminal; tokens that came for free are green.",
-    "convert-eagle": "Convert an EAGLE head between the published formats.",
-    "convert-medusa": "Convert Medusa heads between the published formats.",
-    "demo": "Write a few texts with and without lookahead, and compare texts and times.",
-    "generate": "Continue a prompt; the text appears as it is written.",
-    "serve": "Serve a model to OpenAI's clients, with lookahead decoding; a chat page is at /.",
-    "support": "Say whether lookahead can decode a model, by which route, and why; exit status 1 if it cannot.",
-    "trace": "Write a page that shows every pass of a decode: its tree, what was accepted, and the time it took.",
-    "train-eagle": "Train an EAGLE head for a model.",
-    "train-medusa": "Train Medusa heads for a model.",
-    "train-redrafter": "Train a ReDrafter head for a model.",
-    "tree": "Grow the best tree of Medusa's candidates, from the heads' accuracies on texts.",
-    "tune": "Measure the latency curve of a model on this machine, save it, and recommend a budget and W, N, G.",
-    "verify": "Compare plain decoding with lookahead: exit status 0 if texts are identical or tied, 1 on a bug.",
+COMMANDS: dict[str, type] = {
+    "batch": arguments.Batch,
+    "bench": arguments.Bench,
+    "chat": arguments.Chat,
+    "convert-eagle": training_arguments.ConvertEagle,
+    "convert-medusa": training_arguments.ConvertMedusa,
+    "demo": arguments.Demo,
+    "generate": arguments.Generate,
+    "serve": arguments.Serve,
+    "support": arguments.Support,
+    "trace": arguments.Trace,
+    "train-eagle": training_arguments.TrainEagle,
+    "train-medusa": training_arguments.TrainMedusa,
+    "train-redrafter": training_arguments.TrainRedrafter,
+    "tree": training_arguments.Tree,
+    "tune": arguments.Tune,
+    "verify": arguments.Verify,
 }
 
 
 def load_command(name: str) -> Any:
-    """Import a command's module, and make typer's command of the function that has the module's name."""
-    word = name.replace("-", "_")
+    """Make typer's command of the function that has the command's name, in the module of that name or of its kind."""
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(_spread(getattr(import_module(f"lookahead.cli.{word}"), word)))
+    alone.command(name)(_spread(name.replace("-", "_"), COMMANDS[name]))
     return typer.main.get_command(alone)
 
 
-def _spread(function: Callable[[Any], None]) -> Callable[..., None]:
-    """``function(options)``, where ``options`` is a dataclass, with a parameter for each of the dataclass's fields."""
-    options = function.__annotations__["options"]
+def _spread(word: str, options: type) -> Callable[..., None]:
+    """The command's function with a parameter for each of the dataclass's fields; its module is imported last."""
+    module = {"convert": "convert", "train": "training"}.get(word.partition("_")[0], word)
 
     def spread(**given: Any) -> None:
-        function(options(**given))
+        checked = options(**given)
+        getattr(import_module(f"lookahead.cli.{module}"), word)(checked)
 
-    spread.__doc__ = function.__doc__
+    spread.__doc__ = options.__doc__
     spread.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
     return spread
 
 
 class LazyCommand(TyperCommand):
-    """A command of which only name and help are known; the command itself is imported to read its arguments."""
+    """A command of which only name and help are known, until its arguments are read."""
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         return load_command(str(self.name)).make_context(*args, **settings)
@@ -65,18 +66,15 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = {name: LazyCommand(name, help=text) for name, text in COMMANDS.items()}
+        helps = {name: str(inspect.getdoc(options)).partition("\n\n")[0] for name, options in COMMANDS.items()}
+        self.commands = {name: LazyCommand(name, help=text) for name, text in helps.items()}
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except ValueError as error:  # jacobi, which defines LookaheadError, imports torch: only a command may load it
-            if not isinstance(error, import_module("jacobi.errors").LookaheadError):
-                raise
-            self._end(error)
         except BrokenPipeError:  # whoever read has gone: nothing is wrong
             raise
-        except OSError as error:
+        except (LookaheadError, OSError) as error:
             self._end(error)
 
     def _end(self, error: Exception) -> NoReturn:

@@ -2,44 +2,26 @@
 
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import BinaryIO
 
 import typer
-from typer import Argument, Exit, Option
+from typer import Exit
 
-from jacobi import LookaheadError
 from lookahead.cli import common
+from lookahead.cli.arguments import Batch
 from lookahead.cli.batch_files import Aside, Bad, answers, read_requests, write
-from lookahead.cli.options import ServedOptions
 from lookahead.ray.batches import answered
 from lookahead.ray.cluster import connected
 from lookahead.serve.batches import Answerer, Line, Outcome
+from lookahead.stats import counted
 
 _INTERRUPTED = 130  # exit status, as of a program that SIGINT ended
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(ServedOptions):
-    source: Annotated[Path, Argument(metavar="IN.jsonl", help="Requests, one JSON object a line.")]
-    target: Annotated[Path, Argument(metavar="OUT.jsonl", help="Answers; what is there already is not asked again.")]
-    max_new_tokens: Annotated[int, Option(min=1, help="Of a chat answer, where a request does not say.")] = 1024
-    conversations: Annotated[int, Option(min=0, help="KV caches kept for common prefixes of requests.")] = 4
-    rows: Annotated[int, Option(min=1, help="Answers that are written at a time, which share passes.")] = 8
-    replicas: Annotated[int, Option(min=0, help="Processes with the model, on Ray; 0 = this process alone.")] = 0
-
-
-def batch(options: Options) -> None:
-    """Answer a file of requests in OpenAI's batch format; a run that was killed goes on where it ended."""
+def batch(options: Batch) -> None:
     lines, bad = read_requests(options.source)
-    aside = Aside(options.target.with_name(f"{options.target.stem}.errors.jsonl"))
-    if not options.target.parent.is_dir():
-        raise LookaheadError(f"{options.target} cannot be written: there is no folder {options.target.parent}.")
-    for what, file in (("answers", options.target), ("bad lines", aside.path)):
-        if file.exists() and file.samefile(options.source):
-            raise LookaheadError(f"{file} holds the requests, and {what} would go there. Give OUT another name.")
+    aside = Aside(options.aside)
     with answers(options.target) as (out, done):
         aside.clear()
         aside.add(*bad)
@@ -49,13 +31,13 @@ def batch(options: Options) -> None:
         except KeyboardInterrupt:
             typer.echo("Interrupted: the same command goes on from here.", err=True)
             raise Exit(_INTERRUPTED) from None
-    told = f"; {aside.path}: {aside.count} bad lines." if aside.count else "."
-    typer.echo(f"{options.target}: {written} answers{told}", err=True)
+    told = f"; {aside.path}: {counted(aside.count, 'bad line')}." if aside.count else "."
+    typer.echo(f"{options.target}: {counted(written, 'answer')}{told}", err=True)
     if aside.count:
         raise Exit(1)
 
 
-def _answer(lines: list[Line], out: BinaryIO, aside: Aside, options: Options) -> int:
+def _answer(lines: list[Line], out: BinaryIO, aside: Aside, options: Batch) -> int:
     """Write each answer, or refusal, as soon as it is there; how many answers there were."""
     names, written = {line.number: line.custom_id for line in lines}, 0
     with closing(_outcomes(lines, options)) as outcomes, common.progress() as progress:
@@ -68,10 +50,9 @@ def _answer(lines: list[Line], out: BinaryIO, aside: Aside, options: Options) ->
     return written
 
 
-def _outcomes(lines: list[Line], options: Options) -> Generator[Outcome, None, None]:
+def _outcomes(lines: list[Line], options: Batch) -> Generator[Outcome, None, None]:
     """What becomes of the requests, as they end."""
     if lines and options.replicas:
-        common.check_folder(options.model)
         with connected() as ray:
             yield from answered(ray, partial(_answerer, options), lines, options.replicas, options.rows)
     elif lines:
@@ -85,7 +66,8 @@ def _outcomes(lines: list[Line], options: Options) -> Generator[Outcome, None, N
             answerer.close()
 
 
-def _answerer(options: Options) -> Answerer:
-    model, tokenizer = options.load()
+def _answerer(options: Batch) -> Answerer:
+    model, tokenizer = common.load_for(options)
     settings = {"rows": options.rows, "conversations": options.conversations}
-    return Answerer(model, tokenizer, options.name, new_tokens=options.max_new_tokens, **settings)
+    name = options.served_model_name or common.name_of(options)
+    return Answerer(model, tokenizer, name, new_tokens=options.max_new_tokens, **settings)

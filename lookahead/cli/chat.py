@@ -6,26 +6,24 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.text import Text
 from transformers.generation.streamers import BaseStreamer
-from typer import Option
 
 from jacobi import LookaheadError
 from lookahead.chat_format import render, turns
-from lookahead.cli.options import ModelOptions
+from lookahead.cli import common
+from lookahead.cli.arguments import Chat
 from lookahead.generation.conversations import Conversations
 from lookahead.generation.watch import Pass, watching
-from lookahead.loading import load_model
 from lookahead.models.names import CACHE
 from lookahead.patch import augment_all
 from lookahead.pieces import Pieces
-from lookahead.stats import DecodingStats
+from lookahead.stats import DecodingStats, counted, duration
 from lookahead.strategies.lookahead import Lookahead
 
 _HELP = """\
@@ -38,39 +36,18 @@ _HELP = """\
 A line that ends with \\ goes on in the next one. Ctrl-C ends an answer, not the program."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions):
-    draft: Annotated[str | None, Option(metavar="DIR", help="A small model that drafts beside the free sources.")] = (
-        None
-    )
-    system: Annotated[str | None, Option(help="The system prompt.")] = None
-    chat_template: Annotated[Path | None, Option(metavar="FILE", help="Jinja, in place of the tokenizer's.")] = None
-    max_new_tokens: Annotated[int, Option(min=1, help="Of an answer.")] = 1024
-    temperature: Annotated[float | None, Option(min=0.01, help="Draw tokens; default: the likeliest.")] = None
-    top_p: Annotated[float | None, Option(min=0.01, max=1.0, help="Needs --temperature.")] = None
-    seed: Annotated[int | None, Option(help="Makes drawn answers repeatable in float32.")] = None
-
-
-def chat(options: Options) -> None:
-    """Chat with a model in the terminal; tokens that came for free are green."""
-    if options.top_p is not None and options.temperature is None:
-        raise LookaheadError("--top-p needs --temperature.")
-    try:
-        template = None if options.chat_template is None else options.chat_template.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LookaheadError(f"--chat-template {options.chat_template} cannot be read: {error}.") from error
-    model, tokenizer = options.load()
-    draft = None if options.draft is None else load_model(options.draft, model.dtype, model.device)[0]
-    sampling: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": options.temperature is not None}
-    sampling |= {"temperature": options.temperature} if options.temperature is not None else {}
-    sampling |= {"top_p": options.top_p} if options.top_p is not None else {}
-    sampling |= {"eos_token_id": ends} if (ends := turns(model, tokenizer, template)[0]) else {}
+def chat(options: Chat) -> None:
+    model, tokenizer = common.load_for(options)
+    strategy = common.drafting(options, model, tokenizer)
     if options.seed is not None:
         torch.manual_seed(options.seed)
     augment_all()
     console = Console(highlight=False)
-    talk = Talk(model, tokenizer, Lookahead(draft_model=draft), sampling, console, options.system, template)
-    console.print(f"[bold]{options.model_name}[/bold]. /help tells the commands.")
+    settings = settings_of(options)
+    if ends := turns(model, tokenizer, options.template)[0]:
+        settings["eos_token_id"] = ends
+    talk = Talk(model, tokenizer, strategy, settings, console, options.system, options.template)
+    console.print(Text(common.name_of(options), style="bold").append(". /help tells the commands.", style="not bold"))
     while (line := _read(console)) is not None:
         if line.startswith("/"):
             if not _command(talk, line, console):
@@ -80,6 +57,17 @@ def chat(options: Options) -> None:
                 talk.answer(line)
             except LookaheadError as error:
                 console.print(Text(str(error), style="red"))
+
+
+def settings_of(options: Chat) -> dict[str, Any]:
+    """What ``generate`` is asked for. As with the server, the model's generation_config says what is not given."""
+    names = ("temperature", "top_p", "top_k", "repetition_penalty")
+    settings: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if settings.get("temperature") == 0.0:
+        settings = {"do_sample": False} | {name: settings[name] for name in settings if name != "temperature"}
+    elif settings.keys() - {"repetition_penalty"}:
+        settings["do_sample"] = True
+    return settings | {"max_new_tokens": options.max_new_tokens}
 
 
 def _read(console: Console) -> str | None:
@@ -135,6 +123,7 @@ class Talk:
     messages: list[dict[str, str]] = field(default_factory=list)
     last: str = "Nothing was answered yet."
     stats: DecodingStats = field(default_factory=DecodingStats)
+    paces: dict[bool, list[float]] = field(default_factory=lambda: {True: [0, 0.0], False: [0, 0.0]})
 
     def __post_init__(self) -> None:
         self._kept = Conversations(self.model, most=1)
@@ -177,14 +166,27 @@ class Talk:
         if stats is not None:
             self.stats += stats
         seconds = perf_counter() - begin
+        pace = self.paces[self.plain]
+        pace[0], pace[1] = pace[0] + voice.count, pace[1] + seconds
         self.messages = [*asked, {"role": "assistant", "content": voice.text}]
-        self.last = f"{voice.count} tokens in {seconds:.2f} s, {voice.count / seconds:.1f} a second; {cached} cached."
-        self.last += f"\n{stats.explain()}" if stats is not None else " Plain decoding." if self.plain else ""
+        rate = f"{duration(1e3 * seconds)}, {voice.count / seconds:.1f} a second"
+        self.last = f"{counted(voice.count, 'token')} in {rate}; {cached} cached."
+        measured = self._measured(voice.count / seconds)
+        self.last += (
+            f"\n{stats.explain(measured, legend=False)}" if stats is not None else " Plain decoding." * self.plain
+        )
         return voice.text
+
+    def _measured(self, pace: float) -> float | None:
+        """How much faster than this conversation's plain answers so many tokens a second are; None without any."""
+        count, seconds = self.paces[True]
+        return pace * seconds / count if count else None
 
     def told(self) -> str:
         """What the last answer took, and all of them."""
-        return f"{self.last}\nAll answers with lookahead: {self.stats.explain()}"
+        count, seconds = self.paces[False]
+        measured = self._measured(count / seconds) if count else None
+        return f"{self.last}\nAll answers with lookahead: {self.stats.explain(measured)}"
 
     def _room(self, ids: Sequence[int]) -> int:
         most, context = (

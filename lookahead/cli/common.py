@@ -4,15 +4,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from tempfile import TemporaryFile
-from time import perf_counter
+from time import monotonic, perf_counter, thread_time
 from typing import Any
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -21,22 +21,28 @@ from transformers.utils import logging
 
 from jacobi import LookaheadError
 from lookahead import bundled
-from lookahead._files import on_hub
 from lookahead._version import versions
+from lookahead.chat_format import render
+from lookahead.cli.evidence import LOADED
+from lookahead.cli.options import DraftOptions, ModelOptions, SizeOptions
+from lookahead.cli.prompts import CHAT_PROMPTS, PROMPTS
 from lookahead.loading import load_model
 from lookahead.stats import DecodingStats
-from lookahead.strategies.base import Strategy
+from lookahead.strategies.base import Stats, Strategy
+from lookahead.strategies.lookahead import Lookahead
 
-PICTURES = (".png", ".svg", ".pdf")  # names of pictures end so
+_QUIET_S = 5.0  # seconds between two lines where no bar can be drawn
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """One call of ``generate``: the tokens it wrote, the seconds it took, and its counts (None without lookahead)."""
+    """One call of ``generate``: the tokens it wrote, the seconds it took, in ``busy`` of which its thread ran, and its
+    counts (None without lookahead)."""
 
     tokens: list[int]
     seconds: float
     stats: DecodingStats | None
+    busy: float = inf
 
 
 def decode(
@@ -44,13 +50,25 @@ def decode(
 ) -> Decoded:
     """Decode one prompt with ``strategy``; None is transformers' own ``generate``, which nothing here has patched."""
     settings["return_dict_in_generate"] = True
-    start = perf_counter()
+    start, ran = perf_counter(), thread_time()
     if strategy is None:
         output = model.generate(**inputs, streamer=streamer, **settings)
     else:
         output = model.generate(**inputs, custom_generate=strategy, lookahead_streamer=streamer, **settings)
     tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    return Decoded(tokens, perf_counter() - start, getattr(output, "stats", None))
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return Decoded(tokens, perf_counter() - start, getattr(output, "stats", None), thread_time() - ran)
+
+
+def load_told(runs: Sequence[Decoded], device: torch.device) -> list[str]:
+    """One line where the machine had other work to do, which is seen by a thread that hardly waits by itself; else
+    none. A thread that waits for a GPU says nothing."""
+    share = min(1.0, sum(run.busy for run in runs) / sum(run.seconds for run in runs)) if runs else 1.0
+    if device.type != "cpu" or share > LOADED:
+        return []
+    told = f"The machine is loaded: this process ran in {share:.0%} of the time that passed. Times say little"
+    return [f"{told}; measure again when nothing else runs."]
 
 
 def usable_device(device: str) -> str:
@@ -73,45 +91,56 @@ def dtype_name(model: PreTrainedModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def check_folder(folder: str | None, option: str = "--model") -> None:
-    """Refuse a folder that does not exist, for which transformers would search the hub."""
-    if folder is not None and not Path(folder).exists() and not on_hub(folder):
-        raise LookaheadError(f"{option} {folder} does not exist: expected a folder with config.json and weights.")
-
-
-def check_file(option: str, file: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Refuse a file that cannot be written, before the work whose result it is to hold. One of ``suffixes`` is needed,
-    if there are any."""
-    if file is None:
-        return
-    if not file.parent.is_dir():
-        raise LookaheadError(f"{option} {file}: there is no folder {file.parent}. Make it first.")
-    if file.is_dir():
-        raise LookaheadError(f"{option} {file} is a folder: expected the name of a file.")
-    try:
-        if not file.exists() or file.is_file():
-            TemporaryFile(dir=file.resolve().parent).close()
-    except OSError as error:
-        raise LookaheadError(
-            f"{option} {file}: the folder cannot be written to ({error.strerror}). Name another."
-        ) from error
-    if suffixes and file.suffix not in suffixes:
-        raise LookaheadError(f"{option} {file}: expected a name that ends in {', '.join(suffixes)}.")
-
-
-def load(folder: str | None, dtype: str, device: str) -> tuple[PreTrainedModel, Any]:
+def load(folder: str | None, dtype: str, device: str, gguf_file: str | None = None) -> tuple[PreTrainedModel, Any]:
     """Load a model and its tokenizer; None is the bundled one, whose own dtype is float32: its file is only packed."""
     name = usable_device(device)
     if folder is None and dtype == "auto":
         dtype = "float32"
-    check_folder(folder)
     with loading("Loading the model"):
-        model, tokenizer = load_model(bundled.BUNDLED if folder is None else folder, weights_dtype(dtype), name)
+        source = bundled.BUNDLED if folder is None else folder
+        model, tokenizer = load_model(source, weights_dtype(dtype), name, gguf_file)
     if model.generation_config.pad_token_id is None:  # transformers would choose the same, and warn at every call
         ends = model.generation_config.eos_token_id
         end = ends[0] if isinstance(ends, list) else ends
         model.generation_config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
     return model, tokenizer
+
+
+def load_for(options: ModelOptions) -> tuple[PreTrainedModel, Any]:
+    """Load the model that the options name, and its tokenizer."""
+    return load(options.model, options.dtype, options.device, options.gguf_file)
+
+
+def name_of(options: ModelOptions) -> str:
+    """A short name of the model: its folder's, or its file's."""
+    return (bundled.BUNDLED if options.model is None else Path(options.model).expanduser().absolute()).name
+
+
+def drafting(options: DraftOptions, model: PreTrainedModel, tokenizer: Any) -> Lookahead:
+    """The strategy with the options' draft model, whose vocabulary may be another one."""
+    if options.draft is None:
+        return Lookahead()
+    with loading("Loading the draft model"):
+        draft, other = load_model(options.draft, model.dtype, model.device)
+    same = tokenizer.get_vocab() == other.get_vocab()
+    strategy = Lookahead(draft_model=draft, tokenizers=None if same else (tokenizer, other))
+    strategy.check(model)
+    return strategy
+
+
+def forgetful(options: SizeOptions, seed: int | None = None, stats: Stats = "summary", **others: Any) -> Lookahead:
+    """The strategy of these sizes, which remembers nothing: a text that is written twice is not easier the second
+    time."""
+    return Lookahead(**options.sizes(), seed=seed, stats=stats, remember=False, **others)
+
+
+def described(
+    options: ModelOptions, model: PreTrainedModel, strategy: Strategy | None, others: dict[str, Any]
+) -> dict[str, Any]:
+    """What decided about a text, for a JSON document."""
+    named = {"strategy": "plain"} if strategy is None else strategy.to_dict()
+    ends = {"dtype": dtype_name(model), "device": str(model.device)}
+    return {"model": options.model_name, "strategy": named} | others | ends
 
 
 @contextmanager
@@ -127,16 +156,25 @@ def loading(what: str) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def encode(tokenizer: Any, prompt: str, model: PreTrainedModel) -> dict[str, Tensor]:
-    """A prompt as ``generate`` takes it; one without tokens is refused, and one that is no text."""
+def built_in(tokenizer: Any, raw: bool) -> tuple[str, ...]:
+    """The built-in prompts that suit a model: what chat models are asked, where there is a chat template."""
+    return CHAT_PROMPTS if tokenizer.chat_template and not raw else PROMPTS
+
+
+def encode(tokenizer: Any, prompt: str, model: PreTrainedModel, raw: bool = True) -> dict[str, Tensor]:
+    """A prompt as ``generate`` takes it, in the tokenizer's chat template if it has one, unless ``raw``. A prompt
+    without tokens is refused, and one that is no text."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:  # Python's stand-in for a byte of the command line, or of stdin, that is none
         raise LookaheadError(f"The prompt is not text ({error.reason}): expected UTF-8.") from error
-    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-    if ids.shape[1] == 0:
+    if raw or not tokenizer.chat_template:
+        tokens = list(tokenizer(prompt)["input_ids"])
+    else:
+        tokens = render(tokenizer, [{"role": "user", "content": prompt}])
+    if not tokens:
         raise LookaheadError("The prompt is empty: expected text of at least one token.")
-    ids = ids.to(model.device)
+    ids = torch.tensor([tokens], device=model.device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
@@ -157,13 +195,36 @@ def report(document: Mapping[str, Any], as_json: bool, show: Callable[[Console],
         show(Console(highlight=False))
 
 
-def progress(auto_refresh: bool = True) -> Progress:
-    """Bars on stderr, which vanish at the end, and are not drawn outside a terminal. Without ``auto_refresh``, the
-    caller draws them when it disturbs no timing."""
+class Told(Progress):
+    """Bars on stderr, which vanish at the end; outside a terminal, a line as each begins, and now and then."""
+
+    _said = 0.0
+
+    def add_task(self, description: str, *args: Any, **fields: Any) -> TaskID:
+        task = super().add_task(description, *args, **fields)
+        self._say(task, first=True)
+        return task
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        self._say(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._say(task_id)
+
+    def _say(self, task_id: TaskID, first: bool = False) -> None:
+        if self.disable and (first or monotonic() - self._said > _QUIET_S):
+            self._said, task = monotonic(), self._tasks[task_id]
+            typer.echo(f"{task.description}: {task.percentage:.0f}%", err=True)
+
+
+def progress(auto_refresh: bool = True) -> Told:
+    """Bars for what takes long. Without ``auto_refresh``, the caller draws them when it disturbs no timing."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     off = not console.is_terminal
-    return Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh, disable=off)
+    return Told(*columns, console=console, transient=True, auto_refresh=auto_refresh, disable=off)
 
 
 def bar(progress: Progress, what: str) -> Callable[[float], None]:
@@ -176,7 +237,7 @@ def columns(headers: Sequence[str], rows: Iterable[Any], title: str | None = Non
     """Right-justified columns; the row whose first cell is ``bold`` stands out."""
     table = Table(title=title, box=None, header_style="bold")
     for header in headers:
-        table.add_column(header, justify="right")
+        table.add_column(header, justify="right", overflow="fold")
     for row in rows:
         cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)  # what looks like markup stays text
         table.add_row(*cells, style="bold" if row[0] == bold else "")
@@ -186,8 +247,8 @@ def columns(headers: Sequence[str], rows: Iterable[Any], title: str | None = Non
 def facts(known: Mapping[str, Any], title: str | None = None, unknown: str = "-") -> Table:
     """A line for each name and its value; None is shown as ``unknown``."""
     table = Table(title=title, box=None, show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table.add_column(style="bold", overflow="fold")
+    table.add_column(overflow="fold")
     for name, value in known.items():
         text = ", ".join(value) if isinstance(value, list) else unknown if value is None else str(value)
         table.add_row(name.replace("_", " "), text)

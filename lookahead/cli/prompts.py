@@ -1,4 +1,4 @@
-"""Where prompts come from: the built-in ones, a file, or stdin."""
+"""Where prompts come from: the built-in ones, a file, or stdin. Nothing here needs torch."""
 
 import json
 import re
@@ -21,19 +21,38 @@ PROMPTS = (
     'class Cache(dict):\n    """A dictionary that forgets its oldest items."""',
 )
 
+# What chat models are asked, of several kinds: a question, a summary, figures out of a text, code, a table, a story.
+CHAT_PROMPTS = (
+    "Why does bread dough rise, and what happens if it is left to rise for too long?",
+    "Sum this up in two sentences: The harbour of Lindsund was dredged again last spring, because the river had "
+    "carried more sand into it than in any year since 1974. The town paid for most of the work; the fishing "
+    "cooperative gave a third of it, as its larger boats had been waiting for the tide on four days of five. Since "
+    "June they come and go as they like, and the ferry to the islands, cancelled eleven times before, runs every day.",
+    "List name, price and amount of each item in this order as JSON: Please send us two boxes of pencils at 4.80 "
+    "euros each, one desk lamp for 39 euros, and ten packs of paper, which were 5.25 euros a pack in your last offer.",
+    "Write a Python function that returns the n most frequent words of a text, with a docstring and an example.",
+    "Compare trains, buses and bicycles for a way to work of 12 kilometres, as a table with cost, time and weather.",
+    "Write the beginning of a story about a lighthouse keeper who finds a letter addressed to her grandmother.",
+)
+
 _HELP = 'Prompts, one a line. A line with {" first, and every line of a .jsonl file, is a JSON object with a "prompt".'
 _OBJECT = re.compile(r'\s*{\s*"')
 PromptsOption = Annotated[Path | None, typer.Option(metavar="FILE", help=_HELP)]
 
 
+def read_text(file: Path, option: str) -> str:
+    """The text of a file that an option names."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LookaheadError(f"{option} {file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise LookaheadError(f"{option} {file} is not text ({error}): expected UTF-8.") from error
+
+
 def read_prompts(file: Path) -> list[str]:
     """The prompts of a file, one a line, as the option's help says; empty lines are skipped."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise LookaheadError(f"--prompts {file} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise LookaheadError(f"--prompts {file} is not text ({error}): expected UTF-8.") from error
+    lines = read_text(file, "--prompts").splitlines()
     objects = file.suffix == ".jsonl"
     texts = [
         _prompt(line, f"--prompts {file}, line {number}") if objects or _OBJECT.match(line) else line
@@ -70,11 +89,7 @@ def read_stdin() -> str:
 
 def read_questions(file: Path) -> list[tuple[str, str]]:
     """Category and first turn of each question in a file of Spec-Bench's format (Xia et al., arXiv 2401.07851)."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LookaheadError(f"--questions {file} cannot be read: {error}.") from error
-    questions = []
+    lines, questions = read_text(file, "--questions").splitlines(), []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -2,26 +2,31 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
+from rich.text import Text
 from transformers import PreTrainedModel
 
 from lookahead.cli import common
-from lookahead.cli.verify import first_divergence
-from lookahead.stats import DecodingStats
+from lookahead.cli.evidence import Evidence
+from lookahead.cli.verify import Divergence, judged
+from lookahead.stats import DecodingStats, counted
 from lookahead.strategies.lookahead import Lookahead
 
 Verdict = Literal["same", "tie", "differs", "bug", "other draws"]
 Inputs = dict[str, torch.Tensor]
 
 LABELS = {"plain": "plain", "lookup2": "prompt lookup, 2", "lookup3": "prompt lookup, 3", "lookahead": "lookahead"}
+_BAR = 40  # cells of the longest bar
 _LOOKUPS = {"lookup2": 2, "lookup3": 3}  # longest n-gram that is looked up
 _PROBE = 8  # tokens by which the time is judged
-_LEAST_TOKENS = 16  # of a text, that say anything
-_WARM = 24  # tokens that warm up
+_LEAST_TOKENS = 8  # of a text
+_WARM = 24  # tokens that warm up, at most
 
 
 @dataclass(frozen=True)
@@ -41,15 +46,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """A method's runs of one kind and mode; ``speedup`` is of the whole time a token, the others of single texts."""
+    """A method's runs of one kind and mode, against plain decoding's of the same texts."""
 
     kind: str
     mode: str
     method: str
-    speedup: float
-    median: float
-    least: float
+    speedup: float  # geometric mean of single texts'
+    interval: tuple[float, float] | None  # of 95 %; None = there was one text
+    least: float  # of single texts
     most: float
+    drafts: float | None  # the part of the speedup that drafts bring; faster passes bring the rest
+    passes: float | None
+    verdict: str
     tokens_per_second: float
     tokens_per_pass: float | None
     texts: str
@@ -57,7 +65,13 @@ class Row:
 
 
 class Race:
-    """All runs of a race, and ``told``: what was left out so that it ends in time."""
+    """All runs of a race.
+
+    Attributes:
+        told: what was left out so that it ends in ``seconds``, and that the machine was loaded.
+        written: what each of the runs wrote.
+        differing: prompt and method of greedy texts that are not plain decoding's, and where they part.
+    """
 
     def __init__(
         self,
@@ -65,29 +79,37 @@ class Race:
         given: Sequence[tuple[str, Inputs]],
         temperatures: Sequence[float | None],
         new_tokens: int,
-        seconds: float,
+        seconds: float = inf,
+        methods: Sequence[str] = tuple(LABELS),
+        strategy: Lookahead | None = None,
+        rounds: int = 1,
     ) -> None:
         self._model, self._given, self._temperatures = model, list(given), temperatures
-        self.new_tokens, self._seconds = new_tokens, seconds
+        self.new_tokens, self._seconds, self._methods, self._rounds = new_tokens, seconds, methods, rounds
         self.told: list[str] = []
-        self._strategy = Lookahead()
-        self._end = 0.0
+        self.written: list[common.Decoded] = []
+        self.differing: dict[tuple[int, str], Divergence] = {}
+        self._strategy = strategy or Lookahead()
+        self._end, self._warm = 0.0, min(_WARM, new_tokens)
 
     def run(self, moved: Callable[[float], None]) -> list[Run]:
         """Run the race; ``moved`` is told how far it has got, from 0 to 1."""
         self._end = perf_counter() + self._seconds
         self._fit(self._seconds_a_token())
-        for method in LABELS:
+        for method in self._methods:
             for temperature in self._temperatures:
-                self._write(self._given[0][1], method, temperature, 0, min(_WARM, self.new_tokens))
-        runs, units = list[Run](), len(self._given) * len(self._temperatures)
+                self._write(self._given[0][1], method, temperature, 0, self._warm)
+        runs, turns = list[Run](), [(turn, each) for turn in range(self._rounds) for each in self._temperatures]
         for place, (kind, inputs) in enumerate(self._given):
-            for turn, temperature in enumerate(self._temperatures):
-                runs += self._unit(kind, inputs, temperature, place)
-                moved((place * len(self._temperatures) + turn + 1) / units)
+            for number, (turn, temperature) in enumerate(turns, start=1):
+                runs += self._unit(kind, inputs, temperature, place, turn)
+                moved((place + number / len(turns)) / len(self._given))
             if perf_counter() > self._end and place + 1 < len(self._given):
-                self.told.append(f"Time is up after {place + 1} of {len(self._given)} prompts: --minutes gives more.")
+                self.told.append(
+                    f"Time is up after {place + 1} of {counted(len(self._given), 'prompt')}: --minutes gives more."
+                )
                 break
+        self.told += common.load_told(self.written, self._model.device)
         return runs
 
     def _seconds_a_token(self) -> float:
@@ -99,18 +121,19 @@ class Race:
 
     def _fit(self, each: float) -> None:
         """Ask for as much as the time allows, as if every method were as fast as plain decoding."""
-        ways = len(LABELS) * len(self._temperatures)
-        possible = int((self._end - perf_counter()) / (each * ways)) - min(_WARM, self.new_tokens)  # tokens of texts
-        asked = len(self._given), self.new_tokens
-        if possible >= asked[0] * asked[1]:
+        ways, asked = len(self._methods) * len(self._temperatures), (len(self._given), self.new_tokens)
+        possible = (self._end - perf_counter()) / (each * ways)  # tokens
+        if possible - self._warm >= asked[0] * asked[1] * self._rounds:
             return
+        self._warm = max(1, min(self._warm, int(possible) // 4))
+        possible = int(possible) - self._warm
         prompts = max(1, min(asked[0], possible // min(self.new_tokens, 48)))
         self.new_tokens = max(min(_LEAST_TOKENS, asked[1]), min(asked[1], possible // prompts))
         step = len(self._given) / prompts  # every kind of question has its share
         self._given = [self._given[int(place * step)] for place in range(prompts)]
         took = f"plain decoding takes {1e3 * each:.0f} ms a token"
         self.told.append(
-            f"{prompts} of {asked[0]} prompts and {self.new_tokens} of {asked[1]} tokens, as {took} here: "
+            f"{prompts} of {counted(asked[0], 'prompt')} and {self.new_tokens} of {asked[1]} tokens, as {took} here: "
             "--minutes gives more."
         )
 
@@ -124,15 +147,13 @@ class Race:
             settings |= {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": _LOOKUPS[method]}
         torch.manual_seed(seed)
         strategy = self._strategy if method == "lookahead" else None
-        decoded = common.decode(self._model, inputs, strategy, **settings)
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
-        return decoded
+        return common.decode(self._model, inputs, strategy, **settings)
 
-    def _unit(self, kind: str, inputs: Inputs, temperature: float | None, place: int) -> list[Run]:
-        names = list(LABELS)
-        turned = names[place % len(names) :] + names[: place % len(names)]  # nobody always goes first
+    def _unit(self, kind: str, inputs: Inputs, temperature: float | None, place: int, turn: int) -> list[Run]:
+        names, first = list(self._methods), (place + turn) % len(self._methods)  # nobody always goes first
+        turned = names[first:] + names[:first]
         done = {name: self._write(inputs, name, temperature, place, self.new_tokens) for name in turned}
+        self.written += [done[name] for name in names]
         plain = done["plain"]
         each = plain.seconds / max(1, len(plain.tokens))
         mode = "greedy" if temperature is None else f"t{temperature:g}"
@@ -140,20 +161,20 @@ class Race:
         for name in names:
             found = done[name]
             ratio = each / (found.seconds / max(1, len(found.tokens)))
-            verdict = self._verdict(inputs, name, plain.tokens, found.tokens, temperature)
+            verdict = self._verdict(inputs, name, plain.tokens, found.tokens, temperature, place)
             stats = None if found.stats is None else found.stats.to_dict()
             runs.append(Run(kind, mode, place, name, len(found.tokens), found.seconds, ratio, verdict, stats))
         return runs
 
     def _verdict(
-        self, inputs: Inputs, method: str, plain: list[int], tokens: list[int], temperature: float | None
+        self, inputs: Inputs, method: str, plain: list[int], tokens: list[int], temperature: float | None, place: int
     ) -> Verdict:
         if plain == tokens:
             return "same"
         if temperature is not None:
             return "other draws" if method in _LOOKUPS else "differs"
-        found = first_divergence(self._model, inputs, plain, tokens)
-        return "tie" if found is not None and found.verdict == "tie" else "bug" if method == "lookahead" else "differs"
+        found = self.differing[place, method] = judged(self._model, inputs, plain, tokens)
+        return "tie" if found.verdict == "tie" else "bug" if method == "lookahead" else "differs"
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
@@ -165,31 +186,80 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     rows = []
     for kind, some in groups:
         for mode in dict.fromkeys(run.mode for run in some):
-            for method in LABELS:
+            for method in dict.fromkeys(run.method for run in some):
                 own = [run for run in some if (run.mode, run.method) == (mode, method)]
-                plain = [run for run in some if (run.mode, run.method) == (mode, "plain")]
-                rows.append(_row(kind, mode, method, own, plain))
+                rows.append(_row(kind, mode, method, own))
     return rows
 
 
-def _row(kind: str, mode: str, method: str, own: Sequence[Run], plain: Sequence[Run]) -> Row:
-    tokens, seconds = sum(run.tokens for run in own), sum(run.seconds for run in own)
-    before = sum(run.seconds for run in plain) / max(1, sum(run.tokens for run in plain))
-    ratios = [run.ratio for run in own]
+def _row(kind: str, mode: str, method: str, own: Sequence[Run]) -> Row:
+    texts: dict[int, list[Run]] = {}
+    for run in own:
+        texts.setdefault(run.prompt, []).append(run)
+    ratios = [median(run.ratio for run in runs) for runs in texts.values()]
+    found = Evidence.of(ratios, sum(runs[0].tokens for runs in texts.values()))
     stats = sum((DecodingStats.from_dict(run.stats) for run in own if run.stats), DecodingStats())
+    drafts, passes = stats.split(found.speedup) or (None, None)
     counts = {verdict: sum(run.verdict == verdict for run in own) for verdict in dict.fromkeys(r.verdict for r in own)}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    speed = tokens / seconds
     return Row(
         kind,
         mode,
         method,
-        before * speed,
-        median(ratios),
+        found.speedup,
+        found.interval,
         min(ratios),
         max(ratios),
-        speed,
+        drafts,
+        passes,
+        found.verdict,
+        sum(run.tokens for run in own) / sum(run.seconds for run in own),
         stats.mean_acceptance_length if stats.steps else 1.0 if method == "plain" else None,
         "" if method == "plain" else told,
-        stats.explain() if method == "lookahead" else "",
+        stats.explain(found.speedup) if method == "lookahead" else "",
     )
+
+
+def show_rows(console: Console, rows: Sequence[Row]) -> None:
+    """A table and bars for each kind."""
+    kinds = dict.fromkeys(row.kind for row in rows)
+    for kind in kinds:
+        _show_kind(console, [row for row in rows if row.kind == kind], kind if len(kinds) > 1 else None)
+
+
+def _show_kind(console: Console, rows: list[Row], title: str | None) -> None:
+    cells = [
+        (
+            row.mode,
+            LABELS[row.method],
+            f"{row.speedup:.2f}x",
+            "" if row.method == "plain" or row.interval is None else "{:.2f}-{:.2f}".format(*row.interval),
+            f"{row.tokens_per_second:.1f}",
+            "" if row.tokens_per_pass is None else f"{row.tokens_per_pass:.2f}",
+            row.texts,
+        )
+        for row in rows
+    ]
+    console.print(common.columns(("mode", "method", "speed", "95 %", "tokens/s", "S", "texts"), cells, title))
+    console.print()
+    most = max(row.speedup for row in rows)
+    for row in rows:
+        bar = "█" * max(1, round(_BAR * row.speedup / most))
+        style = "dim" if row.method == "plain" else "green" if row.speedup >= 1.0 else "red"
+        label = f"{row.mode} {LABELS[row.method]}"
+        console.print(Text(f"{label:<24} ").append(bar, style=style).append(f" {row.speedup:.2f}x"))
+    console.print()
+
+
+def show_verdicts(console: Console, race: Race, rows: Sequence[Row]) -> None:
+    """What the race says of lookahead, and why."""
+    legend = ""
+    for line in race.told:
+        console.print(line)
+    for row in rows:
+        if row.method == "lookahead":
+            said = f"{row.kind}, {row.mode}: lookahead {row.speedup:.2f}x, {row.verdict}."
+            told, _, legend = row.explained.partition("\n")
+            console.print(Text(said, style="bold"), Text(told), sep="\n")
+    if legend:
+        console.print(Text(legend, style="dim"))

@@ -1,39 +1,25 @@
 """``lookahead support``: how a model would be decoded, and why."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, DynamicCache, PreTrainedConfig, PreTrainedModel
-from typer import Exit, Option
+from typer import Exit
 
 from jacobi import LookaheadError
 from lookahead import _native
-from lookahead._files import on_hub
 from lookahead.cli import common
-from lookahead.cli.options import DeviceOption, DtypeOption, JsonOption
-from lookahead.loading import has_weights, load_weights
+from lookahead.cli.arguments import Support
+from lookahead.loading import load_weights
+from lookahead.model_folder import find_model, has_weights
 from lookahead.models.conformance import recorded, recorded_version
 from lookahead.models.traits import ModelTraits
 from lookahead.support import route as checks
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    model: Annotated[str, Option(metavar="DIR_OR_CONFIG", help="Folder of a model, or of a config.json, or that file.")]
-    dtype: DtypeOption = "auto"
-    device: DeviceOption = "auto"
-    as_json: JsonOption = False
-
-
-def support(options: Options) -> None:
-    """Say whether lookahead can decode a model, by which route, and why; exit status 1 if it cannot.
-
-    With weights, the self-test is run. From a config alone, class and config are checked on a model without weights,
-    and the rest is what the conformance run found for the class.
-    """
+def support(options: Support) -> None:
     model, weights = _load(options)
     known = _facts(model, weights)
     common.report(known, options.as_json, lambda console: console.print(common.facts(known)))
@@ -41,22 +27,24 @@ def support(options: Options) -> None:
         raise Exit(1)
 
 
-def _load(options: Options) -> tuple[PreTrainedModel, bool]:
+def _load(options: Support) -> tuple[PreTrainedModel, bool]:
     source, dtype, path = options.model, common.weights_dtype(options.dtype), Path(options.model).expanduser()
-    device = common.usable_device(options.device)
-    folder = path.parent if path.name == "config.json" else path
-    if not path.exists() and not on_hub(source):
-        raise LookaheadError(f"--model {source} does not exist: expected a model's folder, or a config.json.")
+    device, given = common.usable_device(options.device), dict[str, Any]()
+    folder: str | Path = path.parent if path.name == "config.json" else path if path.exists() else source
+    weights = (path.is_dir() and has_weights(path)) or path.suffix == ".gguf"
+    if weights or options.gguf_file:
+        folder, gguf_file = find_model(folder, options.gguf_file)
+        given = {"gguf_file": gguf_file} if gguf_file else {}
     try:
-        config = AutoConfig.from_pretrained(folder if path.exists() else source)
+        config = AutoConfig.from_pretrained(folder, **given)
         kind = _class_of(config)
-        if not (path.is_dir() and has_weights(path)):
+        if not weights:
             with torch.device("meta"):
                 return (kind(config) if issubclass(kind, PreTrainedModel) else kind.from_config(config)), False
         with common.loading("Loading the model"):
             if config.is_encoder_decoder:
                 return kind.from_pretrained(path, dtype=dtype).to(device).eval(), True
-            return load_weights(path, dtype=dtype, device=device), True
+            return load_weights(path, dtype, device, options.gguf_file), True
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise LookaheadError(f"--model {source} cannot be read as a model that writes text: {error}") from error
 

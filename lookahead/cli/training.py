@@ -1,37 +1,23 @@
-"""What commands that train share: their data, and bars that tell how far they are."""
+"""``lookahead train-eagle``, ``train-medusa`` and ``train-redrafter``: train heads, save them, and say what they are
+worth."""
 
 import json
 import os
-import sysconfig
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, make_dataclass
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
-from typer import Option
 
-from jacobi import LookaheadError
 from lookahead.cli import common
-from lookahead.cli.options import DtypeOption, JsonOption, ModelOptions
+from lookahead.cli.training_arguments import TrainEagle, TrainingOptions, TrainMedusa, TrainRedrafter
 from lookahead.training.drafter_recipe import DrafterEvaluation
-from lookahead.training.items import Item, read_items, split
-from lookahead.training.settings import TrainingSettings
+from lookahead.training.eagle import recipe as eagle
+from lookahead.training.medusa import recipe as medusa
+from lookahead.training.redrafter import recipe as redrafter
 
-_HOLD_OUT = 20
-_BUNDLED_HOLD_OUT = 50  # as the bundled model was trained: its held-out files are these
-_CPU_MINUTES = 15.0
-_QUIET_S = 30.0  # seconds between two lines where no bar can be drawn
-_MINUTES_HELP = f"Most minutes of training; 0 is no limit. Default: {_CPU_MINUTES:g} on a CPU, else none."
-_DATA_HELP = (
-    "What to learn from; may be given several times. A .jsonl file of texts, prompts with completions or "
-    "conversations, a text, or a folder of these. Default for the bundled model: the Python standard library."
-)
 _STAGES = {
     "encoding": "Encoding",
     "answering": "Letting the model answer",
@@ -40,102 +26,27 @@ _STAGES = {
     "drafter": "Training the drafter",
     "evaluating": "Evaluating",
 }
-Paths = list[Path] | None
-
-option = partial(Option, rich_help_panel="Training")
-# Settings that all trainings have as options, by their names in TrainingSettings.
-SHARED = {
-    "distil": option("--self-distill/--no-self-distill", help="Learn from the model's own answers to the prompts."),
-    "answer_tokens": option(min=1, help="(self-distill) Most tokens of an answer."),
-    "temperature": option(help="(self-distill) Sample. Default: greedy."),
-    "epochs": option(help="Passes over the data, in each stage."),
-    "min_steps": option(help="More passes where those would be fewer steps than this."),
-    "batch_size": option(help="Examples in a step, on each device."),
-    "accumulate": option(help="Batches in a step."),
-    "block_size": option(help="Most tokens of an example."),
-    "precision": option("--mixed-precision", help="Automatic mixed precision."),
-    "seed": option(help="Of the order of the data, and of fresh weights."),
-    "save_steps": option(help="Steps between two checkpoints."),
-    "report_to": option(help="A logger, for example tensorboard or wandb."),
-}
 
 
-def as_options(settings: type[TrainingSettings], options: Mapping[str, Any]) -> Any:
-    """A dataclass to inherit from, with those settings as options; types and defaults are the settings'."""
-    known = {field.name: field for field in fields(settings)}
-    shown = [(name, Annotated[known[name].type, given], known[name].default) for name, given in options.items()]
-    return make_dataclass("_Settings", shown, frozen=True, kw_only=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions(ModelOptions):
-    dtype: DtypeOption = "float32"
-    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder to write; new or empty.")]
-    data: Annotated[Paths, Option(metavar="PATH", help=_DATA_HELP)] = None
-    eval_data: Annotated[Paths, Option(metavar="PATH", help="What to evaluate on. Default: a part of --data.")] = None
-    hold_out: Annotated[int | None, Option(min=2, metavar="N", help=f"Hold out one in N. Default: {_HOLD_OUT}.")] = None
-    max_items: Annotated[int | None, Option(min=2, help="Use so many items at most, chosen by hash.")] = None
-    max_minutes: Annotated[float | None, option(help=_MINUTES_HELP)] = None
-    resume: Annotated[bool, Option(help="Continue the training that was begun in --output.")] = False
-    force: Annotated[bool, Option(help="Overwrite what is in --output.")] = False
-    as_json: JsonOption = False
-
-    def minutes(self, device: str) -> float | None:
-        """The limit of a training on a device; None is none."""
-        default = _CPU_MINUTES if device in ("auto", "cpu") else 0.0
-        return (default if self.max_minutes is None else self.max_minutes) or None
-
-    @property
-    def place(self) -> str:
-        """The device of this process: torchrun's way to tell which GPU is its own."""
-        rank = os.environ.get("LOCAL_RANK", "0")
-        return f"cuda:{rank}" if self.device == "auto" and torch.cuda.is_available() else self.device
-
-    @property
-    def tells(self) -> bool:
-        """Whether this process is the one that draws bars."""
-        return os.environ.get("LOCAL_RANK", "0") == "0"
-
-    def items(self) -> tuple[list[Item], list[Item]]:
-        """What to train on, and what is held out."""
-        hold_out = self.hold_out
-        if hold_out is not None and self.eval_data:
-            raise LookaheadError("--hold-out and --eval-data both say what to evaluate on: expected one of them.")
-        if not self.data and self.model is not None:
-            raise LookaheadError("--data is missing: expected what the heads are to learn from.")
-        if self.data:
-            items = [item for path in self.data for item in read_items(path)]
-        else:
-            library = sysconfig.get_paths()["stdlib"]
-            items = [item for item in read_items(library) if "site-packages" not in Path(item.source).parts]
-            hold_out = hold_out or _BUNDLED_HOLD_OUT
-        if self.max_items is not None:
-            items = sorted(items, key=lambda item: item.number)[: self.max_items]
-        if self.eval_data:
-            return items, [item for path in self.eval_data for item in read_items(path)]
-        return split(items, hold_out or _HOLD_OUT)
+def place_of(options: TrainingOptions) -> str:
+    """The device of this process: torchrun's way to tell which GPU is its own."""
+    rank = os.environ.get("LOCAL_RANK", "0")
+    return f"cuda:{rank}" if options.device == "auto" and torch.cuda.is_available() else options.device
 
 
 class Teller:
-    """Draws a bar for each stage; outside a terminal, a line now and then."""
+    """Draws a bar for each stage."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._bars: dict[str, TaskID] = {}
-        self._last = float("-inf")
 
     def tell(self, stage: str, done: float, logs: dict[str, float]) -> None:
         """Show that a share ``done`` of a stage is done."""
         if stage not in self._bars:
             self._bars[stage] = self._progress.add_task(_STAGES[stage], total=1.0)
-        self._progress.update(self._bars[stage], completed=done)
-        if not logs:
-            return
-        told = f"{_STAGES[stage]}: step {logs['step']}, loss {logs['loss']:.3f}"
-        self._progress.update(self._bars[stage], description=told)
-        if self._progress.disable and time.monotonic() - self._last > _QUIET_S:
-            self._last = time.monotonic()
-            typer.echo(f"{told}, {done:.0%}", err=True)
+        told = f"{_STAGES[stage]}: step {logs['step']}, loss {logs['loss']:.3f}" if logs else None
+        self._progress.update(self._bars[stage], completed=done, description=told)
 
 
 def show_drafter(console: Console, evaluation: DrafterEvaluation) -> None:
@@ -146,23 +57,59 @@ def show_drafter(console: Console, evaluation: DrafterEvaluation) -> None:
     if rates:
         lines = [(name, *(f"{rates[mode][name]:.2f}" for mode in rates)) for name in rates["greedy"]]
         console.print(common.columns(("", *rates), lines, f"Tokens a pass, {evaluation.nodes} nodes"))
-    training = evaluation.training
+    _show_steps(console, evaluation.training)
+
+
+def show_heads(console: Console, evaluation: medusa.Evaluation) -> None:
+    own, accuracies = evaluation.own, evaluation.accuracies
+    rows = [("the model itself", "+1", f"{own.top1:.3f}", f"{own.top5:.3f}")]
+    for head, (top1, top5) in enumerate(zip(accuracies.top(1), accuracies.top(5), strict=True)):
+        rows.append((f"head {head}", f"+{head + 2}", f"{top1:.3f}", f"{top5:.3f}"))
+    console.print(common.columns(("", "predicts", "top-1", "top-5"), rows, f"On {own.tokens:,} held-out tokens"))
+    if evaluation.before is not None:
+        console.print(f"The model's own loss: {evaluation.before.loss:.4f} before, {own.loss:.4f} after, nats a token.")
+    if own.top1:
+        console.print(f"The first head is right {evaluation.ratio:.2f} times as often as the model itself.")
+    expected = f"Tokens a pass over {len(evaluation.choices.paths)} nodes: {evaluation.expected:.2f} expected"
+    if (measured := evaluation.measured) is None:
+        console.print(expected + ".")
+    else:
+        plain = f"{measured.plain_tokens_per_s:.0f} in plain decoding, {measured.speedup:.2f}x."
+        speed = f"{measured.tokens_per_s:.0f} tokens/s against {plain}"
+        console.print(f"{expected}, {measured.tokens_per_pass:.2f} measured; {speed}", style="bold")
+    _show_steps(console, evaluation.training)
+
+
+def _show_steps(console: Console, training: dict[str, Any]) -> None:
     steps, planned = training["steps"], training["planned_steps"]
     short = "" if steps >= planned else f" of {planned} planned; --max-minutes allows more"
     console.print(f"{steps} steps{short}, {training['seconds'] / 60:.1f} minutes.")
 
 
-def fit_and_tell(options: Any, fit: Callable[..., Any], show: Callable[[Console, Any], None] = show_drafter) -> None:
-    """Train a drafter by one of the recipes, and say by ``show`` what it is worth; ``options`` are
-    :class:`TrainingOptions` that give their settings."""
-    settings = options.settings(options.place)
-    items, held_out = options.items()
-    model, tokenizer = common.load(options.model, options.dtype, options.place)
+def train_eagle(options: TrainEagle) -> None:
+    fit_and_tell(options, eagle.fit)
+
+
+def train_medusa(options: TrainMedusa) -> None:
+    fit_and_tell(options, medusa.fit, show_heads)
+
+
+def train_redrafter(options: TrainRedrafter) -> None:
+    fit_and_tell(options, redrafter.fit)
+
+
+def fit_and_tell(
+    options: TrainingOptions, fit: Callable[..., Any], show: Callable[[Console, Any], None] = show_drafter
+) -> None:
+    """Train a drafter by one of the recipes, and say by ``show`` what it is worth."""
+    place = place_of(options)
+    (items, held_out), settings = options.items, options.settings(place)
+    model, tokenizer = common.load(options.model, options.dtype, place, options.gguf_file)
     others: dict[str, Any] = {"resume": options.resume, "force": options.force}
     if options.model is None:
         others["name"] = "tiny-coder"
     with common.progress() as progress:
-        report = Teller(progress).tell if options.tells else None
+        report = Teller(progress).tell if os.environ.get("LOCAL_RANK", "0") == "0" else None
         evaluation = fit(model, tokenizer, items, held_out, options.output, settings, report=report, **others)
     if evaluation is not None and options.as_json:
         typer.echo(json.dumps(evaluation.to_dict() | {"output": str(options.output)}, indent=2))

@@ -1,29 +1,21 @@
 """``lookahead tree``: measure how often Medusa's heads are right, and grow the tree that follows from it."""
 
-import importlib.util
-from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from rich.console import Console
 from transformers import PreTrainedModel
-from typer import Option
 
-from jacobi import LookaheadError
 from lookahead import tuning
-from lookahead._files import on_hub
 from lookahead.bundled import BUNDLED_HEADS
 from lookahead.cli import common
 from lookahead.cli.drawing import draw, drawing, reached
-from lookahead.cli.options import JsonOption, ModelOptions, NewTokensOption
-from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
+from lookahead.cli.training_arguments import Tree
 from lookahead.draft.latency import NODES
 from lookahead.sources.medusa.accuracies import CalibratedTree, HeadAccuracies, best_size, expected_lengths, grow_tree
-from lookahead.sources.medusa.choices import MAX_NODES
 from lookahead.sources.medusa.heads import MedusaHeads
-from lookahead.stats import DecodingStats
+from lookahead.stats import DecodingStats, counted
 from lookahead.strategies.medusa import Medusa
 from lookahead.training.medusa.calibration import calibrate, heads_ms
 from lookahead.tuning import Report
@@ -32,31 +24,12 @@ _HALVES = 8  # prompts; fewer are not split
 _SHOWN = (1, 2, 5, 10)  # best candidates in the table of accuracies
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions):
-    heads: Annotated[str | None, Option(metavar="DIR", help="Heads, in any published format. Default: bundled.")] = None
-    prompts: PromptsOption = None
-    nodes: Annotated[int | None, Option(min=1, max=MAX_NODES, help="Default: best by the latency curve.")] = None
-    output: Annotated[Path | None, Option("--output", "-o", help="Save the tree here, as JSON.")] = None
-    new_tokens: NewTokensOption = 128
-    ranks: Annotated[int, Option(min=1, help="Candidates of each head to look at.")] = 10
-    temperature: Annotated[float | None, Option(help="Calibrate on sampled texts. Default: greedy texts.")] = None
-    seed: Annotated[int, Option(help="Of sampled texts.")] = 0
-    seconds: Annotated[float, Option(min=0.1, help="How long to measure passes, if no curve is saved.")] = 8.0
-    picture: Annotated[Path | None, Option(metavar="FILE", help="Draw the tree here; needs matplotlib.")] = None
-    as_json: JsonOption = False
-
-
-def tree(options: Options) -> None:
-    """Grow the best tree of Medusa's candidates, from the heads' accuracies on texts.
-
-    The best tree is the one that is expected to write the most tokens per millisecond.
-    """
-    texts = read_prompts(options.prompts) if options.prompts else PROMPTS
-    folder = _check(options)
-    model, tokenizer = options.load()
+def tree(options: Tree) -> None:
+    folder = options.heads or str(BUNDLED_HEADS)
+    model, tokenizer = common.load_for(options)
+    texts = options.texts or common.built_in(tokenizer, options.raw)
     heads = MedusaHeads.from_pretrained(folder, model=model)
-    inputs = [common.encode(tokenizer, text, model) for text in texts]
+    inputs = [common.encode(tokenizer, text, model, options.raw) for text in texts]
     halves = len(inputs) >= _HALVES
     learnt, held = (inputs[::2], inputs[1::2]) if halves else (inputs, inputs)
     with common.progress() as progress:
@@ -91,22 +64,6 @@ def tree(options: Options) -> None:
     common.report(document, options.as_json, lambda console: _show(console, document, grown, size, sizes, options))
 
 
-def _check(options: Options) -> str:
-    """Refuse files that could not be read or written when the work is done; return the heads' folder."""
-    picture, heads = options.picture, options.heads
-    common.check_file("--output", options.output)
-    common.check_file("--picture", picture, common.PICTURES)
-    if picture is not None and importlib.util.find_spec("matplotlib") is None:
-        remedy = "pip install 'lookahead-decoding[bench]', or leave it out."
-        raise LookaheadError(f"--picture needs matplotlib, which is not installed: {remedy}")
-    if heads is None and options.model is not None:
-        wanted = "expected the folder of heads that were trained for it."
-        raise LookaheadError(f"--model {options.model} needs --heads: {wanted}")
-    if heads is not None and not Path(heads).expanduser().exists() and not on_hub(heads):
-        raise LookaheadError(f"--heads {heads} does not exist: expected a folder of Medusa heads.")
-    return heads or str(BUNDLED_HEADS)
-
-
 def _budget(
     model: PreTrainedModel, heads: MedusaHeads, table: HeadAccuracies, context: int, seconds: float, report: Report
 ) -> tuple[dict[str, Any], list[Any]]:
@@ -131,7 +88,7 @@ def _budget(
     return chosen | {"curve": f"{origin} {tuning.cache_file(times.about)}"}, rows
 
 
-def _decode(model: PreTrainedModel, strategy: Medusa, inputs: Any, options: Options) -> DecodingStats:
+def _decode(model: PreTrainedModel, strategy: Medusa, inputs: Any, options: Tree) -> DecodingStats:
     sampling = {} if options.temperature is None else {"temperature": options.temperature}
     settings: dict[str, Any] = sampling | {"do_sample": bool(sampling), "max_new_tokens": options.new_tokens}
     torch.manual_seed(options.seed)
@@ -147,11 +104,11 @@ def _reached(stats: DecodingStats, prompts: int, depth: int) -> list[float]:
 
 
 def _show(
-    console: Console, found: dict[str, Any], grown: CalibratedTree, size: int, sizes: list[Any], options: Options
+    console: Console, found: dict[str, Any], grown: CalibratedTree, size: int, sizes: list[Any], options: Tree
 ) -> None:
     prompts, temperature = found["prompts"], options.temperature
     texts = "greedy texts" if temperature is None else f"texts sampled at temperature {temperature:g}"
-    _show_accuracies(console, grown.accuracies, f"Heads on {texts} of {prompts['calibrated']} prompts")
+    _show_accuracies(console, grown.accuracies, f"Heads on {texts} of {counted(prompts['calibrated'], 'prompt')}")
     if found["budget"] is not None:
         _show_budget(console, found["budget"], sizes)
     if (count := len(grown.paths)) < size:

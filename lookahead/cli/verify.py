@@ -4,33 +4,25 @@ so the other of two close tokens may win: a *tie*, if the rounding error measure
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedModel
-from typer import Exit, Option
+from typer import Exit
 
 from lookahead.cli import common
-from lookahead.cli.options import JsonOption, ModelOptions, NewTokensOption, SizeOptions
-from lookahead.cli.prompts import PROMPTS, PromptsOption, read_prompts
+from lookahead.cli.arguments import Verify
 from lookahead.models.compat import last_logits
 from lookahead.models.names import CACHE
+from lookahead.stats import counted
 
 Verdict = Literal["identical", "tie", "bug"]
 _STYLES = {"identical": "green", "tie": "yellow", "bug": "bold red"}
 _SHOWN = 40  # letters of a prompt
 _WIDTHS = (4, 16, 64)  # tokens in the passes that the rounding error is measured with, besides the whole text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions, SizeOptions):
-    prompt: Annotated[list[str] | None, Option(help="Text to continue; may be given several times.")] = None
-    prompts: PromptsOption = None
-    max_new_tokens: NewTokensOption = 128
-    as_json: JsonOption = False
 
 
 @dataclass(frozen=True)
@@ -50,8 +42,11 @@ def first_divergence(
     model: PreTrainedModel, inputs: dict[str, Tensor], plain: Sequence[int], ours: Sequence[int]
 ) -> Divergence | None:
     """Find and judge the first difference between two greedy continuations of one prompt; None if there is none."""
-    if list(plain) == list(ours):
-        return None
+    return None if list(plain) == list(ours) else judged(model, inputs, plain, ours)
+
+
+def judged(model: PreTrainedModel, inputs: dict[str, Tensor], plain: Sequence[int], ours: Sequence[int]) -> Divergence:
+    """The first difference between two texts that differ."""
     shared = min(len(plain), len(ours))
     at = next((i for i in range(shared) if plain[i] != ours[i]), shared)
     if at == shared:  # one text goes on where the other has ended: no rounding does that
@@ -79,13 +74,11 @@ def _rounding_error(model: PreTrainedModel, ids: Tensor, single: Tensor) -> floa
     return max(errors)
 
 
-def verify(options: Options) -> None:
-    """Compare plain decoding with lookahead: exit status 0 if texts are identical or tied, 1 on a bug."""
-    strategy = options.lookahead(seed=0)
-    read = read_prompts(options.prompts) if options.prompts else []
-    texts = [*(options.prompt or []), *read] or list(PROMPTS)
-    model, tokenizer = options.load()
-    encoded = [common.encode(tokenizer, text, model) for text in texts]
+def verify(options: Verify) -> None:
+    strategy = common.forgetful(options, seed=0)
+    model, tokenizer = common.load_for(options)
+    texts = [*(options.prompt or []), *options.texts] or list(common.built_in(tokenizer, options.raw))
+    encoded = [common.encode(tokenizer, text, model, options.raw) for text in texts]
     settings: dict[str, Any] = {"max_new_tokens": options.max_new_tokens}
     results: list[dict[str, Any]] = []
     with common.progress() as progress:
@@ -98,7 +91,7 @@ def verify(options: Options) -> None:
             result["verdict"] = found.verdict if found else "identical"
             results.append(result | {"divergence": asdict(found) if found else None})
     worst = max((result["verdict"] for result in results), key=list(_STYLES).index)
-    document = {"verdict": worst, "results": results, "settings": options.described(model, strategy, settings)}
+    document = {"verdict": worst, "results": results, "settings": common.described(options, model, strategy, settings)}
     dtype = common.dtype_name(model)
     common.report(document, options.as_json, lambda console: _show(console, results, tokenizer, worst, dtype))
     if worst == "bug":
@@ -128,7 +121,9 @@ def _show(console: Console, results: list[dict[str, Any]], tokenizer: Any, worst
             told = tell(Divergence(**result["divergence"]), tokenizer)
             console.print(Text(f"{number}: {result['verdict']} at {told}"))
     identical, tied, bugs = (sum(result["verdict"] == verdict for result in results) for verdict in _STYLES)
-    console.print(f"{identical} identical, {tied} tied, {bugs} with a bug; {len(results)} prompts, greedy, {dtype}")
+    console.print(
+        f"{identical} identical, {tied} tied, {bugs} with a bug; {counted(len(results), 'prompt')}, greedy, {dtype}"
+    )
     if worst == "tie":
         console.print("A tie: the scores of the two tokens lie closer together than rounding can tell apart.")
     if worst == "bug":

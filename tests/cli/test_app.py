@@ -59,7 +59,14 @@ def test_a_broken_model_folder_is_one_line(folder: Path, tmp_path: Path, command
 
 
 @pytest.mark.parametrize(
-    "args", [("--max-new-tokens", 0), ("--dtype", "int8"), ("--strategy", "magic"), ("--window-size", "many")]
+    "args",
+    [
+        ("--max-new-tokens", 0),
+        ("--dtype", "int8"),
+        ("--strategy", "magic"),
+        ("--window-size", "many"),
+        ("--window-size", 0),
+    ],
 )
 def test_options_out_of_range_are_usage_errors(args: tuple[Any, ...]) -> None:
     ran = run("generate", "--prompt", "x", *args)

@@ -1,13 +1,17 @@
 """``lookahead bench``: every method on every prompt, honest about texts, losses and time."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from helpers.cli import other_token, run, spoil
 
 from lookahead import bundled
-from lookahead.cli import bench, common
+from lookahead.cli import common
 from lookahead.cli.racing import LABELS
 
 QUICK = ("--new-tokens", 12, "--modes", "greedy,t0.7", "--minutes", 1)
@@ -31,7 +35,7 @@ def test_every_method_and_mode(tmp_path: Path) -> None:
     plain = [each for each in document["rows"] if each["method"] == "plain"]
     assert all(each["speedup"] == pytest.approx(1.0) for each in plain)
     assert document["machine"]["threads"] and document["versions"]["torch"]
-    assert "prompts, greedy: lookahead is" in ran.words and "prompts, t0.7: lookahead is" in ran.words
+    assert "prompts, greedy: lookahead " in ran.words and "prompts, t0.7: lookahead " in ran.words
     assert ran.out.count("█") >= 8
 
 
@@ -50,6 +54,25 @@ def test_little_time_means_less_text() -> None:
     ran = run("bench", "--minutes", 0.05, "--new-tokens", 400, "--modes", "greedy")
     assert ran.status == 0
     assert "--minutes gives more" in ran.words
+
+
+def test_one_short_text_is_too_few_and_the_table_fits(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("def add(a, b):\n")
+    given = [sys.executable, "-m", "lookahead", "bench", "--model", str(bundled.BUNDLED), "--prompts", str(file)]
+    settings = {"capture_output": True, "text": True, "env": os.environ | {"COLUMNS": "80"}, "check": True}
+    ran = subprocess.run([*given, "--modes", "greedy,t0.7", "--new-tokens", "16"], **settings)  # type: ignore[call-overload]
+    assert " ".join(ran.stdout.split()).count("too few to say (1 text of 16 tokens: at least 3 and 96 are needed)") == 2
+    assert "…" not in ran.stdout and all(len(line) <= 80 for line in ran.stdout.splitlines())
+    assert "Racing, for about 1.5 minutes: 0%" in ran.stderr  # where no bar can be drawn
+    last = [line for line in ran.stdout.splitlines() if line.startswith(("greedy lookahead", "t0.7 lookahead"))]
+    told = re.findall(
+        r"Drafts (\S+)x times passes (\S+)x makes (?:a loss, )?(\S+)x plain decoding, measured",
+        " ".join(ran.stdout.split()),
+    )
+    for line, (drafts, passes, whole) in zip(last, told, strict=False):
+        assert line.endswith(f" {whole}x")
+        assert float(drafts) * float(passes) == pytest.approx(float(whole), rel=0.05, abs=0.02)
 
 
 def test_a_wrong_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +114,5 @@ def test_a_plot(tmp_path: Path) -> None:
 )
 def test_files_are_checked_before_the_race(given: tuple[str, str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "load", lambda *given: pytest.fail("the model was loaded"))
-    monkeypatch.setattr(bench, "_matplotlib", lambda: None)
     ran = run("bench", *given)
     assert ran.status == 2 and told in " ".join(ran.err.split())

@@ -10,7 +10,7 @@ from helpers.cli import PROMPT, run
 
 from lookahead import Lookahead, StepTimes, load_model
 
-SHORT = ["--seconds", 0.2, "--new-tokens", 8]
+SHORT = ["--seconds", 8, "--new-tokens", 8]
 
 
 @pytest.fixture
@@ -29,11 +29,12 @@ def prompt_file(tmp_path: Path) -> Path:
 
 def test_tune_measures_saves_and_recommends(folder: Path, curves: Path, prompt_file: Path) -> None:
     ran = run("tune", "--model", folder, "--prompts", prompt_file, *SHORT)
-    assert (ran.status, ran.err) == (0, "")
+    assert ran.status == 0 and "Measuring passes over 1 to 128 nodes, for about 4 s: 0%" in ran.err
+    assert "Trying 17 sizes of drafts, for about 4 s: 0%" in ran.err
     for heading in ("Latency at about", "Best-first trees on the prompts, greedy", "Lookahead decoding as published"):
         assert heading in ran.words
     assert re.search(r"128 \d+\.\d\d \d+\.\d\d █+", ran.words)
-    assert re.search(r"7/5/7 \d+\.\d \d+\.\d\d \d+\.\d\dx", ran.words)
+    assert re.search(r"1/4/2 \d+\.\d \d+\.\d\d \d+\.\d\dx", ran.words)
     assert re.search(r"Budget: (\d+ drafted nodes a pass, expected \d+\.\d\dx|none; no draft pays)", ran.words)
     assert re.search(r"W, N, G as published: \d+/\d+/\d+, expected \d+\.\d\dx\.", ran.words)
     files = list(curves.iterdir())
@@ -52,7 +53,7 @@ def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: P
     """Calls of ``generate`` read the file that it writes."""
     output = tmp_path / "new" / "curve.json"
     ran = run("tune", "--model", folder, "--prompts", prompt_file, "--json", "--output", output, "--batch", 2, *SHORT)
-    assert (ran.status, ran.err) == (0, "")
+    assert ran.status == 0
     document = json.loads(ran.out)
     own, traced = map(Path, document["saved"][:2])
     assert set(curves.iterdir()) == {own, traced}
@@ -61,7 +62,9 @@ def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: P
     assert document["plain_ms"] > 0.0
     assert document["applies_to"]["executors"] == ["traced", "eager"]
     assert document["curve"]["about"]["batch"] == 2
-    assert [entry["nodes"] for entry in document["budgets"]] == [4, 8, 16, 24, 32, 48, 64, 96, 128]
+    tried = [entry["nodes"] for entry in document["budgets"]]
+    assert tried and tried == [4, 8, 16, 24, 32, 48, 64, 96, 128][: len(tried)]
+    assert len(tried) + len(document["published"]) + document["left_out"] == 17
     for entry in [*document["budgets"], *document["published"]]:
         assert entry["S"] >= 1.0 and entry["drafted"] >= 0.0 and entry["speedup"] > 0.0
     best = max(document["budgets"], key=lambda entry: entry["speedup"])

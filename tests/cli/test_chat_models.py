@@ -1,0 +1,175 @@
+"""Chat models: asked what chat models are asked, in their template, and sampled as their generation_config says."""
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.chat_model import TEMPLATE, save_chat_model
+from helpers.cli import PROMPT, run
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from lookahead import Lookahead, LookaheadError, load_model
+from lookahead.cli import chat, common
+from lookahead.cli.arguments import Chat
+from lookahead.cli.prompts import CHAT_PROMPTS, PROMPTS
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_chat_model(tmp_path_factory.mktemp("chatty"))
+
+
+@pytest.fixture(scope="module")
+def sampling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    wanted = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.2}
+    return save_chat_model(tmp_path_factory.mktemp("sampling"), **wanted)
+
+
+def written(folder: Path, text: str, count: int = 12, **settings: Any) -> list[int]:
+    """What plain ``generate`` writes after a text."""
+    model, tokenizer = load_model(folder)
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    mask = torch.ones_like(ids)
+    output = model.generate(ids, attention_mask=mask, max_new_tokens=count, pad_token_id=257, **settings)
+    tokens: list[int] = output[0, ids.shape[1] :].tolist()
+    return tokens
+
+
+def in_template(text: str) -> str:
+    return f"<user>{text}\n<assistant>"
+
+
+@pytest.mark.parametrize(("given", "expected"), [((), in_template(PROMPT)), (("--raw",), PROMPT)])
+def test_generate_answers_in_the_template(chatty: Path, given: tuple[str, ...], expected: str) -> None:
+    ran = run("generate", "--model", chatty, "--prompt", PROMPT, "--new-tokens", 12, "--json", *given)
+    document = json.loads(ran.out)
+    assert (document["prompt"], document["tokens"]) == (PROMPT, written(chatty, expected, do_sample=False))
+
+
+@pytest.mark.parametrize(("given", "expected"), [((), CHAT_PROMPTS), (("--raw",), PROMPTS)])
+def test_built_in_prompts_suit_the_model(chatty: Path, given: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    ran = run("verify", "--model", chatty, "--new-tokens", 4, "--json", *given)
+    assert [result["prompt"] for result in json.loads(ran.out)["results"]] == list(expected)
+    assert {result["verdict"] for result in json.loads(ran.out)["results"]} == {"identical"}
+
+
+def test_nothing_changes_without_a_template(folder: Path) -> None:
+    ran = run("verify", "--model", folder, "--new-tokens", 4, "--json")
+    assert [result["prompt"] for result in json.loads(ran.out)["results"]] == list(PROMPTS)
+
+
+@pytest.mark.parametrize(("given", "first"), [((), CHAT_PROMPTS[0]), (("--raw",), PROMPTS[0])])
+def test_a_traced_chat_model(chatty: Path, tmp_path: Path, given: tuple[str, ...], first: str) -> None:
+    page = tmp_path / "page.html"
+    ran = run("trace", "--model", chatty, "--new-tokens", 10, "-o", page, *given)
+    assert ran.status == 0
+    found = re.search(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    document = json.loads(found[1])
+    assert (document["prompt"], document["title"]) == (first, f"{chatty.name}: 10 tokens")
+    text = in_template(first) if not given else first
+    tokens = written(chatty, text, 10, do_sample=False)
+    assert "".join("".join(each["written"]) for each in document["passes"]) == AutoTokenizer.from_pretrained(
+        chatty
+    ).decode(tokens, skip_special_tokens=True)
+    assert document["told"] in ran.out and document["told"].count("\n") <= 3
+
+
+@pytest.mark.parametrize(("given", "templated"), [((), True), (("--raw",), False)])
+def test_a_raced_and_tuned_chat_model(
+    chatty: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: tuple[str, ...], templated: bool
+) -> None:
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path))
+    asked: list[str] = []
+    encode = common.encode
+
+    def heard(tokenizer: Any, text: str, model: Any, raw: bool = True) -> Any:
+        inputs = encode(tokenizer, text, model, raw)
+        asked.append(tokenizer.decode(inputs["input_ids"][0]))
+        return inputs
+
+    monkeypatch.setattr(common, "encode", heard)
+    expected = [in_template(text) for text in CHAT_PROMPTS] if templated else list(PROMPTS)
+    ran = run("bench", "--model", chatty, "--modes", "greedy", "--new-tokens", 4, "--json", *given)
+    assert (json.loads(ran.out)["chat_template"], asked) == (templated, expected)
+    asked.clear()
+    assert run("tune", "--model", chatty, "--seconds", 0.5, "--new-tokens", 4, *given).status == 0
+    assert asked == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({}, {}),
+        ({"temperature": 0.0}, {"do_sample": False}),
+        ({"temperature": 0.5}, {"do_sample": True, "temperature": 0.5}),
+        ({"top_p": 0.5}, {"do_sample": True, "top_p": 0.5}),
+        ({"top_k": 5, "repetition_penalty": 1.1}, {"do_sample": True, "top_k": 5, "repetition_penalty": 1.1}),
+        ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"temperature": 0.0, "repetition_penalty": 1.1}, {"do_sample": False, "repetition_penalty": 1.1}),
+    ],
+)
+def test_options_of_chat_override_the_generation_config(options: dict[str, Any], settings: dict[str, Any]) -> None:
+    assert chat.settings_of(Chat(**options)) == settings | {"max_new_tokens": 1024}
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"temperature": 1.3, "top_k": 50}])
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_answer_is_drawn_as_the_model_says(sampling: Path, options: dict[str, Any], plain: bool) -> None:
+    model, tokenizer = load_model(sampling)
+    settings = chat.settings_of(Chat(max_new_tokens=20, **options))
+    console = Console(file=io.StringIO())
+    talk = chat.Talk(model, tokenizer, Lookahead(nodes=6, remember=False), settings, console, plain=plain)
+    torch.manual_seed(3)
+    answer = talk.answer(PROMPT)
+    torch.manual_seed(3)
+    tokens = written(sampling, in_template(PROMPT), 20, **{k: v for k, v in settings.items() if k != "max_new_tokens"})
+    assert answer == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+@pytest.mark.usefixtures("augmented")
+def test_the_speed_against_plain_answers_is_measured(chatty: Path) -> None:
+    console = Console(file=io.StringIO())
+    settings = {"max_new_tokens": 40, "do_sample": False}
+    talk = chat.Talk(*load_model(chatty), Lookahead(nodes=6, seed=0), settings, console)
+    talk.answer("aaaa")
+    assert "x plain decoding, measured" not in talk.told()
+    talk.plain = True
+    talk.answer("bbbb")
+    talk.plain = False
+    talk.answer("cccc")
+    last, ours, *legend = talk.told().splitlines()[1:]
+    assert "x plain decoding, measured" in last and "x plain decoding, measured" in ours and len(legend) <= 3
+    (plain_count, plain_s), (count, seconds) = talk.paces[True], talk.paces[False]
+    assert f"{count / seconds * plain_s / plain_count:.2f}x plain decoding, measured" in ours
+
+
+def test_a_draft_model_of_another_vocabulary_gets_both_tokenizers(chatty: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_model(chatty)
+    assert common.drafting(Chat(draft=str(chatty)), model, tokenizer).tokenizers is None
+    draft, other = load_model(chatty)
+    other.add_tokens(["def "])
+    draft.resize_token_embeddings(len(other))
+    draft.save_pretrained(tmp_path)
+    other.save_pretrained(tmp_path)
+    given = common.drafting(Chat(draft=str(tmp_path)), model, tokenizer).tokenizers
+    assert given is not None and given[0] is tokenizer and len(given[1]) == len(other)
+    assert common.drafting(Chat(), model, tokenizer).draft_model is None
+
+
+def test_prompts_in_a_template_can_be_refused(chatty: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_model(chatty)
+    tokenizer.chat_template = "{{ raise_exception('no users here') }}"
+    with pytest.raises(LookaheadError, match="no users here"):
+        common.encode(tokenizer, PROMPT, model, raw=False)
+    assert common.encode(tokenizer, PROMPT, model, raw=True)["input_ids"].shape[1] == len(PROMPT)
+
+
+def test_the_template_is_the_one_that_was_written() -> None:
+    assert "assistant" in TEMPLATE and len(CHAT_PROMPTS) == len(PROMPTS)
