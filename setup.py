@@ -70,7 +70,7 @@ setup(
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
         "integrations": ["ipykernel", "lm-eval", "matplotlib", "nbclient", "playwright", "ray[serve,data]", "torchao"],
         "dev": [
-            *("pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit"),
+            *("pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "pre-commit", "gguf"),
             *(*serve, "httpx", "openai", "pexpect"),
         ],
     },
