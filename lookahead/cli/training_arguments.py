@@ -251,10 +251,10 @@ class Tree(ModelOptions, PromptOptions):
     as_json: JsonOption = False
 
     def check(self) -> None:
-        super().check()
-        check_file("--output", self.output)
-        check_picture("--picture", self.picture)
         if self.heads is None and self.model is not None:
             wanted = "expected the folder of heads that were trained for it."
             raise LookaheadError(f"--model {self.model} needs --heads: {wanted}")
+        super().check()
+        check_file("--output", self.output)
+        check_picture("--picture", self.picture)
         check_exists(self.heads, "--heads", "Medusa heads: a folder or a file")
