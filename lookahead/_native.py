@@ -13,3 +13,4 @@ def _loaded() -> Any:
 
 
 speedups: Any = _loaded()
+rows: Any = getattr(speedups, "rows", lambda *arrays: None)  # holds arrays for C, also while a test hides the rest

@@ -142,8 +142,8 @@ def test_rows_are_entered_the_same(seed: int) -> None:
         tables[0].put(root, parents, tokens, said)
         with in_python():
             tables[1].put(root, parents, tokens, said)
-    for ours, theirs in zip(*(table._arrays[:2] for table in tables), strict=True):
-        assert ours == theirs
+    for name in ("_entries", "_before"):
+        assert np.array_equal(*(getattr(table, name) for table in tables))
     for each in [context() for _ in range(30)]:
         in_c, python = both_ways(lambda each=each: tables[0].ranked(each))
         assert in_c == python
@@ -153,23 +153,31 @@ def test_rows_are_entered_the_same(seed: int) -> None:
 def test_what_is_wrong_is_said() -> None:
     speedups, table = _native.speedups, SuccessorTable()
     table.put((1, 2, 3), [-1], [3], Successors(np.array([[4, 5]], np.int32), np.array([[1.0, 0.0]], np.float32)))
-    steps = np.zeros(3, np.float32).data
+    at = table.rows, table.written
     with pytest.raises(TypeError, match="5 arguments"):
         speedups.ranked(table.rows)
     with pytest.raises(TypeError, match="three tokens"):
-        speedups.ranked(table.rows, (1, 2), steps, 6, None)
-    with pytest.raises(TypeError, match="memoryview"):
-        speedups.ranked(table.rows, (1, 2, 3), [0.0], 6, None)
-    with pytest.raises(TypeError, match="4 bytes"):
-        speedups.ranked(table.rows, (1, 2, 3), np.zeros(3).data, 6, None)
-    assert speedups.ranked(table.rows, (1, 2, 3), steps, 6, None)
+        speedups.ranked(*at, (1, 2), 6, True)
+    with pytest.raises(ValueError, match="0 to 1000"):
+        speedups.ranked(*at, (1, 2, 3), -1, True)
+    assert speedups.ranked(*at, (1, 2, 3), 6, True)
     for parents, error in (([-1, 1], "before its children"), ([-1], "as many nodes"), ((-1, 0), "are lists")):
         with pytest.raises((TypeError, ValueError), match=error):
-            speedups.put(table.rows, (1, 2, 3), parents, [3, 4])
-    with pytest.raises(TypeError):
-        speedups.drawn(
-            np.zeros((1, 3)).data, np.zeros((1, 3), np.float32).data, 0, None, None, (1.0, 0, 1.0, 0.0), (0.0, 0.0)
-        )
+            speedups.put(*at, (1, 2, 3), parents, [3, 4])
+    lines, values, ids = np.zeros((2, 9), np.float32), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int32)
+    speedups.best_of(lines, values, ids)
+    shared = np.zeros((2, 9), np.float32)
+    for wrong, error in (
+        ((lines.astype(np.float64), values, ids), "lines: expected 2 axes of 'f'"),
+        ((lines, values[0], ids), "values: expected 2 axes of 'f', 4 bytes each; got 1"),
+        ((lines, values, ids[:, ::2]), "ids: expected"),
+        ((lines.astype(np.float16), values, ids), "got 2 of 'e'"),
+        ((lines[:1], values, ids), "of each of 1 lines"),
+        ((lines[:, :2], values, ids), "from 1 to 2 entries"),
+        ((shared, shared[:, :3], ids), "lines and values share memory"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=error):
+            speedups.best_of(*wrong)
 
 
 @built

@@ -1,29 +1,35 @@
 #include "speedups.h"
 
-typedef struct {
-    PyObject *token;
-    long id;
-    double odds;
-} Candidate;
+typedef struct { /* a candidate, of which nothing but the token and, as value, the odds are known yet; or a node */
+    double value;
+    long token;
+    int parent, place, depth;
+    PyObject *held; /* a reference: to its parent's states while it waits, then to what sources propose below it */
+} Node;
 
-typedef struct { /* what BestFirstTree.growing is given, and knows */
-    PyObject *proposers, *steps, *offsets, *odds, *times, *least, *cut;
-    double floor, ask_ms, calibration, cheapest, most_odds, likely;
-    Py_ssize_t room;
+typedef struct { /* what BestFirstTree.growing is given, and knows; sources may change the lists while they are asked */
+    PyObject *proposers, *steps, *offsets, *odds, *times, *least;
+    double floor, ask_ms, calibration, most_odds, likely, token_ms, again_ms, cheapest;
+    Py_ssize_t sources, room;
     int chain;
     /* lookahead.draft.best_first._Best */
     double speed, best_expected, best_time, spent;
     Py_ssize_t best_count, asks;
-    Heap heap;
-    Candidate *found;
-    Py_ssize_t found_count, found_room;
+    Node *found, *waiting, *nodes; /* below the node that is asked about; those that wait, best last; the tree's */
+    Py_ssize_t found_count, found_room, waiting_count, waiting_room, count, nodes_room;
 } Growth;
 
-static inline double
+/* A number of a list; NaN and an error if it is none. */
+static double
 number(PyObject *list, Py_ssize_t at)
 {
-    PyObject *value = PyList_GET_ITEM(list, at);
-    return PyFloat_CheckExact(value) ? PyFloat_AS_DOUBLE(value) : PyFloat_AsDouble(value);
+    PyObject *item = PyList_GetItem(list, at);
+    if (item == NULL)
+        return NAN;
+    double value = PyFloat_Check(item) ? PyFloat_AS_DOUBLE(item) : PyLong_Check(item) ? PyLong_AsDouble(item) : NAN;
+    if (value != value && !PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError, "odds, costs and slopes are numbers, got %.100s", Py_TYPE(item)->tp_name);
+    return value;
 }
 
 static void
@@ -33,249 +39,253 @@ spend(Growth *growth, double ms)
     growth->speed = growth->best_expected / (growth->best_time + growth->spent);
 }
 
-/* best_first._odds: a source's candidates into `found`, beside those of the sources before it. */
+/* The order of lookahead.draft.best_first's heap: falling values, and of equals the one found first. */
+static inline int
+comes_before(const Node *one, const Node *other)
+{
+    if (one->value != other->value)
+        return one->value > other->value;
+    return one->parent != other->parent ? one->parent < other->parent : one->place < other->place;
+}
+
+/* Let a candidate wait, with a reference of its own. It comes from what was the best, so few that wait are better. */
 static int
-count_odds(Growth *growth, PyObject *candidates, long offset)
+let_wait(Growth *growth, Node entry)
+{
+    growth->waiting = with_room(growth->waiting, &growth->waiting_room, growth->waiting_count + 1, sizeof(Node));
+    if (growth->waiting_count == growth->waiting_room)
+        return -1;
+    Node *at = growth->waiting + growth->waiting_count++;
+    for (; at > growth->waiting && comes_before(at - 1, &entry); at--)
+        *at = at[-1];
+    *at = entry;
+    Py_INCREF(entry.held);
+    return 0;
+}
+
+/* Keep the best that wait. */
+static void
+keep_waiting(Growth *growth, Py_ssize_t count)
+{
+    Py_ssize_t others = growth->waiting_count - count;
+    for (Py_ssize_t at = 0; at < others; at++)
+        Py_DECREF(growth->waiting[at].held);
+    if (others > 0 && count)
+        memmove(growth->waiting, growth->waiting + others, count * sizeof(Node));
+    growth->waiting_count = count;
+}
+
+/* best_first._odds: a candidate into `found`, where those of the sources before its own stand `before` the others. */
+static int
+count_candidate(Growth *growth, PyObject *candidate, long long offset, Py_ssize_t before)
+{
+    if (!PyTuple_Check(candidate) || PyTuple_GET_SIZE(candidate) < 2) {
+        PyErr_SetString(PyExc_TypeError, "a candidate is a tuple of a token and a kind");
+        return -1;
+    }
+    long token = PyLong_AsLong(PyTuple_GET_ITEM(candidate, 0));
+    long kind = token == -1 && PyErr_Occurred() ? -1 : PyLong_AsLong(PyTuple_GET_ITEM(candidate, 1));
+    Py_ssize_t last = PyList_GET_SIZE(growth->odds) - 2, place = 0;
+    if (kind < 0 || offset < 0 || offset > last || kind > (last - offset) / 2) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_IndexError, "a candidate of a kind without a prior");
+        return -1;
+    }
+    while (place < growth->found_count && growth->found[place].token != token)
+        place++;
+    growth->found = with_room(growth->found, &growth->found_room, place + 1, sizeof(Node));
+    double odds = number(growth->odds, (Py_ssize_t)offset + 2 * kind + (place < before));
+    if (place == growth->found_room || odds != odds)
+        return -1;
+    if (place < before)
+        odds = fmin(growth->found[place].value * odds, growth->most_odds);
+    growth->found[place] = (Node){odds, token, 0, 0, 0, NULL};
+    growth->found_count += place == growth->found_count;
+    return 0;
+}
+
+/* A source's candidates into `found`, beside those of the sources before it. */
+static int
+count_odds(Growth *growth, PyObject *candidates, long long offset)
 {
     PyObject *list = PySequence_Fast(candidates, "a source proposes a sequence");
-    if (list == NULL)
-        return -1;
-    Py_ssize_t before = growth->found_count, count = PySequence_Fast_GET_SIZE(list);
-    if (before + count > growth->found_room) {
-        Candidate *larger = PyMem_Realloc(growth->found, 2 * (before + count) * sizeof(Candidate));
-        if (larger == NULL) {
-            Py_DECREF(list);
-            PyErr_NoMemory();
-            return -1;
-        }
-        growth->found = larger;
-        growth->found_room = 2 * (before + count);
+    Py_ssize_t before = growth->found_count;
+    int failed = list == NULL;
+    for (Py_ssize_t at = 0; !failed && at < PySequence_Fast_GET_SIZE(list); at++) {
+        PyObject *candidate = Py_NewRef(PySequence_Fast_GET_ITEM(list, at));
+        failed = count_candidate(growth, candidate, offset, before) < 0;
+        Py_DECREF(candidate);
     }
-    for (Py_ssize_t at = 0; at < count; at++) {
-        PyObject *candidate = PySequence_Fast_GET_ITEM(list, at);
-        if (!PyTuple_Check(candidate) || PyTuple_GET_SIZE(candidate) < 2) {
-            PyErr_SetString(PyExc_TypeError, "a candidate is a tuple of a token and a kind");
-            break;
+    Py_XDECREF(list);
+    return failed ? -1 : 0;
+}
+
+/* What functions of the sources make of their states, and of a token if there is one; `odds` are counted of it. */
+static PyObject *
+ask_all(Growth *growth, PyObject *functions, PyObject *states, PyObject *token)
+{
+    PyObject *all = PyList_New(0);
+    for (Py_ssize_t part = 0; all != NULL && part < growth->sources; part++) {
+        PyObject *function = item_of(functions, part), *given[] = {function ? item_of(states, part) : NULL, token};
+        PyObject *found = given[0] == NULL ? NULL : PyObject_Vectorcall(function, given, token == NULL ? 1 : 2, NULL);
+        int failed = found == NULL;
+        if (!failed && token == NULL) {
+            long long offset = integer_of(growth->offsets, part);
+            failed = (offset < 0 && PyErr_Occurred()) || count_odds(growth, found, offset) < 0;
         }
-        long id = PyLong_AsLong(PyTuple_GET_ITEM(candidate, 0)), kind = PyLong_AsLong(PyTuple_GET_ITEM(candidate, 1));
-        Py_ssize_t slot = offset + 2 * kind, place = 0;
-        if (PyErr_Occurred() || slot < 0 || slot + 1 >= PyList_GET_SIZE(growth->odds)) {
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_IndexError, "a candidate of a kind without a prior");
-            break;
-        }
-        while (place < growth->found_count && growth->found[place].id != id)
-            place++;
-        if (place < before) {
-            double agreeing = growth->found[place].odds * number(growth->odds, slot + 1);
-            growth->found[place].odds = agreeing < growth->most_odds ? agreeing : growth->most_odds;
-        } else {
-            growth->found[place] = (Candidate){PyTuple_GET_ITEM(candidate, 0), id, number(growth->odds, slot)};
-            growth->found_count += place == growth->found_count;
-        }
+        if (append(all, found) < 0 || failed)
+            Py_CLEAR(all);
+        Py_XDECREF(given[0]);
+        Py_XDECREF(function);
     }
-    Py_DECREF(list);
-    return PyErr_Occurred() ? -1 : 0;
+    return all;
 }
 
 /* Ask all sources about a node, and let its candidates wait that are worth more than `worth`. What they propose; the
  * node's states are left in `states`. */
 static PyObject *
-ask(Growth *growth, PyObject **states, PyObject *token, int node, double value, double worth)
+ask(Growth *growth, PyObject **states, int node, double worth)
 {
-    Py_ssize_t count = PyList_GET_SIZE(growth->proposers);
-    PyObject *proposed = PyList_New(count);
-    if (proposed != NULL && node) {
-        PyObject *stepped = PyList_New(count);
-        for (Py_ssize_t part = 0; stepped != NULL && part < count; part++) {
-            PyObject *given[] = {PyList_GET_ITEM(*states, part), token};
-            PyObject *state = PyObject_Vectorcall(PyList_GET_ITEM(growth->steps, part), given, 2, NULL);
-            if (state == NULL)
-                Py_CLEAR(stepped);
-            else
-                PyList_SET_ITEM(stepped, part, state);
-        }
-        Py_SETREF(*states, stepped);
+    if (node) {
+        PyObject *token = PyLong_FromLong(growth->nodes[node].token);
+        Py_SETREF(*states, token == NULL ? NULL : ask_all(growth, growth->steps, *states, token));
+        Py_XDECREF(token);
     }
     growth->found_count = 0;
-    for (Py_ssize_t part = 0; proposed != NULL && *states != NULL && part < count; part++) {
-        PyObject *candidates =
-            PyObject_CallOneArg(PyList_GET_ITEM(growth->proposers, part), PyList_GET_ITEM(*states, part));
-        if (candidates == NULL) {
-            Py_CLEAR(proposed);
-            break;
-        }
-        PyList_SET_ITEM(proposed, part, candidates);
-        long offset = PyLong_AsLong(PyList_GET_ITEM(growth->offsets, part));
-        if (count_odds(growth, candidates, offset) < 0)
-            Py_CLEAR(proposed);
-    }
-    if (proposed == NULL || *states == NULL) {
-        Py_XDECREF(proposed);
-        return NULL;
-    }
+    PyObject *proposed = *states == NULL ? NULL : ask_all(growth, growth->proposers, *states, NULL);
     growth->asks++;
     spend(growth, growth->ask_ms);
     double sum = 0.0;
     for (Py_ssize_t place = 0; place < growth->found_count; place++)
-        sum += growth->found[place].odds;
-    double share = value / (1.0 + sum);
-    for (Py_ssize_t place = 0; place < growth->found_count; place++) {
-        Waiting entry = {growth->found[place].odds * share, node, (int)place, growth->found[place].token, *states};
-        if (entry.value > worth && heap_push(&growth->heap, entry) < 0) {
-            Py_DECREF(proposed);
-            return NULL;
-        }
+        sum += growth->found[place].value;
+    double share = growth->nodes[node].value / (1.0 + sum);
+    for (int place = 0; proposed != NULL && place < growth->found_count; place++) {
+        double value = growth->found[place].value * share;
+        Node entry = {value, growth->found[place].token, node, place, growth->nodes[node].depth + 1, *states};
+        if (value > worth && let_wait(growth, entry) < 0)
+            Py_CLEAR(proposed);
     }
     return proposed;
 }
 
-typedef struct {
-    PyObject *tokens, *parents, *depths, *children, *values, *offered;
-} Grown;
-
-/* TokenTree.add, of a token that its parent has not yet. */
-static int
-add_node(Grown *tree, Py_ssize_t parent, PyObject *token, double value)
+/* Take nodes until none pays any more, or there is an error: BestFirstTree.growing. */
+static void
+take_nodes(Growth *growth, long root, PyObject *states)
 {
-    PyObject *number = PyLong_FromSsize_t(PyList_GET_SIZE(tree->tokens));
-    long depth = PyLong_AsLong(PyList_GET_ITEM(tree->depths, parent));
-    int failed = number == NULL || PyDict_SetItem(PyList_GET_ITEM(tree->children, parent), token, number) < 0;
-    Py_XDECREF(number);
-    return failed || PyList_Append(tree->tokens, token) < 0 || append(tree->parents, PyLong_FromSsize_t(parent)) < 0 ||
-                   append(tree->depths, PyLong_FromLong(depth + 1)) < 0 || append(tree->children, PyDict_New()) < 0 ||
-                   append(tree->values, PyFloat_FromDouble(value)) < 0
-               ? -1
-               : 0;
-}
-
-/* Take nodes until none pays any more: BestFirstTree.growing. */
-static int
-grow_all(Growth *growth, Grown *tree, PyObject *states)
-{
-    Heap *heap = &growth->heap;
-    Py_ssize_t most = PyList_GET_SIZE(growth->times), look = most, node = 0;
-    double value = 1.0, chance = 1.0, expected = 1.0, rest = 0.0;
-    PyObject *token = NULL;
+    Py_ssize_t most = PyList_GET_SIZE(growth->times), look = most;
+    double chance = 1.0, expected = 1.0, rest = 0.0;
+    Node taken = {1.0, root, -1, 0, 0, NULL};
     Py_INCREF(states);
     for (;;) {
+        int node = (int)growth->count++;
         double worth = fmax(fmax(growth->floor, growth->speed * growth->cheapest / growth->calibration), rest);
-        double pays = growth->speed * (number(growth->least, node) + growth->ask_ms) / growth->calibration;
-        PyObject *proposed = NULL;
-        if (PyLong_AsLong(PyList_GET_ITEM(tree->depths, node)) < growth->room &&
-            (!node || (value > worth && value * fmax(chance, growth->likely) > fmax(pays, rest)))) {
-            proposed = ask(growth, &states, token, (int)node, value, worth);
-            if (proposed == NULL)
-                goto failed;
-        }
-        if (append(tree->offered, proposed == NULL ? PyTuple_New(0) : proposed) < 0)
-            goto failed;
-        Py_ssize_t left = most - PyList_GET_SIZE(tree->tokens);
-        if (!heap->count || left <= 0)
+        double least = number(growth->least, node), value = taken.value;
+        double pays = growth->speed * (least + growth->ask_ms) / growth->calibration;
+        int asks = taken.depth < growth->room &&
+                   (!node || (value > worth && value * fmax(chance, growth->likely) > fmax(pays, rest)));
+        growth->nodes[node] = taken;
+        growth->nodes[node].held = NULL;
+        PyObject *proposed = least != least ? NULL : asks ? ask(growth, &states, node, worth) : PyTuple_New(0);
+        growth->nodes[node].held = proposed;
+        Py_ssize_t left = most - growth->count;
+        if (proposed == NULL || !growth->waiting_count || left <= 0)
             break;
-        if (left <= look && left <= heap->count && !growth->chain) {
-            rest = heap_cut(heap, left);
+        if (left <= look && left <= growth->waiting_count && !growth->chain) {
+            keep_waiting(growth, left);
+            rest = growth->waiting[0].value;
             look = left / 2;
         }
-        Waiting taken = heap_pop(heap);
+        taken = growth->waiting[--growth->waiting_count];
         if (growth->chain)
-            heap_drop(heap, 0);
+            keep_waiting(growth, 0);
         value = taken.value;
-        chance = taken.parent ? value / number(tree->values, taken.parent - 1) : value;
-        Py_XSETREF(states, taken.states);
-        Py_XSETREF(token, taken.token);
-        if (value * growth->calibration <= growth->speed * number(growth->least, node))
+        chance = taken.parent ? value / growth->nodes[taken.parent].value : value;
+        Py_SETREF(states, taken.held);
+        if (value * growth->calibration <= growth->speed * least)
             break;
-        node = PyList_GET_SIZE(tree->tokens);
-        if (add_node(tree, taken.parent, token, value) < 0)
-            goto failed;
         expected += value * growth->calibration;
-        double time = number(growth->times, node);
-        if (growth->cut != Py_None) {
-            double whole = fmin(1.0, value * growth->calibration);
-            PyObject *cost = PyObject_CallMethod(growth->cut, "cost", "ddn", expected, whole, node + 1);
-            if (cost == NULL)
-                goto failed;
-            time += PyFloat_AsDouble(cost);
-            Py_DECREF(cost);
-        }
+        double whole = fmin(1.0, value * growth->calibration), time = number(growth->times, growth->count);
+        if (time != time)
+            break;
+        time += growth->token_ms * fmax(0.0, expected - whole * (growth->count + 1)) + growth->again_ms * (1.0 - whole);
         double speed = expected / (time + growth->spent);
         if (speed >= growth->speed) {
             growth->best_expected = expected;
             growth->best_time = time;
             growth->speed = speed;
-            growth->best_count = node + 1;
+            growth->best_count = growth->count + 1;
         }
     }
-    Py_XDECREF(token);
     Py_XDECREF(states);
-    return PyErr_Occurred() ? -1 : 0;
-failed:
-    Py_XDECREF(token);
-    Py_XDECREF(states);
-    return -1;
 }
 
-static int
-shorten(PyObject *list, Py_ssize_t count)
+/* How many nodes were asked about, and the tree as far as it pays: tokens, parents, depths, children, values of all but
+ * the root, and what was offered below each. */
+static PyObject *
+grown(const Growth *growth)
 {
-    return PyList_SetSlice(list, count, PyList_GET_SIZE(list), NULL);
-}
-
-/* TokenTree.truncate, of a tree and all that belongs to its nodes. */
-static int
-truncate_tree(Grown *tree, Py_ssize_t count)
-{
-    for (Py_ssize_t node = PyList_GET_SIZE(tree->tokens) - 1; node >= count; node--) {
-        Py_ssize_t parent = PyLong_AsSsize_t(PyList_GET_ITEM(tree->parents, node));
-        if (PyDict_DelItem(PyList_GET_ITEM(tree->children, parent), PyList_GET_ITEM(tree->tokens, node)) < 0)
-            return -1;
+    PyObject *found = Py_BuildValue("n[][][][][][]", growth->asks), *lists[6];
+    for (int at = 0; found != NULL && at < 6; at++)
+        lists[at] = PyTuple_GET_ITEM(found, at + 1);
+    for (Py_ssize_t node = 0; found != NULL && node < growth->best_count; node++) {
+        const Node *each = growth->nodes + node;
+        PyObject *token = PyLong_FromLong(each->token), *number = PyLong_FromSsize_t(node);
+        int failed = token == NULL || number == NULL || PyList_Append(lists[0], token) < 0 ||
+                     append(lists[1], PyLong_FromLong(each->parent)) < 0 ||
+                     append(lists[2], PyLong_FromLong(each->depth)) < 0 || append(lists[3], PyDict_New()) < 0 ||
+                     (node && PyDict_SetItem(PyList_GET_ITEM(lists[3], each->parent), token, number) < 0) ||
+                     (node && append(lists[4], PyFloat_FromDouble(each->value)) < 0) ||
+                     PyList_Append(lists[5], each->held) < 0;
+        Py_XDECREF(token);
+        Py_XDECREF(number);
+        if (failed)
+            Py_CLEAR(found);
     }
-    return shorten(tree->tokens, count) < 0 || shorten(tree->parents, count) < 0 || shorten(tree->depths, count) < 0 ||
-                   shorten(tree->children, count) < 0 || shorten(tree->values, count - 1) < 0 ||
-                   (PyList_GET_SIZE(tree->offered) > count && shorten(tree->offered, count) < 0)
-               ? -1
-               : 0;
+    return found;
 }
 
-/* grow((tokens, parents, depths, children, values, offered), states,
- *      (proposers, steps, offsets, odds, times, least, cut),
- *      (floor, gain, ask_ms, beside_ms, calibration, most_odds, likely), room, chain):
- * how many nodes were asked about. */
+/* grow(root, states, (proposers, steps, offsets, odds, times, least),
+ *      (floor, gain, ask_ms, beside_ms, calibration, most_odds, likely, token_ms, again_ms), room, chain):
+ * (asks, tokens, parents, depths, children, values, offered). */
 PyObject *
 grow(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    Grown tree;
-    Growth growth = {0};
-    double gain;
+    Growth growth = {.best_count = 1};
+    PyTypeObject *list = &PyList_Type;
     if (!takes("grow", 6, count) ||
-        !PyArg_ParseTuple(args[0], "O!O!O!O!O!O!;tree", &PyList_Type, &tree.tokens, &PyList_Type, &tree.parents,
-                          &PyList_Type, &tree.depths, &PyList_Type, &tree.children, &PyList_Type, &tree.values,
-                          &PyList_Type, &tree.offered) ||
-        !PyArg_ParseTuple(args[2], "O!O!O!O!O!O!O;sources", &PyList_Type, &growth.proposers, &PyList_Type,
-                          &growth.steps, &PyList_Type, &growth.offsets, &PyList_Type, &growth.odds, &PyList_Type,
-                          &growth.times, &PyList_Type, &growth.least, &growth.cut) ||
-        !PyArg_ParseTuple(args[3], "ddddddd;numbers", &growth.floor, &gain, &growth.ask_ms, &growth.spent,
-                          &growth.calibration, &growth.most_odds, &growth.likely))
+        !read_tuple(args[2], "O!O!O!O!O!O!;sources", list, &growth.proposers, list, &growth.steps, list,
+                    &growth.offsets, list, &growth.odds, list, &growth.times, list, &growth.least) ||
+        !read_tuple(args[3], "ddddddddd;numbers", &growth.floor, &growth.best_expected, &growth.ask_ms, &growth.spent,
+                    &growth.calibration, &growth.most_odds, &growth.likely, &growth.token_ms, &growth.again_ms))
         return NULL;
-    growth.room = PyLong_AsSsize_t(args[4]);
-    growth.chain = PyObject_IsTrue(args[5]);
+    long root = PyLong_AsLong(args[0]);
+    growth.room = PyErr_Occurred() ? 0 : PyLong_AsSsize_t(args[4]);
+    growth.chain = PyErr_Occurred() ? 0 : PyObject_IsTrue(args[5]);
+    growth.sources = PyList_GET_SIZE(growth.proposers);
+    Py_ssize_t sizes = PyList_GET_SIZE(growth.times);
     if (PyErr_Occurred())
         return NULL;
-    Py_ssize_t sources = PyList_GET_SIZE(growth.proposers), sizes = PyList_GET_SIZE(growth.times);
-    if (!PyList_Check(args[1]) || PyList_GET_SIZE(args[1]) != sources || PyList_GET_SIZE(growth.steps) != sources ||
-        PyList_GET_SIZE(growth.offsets) != sources || sizes < 1 || PyList_GET_SIZE(growth.least) != sizes)
+    if (!PyList_Check(args[1]) || PyList_GET_SIZE(args[1]) != growth.sources ||
+        PyList_GET_SIZE(growth.steps) != growth.sources || PyList_GET_SIZE(growth.offsets) != growth.sources ||
+        sizes < 1 || PyList_GET_SIZE(growth.least) != sizes)
         return PyErr_Format(PyExc_ValueError, "every source has a state, and every size a cost and a slope");
-    growth.cheapest = number(growth.least, 0);
-    for (Py_ssize_t at = 1; at < PyList_GET_SIZE(growth.least); at++)
+    growth.cheapest = INFINITY;
+    for (Py_ssize_t at = 0; at < sizes && !PyErr_Occurred(); at++)
         growth.cheapest = fmin(growth.cheapest, number(growth.least, at));
-    growth.best_expected = gain;
     growth.best_time = number(growth.times, 0);
-    growth.best_count = 1;
     spend(&growth, 0.0);
-    int failed = grow_all(&growth, &tree, args[1]) < 0 || truncate_tree(&tree, growth.best_count) < 0;
-    heap_drop(&growth.heap, 0);
-    PyMem_Free(growth.heap.entries);
+    if (!PyErr_Occurred() && !(growth.speed >= 0.0 && growth.speed < INFINITY && growth.calibration > 0.0 &&
+                               growth.floor + growth.ask_ms + growth.token_ms + growth.again_ms >= 0.0))
+        PyErr_SetString(PyExc_ValueError, "expected times and a calibration above 0");
+    growth.nodes = with_room(NULL, &growth.nodes_room, sizes, sizeof(Node));
+    if (!PyErr_Occurred())
+        take_nodes(&growth, root, args[1]);
+    PyObject *found = PyErr_Occurred() ? NULL : grown(&growth);
+    while (growth.count)
+        Py_XDECREF(growth.nodes[--growth.count].held);
+    keep_waiting(&growth, 0);
+    PyMem_Free(growth.waiting);
     PyMem_Free(growth.found);
-    return failed ? NULL : PyLong_FromSsize_t(growth.asks);
+    PyMem_Free(growth.nodes);
+    return found;
 }

@@ -1,18 +1,68 @@
 #include "speedups.h"
 
-const void *
-line_of(PyObject *view, Py_ssize_t line, Py_ssize_t size)
+/* Whether an array is what it has to be: the items of its lines lie side by side, and can be read as they are. */
+static int
+fits(const Array *array)
 {
-    if (!PyMemoryView_Check(view)) {
-        PyErr_Format(PyExc_TypeError, "expected a memoryview, got %.100s", Py_TYPE(view)->tp_name);
-        return NULL;
+    const Py_buffer *buffer = &array->buffer;
+    Py_ssize_t size = buffer->itemsize, width = size, outer = array->axes > 1;
+    if (buffer->ndim != array->axes || buffer->format == NULL || !*buffer->format || buffer->format[1] ||
+        strchr(array->formats, *buffer->format) == NULL || (array->size ? size != array->size : size != 2 && size != 4))
+        return 0;
+    int sound = !((uintptr_t)buffer->buf & (size - 1)) && buffer->shape[0] <= INT32_MAX;
+    for (Py_ssize_t axis = array->axes; axis-- > outer; width *= buffer->shape[axis])
+        sound &= buffer->shape[axis] <= INT32_MAX && (buffer->shape[axis] < 2 || buffer->strides[axis] == width);
+    if (outer && buffer->shape[0] > 1) /* lines that are written lie apart */
+        sound &= !(buffer->strides[0] & (size - 1)) && buffer->strides[0] >= (array->flags & WRITTEN ? width : 0);
+    return sound || buffer->len == 0;
+}
+
+static int
+open_array(Array *array, PyObject *given)
+{
+    Py_buffer *buffer = &array->buffer;
+    if (given == Py_None && array->flags & OPTIONAL)
+        return 0;
+    if (PyObject_GetBuffer(given, buffer, array->flags & WRITTEN ? PyBUF_RECORDS : PyBUF_RECORDS_RO) < 0)
+        return -1;
+    Py_ssize_t size = buffer->itemsize;
+    if (!fits(array)) {
+        PyErr_Format(PyExc_TypeError, "%s: expected %d axes of '%.1s', %zd bytes each; got %d of '%.9s', %zd bytes",
+                     array->name, array->axes, array->formats, array->size, buffer->ndim, buffer->format, size);
+        return -1;
     }
-    const Py_buffer *buffer = PyMemoryView_GET_BUFFER(view);
-    if (buffer->itemsize != size || buffer->strides[buffer->ndim - 1] != size) {
-        PyErr_Format(PyExc_TypeError, "expected an array of %zd bytes each, side by side", size);
-        return NULL;
+    array->data = buffer->buf;
+    array->size = size;
+    array->lines = array->axes > 1 ? buffer->shape[0] : 1;
+    array->stride = array->axes > 1 ? buffer->strides[0] : 0;
+    array->length = array->axes > 2 ? buffer->shape[1] * buffer->shape[2] : buffer->shape[array->axes - 1];
+    array->end = array->data + (buffer->len ? (array->lines - 1) * array->stride + array->length * array->size : 0);
+    return 0;
+}
+
+int
+open_arrays(Array *arrays, PyObject *const *given, int count)
+{
+    for (int at = 0; at < count; at++) {
+        int failed = open_array(arrays + at, given[at]) < 0;
+        for (Array *one = arrays, *other = arrays + at; one < other && !failed; one++)
+            if ((one->flags | other->flags) & WRITTEN && one->data < other->end && other->data < one->end) {
+                PyErr_Format(PyExc_ValueError, "%s and %s share memory", one->name, other->name);
+                failed = 1;
+            }
+        if (failed) {
+            close_arrays(arrays, count);
+            return -1;
+        }
     }
-    return (const char *)buffer->buf + line * (buffer->ndim > 1 ? buffer->strides[0] : 0);
+    return 0;
+}
+
+void
+close_arrays(Array *arrays, int count)
+{
+    for (int at = 0; at < count; at++)
+        PyBuffer_Release(&arrays[at].buffer);
 }
 
 int
@@ -24,6 +74,35 @@ takes(const char *name, Py_ssize_t count, Py_ssize_t given)
 }
 
 int
+read_tuple(PyObject *given, const char *format, ...)
+{
+    if (!PyTuple_Check(given)) {
+        PyErr_Format(PyExc_TypeError, "expected a tuple of the %s, got %.100s", strchr(format, ';') + 1,
+                     Py_TYPE(given)->tp_name);
+        return 0;
+    }
+    va_list parts;
+    va_start(parts, format);
+    int read = PyArg_VaParse(given, format, parts);
+    va_end(parts);
+    return read;
+}
+
+void *
+with_room(void *entries, Py_ssize_t *room, Py_ssize_t count, Py_ssize_t size)
+{
+    if (count <= *room)
+        return entries;
+    void *larger = count > PY_SSIZE_T_MAX / 4 / size ? NULL : PyMem_Realloc(entries, (2 * count + 64) * size);
+    if (larger == NULL) {
+        PyErr_NoMemory();
+        return entries;
+    }
+    *room = 2 * count + 64;
+    return larger;
+}
+
+int
 append(PyObject *list, PyObject *item)
 {
     int failed = item == NULL ? -1 : PyList_Append(list, item);
@@ -32,27 +111,33 @@ append(PyObject *list, PyObject *item)
 }
 
 PyObject *
+item_of(PyObject *list, Py_ssize_t at)
+{
+    return Py_XNewRef(PyList_GetItem(list, at));
+}
+
+long long
+integer_of(PyObject *list, Py_ssize_t at)
+{
+    PyObject *item = item_of(list, at);
+    long long value = item == NULL ? -1 : PyLong_AsLongLong(item);
+    Py_XDECREF(item);
+    return value;
+}
+
+PyObject *
 pair(long one, long other)
 {
-    PyObject *found = PyTuple_New(2), *first = PyLong_FromLong(one), *second = PyLong_FromLong(other);
-    if (found == NULL || first == NULL || second == NULL) {
-        Py_XDECREF(found);
-        Py_XDECREF(first);
-        Py_XDECREF(second);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(found, 0, first);
-    PyTuple_SET_ITEM(found, 1, second);
+    PyObject *first = PyLong_FromLong(one), *second = PyLong_FromLong(other);
+    PyObject *found = first == NULL || second == NULL ? NULL : PyTuple_Pack(2, first, second);
+    Py_XDECREF(first);
+    Py_XDECREF(second);
     return found;
 }
 
-#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},
 
-static PyMethodDef methods[] = {
-    METHOD(grow),    METHOD(put),         METHOD(ranked), METHOD(heard),
-    METHOD(best_of), METHOD(exponential), METHOD(drawn),
-    {NULL, NULL, 0, NULL},
-};
+static PyMethodDef methods[] = {EACH(METHOD){NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "lookahead._speedups", NULL, -1, methods, NULL, NULL, NULL, NULL};

@@ -53,7 +53,7 @@ exponentials(const uint32_t *words, float *out)
     for (int at = 0; at < PART; at++) {
         double upper = (double)(int32_t)(words[2 * at] & 0x1fffffu);
         double lower = (double)(int32_t)(words[2 * at + 1] ^ 0x80000000u) + 2147483648.0;
-        uniform[at] = 1.0 - (upper * 4294967296.0 + lower) * 0x1p-53;
+        uniform[at] = 1.0 - (upper * 4294967296.0 + lower) / 9007199254740992.0;
     }
     for (int at = 0; at < PART; at++) {
         union { double value; uint64_t bits; } x = {uniform[at]}, k, part;
@@ -63,27 +63,10 @@ exponentials(const uint32_t *words, float *out)
         double power = k.value - (4503599627370496.0 + 1023.0), f = part.value - 1.0;
         double s = f / (2.0 + f), z = s * s;
         double series = 1.0 / 21;
-        series = series * z + 1.0 / 19;
-        series = series * z + 1.0 / 17;
-        series = series * z + 1.0 / 15;
-        series = series * z + 1.0 / 13;
-        series = series * z + 1.0 / 11;
-        series = series * z + 1.0 / 9;
-        series = series * z + 1.0 / 7;
-        series = series * z + 1.0 / 5;
-        series = series * z + 1.0 / 3;
-        out[at] = (float)-(power * 0.693147180559945309417 + (2.0 * s + 2.0 * s * z * series));
+        for (int odd = 19; odd > 1; odd -= 2)
+            series = series * z + 1.0 / odd;
+        out[at] = (float)(0.0 - (power * 0.693147180559945309417 + (2.0 * s + 2.0 * s * z * series))); /* never -0 */
     }
-}
-
-/* Whether any of BLOCK numbers is below a limit. */
-WIDE static int
-any_low(const float *numbers, float limit)
-{
-    int found = 0;
-    for (int at = 0; at < BLOCK; at++)
-        found |= numbers[at] < limit;
-    return found;
 }
 
 typedef struct {
@@ -122,7 +105,7 @@ draw_line(Generator *from, float *line, Py_ssize_t vocab, float limit, int32_t *
         exponentials(words, part);
         memcpy(line + start, part, count * sizeof(float));
         for (int at = 0; low != NULL && at < count; at += BLOCK) {
-            if (!any_low(part + at, limit))
+            if (reach(part + at, limit) == BLOCK)
                 continue;
             for (int each = at; each < at + BLOCK && each < count; each++)
                 if (part[each] < limit && found++ < room - 1)
@@ -134,41 +117,43 @@ draw_line(Generator *from, float *line, Py_ssize_t vocab, float limit, int32_t *
 }
 
 /* exponential(states, lines, low, limit): fill float32 lines as torch's `exponential_` does, as many behind each of
- * several states, of which the first is given and the others are found. `low` has a line of int32 for each, or is
- * None. */
+ * several states, of which the first is given and the others are found. `low` has a line for each, or is None. */
 PyObject *
 exponential(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     Generator generator;
-    if (!takes("exponential", 4, given))
+    Saved saved = {.left = 0};
+    Array arrays[] = {
+        {"states", "B", 1, 2, WRITTEN}, {"lines", FLOAT32, 2, WRITTEN}, {"low", INT32, 2, WRITTEN | OPTIONAL}};
+    const Array *states = arrays, *lines = arrays + 1, *low = arrays + 2;
+    double limit = takes("exponential", 4, given) ? PyFloat_AsDouble(args[3]) : -1.0;
+    if (PyErr_Occurred() || open_arrays(arrays, args, 3) < 0)
         return NULL;
-    double limit = PyFloat_AsDouble(args[3]);
-    const Saved *saved = line_of(args[0], 0, 1);
-    if (saved == NULL || line_of(args[1], 0, sizeof(float)) == NULL || PyErr_Occurred() ||
-        (args[2] != Py_None && line_of(args[2], 0, sizeof(int32_t)) == NULL))
-        return NULL;
-    Py_ssize_t states = length_of(args[0], 0), bytes = length_of(args[0], 1), lines = length_of(args[1], 0);
-    if (bytes < (Py_ssize_t)sizeof(Saved) || saved->next > WORDS || saved->left < 1 || states < 2 || lines < 1 ||
-        lines % (states - 1)) {
+    if (states->lines && states->length >= (Py_ssize_t)sizeof(Saved))
+        memcpy(&saved, states->data, sizeof(Saved));
+    if (states->lines < 2 || saved.next > WORDS || saved.left < 1 || !lines->lines ||
+        lines->lines % (states->lines - 1) || (low->data != NULL && (low->lines != lines->lines || low->length < 1))) {
         PyErr_SetString(PyExc_ValueError, "expected states of torch's generator on a CPU, and as many lines for each");
+        close_arrays(arrays, 3);
         return NULL;
     }
-    Py_ssize_t each = lines / (states - 1);
-    generator.next = saved->left == 1 ? WORDS : (int)saved->next;
+    Py_ssize_t each = lines->lines / (states->lines - 1);
+    generator.next = saved.left == 1 ? WORDS : (int)saved.next;
     for (int at = 0; at < WORDS; at++)
-        generator.words[at] = (uint32_t)saved->words[at];
-    for (Py_ssize_t line = 0; line < lines; line++) {
-        int32_t *low = args[2] == Py_None ? NULL : (int32_t *)line_of(args[2], line, sizeof(int32_t));
-        draw_line(&generator, (float *)line_of(args[1], line, sizeof(float)), length_of(args[1], 1), (float)limit, low,
-                  low == NULL ? 0 : length_of(args[2], 1));
+        generator.words[at] = (uint32_t)saved.words[at];
+    for (Py_ssize_t line = 0; line < lines->lines; line++) {
+        draw_line(&generator, line_of(lines, line), lines->length, (float)limit,
+                  low->data == NULL ? NULL : line_of(low, line), low->length);
         if ((line + 1) % each)
             continue;
-        Saved *behind = (Saved *)line_of(args[0], (line + 1) / each, 1);
-        memcpy(behind, saved, bytes);
         for (int at = 0; at < WORDS; at++)
-            behind->words[at] = generator.words[at];
-        behind->next = generator.next;
-        behind->left = WORDS + 1 - generator.next;
+            saved.words[at] = generator.words[at];
+        saved.next = generator.next;
+        saved.left = WORDS + 1 - generator.next;
+        char *behind = line_of(states, (line + 1) / each);
+        memcpy(behind, states->data, states->length);
+        memcpy(behind, &saved, sizeof(Saved));
     }
+    close_arrays(arrays, 3);
     Py_RETURN_NONE;
 }

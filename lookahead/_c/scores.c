@@ -1,5 +1,7 @@
 #include "speedups.h"
 
+#define COLUMNS 256
+
 typedef struct { /* the best entries of a line so far, best first, and of equal ones the first */
     float *values;
     int32_t *ids;
@@ -18,7 +20,9 @@ insert(Best *best, float value, int32_t id)
     best->ids[at] = id;
 }
 
-WIDE int
+/* The highest entries of a line in each of COLUMNS columns, of so many rows that follow each other, into `maxima`;
+ * whether any is no number. */
+WIDE static int
 maxima_of(const float *line, Py_ssize_t rows, float *maxima)
 {
     int broken = 0;
@@ -28,16 +32,40 @@ maxima_of(const float *line, Py_ssize_t rows, float *maxima)
         for (int at = 0; at < COLUMNS; at++) {
             float entry = line[row * COLUMNS + at];
             broken |= entry != entry;
-            maxima[at] = entry > maxima[at] ? entry : maxima[at];
+            maxima[at] = Py_MAX(entry, maxima[at]);
         }
     return broken;
 }
 
-/* The entry of some rank, in an order that is used up (Hoare's selection). */
-static float
-select_rank(float *entries, Py_ssize_t count, Py_ssize_t rank)
+float
+highest_of(const float *logits, Py_ssize_t vocab)
 {
-    Py_ssize_t low = 0, high = count - 1;
+    float maxima[COLUMNS], best = -INFINITY;
+    Py_ssize_t rows = vocab / COLUMNS;
+    int broken = maxima_of(logits, rows, maxima);
+    for (int at = 0; at < COLUMNS; at++)
+        best = Py_MAX(maxima[at], best);
+    for (Py_ssize_t at = rows * COLUMNS; at < vocab; at++) {
+        broken |= logits[at] != logits[at];
+        best = Py_MAX(logits[at], best);
+    }
+    return broken ? NAN : best;
+}
+
+WIDE int
+reach(const float *line, float least)
+{
+    int count = 0;
+    for (int at = 0; at < BLOCK; at++)
+        count += !(line[at] < least);
+    return count;
+}
+
+/* The entry of some rank of COLUMNS, in an order that is used up (Hoare's selection). */
+static float
+select_rank(float *entries, Py_ssize_t rank)
+{
+    Py_ssize_t low = 0, high = COLUMNS - 1;
     while (low < high) {
         float middle = entries[(low + high) / 2];
         Py_ssize_t up = low, down = high;
@@ -52,24 +80,10 @@ select_rank(float *entries, Py_ssize_t count, Py_ssize_t rank)
                 entries[down--] = moved;
             }
         }
-        if (rank <= down)
-            high = down;
-        else if (rank >= up)
-            low = up;
-        else
-            break;
+        low = rank > down ? up : low;
+        high = rank < up ? down : high;
     }
     return entries[rank];
-}
-
-/* How many of BLOCK entries are not below the least that can be of use. */
-WIDE static int
-reach(const float *line, float least)
-{
-    int count = 0;
-    for (int at = 0; at < BLOCK; at++)
-        count += line[at] >= least;
-    return count;
 }
 
 WIDE void
@@ -81,37 +95,83 @@ widen(const uint16_t *line, float *wide, Py_ssize_t count)
     }
 }
 
+WIDE void
+chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count)
+{
+    for (Py_ssize_t at = 0; at < count; at++)
+        chances[at] = (logits[at] - best) * (scale * 1.44269504f);
+    for (Py_ssize_t at = 0; at < count; at++)
+        chances[at] = -126.0f > chances[at] ? -126.0f : chances[at]; /* or no number */
+    for (Py_ssize_t at = 0; at < count; at++) { /* 2^whole times 2^part, of which a polynomial is the second */
+        union { float value; uint32_t bits; } whole = {chances[at] + 12582912.0f}, two; /* 1.5 2^23: it is rounded */
+        float part = (chances[at] - (whole.value - 12582912.0f)) * 0.693147181f;
+        two.bits = (whole.bits + 127) << 23;
+        part = 1.0f + part * (1.0f + part * (0.5f + part * (1.66666667e-1f + part * (4.16666667e-2f +
+               part * (8.33333333e-3f + part * (1.38888889e-3f + part * 1.98412698e-4f))))));
+        chances[at] = part * two.value;
+    }
+}
+
+/* The sum of BLOCK chances. */
+WIDE static float
+sum_of_block(const float *logits, float best, float scale)
+{
+    float chances[BLOCK];
+    chances_of(logits, best, scale, chances, BLOCK);
+    for (int half = BLOCK / 2; half; half /= 2)
+        for (int at = 0; at < half; at++)
+            chances[at] += chances[at + half];
+    return chances[0];
+}
+
+double
+sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale)
+{
+    double total = 0.0;
+    Py_ssize_t start = 0;
+    for (; start + BLOCK <= vocab; start += BLOCK)
+        total += sum_of_block(logits + start, best, scale);
+    for (; start < vocab; start++)
+        total += exp((logits[start] - (double)best) * scale);
+    return total;
+}
+
+int
+is_warp(const Warp *warp)
+{
+    int sound = warp->temperature > 0.0 && warp->top_k >= 0 && warp->top_p >= 0.0 && warp->min_p >= 0.0;
+    if (!sound)
+        PyErr_SetString(PyExc_ValueError, "expected a temperature above 0, and no top_k, top_p and min_p below 0");
+    return sound;
+}
+
 /* The best entries of one line. What is no number counts as the highest. So many columns have an entry that is at least
  * as high as that of their maxima which has the last rank: what is below it need not be looked at. */
 static void
 search(const float *line, Py_ssize_t vocab, Best *best)
 {
     float maxima[COLUMNS], least = -INFINITY;
-    Py_ssize_t rows = vocab / COLUMNS, broken = 0;
+    Py_ssize_t broken = -1; /* the first that is no number */
     if (best->most <= COLUMNS) {
-        broken = maxima_of(line, rows, maxima);
-        least = select_rank(maxima, COLUMNS, best->most - 1);
+        maxima_of(line, vocab / COLUMNS, maxima);
+        least = select_rank(maxima, best->most - 1);
     }
     for (Py_ssize_t start = 0; start < vocab; start += BLOCK) {
-        Py_ssize_t end = start + BLOCK < vocab ? start + BLOCK : vocab;
+        Py_ssize_t end = Py_MIN(start + BLOCK, vocab);
         if (end - start == BLOCK && !reach(line + start, least))
             continue;
         for (Py_ssize_t at = start; at < end; at++) {
-            broken |= line[at] != line[at];
-            if (line[at] >= least && (best->count < best->most || line[at] > best->values[best->most - 1]))
-                insert(best, line[at], (int32_t)at);
+            float entry = line[at] == line[at] ? line[at] : INFINITY;
+            if (line[at] != line[at] && broken < 0)
+                broken = at;
+            if (entry >= least && (best->count < best->most || entry > best->values[best->most - 1]))
+                insert(best, entry, (int32_t)at);
         }
     }
-    for (Py_ssize_t at = 0; broken && at < vocab; at++)
-        if (line[at] != line[at]) {
-            best->values[0] = NAN;
-            best->ids[0] = (int32_t)at;
-            for (; best->count < best->most; best->count++) { /* what else there is does not matter */
-                best->values[best->count] = NAN;
-                best->ids[best->count] = (int32_t)at;
-            }
-            break;
-        }
+    if (broken >= 0) {
+        best->values[0] = NAN;
+        best->ids[0] = (int32_t)broken;
+    }
 }
 
 /* best_of(lines, values, ids): scores._on_cpu, for lines of float32 or bfloat16 [line, vocab]; what it finds goes into
@@ -119,30 +179,25 @@ search(const float *line, Py_ssize_t vocab, Best *best)
 PyObject *
 best_of(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    if (!takes("best_of", 3, count) || !PyMemoryView_Check(args[0]))
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "expected a memoryview");
-    int narrow = PyMemoryView_GET_BUFFER(args[0])->itemsize == 2;
-    Py_ssize_t lines = length_of(args[0], 0), vocab = length_of(args[0], 1);
-    float *wide = narrow ? PyMem_Malloc(vocab * sizeof(float)) : NULL;
-    if (narrow && wide == NULL)
-        return PyErr_NoMemory();
-    for (Py_ssize_t at = 0; at < lines; at++) {
-        const void *line = line_of(args[0], at, narrow ? 2 : 4);
-        float *values = line == NULL ? NULL : (float *)line_of(args[1], at, sizeof(float));
-        int32_t *ids = values == NULL ? NULL : (int32_t *)line_of(args[2], at, sizeof(int32_t));
-        if (ids == NULL)
-            break;
-        Best best = {values, ids, 0, length_of(args[1], 1)};
-        if (best.most != length_of(args[2], 1) || best.most < 1 || best.most > vocab) {
-            PyErr_Format(PyExc_ValueError, "from 1 to %zd entries of a line can be found", vocab);
-            break;
-        }
-        if (narrow)
-            widen(line, wide, vocab);
-        search(narrow ? wide : line, vocab, &best);
+    Array arrays[] = {
+        {"lines", FLOAT32_OR_BFLOAT16, 2}, {"values", FLOAT32, 2, WRITTEN}, {"ids", INT32, 2, WRITTEN}};
+    const Array *given = arrays, *values = arrays + 1, *ids = arrays + 2;
+    if (!takes("best_of", 3, count) || open_arrays(arrays, args, 3) < 0)
+        return NULL;
+    float *wide = given->size == 2 ? PyMem_New(float, given->length) : NULL;
+    if (given->lines != values->lines || given->lines != ids->lines || values->length != ids->length ||
+        values->length < 1 || values->length > given->length)
+        PyErr_Format(PyExc_ValueError, "from 1 to %zd entries can be found, of each of %zd lines", given->length,
+                     given->lines);
+    else if (given->size == 2 && wide == NULL)
+        PyErr_NoMemory();
+    for (Py_ssize_t at = 0; at < given->lines && !PyErr_Occurred(); at++) {
+        Best best = {line_of(values, at), line_of(ids, at), 0, values->length};
+        if (wide != NULL)
+            widen(line_of(given, at), wide, given->length);
+        search(wide != NULL ? wide : line_of(given, at), given->length, &best);
     }
     PyMem_Free(wide);
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
+    close_arrays(arrays, 3);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }

@@ -2,7 +2,8 @@
  * what it is for, and which is used where this module is not built. A forward pass has filled the processor's caches
  * with the model's weights, so that Python's objects come from memory: here as few as possible are touched.
  *
- * Arrays come as memoryviews of contiguous NumPy arrays, because reading those costs nothing. */
+ * Whatever is given is checked before it is read: arrays by open_arrays, which also holds them, so that no Python code
+ * that runs meanwhile takes their memory away; lists by the size that they have then. */
 
 #ifndef LOOKAHEAD_SPEEDUPS_H
 #define LOOKAHEAD_SPEEDUPS_H
@@ -12,21 +13,53 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Loops over whole vocabularies, for the widest vectors that the processor has. */
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
-#else
+/* Loops over whole vocabularies, for the widest vectors that the processor has. GCC knows the fourth level of x86-64
+ * since its version 12. No clone contracts or reorders anything, so all compute the same. */
+#if !defined(__x86_64__) || !defined(__gnu_linux__) || !defined(__GNUC__) || defined(__clang__)
 #define WIDE
+#elif __GNUC__ < 12
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
 #endif
 #define BLOCK 64
-#define COLUMNS 256
 
-/* The highest entries of a line in each of COLUMNS columns, of so many rows that follow each other, into `maxima`;
- * whether any is no number. */
-int maxima_of(const float *line, Py_ssize_t rows, float *maxima);
+/* Formats of usual memoryviews, and bytes of an item. */
+#define FLOAT32 "f", 4
+#define INT32 "il", 4
+#define FLOAT32_OR_BFLOAT16 "fhH", 0 /* of two bytes or of four */
+#define WRITTEN 1
+#define OPTIONAL 2 /* may be None, and then has no lines */
 
-/* exp of scaled logits less the best, to about single precision; of those far below, next to nothing. */
+typedef struct { /* an argument: first what it has to be, then what it is */
+    const char *name, *formats;
+    Py_ssize_t size;
+    int axes, flags;
+    char *data, *end;
+    Py_ssize_t lines, length, stride; /* items of all axes but the first, or of the only one; bytes between lines */
+    Py_buffer buffer;
+} Array;
+
+/* Check some arguments that are arrays, and hold them; -1, an error and nothing held if one of them is not what it has
+ * to be, or if one that is written shares memory with another. */
+int open_arrays(Array *arrays, PyObject *const *given, int count);
+void close_arrays(Array *arrays, int count);
+
+static inline void *
+line_of(const Array *array, Py_ssize_t line)
+{
+    return array->data + line * array->stride;
+}
+
+/* How many of BLOCK numbers are not below a limit; what is no number never is. */
+int reach(const float *numbers, float least);
+
+/* The highest of some logits; NaN if one is no number. */
+float highest_of(const float *logits, Py_ssize_t vocab);
+
+/* exp of scaled logits less the best, to about single precision, of those far below next to nothing; and their sum. */
 void chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count);
+double sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale);
 
 /* bfloat16 as float32. */
 void widen(const uint16_t *line, float *wide, Py_ssize_t count);
@@ -36,38 +69,8 @@ typedef struct { /* what happens to logits before a draw, as lookahead.sources.p
     Py_ssize_t top_k;
 } Warp;
 
-typedef struct {
-    double rounding, close; /* lookahead.verify.shortlist's _ROUNDING and _CLOSE */
-    double low;             /* what low noise is below */
-} Margins;
-
-typedef struct { /* the best tokens, best first: int32 ids and logits */
-    const int32_t *ids;
-    const float *logits;
-    Py_ssize_t count;
-} List;
-
-typedef struct { /* of one node: float32, or else bfloat16, and room for as many float32; and room for listed ones */
-    const float *whole;
-    const uint16_t *narrow;
-    float *wide;
-    double *scaled;
-} Logits;
-
-/* The token that is drawn by a line of noise, and whether that is certain. Where top_k or top_p cuts, the best have to
- * be listed; `low` are tokens of low noise behind their number, or NULL. */
-int draw(Logits *logits, Py_ssize_t vocab, const List *list, const float *noise, const int32_t *low, const Warp *warp,
-         Margins margins, Py_ssize_t *token);
-
-/* A line of a memoryview of one or two axes, whose items take `size` bytes; NULL and an error if it is none. */
-const void *line_of(PyObject *view, Py_ssize_t line, Py_ssize_t size);
-
-/* How long an axis of it is. */
-static inline Py_ssize_t
-length_of(PyObject *view, int axis)
-{
-    return PyMemoryView_GET_BUFFER(view)->shape[axis];
-}
+/* Whether that can be; if not, there is an error. */
+int is_warp(const Warp *warp);
 
 /* A tuple of two integers. */
 PyObject *pair(long one, long other);
@@ -75,31 +78,61 @@ PyObject *pair(long one, long other);
 /* Append an item and give its reference away; -1 and an error if it is NULL. */
 int append(PyObject *list, PyObject *item);
 
+/* A new reference to an item of a list, and it as an integer; NULL or -1, and an error, if it is none. */
+PyObject *item_of(PyObject *list, Py_ssize_t at);
+long long integer_of(PyObject *list, Py_ssize_t at);
+
 /* Whether a function was given so many arguments; if not, there is an error. */
 int takes(const char *name, Py_ssize_t count, Py_ssize_t given);
 
-typedef struct { /* a candidate that waits for its place in the tree */
-    double value;
-    int parent, place;
-    PyObject *token, *states; /* of its own, and its parent's */
-} Waiting;
+/* Read a tuple, as PyArg_ParseTuple does; 0 and an error if it is none. */
+int read_tuple(PyObject *given, const char *format, ...);
 
-typedef struct {
-    Waiting *entries;
-    Py_ssize_t count, room;
-} Heap;
+/* Entries of so many bytes, with room for `count` at least; without memory as they are, and an error. */
+void *with_room(void *entries, Py_ssize_t *room, Py_ssize_t count, Py_ssize_t size);
 
-int heap_push(Heap *heap, Waiting entry);         /* takes references of its own; -1 and an error without memory */
-Waiting heap_pop(Heap *heap);                     /* the best one of some, with its references */
-double heap_cut(Heap *heap, Py_ssize_t count);    /* keep the best `count` of more; the value of the last */
-void heap_drop(Heap *heap, Py_ssize_t count);     /* keep the first `count`, in whatever order they are */
+#define PLACES 4 /* of lookahead.sources.successor_table */
+#define WAYS 8 /* entries of a bucket */
+#define MOST_RANKED 1000 /* tokens, and levels, so that kinds are no larger than an integer */
 
-PyObject *grow(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *put(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *ranked(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *heard(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *best_of(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *exponential(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *drawn(PyObject *module, PyObject *const *args, Py_ssize_t count);
+enum { /* a table's arrays */
+    ENTRIES, /* [bucket, 2, WAYS] of uint32: tags, and the numbers of their rows */
+    BEFORE,  /* [row, 3] of uint32: the number of the row that its context of so many tokens had before */
+    TOKENS,  /* [row, width] of uint16 or int32, best first */
+    LOGITS,
+    STEPS, /* distances of logits at which the next level begins */
+    ARRAYS,
+};
+
+typedef struct { /* SuccessorTable.rows, in a capsule that holds them */
+    Array arrays[ARRAYS];
+    Py_ssize_t width, capacity;
+    uint32_t written; /* the next row's number, as it is told in each call */
+} Rows;
+
+/* A capsule's rows; NULL and an error if it has none. */
+Rows *rows_of(PyObject *capsule, PyObject *written);
+
+/* Where entries and kinds of contexts of so many tokens stand; 0 are the two before the last. */
+static inline int
+place_of_order(int order)
+{
+    return order ? order - 1 : PLACES - 1;
+}
+
+/* SuccessorTable.last: the last rows, `most` each, of the suffixes of a context, with their lengths in `orders`; how
+ * many; -1 and an error. With only `one` length, those of the longest that is known. */
+int last_rows(const Rows *rows, PyObject *context, int most, int one, int *orders, long *found);
+
+/* A token of a row of tokens of so many bytes. */
+static inline long
+token_at(const void *row, Py_ssize_t size, Py_ssize_t rank)
+{
+    return size == 2 ? ((const uint16_t *)row)[rank] : ((const int32_t *)row)[rank];
+}
+
+#define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count);
+#define EACH(kind) kind(grow) kind(rows) kind(put) kind(ranked) kind(heard) kind(best_of) kind(exponential) kind(drawn)
+EACH(FUNCTION)
 
 #endif

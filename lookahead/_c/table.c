@@ -1,6 +1,7 @@
-#include "table.h"
+#include "speedups.h"
 
 #define TOGETHER 64 /* rows that are found before any of them is written */
+#define NAME "lookahead._speedups.rows"
 
 static const uint64_t FACTORS[PLACES][3] = { /* of a context's tokens: successor_table._FACTORS */
     {0, 0, 0x9E3779B97F4A7C15},
@@ -9,25 +10,47 @@ static const uint64_t FACTORS[PLACES][3] = { /* of a context's tokens: successor
     {0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0},
 };
 
-int
-read_rows(PyObject *given, Rows *rows)
+static void
+free_rows(PyObject *capsule)
 {
-    PyObject *entries, *before, *tokens, *logits;
-    unsigned int written;
-    if (!PyArg_ParseTuple(given, "OOOOI;rows", &entries, &before, &tokens, &logits, &written))
-        return -1;
-    rows->size = PyMemoryView_Check(tokens) ? PyMemoryView_GET_BUFFER(tokens)->itemsize : 0;
-    rows->entries = (uint32_t *)line_of(entries, 0, sizeof(uint32_t));
-    rows->before = rows->entries == NULL ? NULL : (uint32_t *)line_of(before, 0, sizeof(uint32_t));
-    rows->tokens = rows->before == NULL ? NULL : line_of(tokens, 0, rows->size == 2 ? 2 : 4);
-    rows->logits = rows->tokens == NULL ? NULL : line_of(logits, 0, sizeof(float));
-    if (rows->logits == NULL)
-        return -1;
-    rows->width = length_of(logits, 1);
-    rows->capacity = (uint32_t)length_of(logits, 0);
-    rows->buckets = (uint32_t)length_of(entries, 0);
-    rows->written = written;
-    return 0;
+    Rows *rows = PyCapsule_GetPointer(capsule, NAME);
+    close_arrays(rows->arrays, ARRAYS);
+    PyMem_Free(rows);
+}
+
+/* rows(entries, before, tokens, logits, steps): SuccessorTable.rows. */
+PyObject *
+rows(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    Rows found = {{{"entries", "IL", 4, 3, WRITTEN}, {"before", "IL", 4, 2, WRITTEN}, {"tokens", "hHil", 0, 2},
+                   {"logits", FLOAT32, 2}, {"steps", FLOAT32, 1}}};
+    const Array *entries = found.arrays + ENTRIES, *before = found.arrays + BEFORE, *tokens = found.arrays + TOKENS;
+    if (!takes("rows", ARRAYS, count) || open_arrays(found.arrays, args, ARRAYS) < 0)
+        return NULL;
+    found.capacity = found.arrays[LOGITS].lines;
+    found.width = found.arrays[LOGITS].length;
+    if (!entries->lines || entries->lines & (entries->lines - 1) || entries->length != 2 * WAYS || !found.capacity ||
+        found.capacity & (found.capacity - 1) || before->lines != found.capacity || before->length != 3 ||
+        tokens->lines != found.capacity || tokens->length != found.width || found.arrays[STEPS].length > MOST_RANKED)
+        PyErr_SetString(PyExc_ValueError, "expected entries [2^n, 2, 8], before [2^n, 3], tokens, logits [2^n, rank]");
+    Rows *held = PyErr_Occurred() ? NULL : PyMem_New(Rows, 1);
+    PyObject *capsule = held == NULL ? NULL : PyCapsule_New(memcpy(held, &found, sizeof(Rows)), NAME, free_rows);
+    if (capsule == NULL) {
+        close_arrays(found.arrays, ARRAYS);
+        PyMem_Free(held);
+    }
+    return capsule != NULL || PyErr_Occurred() ? capsule : PyErr_NoMemory();
+}
+
+Rows *
+rows_of(PyObject *capsule, PyObject *written)
+{
+    Rows *rows = PyCapsule_GetPointer(capsule, NAME);
+    unsigned long number = rows == NULL ? 0 : PyLong_AsUnsignedLongMask(written);
+    if (PyErr_Occurred())
+        return NULL;
+    rows->written = (uint32_t)number;
+    return rows;
 }
 
 static int
@@ -37,7 +60,7 @@ read_context(PyObject *given, uint64_t *context)
         PyErr_SetString(PyExc_TypeError, "a context is a tuple of three tokens");
         return -1;
     }
-    for (int at = 0; at < 3; at++)
+    for (int at = 0; at < 3 && !PyErr_Occurred(); at++)
         context[at] = (uint64_t)PyLong_AsLongLong(PyTuple_GET_ITEM(given, at));
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -49,11 +72,19 @@ entry_of(const Rows *rows, const uint64_t *context, int place, uint32_t *tag, in
     const uint64_t *factors = FACTORS[place];
     uint64_t hash = context[0] * factors[0] + context[1] * factors[1] + context[2] * factors[2] + place;
     hash = (hash ^ hash >> 32) * 0xFF51AFD7ED558CCD;
-    uint32_t *bucket = rows->entries + (hash >> 32 & (rows->buckets - 1)) * 2 * WAYS;
+    const Array *entries = rows->arrays + ENTRIES;
+    uint32_t *bucket = line_of(entries, (Py_ssize_t)(hash >> 32) & (entries->lines - 1));
     *tag = (uint32_t)hash;
     for (*way = 0; *way < WAYS && bucket[*way] != *tag; ++*way)
         ;
     return bucket;
+}
+
+/* The numbers of the rows that its contexts had before the one of a number. */
+static inline uint32_t *
+before_of(const Rows *rows, uint32_t number)
+{
+    return line_of(rows->arrays + BEFORE, number & (rows->capacity - 1));
 }
 
 /* How many rows were written since, and with, the one of a number. */
@@ -74,11 +105,11 @@ last_rows(const Rows *rows, PyObject *given, int most, int one, int *orders, lon
     for (int order = 3; order >= 0 && !(count && (one || (!order && orders[0] > 1))); order--) {
         bucket = entry_of(rows, context, place_of_order(order), &tag, &way);
         uint32_t number = way < WAYS ? bucket[WAYS + way] : 0, age = age_of(rows, number), before;
-        int known = way < WAYS && age <= rows->capacity, enough = count + (order ? most : 1);
+        int known = rows->width && way < WAYS && age <= rows->capacity, enough = count + (order ? most : 1);
         for (; known && count < enough; number = before, count++) {
             orders[count] = order;
-            found[count] = number & (rows->capacity - 1);
-            before = order ? rows->before[3 * found[count] + order - 1] : number;
+            found[count] = (long)(number & (rows->capacity - 1));
+            before = order ? before_of(rows, number)[order - 1] : number;
             known = age < age_of(rows, before) && age_of(rows, before) <= rows->capacity;
             age = age_of(rows, before);
         }
@@ -101,16 +132,15 @@ read_tree(PyObject *root, PyObject *parents, PyObject *tokens, Row *made, Py_ssi
     if (read_context(root, made[0].context) < 0)
         return -1;
     for (Py_ssize_t node = 1; node < count; node++) {
-        Py_ssize_t parent = PyLong_AsSsize_t(PyList_GET_ITEM(parents, node));
-        if (parent < 0 || parent >= node) {
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_ValueError, "a parent stands before its children");
+        long long parent = integer_of(parents, node), token = parent < 0 ? -1 : integer_of(tokens, node);
+        if (!PyErr_Occurred() && (parent < 0 || parent >= node))
+            PyErr_SetString(PyExc_ValueError, "a parent stands before its children");
+        if (PyErr_Occurred())
             return -1;
-        }
         memcpy(made[node].context, made[parent].context + 1, 2 * sizeof(uint64_t));
-        made[node].context[2] = (uint64_t)PyLong_AsLongLong(PyList_GET_ITEM(tokens, node));
+        made[node].context[2] = (uint64_t)token;
     }
-    return PyErr_Occurred() ? -1 : 0;
+    return 0;
 }
 
 /* Where a row's entries are, or else take the place of the oldest ones. */
@@ -138,35 +168,34 @@ enter(const Rows *rows, const Row *row, uint32_t number)
     for (int place = 0; place < PLACES; place++) {
         uint32_t *bucket = row->entries[place].bucket;
         if (place < PLACES - 1)
-            rows->before[3 * (number & (rows->capacity - 1)) + place] = row->entries[place].before;
+            before_of(rows, number)[place] = row->entries[place].before;
         bucket[row->entries[place].way] = row->entries[place].tag;
         bucket[WAYS + row->entries[place].way] = number;
     }
 }
 
-/* put(rows, root, parents, tokens): SuccessorTable._put. */
+/* put(rows, written, root, parents, tokens): SuccessorTable._put. */
 PyObject *
 put(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    Rows rows;
-    if (!takes("put", 4, count) || read_rows(args[0], &rows) < 0)
+    if (!takes("put", 5, count))
         return NULL;
-    if (!PyList_Check(args[2]) || !PyList_Check(args[3]) || PyList_GET_SIZE(args[2]) != PyList_GET_SIZE(args[3]) ||
-        !PyList_GET_SIZE(args[2]))
+    if (!PyList_Check(args[3]) || !PyList_Check(args[4]) || PyList_GET_SIZE(args[3]) != PyList_GET_SIZE(args[4]) ||
+        !PyList_GET_SIZE(args[3]))
         return PyErr_Format(PyExc_TypeError, "parents and tokens are lists, of as many nodes, and one at least");
-    Py_ssize_t nodes = PyList_GET_SIZE(args[2]);
-    Row *made = PyMem_Malloc(nodes * sizeof(Row));
+    Py_ssize_t nodes = PyList_GET_SIZE(args[3]);
+    Row *made = PyMem_New(Row, nodes);
     if (made == NULL)
         return PyErr_NoMemory();
-    int failed = read_tree(args[1], args[2], args[3], made, nodes) < 0;
-    for (Py_ssize_t start = 0, end; !failed && start < nodes; start = end) {
+    Rows *rows = read_tree(args[2], args[3], args[4], made, nodes) < 0 ? NULL : rows_of(args[0], args[1]);
+    for (Py_ssize_t start = 0, end; rows != NULL && start < nodes; start = end) {
         end = nodes < start + TOGETHER ? nodes : start + TOGETHER;
-        uint32_t first = rows.written;
+        uint32_t first = rows->written;
         for (Py_ssize_t at = start; at < end; at++)
-            find(&rows, made + at, first + (uint32_t)(at - start));
+            find(rows, made + at, first + (uint32_t)(at - start));
         for (Py_ssize_t at = start; at < end; at++)
-            enter(&rows, made + at, rows.written++);
+            enter(rows, made + at, rows->written++);
     }
     PyMem_Free(made);
-    return failed ? NULL : Py_NewRef(Py_None);
+    return rows == NULL ? NULL : Py_NewRef(Py_None);
 }

@@ -168,12 +168,12 @@ class BestFirstTree:
         self, tree: TokenTree, sizes: Sizes, room: int, cut: Cut | None, settings: tuple[float, float, float, float]
     ) -> tuple[TokenTree, list[float]]:
         """What :meth:`growing` does, with sources of which none is asked about many nodes at once."""
-        values, known = list[float](), self._acceptance
-        self._offered, self.asked_ms = [], 0.0
-        lists = tree.tokens, tree.parents, tree.depths, tree.children, values, self._offered
-        sources = self._proposers, self._steps, self._offsets, known.odds, *map(list, sizes), cut
-        states, numbers = [start() for start in self._roots], (*settings, known.calibration, MOST_ODDS, _LIKELY)
-        self.asks = _native.speedups.grow(lists, states, sources, numbers, room, self._chain)
+        known, self.asked_ms = self._acceptance, 0.0
+        sources = self._proposers, self._steps, self._offsets, known.odds, *map(list, sizes)
+        costs = (cut.token_ms, cut.again_ms) if cut else (0.0, 0.0)
+        states, numbers = [start() for start in self._roots], (*settings, known.calibration, MOST_ODDS, _LIKELY, *costs)
+        found = _native.speedups.grow(tree.tokens[0], states, sources, numbers, room, self._chain)
+        self.asks, tree.tokens, tree.parents, tree.depths, tree.children, values, self._offered = found
         return tree, values
 
     def _expand(

@@ -127,11 +127,6 @@ def _on_cpu(lines: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     return values, ids
 
 
-def _lead(order: np.ndarray, first: int) -> None:
-    """Put ``first`` before the other entries of a line, which are as good."""
-    order[:] = [first, *(token for token in order if token != first)][: len(order)]
-
-
 def _on_device(lines: Tensor, count: int) -> Tensor:
     """The same packed to be brought in one transfer, int32 ``[line, 1 + 2 count]``: argmax, ids, values. Equal entries
     after the first are in any order."""
@@ -143,7 +138,7 @@ def _on_device(lines: Tensor, count: int) -> Tensor:
 def _unpacked(packed: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     first, order = packed[:, 0], packed[:, 1 : 1 + count].copy()
     for line in np.nonzero(order[:, 0] != first)[0]:  # topk orders equal entries as it likes
-        _lead(order[line], first[line])
+        order[line] = [first[line], *(token for token in order[line] if token != first[line])][:count]
     return np.ascontiguousarray(packed[:, 1 + count :]).view(np.float32), order
 
 

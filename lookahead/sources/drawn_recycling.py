@@ -152,8 +152,8 @@ class DrawnRecycling:
         if index not in self._lines:
             self._lines[index] = self._draw.line(index)
         if _native.speedups is not None:
-            usual, line = self._usual.views, self._lines[index]
-            return _native.speedups.heard(self._settings, self._table.rows, context, line, usual)
+            table, line = self._table, self._lines[index]
+            return _native.speedups.heard(self._settings, table.rows, table.written, context, line, self._usual.views)
         return self._heard(context, index)
 
     def _heard(self, context: Context, index: int) -> Offer:

@@ -14,7 +14,7 @@ Context = tuple[int, int, int]
 
 BEST = 6  # next tokens of a row that are ranked; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
 LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
-_STEPS = np.array(LEVEL_STEPS, np.float32).data
+_STEPS = np.array(LEVEL_STEPS, np.float32)
 LEVELS = len(LEVEL_STEPS) + 1
 _ORDERS = 3  # tokens in the longest context
 PLACES = _ORDERS + 1  # of contexts of one, two and three tokens, and of the two before the last; and of their kinds
@@ -69,7 +69,8 @@ class SuccessorTable:
         vocab_size: of the model.
 
     Attributes:
-        rows: all of them, and how they are found, as functions in C read them.
+        rows: all of them, and how they are found, as functions in C read them; None where nothing is built.
+        written: the next row's number.
     """
 
     def __init__(self, capacity: int = 1 << 16, vocab_size: int = 1 << 31) -> None:
@@ -84,13 +85,12 @@ class SuccessorTable:
 
     def _begin(self, width: int) -> None:
         """Begin anew with rows of so many tokens; only lines that are written take memory."""
-        self._written = 2 * self.capacity  # the next row's number; entries that are 0 are too old to count
+        self.written = 2 * self.capacity  # the next row's number; entries that are 0 are too old to count
         self._tokens = np.empty((self.capacity, width), self._dtype)
         self._logits = np.empty((self.capacity, width), np.float32)
         self._before = np.zeros((self.capacity, _ORDERS), np.uint32)
         self._entries = np.zeros((max(_LEAST, self.capacity), 2, _WAYS), np.uint32)  # tags, numbers
-        self._arrays = self._entries.data, self._before.data, self._tokens.data, self._logits.data
-        self.rows = (*self._arrays, self._written)
+        self.rows = _native.rows(self._entries, self._before, self._tokens, self._logits, _STEPS)
 
     def put(self, root: Context, parents: Sequence[int], tokens: Sequence[int], said: Successors) -> None:
         """Write down what the model said after each node of a tree: the first lines of ``said``. ``root`` is the first
@@ -102,17 +102,16 @@ class SuccessorTable:
         if width > self._tokens.shape[1]:
             self._begin(width)
         if _native.speedups is not None:
-            _native.speedups.put(self.rows, root, parents, tokens)
+            _native.speedups.put(self.rows, self.written, root, parents, tokens)
         else:
             self._put(root, parents, tokens)
-        rows: slice | np.ndarray = slice(first := self._written % self.capacity, first + count)
+        rows: slice | np.ndarray = slice(first := self.written % self.capacity, first + count)
         if first + count > self.capacity:
             rows = (first + np.arange(count)) % self.capacity
         self._tokens[rows, :width], self._logits[rows, :width] = said.tokens[:count], said.logits[:count]
         if width < self._tokens.shape[1]:
             self._tokens[rows, width:], self._logits[rows, width:] = 0, -np.inf
-        self._written = (self._written + count) & _LOW
-        self.rows = (*self._arrays, self._written)
+        self.written = (self.written + count) & _LOW
         self._said.extend(said.tokens[-_SAID:, 0].tolist())
         self._passes += 1
         if self._passes % _COUNTED_AFTER == 0 or not self._usual:
@@ -129,7 +128,7 @@ class SuccessorTable:
         for start in range(0, len(contexts), _TOGETHER):
             hashed: np.ndarray = known[start : start + _TOGETHER] @ factors + places  # [row, place]
             hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(_MIXED)
-            first = np.uint32(self._written + start & _LOW)
+            first = np.uint32(self.written + start & _LOW)
             numbers = first + np.arange(len(hashed), dtype=np.uint32)
             buckets, tags = hashed >> np.uint64(32) & np.uint64(last), hashed.astype(np.uint32)
             same = self._entries[buckets, 0] == tags[..., None]  # [row, place, way]
@@ -152,7 +151,7 @@ class SuccessorTable:
         return number if self._age(number) <= self.capacity else None
 
     def _age(self, number: int) -> int:
-        return (self._written - number) & _LOW
+        return (self.written - number) & _LOW
 
     def get(self, context: Context) -> tuple[int, int] | None:
         """How many tokens the longest known suffix of ``context`` has, and its last row; 0 and the row behind any token
@@ -187,32 +186,32 @@ class SuccessorTable:
         rank and level. Levels, from 0 to ``LEVELS - 1``, tell how far in logits a token lies below the best one; for
         the best one, how far the second lies below it. Tokens that the model excludes are left out. What may follow a
         token that has not been there yet is left to a ``guess``."""
-        if _native.speedups is not None:
-            return _native.speedups.ranked(self.rows, context, _STEPS, BEST, self._usual if guess else None)
-        return self._ranked(context, guess)
+        c = _native.speedups
+        found = c.ranked(self.rows, self.written, context, BEST, guess) if c else self._ranked(context, guess)
+        if not guess or (found and found[0][1] < _AROUND):
+            return found
+        tokens = {token for token, _ in found}
+        return [*found, *(each for each in self._usual if each[0] not in tokens)]
 
     def likeliest(self, context: Context) -> int | None:
         """The token that the model called the likeliest after the longest known suffix of ``context``."""
         if _native.speedups is not None:
-            best = _native.speedups.ranked(self.rows, context, _STEPS, 1, [])
+            best = _native.speedups.ranked(self.rows, self.written, context, 1, True)
             return best[0][0] if best else None
         found = self.get(context)
         return None if found is None else int(self._tokens[found[1], 0])
 
-    def _ranked(self, context: Context, guess: bool) -> Sequence[tuple[int, int]]:
-        usual = self._usual if guess else []
+    def _ranked(self, context: Context, guess: bool) -> list[tuple[int, int]]:
         order, row = self.get(context) or (0, -1)
         if row < 0 or not (guess or order):
-            return usual
+            return []
         logits, group = self._logits[row, :BEST].tolist(), place_of(order)
         gaps = [logits[0] - logits[min(1, len(logits) - 1)], *(logits[0] - logit for logit in logits[1:])]
         ranks = [rank for rank, logit in enumerate(logits) if not rank or logit > -inf]
-        tokens = self._tokens[row, : len(ranks)].tolist()
-        found = [
+        return [
             (token, (group * BEST + rank) * LEVELS + bisect_right(LEVEL_STEPS, gaps[rank]))
-            for rank, token in zip(ranks, tokens, strict=True)
+            for rank, token in zip(ranks, self._tokens[row, : len(ranks)].tolist(), strict=True)
         ]
-        return found if order else [*found, *(each for each in usual if each[0] not in tokens)]
 
 
 def place_of(order: int) -> int:

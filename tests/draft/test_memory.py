@@ -38,7 +38,7 @@ def test_a_seed_and_a_curve_repeat_the_passes(batch: int, sample: bool, tuning: 
 def rows_of(model: Any) -> int:
     """How many rows were ever written."""
     table = memory_of(model).table
-    return table._written - 2 * table.capacity
+    return table.written - 2 * table.capacity
 
 
 def test_calls_remember() -> None:

@@ -81,14 +81,13 @@ def test_numbers_of_rows_may_overflow() -> None:
     """After four thousand million rows."""
     table = SuccessorTable(16)
     put(table, (0, 0, 0), row_of(0))
-    table._written = (1 << 32) - 40
-    table.rows = (*table._arrays, table._written)
+    table.written = (1 << 32) - 40
     for number in range(80):
         put(table, (number // 4, 2, 3), row_of(number))
         assert last_of(table, (number // 4, 2, 3)) == (3, number)
         told = table.said(table.last((-1, 2, 3), 4)[1][:4]).tokens[:, 0].tolist()
         assert told[: number + 1] == list(range(number, number - 4, -1))[: number + 1]
-    assert table._written == 40
+    assert table.written == 40
 
 
 def test_rows_of_the_longest_known_context_win() -> None:
@@ -171,7 +170,10 @@ def test_memory_is_bounded() -> None:
     told = Successors(np.zeros((33, 64), np.int32), np.zeros((33, 64), np.float32))
     for index in range(200):
         table.put((0, index % 2 * 100, 1), [-1, *[0] * 32], [1, *range(32)], told)
-        assert sum(array.nbytes for array in table._arrays) <= 64 * (64 * 8 + 12) + 1024 * 64
+        assert (
+            sum(array.nbytes for array in (table._entries, table._before, table._tokens, table._logits))
+            <= 64 * (64 * 8 + 12) + 1024 * 64
+        )
     assert last_of(table, (100, 1, 31)) == (3, 0)
     narrow = SuccessorTable(64)
     put(narrow, (1, 2, 3), spread([1.0, 0.0]))
