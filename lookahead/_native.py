@@ -1,16 +1,29 @@
-"""The parts of drafting and choosing that are built in C, from ``_c``, where they are: ``speedups`` is None where there
-was no compiler. Then Python does the same, more slowly; each function's twin says what it is for."""
+"""The parts of drafting and choosing that are built in C, from ``_c``: ``speedups`` is None where they are ``missing``.
+Then Python does the same, more slowly; each function's twin says what it is for."""
 
+import logging
+from functools import cache
 from importlib import import_module
 from typing import Any
 
+CURE = "`pip install -v --force-reinstall --no-deps --no-binary lookahead-decoding lookahead-decoding` shows why"
 
-def _loaded() -> Any:
+
+def _loaded() -> tuple[Any, str]:
     try:
-        return import_module("lookahead._speedups")
-    except ImportError:
-        return None
+        return import_module("lookahead._speedups"), ""
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError)
+        return None, "it was not built when lookahead was installed" if absent else f"it does not load ({error})"
 
 
-speedups: Any = _loaded()
+speedups, missing = _loaded()
 rows: Any = getattr(speedups, "rows", lambda *arrays: None)  # holds arrays for C, also while a test hides the rest
+
+
+@cache
+def warn_if_missing() -> None:
+    """Say once a process, when something is first drafted, that drafting takes longer than it has to, and why."""
+    if speedups is None:
+        text = "Lookahead's C part is missing: %s. Texts are the same, but drafting takes longer. %s."
+        logging.getLogger("lookahead").warning(text, missing, CURE)

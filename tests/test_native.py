@@ -20,6 +20,7 @@ from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lookahead
 from jacobi import Successors
 from lookahead import Lookahead, _native
 from lookahead.draft.acceptance import Acceptance
@@ -53,6 +54,21 @@ def test_make_builds_it_where_there_is_a_compiler() -> None:
     compiler, header = shutil.which(os.environ.get("CC", "cc")), Path(sysconfig.get_paths()["include"], "Python.h")
     made = Path(sys.prefix, "installed").exists()  # by make
     assert _native.speedups is not None or not (made and compiler and header.exists())
+
+
+def test_a_missing_c_part_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """By the first call that drafts, and not by those that decode plainly."""
+    model = tiny_model("llama")
+    lookahead.augment_all()
+    with in_python():
+        _native.warn_if_missing.cache_clear()
+        model.generate(**prompts(1), max_new_tokens=4)
+        assert "C part" not in caplog.text
+        for _ in range(2):
+            model.generate(**prompts(1), max_new_tokens=4, use_lookahead=True)
+    assert caplog.text.count("Lookahead's C part is missing") == 1
+    assert "pip install -v" in caplog.text
+    _native.warn_if_missing.cache_clear()
 
 
 @built

@@ -90,7 +90,7 @@ def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
         "cache_layers": ", ".join(layers) or "DynamicLayer",
         "limits": "; ".join(limits) or None,
         "checked": how[2],
-        "built_in_c": "yes" if _native.speedups is not None else "no compiler was found: drafting takes longer",
+        "built_in_c": "yes" if _native.speedups else f"no: {_native.missing}, so drafting takes longer; {_native.CURE}",
     }
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from jacobi import Drafter, Path, Successors, TokenTree
+from lookahead import _native
 from lookahead.draft.context import CallContext, RowContext
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
@@ -42,6 +43,7 @@ def draft_context(
     """What a strategy may know of a call; ``curve`` finds the latency curve of passes as they are run now, ``noise`` is
     what sequences draw from, where that can be known, ``closing`` is told what to call in the end, and ``by_chance``
     says that candidates are drawn, too."""
+    _native.warn_if_missing()
     vocab_size = call.traits.vocab_size
     pad = sequences.pad if 0 <= sequences.pad < vocab_size else 0  # drafts must be tokens that the model can be fed
     linear = isinstance(model, LinearModel)
