@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 OUT ?= build
 
-.PHONY: demo test slow conformance integrations check format bench gpu docs dist clean
+.PHONY: demo test slow conformance integrations check format bench gpu docs dist sanitize clean
 
 demo: .venv/installed
 	$(BIN)/lookahead demo
@@ -47,18 +47,33 @@ docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]" "$(TORCH)"
 	$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 
-# Wheel and sdist, each tried in an environment of its own, from outside of this folder.
+# Wheel and sdist, each tried in an environment of its own, from outside of this folder: the wheel with its C part, and
+# the sdist with and without a compiler. What pip keeps of a build is left aside, and torch need not be fetched again.
 dist: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
 	rm -rf dist build/lib build/smoke
-	$(BIN)/python -m build --outdir dist .
+	LOOKAHEAD_C=required $(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
-	for file in "$(CURDIR)"/dist/*.whl "$(CURDIR)"/dist/*.tar.gz; do \
+	try() { \
 		rm -rf build/smoke && "$(PYTHON)" -m venv build/smoke && \
-		build/smoke/bin/python -I -m pip install --quiet --disable-pip-version-check "$(TORCH)" "$$file" && \
-		(cd build/smoke && bin/python -I "$(CURDIR)/tools/smoke.py" && bin/lookahead demo --prompts 1 --rounds 1) \
-			|| exit 1; \
-	done
+		build/smoke/bin/python -I -m pip install --quiet --disable-pip-version-check "$(TORCH)" && \
+		CC="$$2" build/smoke/bin/python -I -m pip install --quiet --disable-pip-version-check --no-cache-dir "$$1" && \
+		(cd build/smoke && bin/python -I "$(CURDIR)/tools/smoke.py" "$$3" && bin/lookahead demo --prompts 1 --rounds 1); \
+	} && for file in "$(CURDIR)"/dist/*.whl "$(CURDIR)"/dist/*.tar.gz; do try "$$file" "$${CC:-cc}" built || exit 1; done && \
+	try "$(CURDIR)"/dist/*.tar.gz /bin/false missing
+
+# The tests of the C part under gcc's address and undefined-behaviour sanitizers, of which the first report ends the run.
+# It is built into a folder of its own. Python keeps much to the end, so leaks are not looked for.
+sanitize: .venv/installed
+	rm -rf build/sanitized
+	LOOKAHEAD_C=required CC=gcc LDSHARED="gcc -shared" \
+		CFLAGS="-g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
+		$(BIN)/python setup.py --quiet build_ext --force --build-lib build/sanitized --build-temp build/sanitized/objects
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+		PYTHONMALLOC=malloc FUZZ=4 $(BIN)/python -m pytest -p tools.sanitized -p no:cacheprovider -p no:faulthandler -x -s \
+		tests/test_native_fuzz.py tests/test_native_twins.py tests/test_native.py tests/verify/test_exponential.py \
+		tests/verify/test_shortlist.py tests/sources/test_perturbed.py tests/sources/test_successor_table.py
 
 .venv/installed: setup.py pyproject.toml $(wildcard lookahead/_c/*)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed. Try: make PYTHON=/path/to/python3.11"; exit 1; }

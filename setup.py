@@ -16,14 +16,17 @@ readme = re.sub(r"\]\((?!https?:|#)([^)]+\.(?:svg|png))\)", rf"]({home}/raw/main
 readme = re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({home}/blob/main/\1)", readme)
 serve = ["fastapi", "uvicorn", "prometheus-client"]
 bundled = ("tiny-coder", "tiny-coder-medusa", "tiny-coder-eagle")
-# Without a compiler there are slower twins in Python. No product and sum become one, so that both compute the same.
-flags = [] if os.name == "nt" else ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+# Without a compiler there are slower twins in Python, so a build that fails is no error, but where LOOKAHEAD_C=required
+# says so, as for wheels. No product and sum become one, so that both compute the same.
+flags = ["-O3", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+if os.name == "nt":
+    flags = ["/O2", "/fp:precise", "/wd4146"]  # minus of what has no sign is meant
 speedups = Extension(
     "lookahead._speedups",
     sorted(f"lookahead/_c/{file.name}" for file in (here / "lookahead" / "_c").glob("*.c")),
     depends=sorted(f"lookahead/_c/{file.name}" for file in (here / "lookahead" / "_c").glob("*.h")),
     extra_compile_args=flags,
-    optional=True,
+    optional=os.environ.get("LOOKAHEAD_C") != "required",
 )
 
 setup(
