@@ -5,13 +5,17 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 OUT ?= build
 
-.PHONY: demo test slow conformance integrations check format bench gpu docs dist sanitize clean
+.PHONY: demo test versions slow conformance integrations check format bench gpu docs dist sanitize clean
 
 demo: .venv/installed
 	$(BIN)/lookahead demo
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto
+
+# Every version that is promised, each in an environment of its own: make versions CELLS="oldest no-compiler"
+versions:
+	"$(PYTHON)" tools/versions.py $(CELLS)
 
 slow: .venv/integrations
 	$(BIN)/python -m pytest -n auto -m slow
