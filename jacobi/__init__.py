@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from jacobi.verify import chances_of as chances_of
     from jacobi.verify import longest as longest
     from jacobi.verify import reject as reject
-    from jacobi.verify import traverse as traverse
     from jacobi.verify import walk as walk
 
 _HOMES = {
@@ -38,7 +37,7 @@ _HOMES = {
     "fixed_point": ("JacobiDrafter", "JacobiMode", "guesser"),
     "loop": ("AsynchronousModel", "GreedyVerifier", "Model", "Scores", "Step", "Verifier", "solve"),
     "tree": ("TokenTree", "ancestor_bits", "branch_mask"),
-    "verify": ("Path", "chances_of", "longest", "reject", "traverse", "walk"),
+    "verify": ("Path", "chances_of", "longest", "reject", "walk"),
 }
 __all__ = [name for names in _HOMES.values() for name in names]
 

@@ -136,58 +136,12 @@ def reject(
             return token
         if drafts is not None:
             left = (left - total * drafts).clamp_(min=0)
-            _take(drafts, token)
+            drafts[token] = 0.0
+            drafts /= drafts.sum().clamp(min=torch.finfo(drafts.dtype).tiny)
         left[token] = 0.0
     if left.sum() <= 0:  # rounding only: every candidate with mass was rejected
         return int(probabilities.argmax())
     return int(torch.multinomial(left, 1, generator=generator))
-
-
-def traverse(tree: TokenTree, probabilities: Callable[[int], Tensor], generator: torch.Generator | None = None) -> Path:
-    """Choose a path whose tokens are distributed as ``probabilities``, from the leaves up (Weng et al., arXiv
-    2505.12398; of a chain it is block verification, Sun et al., arXiv 2403.10444).
-
-    :func:`reject` decides about a node before it looks below it. Here a node's *reach*, how likely it may be accepted,
-    is made of the whole path to it, so that what a token lacks may be made up for by those below it::
-
-        root - the - cat        p q   the 0.5 0.8   cat 0.9 0.5     reach: the 5/8, cat min(1, 5/8 * 9/5) = 1
-                                one by one: the with 5/8, then cat with 1; here: both with 1
-
-    A node with reach a is accepted by exactly that chance, and then what follows it is distributed as its p: after a
-    child (drawn from q, with the reach min(1, a p / q)) is rejected with all below it, max(a p - q, 0) is what is left
-    to be written, so its sum s gives the reach s / (s + 1 - a), and it is p from there on. At the root a = 1.
-
-    Args:
-        probabilities: gives what follows a node, ``[vocab]`` summing to 1; called once for each node looked at.
-        generator: as for :func:`reject`, and as there plain sampling consumes it otherwise.
-    """
-
-    def visit(node: int, reach: float) -> Path | None:
-        if reach <= 0.0:
-            return None
-        left = probabilities(node)
-        drafts = chances_of(tree, node, left)
-        for token, child in tree.children[node].items():
-            drawn = torch.zeros_like(left) if drafts is None else drafts
-            if drafts is None:
-                drawn[token] = 1.0
-            below = visit(child, min(1.0, reach * float(left[token] / drawn[token])))
-            if below is not None:
-                return Path([node, *below.nodes], [token, *below.tokens])
-            rest = (reach * left - drawn).clamp_(min=0)
-            total = float(rest.sum())
-            if total > 0.0:
-                left, reach = rest / total, total / (total + (1.0 - reach))
-            elif reach < 1.0:
-                return None
-            _take(drawn, token)
-        if reach < 1.0 and not torch.rand((), generator=generator, device=left.device) < reach:
-            return None
-        return Path([node], [int(torch.multinomial(left, 1, generator=generator))])
-
-    path = visit(0, 1.0)
-    assert path is not None  # its reach stays 1
-    return path
 
 
 def chances_of(tree: TokenTree, node: int, like: Tensor) -> Tensor | None:
@@ -198,9 +152,3 @@ def chances_of(tree: TokenTree, node: int, like: Tensor) -> Tensor | None:
     chances = torch.zeros_like(like)
     chances[torch.tensor([*drawn], device=like.device)] = torch.tensor([*drawn.values()], dtype=torch.float64).to(like)
     return chances
-
-
-def _take(chances: Tensor, token: int) -> None:
-    """What is left when ``token`` has been drawn and is not put back."""
-    chances[token] = 0.0
-    chances /= chances.sum().clamp(min=torch.finfo(chances.dtype).tiny)

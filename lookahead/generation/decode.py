@@ -168,12 +168,8 @@ def wanted(
     if plan.route == "chain" and strategy.static is True:
         raise LookaheadError(f"static=True cannot be used: {plan.reason}. Leave static unset, or set it to False.")
     rule = strategy.rule if call.config.do_sample else None
-    given = call.batch, call.processors, call.criteria
     if rule is not None:
-        check_paths(*given, in_lockstep=plan.route == "chain")
-    elif strategy.verification == "traversal" and call.config.do_sample:
-        name = "Traversal verification"
-        check_paths(*given, in_lockstep=plan.route == "chain", what=name, instead="verification='rejection'")
+        check_paths(call.batch, call.processors, call.criteria, in_lockstep=plan.route == "chain")
     drawn = bool(call.config.do_sample) and strategy.verification == "exact" and rule is None
     wants = strategy.wants(batch=call.batch, vocab_size=call.traits.vocab_size, new_tokens=new_tokens, drawn=drawn)
     strategy.check(call.model)

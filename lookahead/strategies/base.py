@@ -22,8 +22,8 @@ class Strategy:
 
     Attributes:
         verification: ``"exact"`` takes one draw (or the argmax) at each visited node, so that a seed gives plain
-            ``generate``'s text. Two schemes of the papers, to compare with, have the same distribution but other
-            draws: ``"rejection"`` decides token by token, and ``"traversal"`` about a whole tree of candidates.
+            ``generate``'s text. ``"rejection"``, the papers' scheme, to compare with, has the same distribution but
+            other draws.
         seed: seeds the tokens that drafts are started from, so that step counts repeat. It never touches the text.
         stats: how much is counted; see :class:`lookahead.stats.DecodingStats`.
         static: run passes with static shapes, on CUDA as captured graphs: None where it is possible and on CUDA, True
@@ -37,7 +37,7 @@ class Strategy:
 
     name: ClassVar[str]
 
-    verification: Literal["exact", "rejection", "traversal"] = "exact"
+    verification: Literal["exact", "rejection"] = "exact"
     seed: int | None = None
     stats: Stats = "summary"
     static: bool | None = None
@@ -46,13 +46,7 @@ class Strategy:
     attention: Literal["sdpa", "eager", "flex_attention"] | None = None
 
     def __post_init__(self) -> None:
-        self._one_of("verification", ("exact", "rejection", "traversal"))
-        if self.verification == "traversal" and self.candidates == "mixed":
-            raise LookaheadError(
-                f"{type(self).__name__}(verification='traversal') needs candidates of a model or a head alone, in a "
-                "tree of given size: expected nodes= and sources=('eagle',), ('redrafter',), ('mtp',) or ('draft',), "
-                "or a tree of the head's paper. Use that, or verification='rejection'."
-            )
+        self._one_of("verification", ("exact", "rejection"))
         self._one_of("stats", ("none", "summary", "detailed"))
         if self.seed is not None:
             self._whole("seed")

@@ -34,32 +34,26 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
 
 
 def check_paths(
-    batch: int,
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
-    *,
-    in_lockstep: bool,
-    what: str = "Lossy acceptance",
-    instead: str = "acceptance='exact'",
+    batch: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList, *, in_lockstep: bool
 ) -> None:
-    """Refuse, for verification that decides about paths, processors with a state and, for several sequences, lockstep
+    """Refuse, for acceptance that decides about paths, processors with a state and, for several sequences, lockstep
     and rules that may look at all of them."""
     if in_lockstep and batch > 1:
         raise LookaheadError(
-            f"{what} writes each row of a batch at its own pace, and the rows of this model can only "
-            f"advance together: got {batch} rows, expected one. Use {instead}."
+            "Lossy acceptance writes each row of a batch at its own pace, and the rows of this model can only "
+            f"advance together: got {batch} rows, expected one. Use acceptance='exact'."
         )
     for kind in {type(processor) for processor in processors} & STATEFUL:
         raise LookaheadError(
-            f"{what} asks processors along several candidate texts, and {kind.__name__} remembers the "
-            f"last one: expected processors without a state. Use {instead}, or drop it."
+            f"Lossy acceptance asks processors along several candidate texts, and {kind.__name__} remembers the "
+            "last one: expected processors without a state. Use acceptance='exact', or drop it."
         )
     others = not_row_wise(processors, criteria)
     if batch > 1 and others:
         raise LookaheadError(
-            f"{what} writes each row of a batch at its own pace, and {others[0]} may look at "
+            f"Lossy acceptance writes each row of a batch at its own pace, and {others[0]} may look at "
             f"the whole batch: got {batch} rows, expected one, or transformers' own row-wise processors and "
-            f"stopping rules. Decode one row at a time, or use {instead}."
+            "stopping rules. Decode one row at a time, or use acceptance='exact'."
         )
 
 

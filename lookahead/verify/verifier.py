@@ -6,7 +6,6 @@ How trees are walked is decided once a call. In every mode but lockstep each seq
 ``lossy``      The longest path of candidates that a rule accepts is written, which is no text of ``generate``'s.
 ``lockstep``   All sequences write token t before any writes t+1, so that a processor, stopping rule or streamer of the
                caller's sees the batch as plain ``generate`` shows it. Sequences whose tree goes further wait.
-``traversal``  One decision about each whole tree, from its leaves up: the same distribution from other draws.
 ``in turn``    One sequence after the other draws, as the rejection scheme does.
 ``abreast``    All trees are walked together, depth by depth, with one choice for all of them.
 =============  ======================================================================================================
@@ -31,14 +30,13 @@ from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Pass, Place, Sampler
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.streams import Stream
-from lookahead.verify.traversal import traversed
 from lookahead.verify.typical import Decided, accepted
 
 Deciding = Generator[Choice, list[int], list[Path]]
-Mode = Literal["lossy", "traversal", "lockstep", "in turn", "abreast"]
+Mode = Literal["lossy", "lockstep", "in turn", "abreast"]
 
 
-Verification = Literal["exact", "rejection", "traversal"]
+Verification = Literal["exact", "rejection"]
 
 
 class Limits(Protocol):
@@ -53,12 +51,12 @@ class Limits(Protocol):
 
 class Verifier:
     """Writes what plain decoding would write into ``sequences``, as far as the trees go (a :class:`jacobi.Verifier`).
-    Draws are plain decoding's own, or those of :func:`jacobi.reject` (``"rejection"``) or :func:`jacobi.traverse`
-    (``"traversal"``). Some models can only advance all sequences ``in_lockstep``. The ``rule`` of a lossy call (None =
-    exact) gives the tokens that may be accepted, bool ``[place, vocab]``, by processed scores of this shape. With
-    ``everywhere`` the drafts are told what would be chosen at every node, in place of argmaxes, where that does not
-    depend on the path. ``generator`` is what is drawn from; None = the device's own. A ``stream`` that may draw between
-    two tokens, or runs beside something that may, is told each token before the next one is chosen."""
+    Draws are plain decoding's own, or those of :func:`jacobi.reject` (``"rejection"``). Some models can only advance
+    all sequences ``in_lockstep``. The ``rule`` of a lossy call (None = exact) gives the tokens that may be accepted,
+    bool ``[place, vocab]``, by processed scores of this shape. With ``everywhere`` the drafts are told what would be
+    chosen at every node, in place of argmaxes, where that does not depend on the path. ``generator`` is what is drawn
+    from; None = the device's own. A ``stream`` that may draw between two tokens, or runs beside something that may, is
+    told each token before the next one is chosen."""
 
     def __init__(
         self,
@@ -80,13 +78,12 @@ class Verifier:
         end_together = sequences.pads or kinds <= {MaxLengthCriteria}
         watched = bool(not_row_wise(processors, criteria))
         sample = bool(config.do_sample) and rule is None
-        traversal = sample and verification == "traversal"
         own_draws = sample and verification != "exact"
         disturbed = stream is not None and stream.may_draw
         by_turns = sample and not own_draws and (disturbed or not is_drawn_by_noise(sequences.device))
         timed = MaxTimeCriteria in kinds
         in_lockstep |= watched or not end_together or by_turns or (timed and sequences.keep_up)
-        lockstep = sequences.batch > 1 and in_lockstep and rule is None and not traversal
+        lockstep = sequences.batch > 1 and in_lockstep and rule is None
         sequences.stay |= lockstep
         how = sample, own_draws, lockstep, watched, everywhere, generator
         self._sampler = Sampler(sequences, processors, config, *how)
@@ -97,7 +94,6 @@ class Verifier:
             stream.attach(self.noise, watch=tells)
         modes: dict[Mode, bool] = {
             "lossy": rule is not None,
-            "traversal": traversal,
             "lockstep": lockstep,
             "in turn": own_draws,
             "abreast": True,
@@ -171,8 +167,6 @@ class Verifier:
         if self._rule is not None:
             end_tokens = self._sequences.end_tokens
             self._write_paths(now, accepted(now, going, self._sampler, self._rule, end_tokens))
-        elif self._mode == "traversal":
-            self._write_paths(now, {row: traversed(now, row, self._sampler) for row in going})
         else:
             for rows in ([row] for row in going) if self._mode == "in turn" else [going]:
                 yield from self._walk(now, rows)

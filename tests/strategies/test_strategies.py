@@ -184,13 +184,13 @@ def test_jacobi_refuses(settings: dict[str, Any], message: str) -> None:
     ("settings", "message"),
     [
         (
-            {"verification": "typical"},
-            r"\(verification=\) must be one of 'exact', 'rejection', 'traversal': got 'typical'",
+            {"verification": "traversal"},
+            r"\(verification=\) must be one of 'exact', 'rejection': got 'traversal'",
         ),
-        ({"verification": None}, r"\(verification=\) must be one of 'exact', 'rejection', 'traversal': got None"),
+        ({"verification": None}, r"\(verification=\) must be one of 'exact', 'rejection': got None"),
         (
             {"verification": ["exact"]},
-            r"\(verification=\) must be one of 'exact', 'rejection', 'traversal': got \['exact'\]",
+            r"\(verification=\) must be one of 'exact', 'rejection': got \['exact'\]",
         ),
         ({"stats": "all"}, r"\(stats=\) must be one of 'none', 'summary', 'detailed': got 'all'"),
         ({"stats": True}, r"\(stats=\) must be one of .*: got True"),

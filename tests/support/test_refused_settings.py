@@ -37,7 +37,7 @@ def patched(restored: None) -> None:
         ({"always_forward_one": "yes"}, r"always_forward_one=\) must be True or False: got 'yes'"),
         (
             {"verification": "typical"},
-            r"verification=\) must be one of 'exact', 'rejection', 'traversal': got 'typical'",
+            r"verification=\) must be one of 'exact', 'rejection': got 'typical'",
         ),
         ({"verification": ["exact"]}, r"verification=\) must be one of"),
         ({"stats": "some"}, r"stats=\) must be one of 'none', 'summary', 'detailed': got 'some'"),
