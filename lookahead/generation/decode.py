@@ -80,7 +80,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
             times = memory.times if ranks is None else ranks.times(memory.times)
             return step_times(call.model, batch, times, None, *how)
 
-        by_chance = strategy.candidates == "drawn" and bool(call.config.do_sample)
+        by_chance = strategy.draws_candidates and bool(call.config.do_sample)
         known = call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback, by_chance
         if ranks is None or ranks.leads:
             drafts = strategy.drafts(draft_context(*known))
@@ -231,7 +231,7 @@ def _call_of(strategy: Strategy, call: Call) -> dict[str, Any]:
         "prompts": call.input_ids,
         "attention masks": call.kwargs.get("attention_mask"),
         "generation settings": {name: value for name, value in settings.items() if name not in drafts},
-        "strategy": [type(strategy).__name__, strategy.verification, strategy.candidates],
+        "strategy": [type(strategy).__name__, strategy.verification, strategy.draws_candidates],
         "processors": [type(each).__name__ for each in call.processors],
         "stopping rules": [type(each).__name__ for each in call.criteria],
     }

@@ -20,7 +20,7 @@ from lookahead.sources.draft_model import DraftModelSource, Passes
 from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
 from lookahead.sources.references import References, ReferenceSource, references_of
 from lookahead.sources.successor_table import BEST
-from lookahead.strategies.base import Candidates, Strategy
+from lookahead.strategies.base import Strategy
 
 SourceFactory = Callable[[RowContext], Source]
 Maker = Callable[[RowContext, Memory], Source]
@@ -108,11 +108,10 @@ class AutomaticStrategy(Strategy):
         """In the automatic mode without a seed, unless it is switched off."""
         return self.automatic and self.remember and self.seed is None
 
-    def _alone(self, source: str) -> Candidates:
-        """What candidates are where a given number of them may come from one source."""
+    def _draws_from(self, source: str) -> bool:
+        """Whether ``source`` alone fills a given number of nodes, for a verification that makes use of draws."""
         alone = self.sources is not None and tuple(self.sources) == (source,)
-        drawn = self.automatic and self.nodes is not None and alone and self.verification != "exact"
-        return "drawn" if drawn else "mixed"
+        return self.automatic and self.nodes is not None and alone and self.verification != "exact"
 
     def _must_name(self, source: str) -> None:
         """Raise if ``sources`` leave out the one that the strategy is for."""

@@ -12,7 +12,6 @@ from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.generation.decode import generate
 
 Stats = Literal["none", "summary", "detailed"]
-Candidates = Literal["mixed", "chosen", "drawn"]
 Prompts = Callable[[], Sequence[Sequence[int]]]
 
 
@@ -124,10 +123,10 @@ class Strategy:
         return None
 
     @property
-    def candidates(self) -> Candidates:
-        """Whether they are one head's or model's alone, in a tree of given size: ``"chosen"``, or in a sampled call
-        ``"drawn"`` by chance, where the verification makes use of that; ``"mixed"`` = they are not."""
-        return "mixed"
+    def draws_candidates(self) -> bool:
+        """Whether a sampled call draws candidates by chance: one head's or model's alone, in a tree of given size,
+        where the verification makes use of that."""
+        return False
 
     @property
     def remembers(self) -> bool:

@@ -15,7 +15,7 @@ from lookahead.models.output_layer import beside, output_layer
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import EaglePasses, joined_features
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Candidates, Prompts
+from lookahead.strategies.base import Prompts
 from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("eagle", "recycling", "suffix")
@@ -73,11 +73,9 @@ class Eagle(AutomaticStrategy):
         return self.tree is None
 
     @property
-    def candidates(self) -> Candidates:
-        """Drawn for the fixed tree, and where the head alone fills a given number of nodes."""
-        if self.tree == "eagle-1" and self.verification != "exact":
-            return "drawn"
-        return "chosen" if self.tree is not None else self._alone("eagle")
+    def draws_candidates(self) -> bool:
+        """For the fixed tree, and where the head alone fills a given number of nodes."""
+        return (self.tree == "eagle-1" and self.verification != "exact") or self._draws_from("eagle")
 
     @cached_property
     def _read(self) -> EagleHead:

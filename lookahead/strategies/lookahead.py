@@ -13,7 +13,7 @@ from lookahead.sources.draft_texts import DraftPasses, DraftTexts
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.sources.vocabularies import is_tokenizer
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Candidates, Strategy
+from lookahead.strategies.base import Strategy
 from lookahead.strategies.draft_models import (
     Tokenizers,
     check_draft_model,
@@ -113,9 +113,9 @@ class Lookahead(AutomaticStrategy):
         return self.window_size is None and self.ngram_size is None and self.verification_set_size is None
 
     @property
-    def candidates(self) -> Candidates:
-        """Drawn where the draft model alone fills a given number of nodes."""
-        return self._alone("draft")
+    def draws_candidates(self) -> bool:
+        """Where the draft model alone fills a given number of nodes."""
+        return self._draws_from("draft")
 
     @classmethod
     def from_lade(

@@ -13,7 +13,7 @@ from lookahead.models.output_layer import output_layer
 from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joined_features
 from lookahead.sources.mtp.heads import MtpHeads
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Candidates, Prompts
+from lookahead.strategies.base import Prompts
 from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("mtp", "recycling", "suffix")
@@ -59,9 +59,9 @@ class Mtp(AutomaticStrategy):
         return True
 
     @property
-    def candidates(self) -> Candidates:
-        """Drawn where the layers alone fill a given number of nodes."""
-        return self._alone("mtp")
+    def draws_candidates(self) -> bool:
+        """Where the layers alone fill a given number of nodes."""
+        return self._draws_from("mtp")
 
     def predicting(self) -> "Mtp":
         return self

@@ -16,7 +16,7 @@ from lookahead.models.output_layer import beside
 from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.sources.redrafter.passes import RecurrentPasses
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Candidates, Prompts
+from lookahead.strategies.base import Prompts
 from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("redrafter", "recycling", "suffix")
@@ -72,9 +72,9 @@ class ReDrafter(AutomaticStrategy):
         return self.tree is None
 
     @property
-    def candidates(self) -> Candidates:
-        """Drawn where the head alone fills a given number of nodes."""
-        return "chosen" if self.tree is not None else self._alone("redrafter")
+    def draws_candidates(self) -> bool:
+        """Where the head alone fills a given number of nodes."""
+        return self._draws_from("redrafter")
 
     @cached_property
     def _read(self) -> RecurrentHead:
