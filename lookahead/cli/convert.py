@@ -27,8 +27,8 @@ def convert_medusa(options: ConvertMedusa) -> None:
         model = _model(options)
         checkpoint = read_checkpoint(options.source, model)
         heads = MedusaHeads.from_tensors(checkpoint.tensors, model)
-    write_heads(heads, options.target, options.to, model=model, replace=options.force)
-    _report(options, _facts(checkpoint, heads), options.to, "vLLM" if options.to == "vllm" else "Medusa")
+    write_heads(heads, options.target, replace=options.force)
+    _report(options, _facts(checkpoint, heads), "medusa", "Medusa")
 
 
 def _model(options: ConvertOptions) -> Any:

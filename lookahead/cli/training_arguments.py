@@ -37,13 +37,9 @@ _DATA_HELP = (
     "conversations, a text, or a folder of these. Default for the bundled model: the Python standard library."
 )
 _LAYERS_HELP = "(eagle-3) States that it reads, as 2,12,21: what these layers read. Default: the published ones."
-_CHECKED_HELP = (
-    "The heads' model: they are checked against it, and told the size of its vocabulary; vLLM's format of Medusa heads "
-    "takes its output layer if they have none."
-)
+_CHECKED_HELP = "The heads' model: they are checked against it, and told the size of its vocabulary."
 Paths = list[Path] | None
 EagleFormat = Literal["safeailab", "speculators"]
-MedusaFormat = Literal["medusa", "vllm"]
 
 option = partial(Option, rich_help_panel="Training")
 # Settings that all trainings have as options, by their names in TrainingSettings.
@@ -225,12 +221,10 @@ class ConvertEagle(ConvertOptions):
 
 
 class ConvertMedusa(ConvertOptions):
-    """Convert Medusa heads between the published formats.
+    """Convert Medusa heads of any published format to the one that was published with Medusa.
 
     TARGET is written completely, or not at all.
     """
-
-    to: Annotated[MedusaFormat, Option(help="As published with Medusa, or as vLLM loads a draft model.")] = "medusa"
 
 
 class Tree(ModelOptions, PromptOptions):

@@ -1,11 +1,11 @@
-"""``lookahead convert-heads``: there and back between formats."""
+"""``lookahead convert-medusa``: from the published formats into Medusa's."""
 
 import json
 import pathlib
 from typing import Any
 
 import torch
-from helpers.checkpoints import BASE, PUBLISHED, assert_same, made, medusa, store
+from helpers.checkpoints import BASE, PUBLISHED, SERVED, assert_same, made, medusa, store, vllm
 from helpers.medusa import HIDDEN, drawn, states
 from helpers.models import VOCAB, fresh_model
 from safetensors.torch import load_file
@@ -19,17 +19,21 @@ def convert(*arguments: Any) -> Any:
     return CliRunner().invoke(app, ["convert-medusa", *map(str, arguments)])
 
 
-def test_the_command_converts_there_and_back(tmp_path: pathlib.Path) -> None:
+def test_the_command_converts_every_format(tmp_path: pathlib.Path) -> None:
     heads = made()
     source = store(tmp_path / "pt", "medusa_lm_head.pt", medusa(heads), **PUBLISHED | {"medusa_num_heads": 5})
-    result = convert(source, tmp_path / "vllm", "--to", "vllm")
+    result = convert(source, tmp_path / "made")
     assert result.exit_code == 0, result.output
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
     for row in ("format Medusa, version 1", "files medusa_lm_head.pt", "heads 3", "layers 2", "output layers own"):
         assert row in rows
     assert "config.json says medusa_num_heads 5" in " ".join(rows)
-    assert_same(read_heads(tmp_path / "vllm"), heads)
-    result = convert(tmp_path / "vllm", tmp_path / "back", "--json")
+    assert "in the format of Medusa." in " ".join(rows)
+    assert_same(read_heads(tmp_path / "made"), heads)
+    served = store(
+        tmp_path / "vllm", "model.safetensors", vllm(heads), **SERVED | {"base_model_name_or_path": "owner/model"}
+    )
+    result = convert(served, tmp_path / "back", "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert document["read"] == {
@@ -47,21 +51,16 @@ def test_the_command_converts_there_and_back(tmp_path: pathlib.Path) -> None:
     assert document["written"] == "medusa"
     assert_same(MedusaHeads.from_pretrained(tmp_path / "back"), heads)
     assert load_file(tmp_path / "back" / "medusa_lm_head.safetensors").keys() == medusa(heads).keys()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "pt", "vllm"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "made", "pt", "vllm"]
 
 
-def test_the_command_takes_the_output_layer_of_a_model(tmp_path: pathlib.Path) -> None:
+def test_the_command_checks_heads_against_a_model(tmp_path: pathlib.Path) -> None:
     model = fresh_model("llama")
     model.save_pretrained(tmp_path / "model")
     heads = drawn(MedusaHeads.for_model(model, 2, own_output=False))
-    source = store(tmp_path / "pt", "medusa_lm_head.pt", medusa(heads))
-    refused = convert(source, tmp_path / "vllm", "--to", "vllm")
-    assert refused.exit_code == 2 and "(--model on the command line)" in refused.output
-    assert not (tmp_path / "vllm").exists()
-    result = convert(source, tmp_path / "vllm", "--to", "vllm", "--model", tmp_path / "model")
-    assert result.exit_code == 0, result.output
-    assert torch.equal(load_file(tmp_path / "vllm" / "model.safetensors")["lm_heads.0.weight"], model.lm_head.weight)
-    result = convert(tmp_path / "vllm", tmp_path / "back", "--model", tmp_path / "model")
+    copied = vllm(heads) | {"lm_heads.0.weight": model.lm_head.weight.detach().clone()}
+    source = store(tmp_path / "vllm", "model.safetensors", copied, original_lm_head=True)
+    result = convert(source, tmp_path / "back", "--model", tmp_path / "model")
     assert result.exit_code == 0, result.output
     read = MedusaHeads.from_pretrained(tmp_path / "back")
     assert torch.equal(read(states(2), model.lm_head), heads(states(2), model.lm_head))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.checkpoints import BASE, PUBLISHED, SERVED, assert_same, made, medusa, shard, store
+from helpers.checkpoints import BASE, PUBLISHED, assert_same, made, medusa, shard, store
 from helpers.medusa import HIDDEN
-from helpers.models import VOCAB, fresh_model, tiny_model
+from helpers.models import VOCAB
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
 from jacobi import LookaheadError
@@ -61,42 +61,22 @@ def test_the_hub_is_named_where_it_cannot_be_reached() -> None:
         read_heads("nobody/nothing", local_files_only=True)
 
 
-def test_vllms_config_is_complete(tmp_path: pathlib.Path) -> None:
+def test_the_config_is_complete(tmp_path: pathlib.Path) -> None:
     for own, folder in ((True, tmp_path / "own"), (False, tmp_path / "shared")):
-        write_heads(made(own_output=own).half(), folder, "vllm", model=tiny_model("llama"))
-        config = json.loads((folder / "config.json").read_text())
-        assert config == SERVED | {
-            "architectures": ["MedusaModel"],
+        write_heads(made(own_output=own).half(), folder)
+        assert json.loads((folder / "config.json").read_text()) == {
             "base_model_name_or_path": None,
-            "medusa_fc_bias": True,
-            "original_lm_head": not own,
-            "torch_dtype": "float16",
-            "truncated_vocab_size": VOCAB,
+            "hidden_size": HIDDEN,
+            "medusa_num_heads": 3,
+            "medusa_num_layers": 2,
+            "version": "1" if own else "2",
+            "vocab_size": VOCAB,
         }
         assert (folder / "README.md").exists()
 
 
-def test_vllms_format_needs_an_output_layer(tmp_path: pathlib.Path) -> None:
-    heads = made(own_output=False)
-    biased = fresh_model("llama")
-    biased.lm_head = torch.nn.Linear(HIDDEN, VOCAB)
-    packed = fresh_model("llama")
-    packed.lm_head.weight = torch.nn.Parameter(packed.lm_head.weight.to(torch.int8), requires_grad=False)
-    for model, message in (
-        (None, "vLLM's format holds an output layer, and these heads use the model's: expected the model"),
-        (biased, "output layer of LlamaForCausalLM has a bias"),
-        (packed, "output layer of LlamaForCausalLM is not a plain floating weight"),
-        (fresh_model("llama", vocab_size=50), "heads are those of another model"),
-    ):
-        with pytest.raises(LookaheadError, match=message):
-            write_heads(heads, tmp_path / "heads", "vllm", model=model)
-    assert not list(tmp_path.iterdir())
-
-
 def test_writing_is_refused_before_anything_is_written(tmp_path: pathlib.Path) -> None:
     heads = made()
-    with pytest.raises(LookaheadError, match="cannot be written as 'onnx': expected 'medusa' or 'vllm'"):
-        write_heads(heads, tmp_path / "heads", "onnx")  # type: ignore[arg-type]
     with pytest.raises(LookaheadError, match="not empty"):
         write_heads(heads, store(tmp_path / "full", "model.safetensors", BASE))
     (tmp_path / "file").touch()

@@ -4,7 +4,7 @@ import re
 from copy import deepcopy
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,11 +17,10 @@ from lookahead.models.finite import broken_weight, look_for_broken_weight
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
 from lookahead.sources.medusa.checkpoints import HeadsConfig, HeadTensors
 from lookahead.sources.medusa.checkpoints.reading import read_checkpoint
-from lookahead.sources.medusa.checkpoints.writing import shared_output, write_medusa, write_vllm
+from lookahead.sources.medusa.checkpoints.writing import write_medusa
 from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.network import HeadsNetwork
 
-Format = Literal["medusa", "vllm"]
 Placement = tuple[torch.device, torch.dtype]
 
 _CARD = """---
@@ -182,31 +181,17 @@ def read_heads(source: str | Path, model: Any = None, **hub: Any) -> MedusaHeads
     return MedusaHeads.from_pretrained(source, model=model, **hub)
 
 
-def write_heads(
-    heads: MedusaHeads, folder: str | Path, format: Format = "medusa", *, model: Any = None, replace: bool = False
-) -> None:
+def write_heads(heads: MedusaHeads, folder: str | Path, *, replace: bool = False) -> None:
     """Write heads to a folder, new or empty: all of it or nothing. With ``replace``, files in it are deleted.
 
-    ``"medusa"`` is what :meth:`MedusaHeads.save_pretrained` writes: version 1, or version 2 if the heads use the
-    model's output layer. ``"vllm"`` is what vLLM loads as a draft model; its file holds an output layer, so heads
-    without their own need their ``model``, whose layer is copied. A LookaheadError if the folder is not empty or cannot
-    be written to, the heads hold NaN, or the format cannot hold them.
+    The format is that of :meth:`MedusaHeads.save_pretrained`: version 1, or version 2 if the heads use the model's
+    output layer. A LookaheadError if the folder is not empty or cannot be written to, the heads hold NaN, or score only
+    some of the tokens, which this format cannot say.
     """
-    if format not in ("medusa", "vllm"):
-        raise LookaheadError(f"Heads cannot be written as {format!r}: expected 'medusa' or 'vllm'.")
     heads.check_finite()
-    shared = None
-    if format == "vllm" and not heads.own_output:
-        if model is not None:
-            heads.check(model)
-        shared = shared_output(model)
     try:
         with whole_folder(folder, replace) as part:
-            if format == "medusa":
-                heads.save_pretrained(part)
-            else:
-                write_vllm(heads.tensors(), part, shared)
-                heads.generate_model_card().save(part / "README.md")
+            heads.save_pretrained(part)
     except OSError as error:
         raise LookaheadError(f"{folder} cannot be written: {error}.") from error
 
