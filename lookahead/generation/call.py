@@ -1,6 +1,6 @@
 """One call of ``generate`` as transformers prepared it, and what it reads of a strategy."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -141,7 +141,7 @@ class Strategy(Protocol):
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         """What the drafters want to be told by the model."""
 
-    def taps(self, model: PreTrainedModel, prompts: Callable[[], Sequence[Sequence[int]]]) -> tuple[str, ...]:
+    def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
         """Which hidden states of passes drafters read."""
 
     def drafts(self, call: CallContext) -> Drafts:

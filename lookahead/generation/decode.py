@@ -173,7 +173,7 @@ def wanted(
     drawn = bool(call.config.do_sample) and strategy.verification == "exact" and rule is None
     wants = strategy.wants(batch=call.batch, vocab_size=call.traits.vocab_size, new_tokens=new_tokens, drawn=drawn)
     strategy.check(call.model)
-    return replace(wants, taps=strategy.taps(call.model, call.prompts)), rule
+    return replace(wants, taps=strategy.taps(call.model)), rule
 
 
 def _made_earlier(strategy: Strategy, call: Call, wants: Wants, new: int) -> tuple[Traces | None, Packed | None]:

@@ -1,7 +1,7 @@
 """What every strategy is: frozen settings that say how a draft is grown, callable as ``custom_generate``."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,7 +12,6 @@ from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.generation.decode import generate
 
 Stats = Literal["none", "summary", "detailed"]
-Prompts = Callable[[], Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +150,8 @@ class Strategy:
                 "encoder-decoder model. Use Lookahead() or Jacobi()."
             )
 
-    def taps(self, model: Any, prompts: Prompts) -> tuple[str, ...]:
-        """Which hidden states of the model's passes drafters read (:attr:`jacobi.Wants.taps`); ``prompts`` gives the
-        call's tokens, padding left out."""
+    def taps(self, model: Any) -> tuple[str, ...]:
+        """Which hidden states of the model's passes drafters read (:attr:`jacobi.Wants.taps`)."""
         return ()
 
     def drafts(self, call: CallContext) -> Drafts:

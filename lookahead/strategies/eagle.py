@@ -15,7 +15,6 @@ from lookahead.models.output_layer import beside, output_layer
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import EaglePasses, joined_features
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Prompts
 from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("eagle", "recycling", "suffix")
@@ -96,15 +95,13 @@ class Eagle(AutomaticStrategy):
         check_head(model, head, "The EAGLE head is")
         head.check(model)
 
-    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
-        head = self._beside(model)
-        head.told_by(model, prompts)
-        return head.taps(model)
+    def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
+        return self._beside(model).taps(model)
 
     def drafts(self, call: CallContext) -> Drafts:
         head, model = self._beside(call.model), call.model
         assert call.hidden is not None  # it is wanted
-        features = joined_features(call.hidden, head.taps(model, call.hidden.taps), head.norm(model))
+        features = joined_features(call.hidden, head.taps(model), head.norm(model))
         given = (model.get_input_embeddings(), output_layer(model))
 
         def passes(row: RowContext) -> EaglePasses:

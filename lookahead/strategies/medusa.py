@@ -20,7 +20,6 @@ from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.heads import MedusaHeads, Placement, stored_heads, tree_beside
 from lookahead.sources.medusa.source import DRAWN, HeadCandidates, HeadsSource
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy, Maker
-from lookahead.strategies.base import Prompts
 from lookahead.strategies.draft_models import check_head
 from lookahead.verify.typical import nucleus, typical
 
@@ -168,7 +167,7 @@ class Medusa(AutomaticStrategy):
         if not self.automatic:
             self.tree(_proposable(model))
 
-    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
+    def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
         return ("last",)
 
     def drafts(self, call: CallContext) -> Drafts:

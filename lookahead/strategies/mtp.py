@@ -13,7 +13,6 @@ from lookahead.models.output_layer import output_layer
 from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joined_features
 from lookahead.sources.mtp.heads import MtpHeads
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Prompts
 from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("mtp", "recycling", "suffix")
@@ -84,7 +83,7 @@ class Mtp(AutomaticStrategy):
             return self.heads
         return MtpHeads.of(model, None if self.heads is None else str(self.heads))
 
-    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
+    def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
         return (NORM,)
 
     def drafts(self, call: CallContext) -> Drafts:

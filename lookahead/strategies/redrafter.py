@@ -16,7 +16,6 @@ from lookahead.models.output_layer import beside
 from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.sources.redrafter.passes import RecurrentPasses
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.base import Prompts
 from lookahead.strategies.draft_models import check_head, check_whole
 
 _DEFAULT_SOURCES = ("redrafter", "recycling", "suffix")
@@ -95,7 +94,7 @@ class ReDrafter(AutomaticStrategy):
         check_head(model, head, "The ReDrafter head is")
         head.check(model)
 
-    def taps(self, model: PreTrainedModel, prompts: Prompts) -> tuple[str, ...]:
+    def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
         return (LAST,)
 
     def drafts(self, call: CallContext) -> Drafts:

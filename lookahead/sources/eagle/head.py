@@ -1,11 +1,11 @@
 """An EAGLE head as users hold it."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
 from torch import nn
@@ -15,12 +15,13 @@ from jacobi import LookaheadError
 from lookahead._per_model import PerModel
 from lookahead.models.hidden_states import NORM, decoder_layers, final_norm
 from lookahead.models.output_layer import output_sizes, placement
-from lookahead.sources.eagle.counting import counts_low, is_told, tell
 from lookahead.sources.eagle.network import EagleNetwork
 from lookahead.sources.eagle.reading import read
 from lookahead.sources.eagle.sizes import Beside, are_layers
 from lookahead.sources.eagle.writing import FORMATS, Format, write
 from lookahead.sources.vocabularies import same_but_for_padding
+
+Count = Literal["inputs", "outputs"]
 
 _log = logging.getLogger("lookahead")
 _warned: PerModel[WeakSet[Any]] = PerModel(WeakSet)  # heads that name another model
@@ -33,16 +34,16 @@ class EagleHead(nn.Module):
         network: its weights.
         feature_layers: (EAGLE-3) which states of the model it reads, as ``hidden_states`` count: 0 is the embedding, i
             what layer i (counted from 0) reads. Empty = the usual ones of the model it is used with: 2, the middle one,
-            and the third from the end. Some files count one less; where nobody gave the layers, that is found out by
-            the prompts.
+            and the third from the end. With ``layers="outputs"`` numbers, given or the file's, say what a layer gives,
+            which is what the next one reads: most files say ``"inputs"``, and nothing in a file tells.
     """
 
-    def __init__(self, network: EagleNetwork, feature_layers: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, network: EagleNetwork, feature_layers: tuple[int, ...] = (), *, layers: Count = "inputs"
+    ) -> None:
         super().__init__()
-        feature_layers = _layers(feature_layers)
         self.network = network
-        self.feature_layers = feature_layers or network.sizes.feature_layers
-        self._given = bool(feature_layers)
+        self.feature_layers = _counted(_numbers(feature_layers, layers) or network.sizes.feature_layers, layers)
 
     @classmethod
     def from_pretrained(
@@ -51,21 +52,23 @@ class EagleHead(nn.Module):
         *,
         model: PreTrainedModel | None = None,
         feature_layers: tuple[int, ...] = (),
+        layers: Count = "inputs",
         **hub: Any,
     ) -> "EagleHead":
         """Read a head from a folder, a file or a repository of the hub (``hub`` says how to download).
 
-        With ``model`` it is checked against that, and put on its device in the dtype that it computes in.
+        With ``model`` it is checked against that, and put on its device in the dtype that it computes in;
+        ``feature_layers`` and ``layers`` as in :class:`EagleHead`.
 
         Raises:
             LookaheadError: what is missing, foreign, broken, or does not fit the model.
         """
-        feature_layers = _layers(feature_layers)
-        beside = Beside(output_sizes(model)[0] if model is not None else None, len(feature_layers) or None)
-        head = cls(read(Path(source) if isinstance(source, PathLike) else source, hub, beside), feature_layers)
+        numbers = _numbers(feature_layers, layers)
+        beside = Beside(output_sizes(model)[0] if model is not None else None, len(numbers) or None)
+        network = read(Path(source) if isinstance(source, PathLike) else source, hub, beside)
+        head = cls(network, numbers, layers=layers)
         if model is not None:
             head.check(model)
-            network = head.network
             network.sizes = replace(network.sizes, vocab_size=output_sizes(model)[1])
             device, dtype = placement(model)
             head.to(device=device, dtype=dtype)
@@ -93,18 +96,10 @@ class EagleHead(nn.Module):
         except OSError as error:
             raise LookaheadError(f"{folder} cannot be written: {error}.") from error
 
-    def taps(self, model: PreTrainedModel, noted: Collection[str] | None = None) -> tuple[str, ...]:
-        """The hidden states of ``model`` that the head reads, by the names of taps; in a call that is under way, those
-        of the ``noted`` ones, whatever has been found out meanwhile."""
+    def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
+        """The hidden states of ``model`` that the head reads, by the names of taps."""
         if self.network.sizes.version != 3:
             return (NORM,)
-        ways = self._ways(model)
-        if noted is not None:
-            return next(way for way in ways if set(way) <= set(noted))
-        return ways[1] if counts_low(model, self) and len(ways) > 1 else ways[0]
-
-    def _ways(self, model: PreTrainedModel) -> list[tuple[str, ...]]:
-        """The taps as the numbers say, and those of one layer later, where there are such."""
         count = len(decoder_layers(model))
         ids = self.feature_layers or (2, count // 2, count - 3)
         if len(ids) != self.network.sizes.features or not all(0 <= index <= count for index in ids):
@@ -114,16 +109,7 @@ class EagleHead(nn.Module):
                 f"{type(model).__name__} has {count} layers: expected as many states from 0 to {count}. Give "
                 "feature_layers=."
             )
-        every = [ids] if max(ids) == count else [ids, tuple(index + 1 for index in ids)]
-        return [tuple(NORM if index == count else f"layer.{index}" for index in way) for way in every]
-
-    def told_by(self, model: PreTrainedModel, prompts: Callable[[], Sequence[Sequence[int]]]) -> None:
-        """Find out how the file counts layers, by ``prompts`` without padding: by what a layer reads, or by what it
-        gives, which is the next one's input (:mod:`lookahead.sources.eagle.counting`)."""
-        if not self._given and self.network.sizes.version == 3:
-            ways = self._ways(model)
-            if len(ways) > 1 and not is_told(model, self):
-                tell(model, self, self.network, ways, max(prompts(), key=len))
+        return tuple(NORM if index == count else f"layer.{index}" for index in ids)
 
     def norm(self, model: PreTrainedModel) -> nn.Module | None:
         """What features go through before the head reads them: EAGLE-1 and -2 read the final norm's output."""
@@ -188,7 +174,19 @@ class EagleHead(nn.Module):
             )
 
 
-def _layers(given: Any) -> tuple[int, ...]:
+def _numbers(given: Any, layers: Any) -> tuple[int, ...]:
+    if layers not in ("inputs", "outputs"):
+        raise LookaheadError(f"layers= must be one of 'inputs', 'outputs': got {layers!r}.")
     if not are_layers(given):
         raise LookaheadError(f"feature_layers= must be a tuple of layer numbers, as (2, 12, 21): got {given!r}.")
     return tuple(given)
+
+
+def _counted(numbers: tuple[int, ...], layers: Count) -> tuple[int, ...]:
+    """The states that layers of these numbers read or give, as ``hidden_states`` count."""
+    if layers == "outputs" and not numbers:
+        raise LookaheadError(
+            "layers='outputs' says how numbers of layers count, and this EAGLE head names none: expected them by "
+            "feature_layers=. Give those, or leave layers out."
+        )
+    return tuple(number + 1 for number in numbers) if layers == "outputs" else numbers
