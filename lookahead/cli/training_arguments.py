@@ -19,7 +19,6 @@ from lookahead.cli.options import (
     PromptOptions,
     SourceOptions,
     check_file,
-    check_picture,
 )
 from lookahead.model_folder import check_exists
 from lookahead.training.eagle.settings import EagleSettings
@@ -241,7 +240,6 @@ class Tree(ModelOptions, PromptOptions):
     temperature: Annotated[float | None, Option(help="Calibrate on sampled texts. Default: greedy texts.")] = None
     seed: Annotated[int, Option(help="Of sampled texts.")] = 0
     seconds: Annotated[float, Option(min=0.1, help="How long to measure passes, if no curve is saved.")] = 8.0
-    picture: Annotated[Path | None, Option(metavar="FILE", help="Draw the tree here; needs matplotlib.")] = None
     as_json: JsonOption = False
 
     def check(self) -> None:
@@ -250,5 +248,4 @@ class Tree(ModelOptions, PromptOptions):
             raise LookaheadError(f"--model {self.model} needs --heads: {wanted}")
         super().check()
         check_file("--output", self.output)
-        check_picture("--picture", self.picture)
         check_exists(self.heads, "--heads", "Medusa heads: a folder or a file")

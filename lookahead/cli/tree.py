@@ -10,10 +10,16 @@ from transformers import PreTrainedModel
 from lookahead import tuning
 from lookahead.bundled import BUNDLED_HEADS
 from lookahead.cli import common
-from lookahead.cli.drawing import draw, drawing, reached
 from lookahead.cli.training_arguments import Tree
 from lookahead.draft.latency import NODES
-from lookahead.sources.medusa.accuracies import CalibratedTree, HeadAccuracies, best_size, expected_lengths, grow_tree
+from lookahead.sources.medusa.accuracies import (
+    CalibratedTree,
+    HeadAccuracies,
+    best_size,
+    expected_lengths,
+    grow_tree,
+    node_values,
+)
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.stats import DecodingStats, counted
 from lookahead.strategies.medusa import Medusa
@@ -47,14 +53,12 @@ def tree(options: Tree) -> None:
         grown = CalibratedTree(choices=grow_tree(table, size), accuracies=table, model=options.model_name, heads=folder)
         if options.output is not None:
             grown.save(options.output)
-        if options.picture is not None:
-            draw(grown, options.picture)
         stats = _decode(model, Medusa(heads, choices=grown), progress.track(held, description="Decoding"), options)
     shares = _reached(stats, len(held), grown.choices.depth)
     document = {
         "tree": grown.to_dict(),
         "widths": list(grown.choices.widths),
-        "reached_expected": reached(grown),
+        "reached_expected": _expected(grown),
         "reached_measured": shares,
         "measured_length": sum(shares),
         "budget": budget,
@@ -96,6 +100,14 @@ def _decode(model: PreTrainedModel, strategy: Medusa, inputs: Any, options: Tree
     return sum((stats for stats in runs if stats), DecodingStats())
 
 
+def _expected(grown: CalibratedTree) -> list[float]:
+    """The chance that a pass keeps 1, 2, ... drafted tokens or more."""
+    shares = [0.0] * grown.choices.depth
+    for path, value in zip(grown.paths, node_values(grown.accuracies, grown.choices), strict=True):
+        shares[len(path) - 1] += value
+    return shares
+
+
 def _reached(stats: DecodingStats, prompts: int, depth: int) -> list[float]:
     """The share of passes that kept 1, 2, ... ``depth`` drafted tokens or more, the prompts' passes left out."""
     passes = max(1, stats.row_steps - prompts)
@@ -121,9 +133,8 @@ def _show(
     length = f"{grown.expected_length + 1:.2f} tokens a pass expected, {1 + found['measured_length']:.2f} measured"
     where = f"on {which.format(prompts['measured'])}; the model's own token included, prefill left out."
     console.print(f"Length: {length} {where}", style="bold")
-    console.print(drawing(grown))
-    for file in filter(None, (options.output, options.picture)):
-        console.print(f"Saved in {file}.")
+    if options.output is not None:
+        console.print(f"Saved in {options.output}.")
 
 
 def _show_accuracies(console: Console, table: HeadAccuracies, title: str) -> None:

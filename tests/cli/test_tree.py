@@ -1,25 +1,21 @@
 """``lookahead tree``: calibrates, grows, measures, saves and draws."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.accuracies import table
 from helpers.cli import run, save_tiny_model
 from helpers.models import initialised
-from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lookahead import DecodingStats, StepTimes, tuning
-from lookahead.cli.drawing import draw, drawing
 from lookahead.cli.prompts import PROMPTS
 from lookahead.cli.tree import _reached
 from lookahead.draft.latency import NODES
 from lookahead.medusa import ChoiceTree, MedusaHeads, choices_from
-from lookahead.sources.medusa.accuracies import CalibratedTree, grow_tree
+from lookahead.sources.medusa.accuracies import CalibratedTree
 
 LETTERS = 256  # tokens 256 and 257 are the end and the padding
 HEADS = 3
@@ -94,7 +90,6 @@ def test_tree_calibrates_grows_measures_and_saves(folder: Path, heads: Path, tmp
     assert "64 nodes were asked for: no more than 3 are worth anything" in ran.words
     assert "1 1 1.000 1.000 2 1 1.000 1.000 3 1 1.000 1.000" in ran.words
     assert "4.00 tokens a pass expected, 4.00 measured on the same 6 prompts (too few to hold some out)" in ran.words
-    assert "└── 0 1.000 └── 1 1.000 └── 1 1.000" in ran.words
     assert f"Saved in {file}." in ran.out.replace("\n", "")
 
 
@@ -158,59 +153,12 @@ def test_reached_is_counted_over_passes_without_the_prompts() -> None:
     assert _reached(DecodingStats(), 0, 1) == [0.0]
 
 
-def test_the_tree_in_text() -> None:
-    """Nodes with children have a line each, the others share one."""
-    accuracies = table((0.5, 0.25, 0.125), (0.5, 0.25, 0.0))
-    grown = CalibratedTree(choices=grow_tree(accuracies, 6), accuracies=accuracies)
-    console = Console(width=100)
-    with console.capture() as captured:
-        console.print(drawing(grown))
-    lines = [line.rstrip() for line in captured.get().splitlines()]
-    assert lines[1:] == [
-        "├── 0 0.500",
-        "│   └── 0 0.250, 1 0.125",
-        "├── 1 0.250",
-        "│   └── 0 0.125",
-        "└── 2 0.125",
-    ]
-
-
-def test_a_large_tree_in_text_names_what_it_leaves_out() -> None:
-    accuracies = table(*[(0.3, 0.2, 0.1, 0.1, 0.1)] * 4)
-    grown = CalibratedTree(choices=grow_tree(accuracies, 500), accuracies=accuracies)
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(drawing(grown))
-    assert len(captured.get().splitlines()) < 120
-    assert " below)" in captured.get()
-
-
-def test_the_tree_as_a_picture(folder: Path, heads: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "tree.png"
-    assert grow(folder, heads, "--nodes", 3, "--picture", file).status == 0
-    assert file.read_bytes().startswith(b"\x89PNG")
-    accuracies = table(*[(0.3, 0.2, 0.1)] * 4)
-    draw(CalibratedTree(choices=grow_tree(accuracies, 64), accuracies=accuracies), tmp_path / "tree.svg")
-    text = (tmp_path / "tree.svg").read_text()
-    assert len(re.findall(r">2 +\d+%<", text)) == sum(path[-1] == 2 for path in grow_tree(accuracies, 64).paths) > 0
-
-
-def test_a_picture_without_matplotlib(heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lookahead.cli.options.find_spec", lambda name: None)
-    ran = run("tree", "--heads", heads, "--picture", tmp_path / "a.png")
-    assert (ran.status, ran.out) == (2, "")
-    assert '--picture needs matplotlib: pip install "lookahead-decoding[bench]"' in ran.err
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("--heads", "/none/at/all"), "--heads /none/at/all does not exist"),
         (("-o", "/none/tree.json"), "--output /none/tree.json: there is no folder /none"),
         (("-o", "/"), "--output / is a folder"),
-        (("--picture", "/none/a.png"), "--picture /none/a.png: there is no folder"),
-        (("--picture", "tree.jpeg"), "ends in .png, .svg, .pdf"),
         (("--prompts", "/none.txt"), "--prompts /none.txt cannot be read"),
         (("--model", "/none/model"), "--model /none/model does not exist"),
         (("--ranks", 999), "ranks=999: expected 1 to 258"),
