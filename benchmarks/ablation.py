@@ -21,7 +21,7 @@ from lookahead import DecodingStats, Lookahead
 from lookahead.draft import memory
 
 REMEMBERING = "all, remembering"
-ALL = ("suffix", "recycling", "pool", "window")
+ALL = ("suffix", "recycling", "pool")
 
 
 def _cold(*names: str) -> Callable[[int], Any]:

@@ -31,7 +31,6 @@ def drafts(heads: Path, nodes: int, eagle: Path | None = None) -> dict[str, Any]
     """Every kind of draft with a given number of nodes; the fixed tree has as many as were saved with the heads."""
     cold: dict[str, Any] = {"nodes": nodes, "remember": False, "seed": 0}
     return ({"eagle and free sources": Eagle(eagle, **cold)} if eagle else {}) | {
-        "window": Lookahead(sources=("window",), **cold),
         "free sources": Lookahead(**cold),
         "medusa, fixed tree": Medusa(heads),
         "medusa, budgeted tree": Medusa(heads, sources=("heads",), **cold),
@@ -45,7 +44,6 @@ def contenders(heads: Path, nodes: int) -> dict[str, Method]:
         "plain": Method("generate", "plain"),
         "medusa": ours("medusa, fixed tree", Medusa(heads)),
         "auto": ours("lookahead", Lookahead(remember=False)),
-        "window": ours(f"window, {nodes} nodes", drafts(heads, nodes)["window"]),
         "combined": ours("medusa and lookahead", Medusa(heads, sources=COMBINED, remember=False)),
     }
 

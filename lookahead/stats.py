@@ -15,7 +15,6 @@ _SOURCES = {
     "recycling": "what came after a token before",
     "reference": "a given text",
     "suffix": "what came after the same words before",
-    "window": "guesses of Jacobi's iteration",
 }
 
 

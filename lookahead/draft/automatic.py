@@ -12,7 +12,6 @@ from lookahead.draft.trials import Mode
 from lookahead.sources import Source
 from lookahead.sources.base import is_batch, runs_a_model
 from lookahead.sources.drawn_recycling import DrawnRecycling
-from lookahead.sources.jacobi_window import WindowSource
 from lookahead.sources.successor_table import BEST
 
 
@@ -41,15 +40,11 @@ class AutomaticDrafter:
         self._planner = planner
         self._acceptance = planner.acceptance
         self._trees = BestFirstTree(sources, planner.acceptance, chain)
-        self._window = next((source for source in sources if isinstance(source, WindowSource)), None)
         self._drawn = next((source for source in sources if isinstance(source, DrawnRecycling)), None)
-        self._asked = [source for source in sources if source is not self._window]
         self._expensive = [source for source in sources if is_expensive(source)]
         self._whole = not all(map(runs_a_model, self._expensive))  # asked for whole trees
         self._batched = [source for source in sources if is_batch(source)]
-        self._trees.use(self._asked)
         self._values: list[float] = []
-        self._columns = 0
         self._root = -1
         self._written = 0
         self._started = False
@@ -66,20 +61,13 @@ class AutomaticDrafter:
         planner.share(self.grow_ahead)
 
     def draft(self, room: int) -> TokenTree:
-        """The tree that pays best, and the window's columns if they do."""
+        """The tree that pays best."""
         planner = self._planner
         self._rested = planner.mode is Mode.REST or (self._chain and not room)
         if self._rested:
             return TokenTree(self._root)
         tree = self._grow_shared(room) if planner.shares else self._grow_own(room)
         tree.top_k = self._top_k
-        measures = planner.mode is Mode.MEASURE
-        self._columns = 0 if measures else planner.columns
-        if self._window is not None and not measures:
-            if self._columns and self._window not in self._asked:
-                self._asked = self._sources  # from now on there may be n-grams
-                self._trees.use(self._asked)
-            self._window.grow(tree, self._columns, room)
         return tree
 
     def grow_ahead(self) -> Growth[tuple[Sequence[float], int] | None]:
@@ -122,13 +110,13 @@ class AutomaticDrafter:
         times, _ = planner.sizes
         speed = expected = 0.0
         if planner.weighs or len(times) == 1:
-            trees.use([source for source in self._asked if source not in self._expensive])
+            trees.use([source for source in self._sources if source not in self._expensive])
             tree = yield from self._grow(room)
             expected = self._acceptance.expected(self._values)
             if len(times) == 1 or not planner.expensive.pay(expected):
                 return tree
             speed = (1.0 + expected) / times[len(tree) - 1]
-        trees.use(self._asked)
+        trees.use(self._sources)
         before = [spent_ms([source]) for source in self._expensive]
         beside_ms = planner.expensive.time.ms if planner.weighs and self._whole else 0.0
         tree = yield from self._grow(room, beside_ms)
@@ -148,12 +136,10 @@ class AutomaticDrafter:
             successors = None
         elif not self._rested:
             credited = self._trees.learn(tree, path, self._values)
-            if self._columns:  # what the trees' own candidates do not explain, the window's columns held
-                credited += [WindowSource.name] * (len(path.tokens) - 1 - len(credited))
             for name in credited:
                 self.credited[name] += 1
             refused = self._trees.asked and not self._values
-            self._planner.learn(self._values, credited, self._columns, refused)
+            self._planner.learn(bool(credited), refused)
         self._written += len(path.tokens)
         self._room -= len(path.tokens)
         self._wrote = True
@@ -168,13 +154,8 @@ class AutomaticDrafter:
 
     def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
         """Of every node of the tree drafted last: its source, and the chance that it is visited, as far as known."""
-        sources = self._trees.sources_of(tree)
-        held = WindowSource.name if self._columns else ""  # the window's columns come after the tree's own candidates
-        values = self._acceptance.calibration, self._values
-        return [source or (held if node else "") for node, source in enumerate(sources)], [
-            1.0,
-            *(min(1.0, values[0] * value) for value in values[1]),
-        ]
+        calibration = self._acceptance.calibration
+        return self._trees.sources_of(tree), [1.0, *(min(1.0, calibration * value) for value in self._values)]
 
     def catch_up(self) -> None:
         """Learn what the next draft does not wait for; the device may work meanwhile."""

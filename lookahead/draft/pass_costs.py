@@ -52,7 +52,7 @@ class PassCosts:
 
     A linear draft that is cut short has its accepted tokens replayed by the next pass, which may hold::
 
-        | replayed ... | root | tree ... | window ... |
+        | replayed ... | root | tree ... |
 
     The replay is charged to the drafts that cause it (``cut``), and not to the tree behind it. ``anew`` finds the curve
     again once passes are run in another way; a tree has at most ``most`` nodes with its root.
@@ -63,7 +63,7 @@ class PassCosts:
     ) -> None:
         self.times = times
         self.curve: list[float] = []  # cost of a pass over 1, 2, ... nodes; empty until it is read
-        self.trees: list[float] = []  # the same of a tree, beside the window
+        self.trees: list[float] = []  # the same of a tree
         self.least: list[float] = []  # the least slopes of ``trees``
         self.cut: Cut | None = None  # what it costs that this pass's draft is cut short; None = nothing
         self.single_ms = 0.0  # what the passes so far would have taken as plain decoding, as far as is known
@@ -104,11 +104,11 @@ class PassCosts:
         knots = self.times.curve(self._context, max(sizes))
         self.curve = [knots[size - 1] for size in sizes]
 
-    def read_trees(self, window: int) -> None:
-        """Work out what trees cost beside a window of so many nodes."""
+    def read_trees(self) -> None:
+        """Work out what trees cost, apart from the replay before them."""
         # The draft that was cut short has paid for the replay: without it, one node would take t(1).
         paid = self.curve[self.replayed] - self.curve[0]
-        self.trees = [cost - paid for cost in self.curve[window + self.replayed :]]
+        self.trees = [cost - paid for cost in self.curve[self.replayed :]]
         self.cut = self._replays.cut(self.curve, self.replayed) if self.limits.replays else None
         del self.trees[max(self._first, self._stride * self.times.largest) :]
         self.least = least_slopes(self.trees)

@@ -12,9 +12,8 @@ from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.pass_costs import ModelLimits, PassCosts
 from lookahead.draft.replays import Cut
-from lookahead.draft.tree_worth import TreeWorth, WindowColumns, shared_width
+from lookahead.draft.tree_worth import shared_width
 from lookahead.draft.trials import Mode, Rest, Trials
-from lookahead.sources.jacobi_window import WindowSource, window_nodes
 from lookahead.sources.usual_time import UsualTime
 
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
@@ -30,7 +29,6 @@ class Planner:
     Args:
         most_nodes: the most drafted nodes of a sequence.
         nodes: draft exactly so many where there are candidates, whatever they cost; None = as many as pay.
-        window: some of the sources is a window; ``window_only``: there is no other source.
         expensive: what is known of sources that cost time; None = there are none.
         guard: what is known of whether drafting pays by the clock; None = nothing.
         new_tokens: most tokens that the call writes; None = that is not known.
@@ -49,8 +47,6 @@ class Planner:
         batch: int,
         most_nodes: int,
         nodes: int | None = None,
-        window: bool = False,
-        window_only: bool = False,
         expensive: ExpensiveSources | None = None,
         guard: Guard | None = None,
         new_tokens: int | None = None,
@@ -70,14 +66,9 @@ class Planner:
         self.asked_ms: defaultdict[str, float] = defaultdict(float)  # what costly sources took, by name
         self._batch, self._nodes, self._apart = batch, nodes, apart
         self._most = 1 + (most_nodes if nodes is None else nodes)
-        self._passes = 0
         self._refused = False  # some sequence had candidates, and none was worth a node
         self._accepted = False  # some drafted token was
         self.costs = PassCosts(times, limits, anew, self._most, batch)
-        self._worth = TreeWorth(acceptance)
-        # Columns that every sequence of a batch pays for have brought less than they cost.
-        window = window and (batch == 1 or window_only or nodes is not None)
-        self._columns = WindowColumns(self._worth, window_only) if window else None
         self._rows: list[WeakMethod[Callable[[], Growth[tuple[Sequence[float], int] | None]]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
         self._guard = guard or Guard(batch)
@@ -88,11 +79,6 @@ class Planner:
         self._asking = UsualTime()  # about one node
 
     @property
-    def columns(self) -> int:
-        """Columns of the window to add to each tree, unless the pass measures what one node costs."""
-        return 0 if self._columns is None else self._columns.count
-
-    @property
     def weighs(self) -> bool:
         """Whether this pass asks expensive sources only if they pay; if not, whenever anything is drafted. With a
         frozen curve they are always asked, because what they cost is measured."""
@@ -100,7 +86,6 @@ class Planner:
 
     def open(self, context: int) -> None:
         """Prepare the next pass, of which the longest sequence has ``context`` tokens in the KV cache."""
-        self._passes += 1
         self.expensive_ms, self.asks = 0.0, 0
         self._refused = self._accepted = False
         self._width = None
@@ -108,14 +93,10 @@ class Planner:
         if stale:
             self.costs.read()
         if self._nodes is not None:
-            if self._columns is not None:
-                self._columns.choose_of(self._nodes, self._passes)
-            self.sizes = _flat(1 + self._nodes - window_nodes(self.columns))
+            self.sizes = _flat(1 + self._nodes)
             return
         if stale:
-            if self._columns is not None:
-                self._columns.choose(self._passes, self.costs.curve, self._most)
-            self.costs.read_trees(window_nodes(self.columns))
+            self.costs.read_trees()
         self._choose()
 
     def _choose(self) -> None:
@@ -178,15 +159,11 @@ class Planner:
         self.expensive_ms += ms
         self.asked_ms[source] += ms
 
-    def learn(self, values: Sequence[float], credited: Sequence[str], columns: int, refused: bool) -> None:
-        """Take in one sequence's tree: its values, each accepted token's source, the window's columns in it, and
-        whether there were candidates and none was worth a node."""
+    def learn(self, accepted: bool, refused: bool) -> None:
+        """Take in one sequence's tree: whether some token of it was accepted, and whether there were candidates and
+        none was worth a node."""
         self._refused |= refused and self.mode is not Mode.MEASURE
-        self._accepted |= bool(credited)
-        if self._columns is not None:
-            self._worth.learn(values, len(self.sizes[0]) - 1)
-            if columns:
-                self._columns.learn(columns, credited.count(WindowSource.name))
+        self._accepted |= accepted
 
     def observe(self, step: Step) -> None:
         """Take in a pass (not the prompt's): what it cost, and what its trees were worth."""

@@ -6,12 +6,13 @@ from itertools import islice
 from jacobi import Path, Successors, TokenTree
 from lookahead.draft.context import RowContext
 from lookahead.sources.draft_model import Passes
-from lookahead.sources.jacobi_window import JacobiWindow, WindowSource
+from lookahead.sources.jacobi_window import JacobiWindow
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.source import HeadCandidates, best_of_head
 from lookahead.sources.ngram_pool import NgramPool, PoolSource
 from lookahead.sources.perturbed import Draw
 
+_WINDOW = "window"  # the source that its nodes are credited to
 # Guesses chained behind the newest one. S on held-out code, greedy, 5/15/15, by this number: 0 3.38, 1 4.17, 2 4.57,
 # 3 4.95, 6 5.25; sampled at temperature 0.8: 1.86, 1.90, 1.91, 1.92, 1.93. Past 3 the pass grows faster than S.
 _MOST_CONTINUED = 3
@@ -77,7 +78,7 @@ class LookaheadDrafter:
     def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
         """Of every node of the tree drafted last: its source. Nothing is estimated."""
         guesses = len(tree) - self._columns
-        return ["", *[WindowSource.name] * (self._columns - 1), *[PoolSource.name] * guesses], []
+        return ["", *[_WINDOW] * (self._columns - 1), *[PoolSource.name] * guesses], []
 
     def _grow_guesses(self, tree: TokenTree, room: int) -> None:
         """Hang the pool's guesses below the root; free slots continue the newest with its own newest one. That lifts

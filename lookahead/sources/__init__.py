@@ -5,7 +5,6 @@ May import: models, which Medusa's heads alone need. It knows no planner."""
 from lookahead.sources.base import BatchSource as BatchSource
 from lookahead.sources.base import Candidate as Candidate
 from lookahead.sources.base import Source as Source
-from lookahead.sources.jacobi_window import WindowSource as WindowSource
 from lookahead.sources.ngram_pool import PoolSource as PoolSource
 from lookahead.sources.recycling import RecyclingSource as RecyclingSource
 from lookahead.sources.successor_table import SuccessorTable as SuccessorTable

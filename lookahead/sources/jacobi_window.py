@@ -1,15 +1,11 @@
-"""The lookahead window: an (N-1) x W table of Jacobi trajectories, and the source that carries one.
+"""The lookahead window: an (N-1) x W table of Jacobi trajectories.
 
 Symbols of Fu et al., arXiv 2402.02057, section 3: W is ``window_size`` (columns), N is ``ngram_size`` (the window has
 N-1 levels), G is ``verification_set_size``. With the root at position p, column i of level l sits at position p+l+i;
 level 0 is stored without its column 0, which is the root itself.
 """
 
-import random
 from collections.abc import Sequence
-
-from jacobi import Path, Successors, TokenTree
-from lookahead.sources.ngram_pool import NGRAM_SIZE, PoolSource
 
 
 class JacobiWindow:
@@ -35,13 +31,6 @@ class JacobiWindow:
     @property
     def warm(self) -> bool:
         return len(self.levels) == self.ngram_size - 1
-
-    def shrink(self, window_size: int) -> None:
-        """Drop columns from the right until there are ``window_size``, and what a window that is being filled needs."""
-        self.window_size = min(self.window_size, window_size)
-        width = self.window_size + self.ngram_size - 1 - len(self.levels)
-        for depth, level in enumerate(self.levels):
-            del level[width - (depth == 0) :]
 
     def narrow(self, room: int) -> None:
         """Drop columns from the right until no token is deeper than ``room``; needs ``room >= len(levels) - 1``."""
@@ -69,58 +58,3 @@ class JacobiWindow:
             for token in tokens:
                 level.append(token)
                 del level[0]
-
-
-def window_nodes(columns: int) -> int:
-    """The most nodes that a window of so many columns adds to a tree, while it is being filled or later."""
-    levels = range(1, NGRAM_SIZE)
-    return max(count * (columns + NGRAM_SIZE - 1 - count) - 1 for count in levels) if columns else 0
-
-
-def columns_for(nodes: int) -> int:
-    columns = max(0, (nodes + 1) // (NGRAM_SIZE - 1))
-    while columns and window_nodes(columns) > nodes:
-        columns -= 1
-    return columns
-
-
-class WindowSource(PoolSource):
-    """The lookahead window (same paper, section 3.1) with a pool of its own, fed from its trajectories alone. Its
-    columns are no candidates but an investment: each costs N-1 nodes a pass and brings n-grams for later passes. Who
-    grows the tree decides how many columns that is worth. ``rng`` draws the first tokens from the text, or, where that
-    is empty, from the vocabulary."""
-
-    name = "window"
-
-    def __init__(self, rng: random.Random, vocab_size: int) -> None:
-        super().__init__()
-        self._rng, self._vocab_size = rng, vocab_size
-        self._window: JacobiWindow | None = None
-        self._newest: list[int] = []
-
-    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        self._text = list(prompt)
-
-    def grow(self, tree: TokenTree, columns: int, room: int) -> None:
-        """Add the window to a tree: as many columns as asked for, and as fit above depth ``room``."""
-        window = self._window
-        if columns < 1 or room < NGRAM_SIZE - 1:
-            self._window, self._newest = None, []
-            return
-        if window is None or window.window_size < columns:
-            size = columns + NGRAM_SIZE - 3
-            fill = self._rng.choices(self._text or range(self._vocab_size), k=size)
-            window = self._window = JacobiWindow(columns, NGRAM_SIZE, fill)
-        elif window.window_size > columns:
-            window.shrink(columns)
-        if len(window.levels[0]) + len(window.levels) - 1 > room:
-            window.narrow(room)
-        self._newest = tree.grow_comb(window.levels)[-1]
-
-    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        if self._window is not None and self._newest and successors is not None:
-            new = successors.tokens[self._newest, 0].tolist()
-            for key, tail in self._window.advance(tree.tokens[0], new):
-                self.pool.add(key, tail)
-        self._newest = []
-        self._text += path.tokens

@@ -6,7 +6,7 @@ from itertools import islice
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
 
-NGRAM_SIZE = 5
+_NGRAM_SIZE = 5
 _PER_KEY = 7  # guesses kept under one token
 _RANKS = 3
 State = tuple[int, int, tuple[tuple[int, ...], ...]]  # last token, tokens into the n-gram, its possible rests
@@ -84,7 +84,7 @@ class PoolSource:
     priors = tuple(place * rank for place in (0.35, 0.5, 0.6, 0.7) for rank in (1.0, 0.4, 0.2))  # place, rank
 
     def __init__(self) -> None:
-        self.pool = NgramPool(NGRAM_SIZE, _PER_KEY)
+        self.pool = NgramPool(_NGRAM_SIZE, _PER_KEY)
         self._text: list[int] = []
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
@@ -112,5 +112,5 @@ class PoolSource:
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         for token in path.tokens:
             self._text.append(token)
-            if len(self._text) >= NGRAM_SIZE:
-                self.pool.add(self._text[-NGRAM_SIZE], tuple(self._text[1 - NGRAM_SIZE :]))
+            if len(self._text) >= _NGRAM_SIZE:
+                self.pool.add(self._text[-_NGRAM_SIZE], tuple(self._text[1 - _NGRAM_SIZE :]))

@@ -14,7 +14,7 @@ from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.planner import Planner
 from lookahead.draft.published import HeadDrafter
-from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource, WindowSource
+from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource
 from lookahead.sources.checked import CheckedSource
 from lookahead.sources.draft_model import DraftModelSource, Passes
 from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
@@ -39,7 +39,6 @@ FREE_SOURCES: dict[str, Maker] = {
     ),
     "suffix": lambda row, memory: SuffixSource(),
     "pool": lambda row, memory: PoolSource(),
-    "window": lambda row, memory: WindowSource(row.rng, row.vocab_size),
 }
 _MOST_NODES = 512
 _SHORT_CALL = 32  # new tokens; below, nothing is gathered at the prompt's tokens but the last
@@ -176,8 +175,6 @@ class AutomaticStrategy(Strategy):
         """The automatic mode's drafters, which share one planner; only this strategy knows the ``extra`` sources."""
         makers = FREE_SOURCES | dict(extra or {})
         chain = call.rows[0].chain
-        if chain:  # where a window cannot run, n-grams come from the text alone
-            names = [name for name in names if name != "window"] or ["pool"]
         if self.references:
             self._check_references(self.references, call.rows[0].vocab_size)
             makers["reference"] = lambda row, memory: ReferenceSource(self.references or ())
@@ -190,7 +187,6 @@ class AutomaticStrategy(Strategy):
             for row in call.rows
         ]
         key = (tuple((source.name, tuple(source.priors)) for source in rows[0]), call.choice)
-        window = [isinstance(source, WindowSource) for source in rows[0]]
         given = self.step_times()
         curve = call.curve if given is None else lambda: given
         planner = Planner(
@@ -200,8 +196,6 @@ class AutomaticStrategy(Strategy):
             batch=len(rows),
             most_nodes=self.max_nodes,
             nodes=self.nodes,
-            window=any(window),
-            window_only=all(window),
             expensive=call.memory.expensive_sources(key) if any(map(is_expensive, rows[0])) else None,
             guard=call.memory.guard(key, len(rows)),
             new_tokens=call.new_tokens,

@@ -24,7 +24,7 @@ from lookahead.strategies.draft_models import (
 )
 from lookahead.strategies.mtp import Mtp
 
-_DEFAULT_SOURCES = ("recycling", "suffix", "window")
+_DEFAULT_SOURCES = ("recycling", "suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Lookahead(AutomaticStrategy):
         always_forward_one: (given W, N, G) the window moves by one column a pass; otherwise by the number of tokens
             written.
         sources: (automatic) where candidates come from, in the order in which they are credited: ``"recycling"``,
-            ``"suffix"``, ``"pool"``, ``"window"``, or functions that make a :class:`lookahead.sources.Source` from a
-            :class:`lookahead.strategy.RowContext`. None is recycling, suffix and window, after ``"draft"`` where a
+            ``"suffix"``, ``"pool"``, or functions that make a :class:`lookahead.sources.Source` from a
+            :class:`lookahead.strategy.RowContext`. None is recycling and suffix, after ``"draft"`` where a
             ``draft_model`` is given.
         draft_model: (automatic) a small causal model that drafts, the source ``"draft"``; or a number, to draft with so
             many of the model's own first layers. ``generate(assistant_model=)`` and ``assistant_early_exit=`` set it.
@@ -67,8 +67,8 @@ class Lookahead(AutomaticStrategy):
             (docs/parallel.md); the call is the same on all of them.
         verification, seed, stats, static: see :class:`Strategy`.
 
-    A model that can only be given one branch a pass (`runtime.linear`) has no window: its drafts are linear, from the
-    pool's n-grams, or in the automatic mode from all sources but the window. For example::
+    A model that can only be given one branch a pass (`runtime.linear`) has linear drafts; given W, N and G it
+    has no window, only the pool's n-grams. For example::
 
         model.generate(**inputs, use_lookahead=True)
         model.generate(**inputs, use_lookahead=True, lookahead_strategy=Lookahead(window_size=10, ngram_size=4))

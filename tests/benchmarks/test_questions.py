@@ -157,7 +157,7 @@ def test_medusa(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     assert [(row["temperature"], row["acceptance"]) for row in document["curve"]] == [
         (degree, name) for degree in (0.2, 1.0) for name in ("exact", "typical", "nucleus")
     ]
-    assert list(medusa.contenders(tmp_path / "heads", 9)) == ["plain", "medusa", "auto", "window", "combined"]
+    assert list(medusa.contenders(tmp_path / "heads", 9)) == ["plain", "medusa", "auto", "combined"]
 
 
 @pytest.mark.usefixtures("augmented")

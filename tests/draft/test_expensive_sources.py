@@ -109,7 +109,7 @@ def test_a_batch_counts_the_cost_into_its_passes() -> None:
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True, "temperature": 0.7}, {"repetition_penalty": 1.2}])
 def test_the_text_is_plain_decodings(kind: Any, settings: dict[str, Any]) -> None:
     for batch in (1, 2):
-        strategy = Lookahead(sources=("recycling", "window", kind))
+        strategy = Lookahead(sources=("recycling", "pool", kind))
         same_as_plain(tiny_model("llama"), prompts(batch), strategy, max_new_tokens=40, **settings)
 
 

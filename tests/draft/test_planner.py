@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("nodes", [1, 5, 40])
 @pytest.mark.parametrize(
     "sources",
-    [None, ("suffix",), ("recycling", "pool"), NAMES, ("window",)],
-    ids=["default", "suffix", "two", "all", "window"],
+    [None, ("suffix",), ("recycling", "pool"), NAMES],
+    ids=["default", "suffix", "two", "all"],
 )
 def test_nodes_bounds_the_tree(sources: tuple[str, ...] | None, nodes: int) -> None:
     for model, batch in ((counting_model(), 1), (tiny_model("llama"), 1), (tiny_model("llama"), 3)):
@@ -31,7 +31,7 @@ def test_nodes_bounds_the_tree(sources: tuple[str, ...] | None, nodes: int) -> N
 
 
 @pytest.mark.parametrize("most", [1, 7, 30])
-def test_max_nodes_bounds_the_tree_without_a_window(most: int) -> None:
+def test_a_flat_curve_reaches_max_nodes(most: int) -> None:
     strategy = Lookahead(max_nodes=most, sources=("recycling", "suffix"), tuning=FLAT, stats="detailed")
     counts = nodes_of(drafted(tiny_model("llama"), strategy, max_new_tokens=80))
     assert max(map(max, counts)) == most
@@ -70,36 +70,20 @@ def test_what_is_certain_is_drafted_at_any_usual_price() -> None:
     assert chaotic.drafted / chaotic.row_steps < sure.drafted / sure.row_steps
 
 
-def test_window_columns_come_with_a_flat_curve_only() -> None:
-    """The window alone: where a node costs nothing it runs, where nodes are dear it does not."""
-    flat = drafted(tiny_model("llama"), Lookahead(sources=("window",), tuning=FLAT, seed=0, stats="detailed"))
-    assert max(map(max, nodes_of(flat))) >= 16 * 3
-    dear = drafted(tiny_model("llama"), Lookahead(sources=("window",), tuning=USUAL, seed=0, stats="detailed"))
-    assert dear.drafted == 0
-
-
-def test_the_window_is_part_of_the_default_where_it_costs_nothing() -> None:
-    both = Lookahead(sources=("suffix", "window"), tuning=FLAT, seed=0, max_nodes=64, stats="detailed")
-    without = Lookahead(sources=("suffix",), tuning=FLAT, seed=0, max_nodes=64, stats="detailed")
-    most = [max(map(max, nodes_of(drafted(tiny_model("llama"), strategy)))) for strategy in (both, without)]
-    assert most[0] >= 16 * 3 and most[0] > most[1]
-
-
-def plan(times: StepTimes, passes: int, cost: Any, *, window: bool = True, tree: int = 6) -> list[tuple[int, int]]:
-    """Drive a planner: each row drafts up to ``tree`` nodes, a pass costs ``cost(width)``; tree nodes and columns."""
-    planner = Planner(times, Acceptance([SuffixSource()]), limits=Limits(), batch=1, most_nodes=128, window=window)
+def plan(times: StepTimes, passes: int, cost: Any, *, tree: int = 6) -> list[int]:
+    """Drive a planner: each row drafts up to ``tree`` nodes, a pass costs ``cost(width)``; nodes of each tree."""
+    planner = Planner(times, Acceptance([SuffixSource()]), limits=Limits(), batch=1, most_nodes=128)
     seen = []
     for _ in range(passes):
         planner.open(64)
         nodes = min(len(planner.sizes[0]) - 1, tree)
-        columns = 0 if planner.mode is Mode.MEASURE else planner.columns
-        planner.learn([0.5] * nodes, [], columns, False)
-        width = 1 + nodes + 4 * columns
+        planner.learn(False, False)
+        width = 1 + nodes
         times_taken: dict[str, Any] = {"draft_ms": 0.0, "forward_ms": cost(width), "verify_ms": 0.0, "keep_ms": 0.0}
         path = Path([0], [1] * (1 + nodes // 2))
         step: Any = SimpleNamespace(trees=[range(width)], paths=[path], **times_taken)
         planner.observe(step)
-        seen.append((nodes, planner.columns))
+        seen.append(nodes)
     return seen
 
 
@@ -119,17 +103,8 @@ def test_prompts_share_what_is_gathered_of_them(batch: int, expected: int, made:
 
 
 def test_measuring_one_node_does_not_stop_the_drafts() -> None:
-    """t(1) is measured now and then; with a window too, that is one pass and not all that follow."""
-    seen = plan(curve(0.0), 800, lambda width: 1.0)
-    assert seen[0][1] > 0
-    without = [nodes for nodes, _ in seen].count(0)
-    assert without < 20
-
-
-def test_measuring_one_node_takes_single_passes() -> None:
-    times = curve(0.0)
-    seen = plan(times, 800, lambda width: 1.0, window=False)
-    assert 1 <= [nodes for nodes, _ in seen].count(0) <= 4
+    """t(1) is measured now and then; that is one pass and not all that follow."""
+    assert 1 <= plan(curve(0.0), 800, lambda width: 1.0).count(0) <= 4
 
 
 def test_what_asking_takes_is_no_part_of_what_passes_take() -> None:
@@ -152,7 +127,7 @@ def test_what_asking_takes_is_no_part_of_what_passes_take() -> None:
 def test_an_unknown_curve_is_learnt() -> None:
     """From nothing: the cost of one node is measured in the first passes."""
     times = StepTimes()
-    seen = plan(times, 60, lambda width: 1.0 + 0.02 * (width - 1), window=False)
+    seen = plan(times, 60, lambda width: 1.0 + 0.02 * (width - 1))
     assert times.knows_single
     assert times.ms(1, 64) == pytest.approx(1.0, rel=0.1)
-    assert [nodes for nodes, _ in seen].count(0) <= 8
+    assert seen.count(0) <= 8

@@ -44,7 +44,7 @@ def test_where_repeats_are_counted_they_call_for_sources() -> None:
     rest = after(40, limits)
     rest._costs.open(64, 0)
     rest._costs.read()
-    rest._costs.read_trees(0)
+    rest._costs.read_trees()
     calls = []
     for run in range(4):
         limits.in_a_row = run
@@ -81,7 +81,7 @@ def tried(times: StepTimes, slope: float, passes: int = 3000, repeats: float | N
             limits.repeated = int(passed * repeats)
         if costs.open(64, 0):
             costs.read()
-            costs.read_trees(0)
+            costs.read_trees()
         width = trials.width
         taken = 1.0 + slope * (max(1, width) - 1)
         trials.observe(width > 0, taken, 1.0)
@@ -139,7 +139,7 @@ def test_what_a_trial_leaves_to_be_replayed_is_part_of_its_loss() -> None:
         limits.again = again
         costs.open(64, 0)
         costs.read()
-        costs.read_trees(0)
+        costs.read_trees()
         assert trials.width == 0
         taken = 4.0 if passed in (1, 2) else 1.0
         trials.observe(passed == 1, taken, 1.0)

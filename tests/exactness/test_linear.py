@@ -142,12 +142,12 @@ def test_batches(name: str, sample: bool) -> None:
     [
         None,
         Lookahead(window_size=4, ngram_size=3, verification_set_size=4, seed=1),
-        Lookahead(sources=("window",), nodes=4, seed=1),
+        Lookahead(sources=("pool",), nodes=4, seed=1),
         Jacobi(block_size=4, seed=1),
         Jacobi(mode="hybrid", block_size=4, seed=1),
         Jacobi(mode="jacobi", block_size=4, blocks=2, spawn_ratio=0.5, tails=4, seed=1),
     ],
-    ids=["automatic", "wng", "window", "sliding", "jacobi-hybrid", "blocks"],
+    ids=["automatic", "wng", "pool", "sliding", "jacobi-hybrid", "blocks"],
 )
 def test_strategies(name: str, strategy: Any) -> None:
     """Whatever the drafts come from; a window has no place in a chain, and n-grams come from the text then."""

@@ -26,7 +26,7 @@ KINDS: dict[str, Callable[[MedusaHeads], Medusa]] = {
     "dense": lambda heads: Medusa(heads, [3, 2, 1]),
     "static": lambda heads: Medusa(heads, SMALL, static=True),
     "combined": lambda heads: Medusa(heads, sources=COMBINED, tuning=flat(), seed=0),
-    "fixed size": lambda heads: Medusa(heads, sources=("recycling", "heads", "pool", "window"), nodes=20, seed=0),
+    "fixed size": lambda heads: Medusa(heads, sources=("recycling", "heads", "pool"), nodes=20, seed=0),
     "heads alone": lambda heads: Medusa(heads, sources=("heads",), tuning=flat(), seed=0),
 }
 

@@ -12,7 +12,7 @@ from lookahead.draft.latency import NODES, StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.strategies.base import RowContext
 
-NAMES = ("recycling", "suffix", "pool", "window")
+NAMES = ("recycling", "suffix", "pool")
 
 
 def curve(slope: float, first: float = 1.0, step: float = 0.0) -> StepTimes:

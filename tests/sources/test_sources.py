@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jacobi import Path, Successors, TokenTree
-from lookahead.sources import PoolSource, RecyclingSource, Source, SuccessorTable, SuffixSource, WindowSource
+from lookahead.sources import PoolSource, RecyclingSource, Source, SuccessorTable, SuffixSource
 from lookahead.sources.successor_table import BEST
 
 SOURCES: dict[str, Callable[[], Source]] = {
     "suffix": SuffixSource,
     "recycling": lambda: RecyclingSource(SuccessorTable(64)),
     "pool": PoolSource,
-    "window": lambda: WindowSource(seeded(3), 4),
 }
 
 
@@ -70,8 +69,6 @@ def test_every_source_keeps_its_promises(name: str, prompt: list[int], seed: int
             assert state == kept
             assert list(source.propose(state)) == list(offered), "looking around changes no answer"
         tree = random_tree(rng, root, rng.randrange(6), vocab)
-        if isinstance(source, WindowSource):
-            source.grow(tree, rng.randrange(4), 10)
         path = random_path(rng, tree, vocab)
         source.learn(tree, path, random_successors(rng, len(tree), vocab) if gathered else None)
         root = path.tokens[-1]

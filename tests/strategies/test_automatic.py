@@ -31,6 +31,10 @@ pytestmark = pytest.mark.usefixtures("augmented")
         ({"max_nodes": None}, r"max_nodes=\) must be a whole number: got None"),
         ({"remember": 1}, r"remember=\) must be True or False: got 1"),
         ({"sources": ("suffix", "medusa")}, r"Unknown source 'medusa': expected 'recycling', 'suffix'"),
+        (
+            {"sources": ("window",)},
+            r"Unknown source 'window': expected 'recycling', 'suffix', 'pool', 'draft', or a func",
+        ),
         ({"sources": (3,)}, r"Unknown source 3"),
         ({"sources": "suffix"}, r"sources=\) must be a tuple of one or more of 'recycling'.*got 'suffix'"),
         ({"sources": ()}, r"sources=\) must be a tuple of one or more"),
@@ -100,7 +104,7 @@ def test_there_and_back(tmp_path: FilePath) -> None:
         Lookahead(),
         Lookahead(seed=3, stats="detailed", remember=False),
         Lookahead(sources=("suffix", "pool"), nodes=5, max_nodes=9),
-        Lookahead(sources=["window"], tuning=str(file)),
+        Lookahead(sources=["pool"], tuning=str(file)),
     ):
         data = strategy.to_dict()
         assert Lookahead.from_dict(data) == strategy

@@ -24,7 +24,7 @@ def test_sources_add_up_to_accepted_tokens(batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("nodes", [None, 5, 40])
 def test_sources_add_up_but_for_the_last_passes(batch: int, nodes: int | None) -> None:
-    """In chaotic texts too, and with a window beside."""
+    """In chaotic texts too."""
     strategy = Lookahead(tuning=None if nodes else FLAT, sources=NAMES, nodes=nodes, seed=0, stats="detailed")
     for model in (counting_model(), tiny_model("llama")):
         stats = drafted(model, strategy, batch)
