@@ -239,7 +239,7 @@ def test_train_eagle_trains_and_tells(folder: Path, tmp_path: Path) -> None:
     small = ("--block-size", 32, "--epochs", 1, "--min-steps", 0, "--unroll", 2, "--feature-layers", "0,1,1")
     given = ("train-eagle", "--model", folder, "--data", data, "-o", tmp_path / "out", *small)
     ran = run(*given)
-    assert (ran.status, ran.err) == (0, "")
+    assert ran.status == 0 and ran.err.startswith("Encoding: 0%")  # progress alone
     for told in ("loss_0 ", "right_1 ", "free sources ", "eagle and free sources "):
         assert told in ran.words
     again = json.loads(run(*given, "--resume", "--json").out)

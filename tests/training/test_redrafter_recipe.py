@@ -195,7 +195,7 @@ def test_train_redrafter_trains_and_tells(folder: Path, tmp_path: Path) -> None:
     small = ("--block-size", 32, "--epochs", 1, "--min-steps", 0, "--unroll", 2, "--targets", "model")
     given = ("train-redrafter", "--model", folder, "--data", data, "-o", tmp_path / "out", *small)
     ran = run(*given)
-    assert (ran.status, ran.err) == (0, "")
+    assert ran.status == 0 and ran.err.startswith("Encoding: 0%")  # progress alone
     for told in ("loss_0 ", "right_1 ", "free sources ", "redrafter and free sources "):
         assert told in ran.words
     assert json.loads(run(*given, "--resume", "--json").out)["output"] == str(tmp_path / "out")
