@@ -5,17 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cli import RUN
 
 ROOT = Path(__file__).parents[2]
-RUN = """
-import sys
-from lookahead.cli import app
-try:
-    app({args!r}, prog_name="lookahead")
-except SystemExit as ended:
-    print("status", ended.code)
-print("loaded", sorted({{"torch", "transformers", "numpy"}} & sys.modules.keys()))
-"""
 
 
 def fails(*args: str, told: str) -> None:

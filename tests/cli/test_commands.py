@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from helpers.cli import RUN
 
 import lookahead
 from lookahead.cli import COMMANDS, load_command
@@ -15,16 +16,6 @@ from lookahead.cli.training_arguments import TrainMedusa
 from lookahead.training.medusa.settings import MedusaSettings
 
 ROOT = Path(lookahead.__file__).parent.parent
-
-RUN = """
-import sys
-from lookahead.cli import app
-try:
-    app({args!r}, prog_name="lookahead")
-except SystemExit as ended:
-    print("status", ended.code)
-print("loaded", sorted({{"torch", "transformers", "numpy"}} & sys.modules.keys()))
-"""
 
 
 def fresh(code: str) -> str:

@@ -16,6 +16,17 @@ from lookahead.cli import app, common
 
 PROMPT = "def add(a, b):"
 
+# Runs the command line in a Python of its own, and says how it ended and what of the heavy packages was loaded.
+RUN = """
+import sys
+from lookahead.cli import app
+try:
+    app({args!r}, prog_name="lookahead")
+except SystemExit as ended:
+    print("status", ended.code)
+print("loaded", sorted({{"torch", "transformers", "numpy"}} & sys.modules.keys()))
+"""
+
 
 def save_tiny_model(folder: Path, *, twins: bool = False) -> Path:
     """Save a random Llama whose tokens are bytes; with ``twins``, tokens 2k and 2k+1 always score the same."""
