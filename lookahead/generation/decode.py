@@ -82,8 +82,8 @@ def decode(strategy: Strategy, call: Call) -> Output:
 
         by_chance = strategy.draws_candidates and bool(call.config.do_sample)
         known = call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback, by_chance
-        told = Drafts([PlainDrafter() for _ in range(call.batch)])  # ranks that do not lead are told their trees
-        drafts = strategy.drafts(draft_context(*known)) if ranks is None or ranks.leads else told
+        own = ranks is None or ranks.leads  # drafts: other ranks are told their trees
+        drafts = strategy.drafts(draft_context(*known)) if own else Drafts([PlainDrafter() for _ in range(call.batch)])
         shared = sequences, [0] * call.batch, call.traits.vocab_size  # depths of trees, in the middle
         drafters: list[Drafter] = [WhileWriting(each, row, *shared) for row, each in enumerate(drafts.drafters)]
         how = strategy.stats, packs(strategy, call), records(drafts.drafters), stream, verifier.noise

@@ -70,6 +70,7 @@ def prepared(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Call:
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> Call:
+        # generate puts a caller's processors behind its own; some have to see the model's own logits.
         logits_processor.sort(key=lambda each: not getattr(each, "lookahead_first", False))
         # transformers gives the prompt to a streamer, and then tells nobody of it.
         given = logits_processor, stopping_criteria, generation_config, inputs.get("streamer"), kwargs
