@@ -168,9 +168,10 @@ def test_race_command(loaded: tuple[Any, Any], tmp_path: Path, monkeypatch: pyte
         ("single", "w7", 1, 10),
     ]
     assert [skip["method"] for skip in document["skipped"]] == ["static"]
-    text = report.build(tmp_path, tmp_path / "BENCHMARKS.md", allow_dirty=True)
-    assert "lookahead 7/5/7" in text
-    assert "on CUDA only" in (tmp_path / "race.md").read_text()
+    assert "](race.md)" in report.build(tmp_path, tmp_path / "BENCHMARKS.md", allow_dirty=True)
+    page = (tmp_path / "race.md").read_text()
+    assert page.count("| lookahead 7/5/7 |") == 3  # a column, and a line for each of the two sets
+    assert "on CUDA only" in page
 
 
 class _Chat:
