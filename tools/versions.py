@@ -24,7 +24,7 @@ RESULTS, PAGE = Path(__file__).with_suffix(".json"), ROOT / "docs" / "versions.m
 _EXACT = ("tests/models", "tests/exactness", "tests/support/test_replaced_steps.py")
 _BRIEF = (
     *("tests/models", "tests/scheduling/test_scheduler.py", "tests/support/test_replaced_steps.py"),
-    *(f"tests/exactness/test_{name}.py" for name in ("greedy", "sampling", "caches")),
+    *(f"tests/exactness/test_{name}.py" for name in ("greedy", "sampling", "caches", "linear")),
 )
 _NOISE = (
     *("tests/verify/test_noise.py", "tests/verify/test_exponential.py", "tests/test_native.py"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers.hybrids import CHAIN, CROPPED, PLAIN, counting_hybrid, fresh_hybrid, hybrid, known
+from helpers.hybrids import CHAIN, CROPPED, PLAIN, counting_hybrid, fresh_hybrid, hybrid, judged, known
 from helpers.marks import few
 from helpers.medusa import counting_heads
 from helpers.models import F64, prompts, run, tiny_model
@@ -269,7 +269,7 @@ def test_streaming(name: str) -> None:
 @pytest.mark.parametrize("name", known(PLAIN))
 def test_handed_over(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Plain decoding's text, a warning that names the reason, once a model, and statistics that say so."""
-    model = fresh_hybrid(name)
+    model = judged(fresh_hybrid(name))
     with caplog.at_level(logging.WARNING, "lookahead"):
         output = same(model, prompts(1), max_new_tokens=8)
         same(model, prompts(1), Lookahead(window_size=3, ngram_size=3, verification_set_size=2), max_new_tokens=8)
