@@ -12,9 +12,10 @@ learnt from what was right.
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from heapq import heappop, heappush, nsmallest
 from itertools import repeat
-from operator import call
+from operator import add, call
 from typing import Any
 
 from jacobi import Path, TokenTree
@@ -31,8 +32,7 @@ _FOUND = 0.7  # chance that a batch source has a right candidate below a node, w
 Sizes = tuple[Sequence[float], Sequence[float]]  # cost of each, and the least slope to a larger one
 Proposed = Sequence[Sequence[tuple[int, int]]]  # what each source proposes for a node; empty if none was asked
 
-# A node is taken to have a candidate as likely as itself, or of at least this chance. It is not asked for candidates if
-# that one would find no place in the tree any more, or would not pay.
+# A node is asked for candidates only if one as likely as itself, or of this chance, would find a place and would pay.
 _LIKELY = 0.4
 
 
@@ -139,7 +139,7 @@ class BestFirstTree:
                     level = [entry for entry in heap if depths[entry[1]] + 1 == depths[node]]
                     yield from self._expand(states, proposed, kinds, value, level, most - len(depths), rate, best)
                 found = _odds(proposed, kinds)
-                share = value / (1.0 + sum(found.values()))
+                share = value / (1.0 + reduce(add, found.values(), 0.0))  # as in C; Python's sum rounds less since 3.12
                 for place, (candidate, each) in enumerate(found.items()):
                     if each * share > worth:
                         heappush(heap, (-each * share, node, place, candidate, states))
