@@ -2,7 +2,7 @@
 
 python tools/versions.py                 all cells, and the table in docs/versions.md
 python tools/versions.py CELL ...        these cells; the others' rows stay as they are
-python tools/versions.py --check CELL    write nothing, as CI does
+python tools/versions.py --check CELL    write nothing, and run only what CI has time for
 
 Environments lie in build/versions and are used again. Large versions of torch are downloaded: several GB.
 """
@@ -47,8 +47,9 @@ class Cell:
         python: its minor version.
         torch, transformers: what pip is asked for.
         tests: paths that are run; none = the whole suite.
-        compiler: whether the C part is built.
         why: what could differ, for readers.
+        brief: those that CI runs; none = the same.
+        compiler: whether the C part is built.
     """
 
     python: str
@@ -56,16 +57,17 @@ class Cell:
     transformers: str
     tests: tuple[str, ...]
     why: str
+    brief: tuple[str, ...] = ()
     compiler: bool = True
 
 
 CELLS = {
     "newest": Cell("3.11", "torch==2.13.0", "transformers==5.24.0", (), "all tests"),
     "5.23": Cell("3.11", "torch==2.13.0", "transformers==5.23.0", _EXACT, "other names of the KV cache"),
-    "oldest": Cell("3.11", "torch==2.13.0", "transformers==5.20.0", _BRIEF, "what newer versions have added"),
+    "oldest": Cell("3.11", "torch==2.13.0", "transformers==5.20.0", (), "what newer versions have added", _BRIEF),
     "python3.13": Cell("3.13", "torch==2.8.0", "transformers==5.20.0", _NOISE, "the oldest torch, noise bit by bit"),
     "torch": Cell("3.11", "torch==2.15.0", "transformers==5.24.0", _TORCH, "the newest torch: noise, traces, packing"),
-    "no-compiler": Cell("3.11", "torch==2.13.0", "transformers==5.24.0", _WITHOUT_C, "twins in Python", False),
+    "no-compiler": Cell("3.11", "torch==2.13.0", "transformers==5.24.0", _WITHOUT_C, "twins in Python", compiler=False),
 }
 _INTRODUCTION = """# Versions
 
@@ -106,8 +108,8 @@ def environment(name: str, cell: Cell, python: str) -> tuple[Path, Path]:
     return ours, copy
 
 
-def tried(name: str, cell: Cell) -> dict[str, str]:
-    """Run a cell; its row of the table."""
+def tried(name: str, cell: Cell, brief: bool) -> dict[str, str]:
+    """Run a cell, whole or in ``brief``; its row of the table."""
     row = {"python": cell.python, "torch": cell.torch, "transformers": cell.transformers, "why": cell.why}
     row |= {"c": "built" if cell.compiler else "not built", "day": date.today().isoformat()}
     python = interpreter(cell.python)
@@ -124,7 +126,7 @@ def tried(name: str, cell: Cell) -> dict[str, str]:
         raise SystemExit(f"{name}: the C part is {row['c']}.")
     demo = [ours.with_name("lookahead"), "demo", "--prompts", "1", "--rounds", "1"]
     subprocess.run(demo, cwd=copy, check=True, stdout=subprocess.DEVNULL)
-    run = [ours, "-m", "pytest", "-n", "auto", *cell.tests]
+    run = [ours, "-m", "pytest", "-n", "auto", *((brief and cell.brief) or cell.tests)]
     output = subprocess.run(run, cwd=copy, stdout=subprocess.PIPE, text=True).stdout
     print(output[-4000:], flush=True)
     counts = dict.fromkeys(("passed", "skipped", "failed"), "0")
@@ -144,14 +146,14 @@ def main() -> None:
     """Run cells, and say what passed; exit status 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", metavar="CELL", help=f"{', '.join(CELLS)}; none = all")
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="write nothing, and run only what CI has time for")
     given = parser.parse_args()
     if unknown := set(given.cells) - set(CELLS):
         parser.error(f"no cell {', '.join(sorted(unknown))}: expected some of {', '.join(CELLS)}")
     rows: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     failed = []
     for name in given.cells or CELLS:
-        rows[name] = tried(name, CELLS[name])
+        rows[name] = tried(name, CELLS[name], given.check)
         print(name, rows[name], flush=True)
         if rows[name]["failed"] not in ("", "0") or rows[name]["passed"] == "0":
             failed.append(name)
