@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from helpers.hybrids import fresh_hybrid
+from helpers.hybrids import fresh_hybrid, judged
 from helpers.models import F32, F64, SIZES, fresh_model, initialised
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -197,7 +197,7 @@ def loaded(folder: Path, model: Any) -> Any:
     if model.dtype is F64 and hasattr(model.config, "_experts_implementation"):
         read.set_experts_implementation("eager")
     read.generation_config = transformers.GenerationConfig(pad_token_id=0)
-    return read.eval()
+    return judged(read.eval())
 
 
 # A model and its MTP layers' tensors, by the layout of its family.
