@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.curves import key_of
 from helpers.hybrids import hybrid
-from helpers.models import counting_model, fresh_model, tiny_model
+from helpers.models import counting_model, fresh_model, judged, tiny_model
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import LookaheadError
@@ -163,7 +163,7 @@ def test_passes_are_measured_as_decodes_run_them(name: str, folder: Path, monkey
 
 def test_what_is_not_typical_is_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA graph's first passes warm up, capture and compare."""
-    run = TreeModel.forward
+    model, run = judged(fresh_model("llama")), TreeModel.forward
     warm, timed = dict.fromkeys((1, 4), 0), []
 
     def forward(self: TreeModel, trees: Any) -> Any:
@@ -174,7 +174,7 @@ def test_what_is_not_typical_is_not_measured(folder: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(TreeModel, "forward", forward)
     monkeypatch.setattr(TreeModel, "typical", property(lambda self: timed[-1]))
-    tuning.sweep(fresh_model("llama"), nodes=(1, 4), contexts=(20,), seconds=0.01, save=False)
+    tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01, save=False)
     assert timed[:8] == [False, False, False, True] * 2 and all(timed[8:])
 
 

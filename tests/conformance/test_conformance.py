@@ -39,6 +39,11 @@ FAST = {
     )
 }
 
+RECORDED = json.loads(RECORD.read_text())["transformers"] == transformers.__version__
+OLDER = {  # routes in older versions, where no small model of the one can be made and the other draws in its passes
+    "cohere_compass_text-CohereCompassForCausalLM": "unbuilt",
+    "nllb-moe-NllbMoeForConditionalGeneration": "plain",
+}
 SLOW = ("VibeVoiceAsrForConditionalGeneration",)  # its model takes 20 seconds to make
 
 
@@ -50,8 +55,11 @@ def _conforms(family: Family, *, in_brief: bool = False) -> None:
         f"`python tests/conformance/record.py {family.name}`."
     )
     expected = known[family.key]
-    assert (found.route, found.reason) == (expected["route"], expected.get("reason")), (
-        f"{family.name} has silently turned from {expected['route']} to {found.route} ({found.reason}). If that is "
+    route, reason = expected["route"], expected.get("reason")
+    if not RECORDED and found.route in (route, OLDER.get(family.key)):  # the errors behind a reason are others there
+        route, reason = found.route, found.reason
+    assert (found.route, found.reason) == (route, reason), (
+        f"{family.name} has silently turned from {route} to {found.route} ({found.reason}). If that is "
         f"meant, record it with `python tests/conformance/record.py {family.name}`."
     )
     if found.route in ("tree", "chain"):
@@ -85,9 +93,8 @@ def test_every_family(family: Family) -> None:
 
 def test_the_record_is_of_this_transformers() -> None:
     """No family has disappeared."""
-    version = json.loads(RECORD.read_text())["transformers"]
-    if version != transformers.__version__:
-        pytest.skip(f"the record is of transformers {version}")
+    if not RECORDED:
+        pytest.skip("the record is of another transformers")
     assert set(recorded()) <= {family.key for family in FAMILIES}, f"{RECORD} names families that are gone"
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers.hybrids import CHAIN, CROPPED, PLAIN, counting_hybrid, fresh_hybrid, hybrid, judged, known
+from helpers.hybrids import CHAIN, CROPPED, PLAIN, counting_hybrid, fresh_hybrid, hybrid, known
 from helpers.marks import few
 from helpers.medusa import counting_heads
-from helpers.models import F64, prompts, run, tiny_model
+from helpers.models import F64, judged, prompts, run, tiny_model
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, StaticCache
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from helpers.models import F32, VOCAB, initialised
-
-from lookahead.support.route import route
+from helpers.models import F32, VOCAB, initialised, judged
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -157,12 +155,6 @@ def fresh_hybrid(name: str, seed: int = 0, dtype: torch.dtype = F32, **changes: 
 def hybrid(name: str) -> Any:
     """The tiny model ``name``, the same object each time it is asked for; tests must leave it as it is."""
     return judged(fresh_hybrid(name))
-
-
-def judged(model: Any) -> Any:
-    """A model whose route is known, as where its version is on record: a short call does not pay for the test."""
-    route(model, tested=True)
-    return model
 
 
 def counting_hybrid(name: str, period: int = 7) -> Any:

@@ -15,6 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lookahead.models.names import CACHE
+from lookahead.support.route import verdict
 
 # The models are so small that a second thread only waits, for milliseconds on a busy machine.
 torch.set_num_threads(1)
@@ -109,6 +110,12 @@ def initialised(config: Any, seed: int = 0, dtype: torch.dtype = F64, attention:
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     model = model.to(dtype).eval()
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    return model
+
+
+def judged(model: Any) -> Any:
+    """A model whose verdict is known, as where its version is on record: no pass of a call goes into its test."""
+    verdict(model)
     return model
 
 

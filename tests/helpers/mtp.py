@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import transformers
-from helpers.hybrids import fresh_hybrid, judged
-from helpers.models import F32, F64, SIZES, fresh_model, initialised
+from helpers.hybrids import fresh_hybrid
+from helpers.models import F32, F64, SIZES, fresh_model, initialised, judged
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

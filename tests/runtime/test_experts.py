@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import fresh_model, prompts, run, same_as_plain
+from helpers.models import fresh_model, judged, prompts, run, same_as_plain
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from jacobi import TokenTree
@@ -48,7 +48,7 @@ def mixture(**changes: Any) -> Any:
 @pytest.mark.parametrize("static", [False, True])
 def test_by_the_width_of_a_pass(batch: int, static: bool, called: list[tuple[str, int, int]]) -> None:
     """The prompt and wide passes take the prompt's kernel, one node a sequence the kernel for decoding."""
-    model = mixture()
+    model = judged(mixture())
     before = dict(KERNELS)
     settings = {"max_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True}  # so that none leaves
     plain, _ = run(model, prompts(batch), **settings)
