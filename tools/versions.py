@@ -72,8 +72,8 @@ CELLS = {
 _INTRODUCTION = """# Versions
 
 What `make versions` found: each row is an environment of its own, with the tests that matter for it. The text that is
-compared everywhere is plain `generate`'s of the same versions. CI runs the first row whole, and those of the oldest
-transformers and without a compiler, each time; the others are run by hand.
+compared everywhere is plain `generate`'s of the same versions. Each time CI runs the first row whole, a part of that of
+the oldest transformers, and the one without a compiler; the others are run by hand.
 
 | cell | Python | torch | transformers | C part | looks at | passed | skipped | failed | day |
 |---|---|---|---|---|---|---|---|---|---|
