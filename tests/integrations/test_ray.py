@@ -104,7 +104,8 @@ def test_conversations_stay_metrics_add_up_and_answers_end(request: pytest.Fixtu
             usage = asked.chat.completions.create(messages=messages, **settings).usage
             assert usage is not None and usage.prompt_tokens_details is not None
             assert usage.prompt_tokens_details.cached_tokens  # by the same replica
-        told = httpx.get(f"{address}/metrics").text
+        assert httpx.get(f"{address}/metrics").status_code == 401
+        told = httpx.get(f"{address}/metrics", headers={"Authorization": "Bearer secret"}).text
         done = re.findall(r'vllm:request_success_total\{[^}]*replica="(\d)"[^}]*\} ([\d.]+)', told)
         assert sum(float(count) for _, count in done) >= 8 and "# TYPE vllm:request_success_total counter" in told
         assert httpx.get(address).text.startswith("<!doctype html>")
