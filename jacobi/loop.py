@@ -102,14 +102,14 @@ def solve(
 
     trees = [TokenTree(0) for _ in drafters]
     draft_ms, begin = 0.0, perf_counter()
-    scores, forward_ms = model.prefill(), _ms(begin)
+    scores, forward_ms = model.prefill(), since_ms(begin)
     first = True
     while True:
         begin = perf_counter()
         paths = verifier.decide(trees, scores)
-        verify_ms, begin = _ms(begin), perf_counter()
+        verify_ms, begin = since_ms(begin), perf_counter()
         model.keep(paths)
-        keep_ms = _ms(begin)
+        keep_ms = since_ms(begin)
         if first:
             first = False
             aside()
@@ -118,21 +118,22 @@ def solve(
         for drafter, tree, greedy, path, best in zip(drafters, trees, scores.greedy, paths, successors, strict=True):
             if path.tokens:
                 drafter.learn(tree, greedy, path, best)
-        yield Step(trees, paths, draft_ms, forward_ms, verify_ms, keep_ms + _ms(begin))
+        yield Step(trees, paths, draft_ms, forward_ms, verify_ms, keep_ms + since_ms(begin))
         if verifier.done:
             return
         begin = perf_counter()
         trees = [drafter.draft(room) for drafter, room in zip(drafters, verifier.room(), strict=True)]
-        draft_ms, begin = _ms(begin), perf_counter()
+        draft_ms, begin = since_ms(begin), perf_counter()
         wait = launch(trees)
-        launch_ms = _ms(begin)
+        launch_ms = since_ms(begin)
         aside()
         begin = perf_counter()
         scores = wait()
-        forward_ms = launch_ms + _ms(begin)
+        forward_ms = launch_ms + since_ms(begin)
 
 
-def _ms(begin: float) -> float:
+def since_ms(begin: float) -> float:
+    """Milliseconds since a time of ``perf_counter``."""
     return 1e3 * (perf_counter() - begin)
 
 

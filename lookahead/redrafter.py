@@ -3,6 +3,6 @@
 from lookahead.sources.redrafter.head import RecurrentHead as RecurrentHead
 from lookahead.sources.redrafter.reading import RecurrentSizes as RecurrentSizes
 from lookahead.strategies.redrafter import ReDrafter as ReDrafter
-from lookahead.training.redrafter.recipe import fit as fit
-from lookahead.training.redrafter.recipe import train as train
+from lookahead.training.heads import fit as fit
+from lookahead.training.heads import train as train
 from lookahead.training.redrafter.settings import ReDrafterSettings as ReDrafterSettings

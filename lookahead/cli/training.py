@@ -13,10 +13,9 @@ from rich.progress import Progress, TaskID
 
 from lookahead.cli import common
 from lookahead.cli.training_arguments import TrainEagle, TrainingOptions, TrainMedusa, TrainRedrafter
+from lookahead.training import heads
 from lookahead.training.drafter_recipe import DrafterEvaluation
-from lookahead.training.eagle import recipe as eagle
 from lookahead.training.medusa import recipe as medusa
-from lookahead.training.redrafter import recipe as redrafter
 
 _STAGES = {
     "encoding": "Encoding",
@@ -87,7 +86,7 @@ def _show_steps(console: Console, training: dict[str, Any]) -> None:
 
 
 def train_eagle(options: TrainEagle) -> None:
-    fit_and_tell(options, eagle.fit)
+    fit_and_tell(options, heads.fit)
 
 
 def train_medusa(options: TrainMedusa) -> None:
@@ -95,7 +94,7 @@ def train_medusa(options: TrainMedusa) -> None:
 
 
 def train_redrafter(options: TrainRedrafter) -> None:
-    fit_and_tell(options, redrafter.fit)
+    fit_and_tell(options, heads.fit)
 
 
 def fit_and_tell(

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import Path, Scores, Step
+from jacobi.loop import since_ms
 from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory, borrowed
@@ -68,7 +69,7 @@ class Rows:
         """Read prompts in one pass, and let their rows begin; what reading raises is raised before any has joined."""
         begin = perf_counter()
         view, scores = read(asked)
-        prefill_ms = _ms(begin)
+        prefill_ms = since_ms(begin)
         self.shared.join(view)
         for row in rows:
             row.seat.row = len(self.held)
@@ -143,21 +144,21 @@ class Rows:
         if not self.held:
             return
         rows, trees = list(self.held), [row.tree for row in self.held]
-        draft_ms, begin = _ms(begin), perf_counter()
+        draft_ms, begin = since_ms(begin), perf_counter()
         try:
             parts = self._scored(rows, failed)
         except Exception as error:
             for row in rows:
                 self.leave(row, error)
             return
-        forward_ms, begin = _ms(begin), perf_counter()
+        forward_ms, begin = since_ms(begin), perf_counter()
         paths = _decided(rows, parts, failed)
-        verify_ms, begin = _ms(begin), perf_counter()
+        verify_ms, begin = since_ms(begin), perf_counter()
         shared.keep(paths)
         for row, part, path in zip(rows, parts, paths, strict=True):
             if path.tokens:
                 _tried(failed, row, row.learn, part, path)
-        step = Step(trees, paths, draft_ms, forward_ms, verify_ms, _ms(begin))
+        step = Step(trees, paths, draft_ms, forward_ms, verify_ms, since_ms(begin))
         if planner is not None and not self._changed:
             measured = step
             for noise in filter(None, (row.verifier.noise for row in rows)):
@@ -239,7 +240,3 @@ def _decided(rows: list[Row], parts: list[Scores], failed: dict[Row, Exception])
         else:
             (paths[row],) = decided
     return [paths.get(row) or Path() for row in rows]
-
-
-def _ms(begin: float) -> float:
-    return 1e3 * (perf_counter() - begin)

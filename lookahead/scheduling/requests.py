@@ -88,26 +88,21 @@ def why_alone(call: Call, strategy: Strategy | None, wants: Wants, room: int) ->
     past = 0 if call.cache is None else int(call.cache.get_seq_length())
     slots = max(count, past + 1)
     change = boundary(traits, slots, [slots - 1])
-    drawn = bool(call.config.do_sample)
+    own_passes = otherwise = False
+    if strategy is not None:
+        own_passes = strategy.static is True or strategy.attention is not None
+        otherwise = bool(call.config.do_sample) and (strategy.verification != "exact" or strategy.rule is not None)
     reasons: list[tuple[str, Callable[[], bool]]] = [
         ("it has several sequences", lambda: call.batch > 1),
         ("the model is an encoder-decoder or sharded", lambda: traits.is_encoder_decoder or traits.is_sharded),
         ("its drafts read hidden states", lambda: bool(wants.taps)),
-        ("its strategy has passes of its own", lambda: strategy is not None and _has_own_passes(strategy)),
-        ("its strategy draws in another way", lambda: drawn and strategy is not None and _draws_otherwise(strategy)),
+        ("its strategy has passes of its own", lambda: own_passes),
+        ("its strategy draws in another way", lambda: otherwise),
         ("the model is another one further on", lambda: change is not None and change[0] < slots + room),
         ("its cache is not a growing one on the device", lambda: not _is_simple(call.cache)),
         ("it gives the model more than tokens", lambda: bool(_more(call))),
     ]
     return next((reason for reason, holds in reasons if holds()), None)
-
-
-def _has_own_passes(strategy: Strategy) -> bool:
-    return strategy.static is True or strategy.attention is not None
-
-
-def _draws_otherwise(strategy: Strategy) -> bool:
-    return strategy.verification != "exact" or strategy.rule is not None
 
 
 def _is_simple(cache: Any) -> bool:

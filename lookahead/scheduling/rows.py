@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from jacobi import Drafter, Path, PlainDrafter, Scores, Step, Successors, TokenTree, Wants
+from jacobi.loop import since_ms
 from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.draft.context import Drafts
 from lookahead.draft.latency import StepTimes
@@ -94,11 +95,11 @@ class Row:
         curve of the passes that they share."""
         begin = perf_counter()
         paths = self.verifier.decide([self.tree], scores)
-        verify_ms, begin = _ms(begin), perf_counter()
+        verify_ms, begin = since_ms(begin), perf_counter()
         self._start(curve)
         best = scores.successors[0] if scores.successors else None
         self._drafter.learn(self.tree, scores.greedy[0], paths[0], best)
-        self._observers.see(Step([self.tree], paths, 0.0, prefill_ms, verify_ms, _ms(begin)))
+        self._observers.see(Step([self.tree], paths, 0.0, prefill_ms, verify_ms, since_ms(begin)))
         self.catch_up()
 
     def _start(self, curve: Callable[[], StepTimes]) -> None:
@@ -176,7 +177,3 @@ def part_of(scores: Scores, row: int, tree: TokenTree, beside: Sequence[Any]) ->
         best = [Successors(found.tokens[:count, : tree.top_k], found.logits[:count, : tree.top_k])]
     greedy = [scores.greedy[row][:count]]
     return Scores(scores.logits[row : row + 1, :count], greedy, broken, best, tuple(beside))
-
-
-def _ms(begin: float) -> float:
-    return 1e3 * (perf_counter() - begin)

@@ -1,22 +1,16 @@
-"""From data to a recurrent head on disk."""
+"""Recurrent heads as the recipe of drafters sees them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 
 from lookahead.models.output_layer import output_sizes
-from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.strategies.redrafter import ReDrafter
-from lookahead.training.clock import Report
 from lookahead.training.data import Example
-from lookahead.training.drafter import train_drafter
-from lookahead.training.drafter_recipe import DrafterEvaluation, Kind, fit_drafter
-from lookahead.training.items import Item
+from lookahead.training.drafter_recipe import Kind
 from lookahead.training.redrafter.learner import TrainedRecurrent, fresh_head
 from lookahead.training.redrafter.settings import ReDrafterSettings
-from lookahead.training.stage import check_stage
 
 _USE = """from lookahead.redrafter import RecurrentHead, ReDrafter
 
@@ -24,45 +18,8 @@ head = RecurrentHead.from_pretrained("folder or name of this repository", model=
 model.generate(**inputs, custom_generate=ReDrafter(head))"""
 
 
-def train(
-    model: PreTrainedModel,
-    examples: Sequence[Example],
-    settings: ReDrafterSettings,
-    folder: str | Path,
-    *,
-    pad: int = 0,
-    resume: bool = False,
-    report: Report | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-) -> RecurrentHead:
-    """Train a fresh head for a model, which stays as it is, and return it in float32: see
-    :func:`lookahead.training.drafter.train_drafter`."""
-    check_stage(model, settings)
-    more: dict[str, Any] = {"pad": pad, "resume": resume, "report": report, "callbacks": callbacks}
-    kind = kind_of(model, settings)
-    trained = train_drafter(model, kind.fresh(examples), examples, settings, folder, rate=kind.rate, **more)
-    head: RecurrentHead = trained.heads.head
-    return head
-
-
-def fit(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    items: Sequence[Item],
-    held_out: Sequence[Item],
-    output: str | Path,
-    settings: ReDrafterSettings,
-    *,
-    name: str | None = None,
-    **more: Any,
-) -> DrafterEvaluation | None:
-    """Train a head for a model, save and evaluate it: see :func:`lookahead.training.drafter_recipe.fit_drafter`, which
-    takes ``more``. ``name`` is the model's in the head's card."""
-    return fit_drafter(model, tokenizer, items, held_out, output, settings, kind_of(model, settings, name), **more)
-
-
-def kind_of(model: PreTrainedModel, settings: ReDrafterSettings, name: str | None = None) -> Kind:
-    """ReDrafter's heads as the recipe of drafters sees them."""
+def redrafter(model: PreTrainedModel, settings: ReDrafterSettings, name: str | None = None) -> Kind:
+    """The kind that recurrent heads of some settings are; ``name`` is the model's."""
 
     def fresh(examples: Sequence[Example]) -> TrainedRecurrent:
         return TrainedRecurrent(fresh_head(model, settings), settings)
