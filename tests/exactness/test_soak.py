@@ -1,7 +1,6 @@
 """Many calls in one process: 100,000 tokens, no difference from plain decoding, and memory that does not grow."""
 
 import gc
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from helpers.hybrids import counting_hybrid
 from helpers.models import counting_model, fresh_model, prompts, run
 
 from lookahead import Jacobi, Lookahead
+from lookahead._heap import resident_bytes, trim
 from lookahead.draft.memory import exchange
 
 TOKENS = 100_000
@@ -24,8 +24,9 @@ STRATEGIES = [
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of this process that are in memory, without those that its heap keeps for later."""
+    trim()
+    return resident_bytes()
 
 
 def _measured(models: list[Any]) -> tuple[int, int, int]:
