@@ -18,7 +18,7 @@ from torch import Tensor
 
 from jacobi import TokenTree
 from lookahead.models.families.overrides import DecoderPositions, SlotPositions
-from lookahead.runtime.cache.tree import TreeCache, drop, join
+from lookahead.runtime.cache.tree import TreeCache, drop, join, repeat
 from lookahead.runtime.scores import fetch, send
 
 
@@ -182,6 +182,14 @@ class Layout:
         self.rows += other.rows
         self.padding += other.padding
         self.positions += other.positions
+
+    def repeat(self, count: int) -> None:
+        """Hold the only sequence that is here ``count`` times."""
+        slots = self.cache.base
+        seen = np.ones((1, slots), bool) if self.visible is None else self.visible[:, :slots]
+        self.visible = seen.repeat(count, axis=0)
+        self.rows, self.padding, self.positions = list(range(count)), self.padding * count, self.positions * count
+        repeat(self.cache, count)
 
     def let_go(self, leaves: Callable[[int], bool]) -> bool:
         """Leave sequences out once half of those that are here need not be fed any more; tells if any has gone."""

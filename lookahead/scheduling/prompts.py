@@ -1,4 +1,4 @@
-"""Prompts that are read in one pass: those that begin together, padded on the right.
+"""Prompts that are read in one pass: those that begin together, padded on the right; one that many ask, once for all.
 
 No token of a causal model sees what comes after it, so padding behind a prompt changes nothing of it::
 
@@ -9,6 +9,7 @@ Models whose attention does not say that it is causal (BERT's family sees all of
 equally long.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,14 +20,12 @@ from transformers import PreTrainedModel
 
 from jacobi import Scores, Wants
 from lookahead.generation.call import Call
-from lookahead.models.names import CACHES
 from lookahead.runtime.open import Prompt, open_tree, reads_in_chunks
 from lookahead.runtime.tree import TreeModel
 
 _MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last
 _MOST_PADDING = 0.25  # of them
 _MOST_LOGITS = 1 << 24  # numbers: 64 MB in float32
-_ITS_OWN = CACHES | {"position_ids"}  # of generate's arguments: they say where a prompt lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +42,16 @@ class Asked:
         return int(self.call.input_ids.shape[1])
 
     @property
+    def text(self) -> tuple[int, ...]:
+        return tuple(self.call.input_ids[0].tolist())
+
+    @property
     def kind(self) -> Hashable:
         """Prompts of one kind can be read together; None = this one is read alone."""
         call = self.call
         past = 0 if call.cache is None else int(call.cache.get_seq_length())
         given = {name: value for name, value in call.kwargs.items() if name != "position_ids" and value is not None}
-        if past or reads_in_chunks(call.config) or self.names & _ITS_OWN:
+        if past or reads_in_chunks(call.config) or "position_ids" in self.names:
             return None
         if any(isinstance(value, Tensor) for value in given.values()):
             return None
@@ -56,7 +59,9 @@ class Asked:
 
 
 def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
-    """Read prompts of one kind; the model's view that holds them, and what it says of each."""
+    """Read prompts of one kind, or one for all that ask it; the model's view of them, and what it says of each."""
+    room, copies = max(one.new_tokens for one in asked), len(asked) if len({one.text for one in asked}) == 1 else 1
+    asked = asked[: len(asked) // copies]
     longest = max(asked, key=lambda one: one.length)
     call, wants = longest.call, longest.wants
     tokens = _scored(wants, len(asked))
@@ -66,11 +71,14 @@ def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
     if isinstance(positions, Tensor):
         kwargs["position_ids"] = positions.expand(len(asked), -1)
     ids = torch.cat([_padded(one.call.input_ids, padding) for one, padding in zip(asked, behind, strict=True)])
-    prompt = Prompt(ids, call.config, kwargs, call.cache, max(one.new_tokens for one in asked))
+    prompt = Prompt(ids, call.config, kwargs, call.cache, room)
     wants = replace(wants, prompt_top_k=tokens)
     view = open_tree(call.model, call.traits, prompt, None, wants, static=False, spread=max(behind))
     try:
-        return view, view.prefill_apart(behind, tokens)
+        scores = view.prefill_apart(behind, tokens)
+        if copies > 1:
+            view.forward_pass.layout.repeat(copies)
+        return view, scores * copies
     except BaseException:
         view.close()
         raise
@@ -87,14 +95,17 @@ def _padded(ids: Tensor, padding: int) -> Tensor:
 
 
 def groups(asked: Sequence[Asked]) -> Iterator[list[int]]:
-    """Which prompts are read together: those of one kind whose lengths are much the same, as many as fit a pass."""
+    """Which prompts are read together: the same ones, or those of one kind and much one length that fit a pass."""
     pads = len(asked) > 1 and _is_causal(asked[0].call.model)
-    kinds = [(kind := one.kind) and (kind, None if pads else one.length) for one in asked]
+    told = [(one.kind, one.text) for one in asked]
+    often = {each for each, count in Counter(told).items() if count > 1 and each[0]}
+    kinds = [kind and (kind, text if (kind, text) in often else pads or len(text)) for kind, text in told]
     order = sorted(range(len(asked)), key=lambda at: asked[at].length)
     for kind in dict.fromkeys(kinds):
         group: list[int] = []
         for at in (at for at in order if kinds[at] == kind):
-            if group and (kind is None or not _fit([asked[member] for member in [*group, at]])):
+            fits = told[at] in often or (kind and _fit([asked[member] for member in [*group, at]]))
+            if group and not fits:
                 yield group
                 group = []
             group.append(at)

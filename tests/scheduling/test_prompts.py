@@ -9,12 +9,13 @@ import torch
 from conformance.families import FAMILIES, build
 from helpers.models import VOCAB, fresh_model, same_caches, same_tensors, tiny_model
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, LogitsProcessor
 
 import lookahead
 from jacobi import Wants
 from lookahead import Scheduler
 from lookahead.models.names import CACHE
+from lookahead.runtime.forward import TreeForward
 from lookahead.scheduling import batch, prompts
 from lookahead.scheduling.prompts import Asked, groups
 from lookahead.scheduling.requests import prepared
@@ -49,10 +50,11 @@ def plain(model: Any, ids: Tensor, **settings: Any) -> Any:
 
 
 def asked(model: Any, *lengths: int, wants: Wants | None = None, **more: Any) -> list[Asked]:
+    """Requests whose prompts all differ."""
     lookahead.augment_all()
     found = []
-    for length in lengths:
-        inputs = {"input_ids": prompt(length)} | more
+    for at, length in enumerate(lengths):
+        inputs = {"input_ids": prompt(length).roll(at)} | more
         found.append(Asked(prepared(model, GREEDY | inputs), wants or Wants(), 8, frozenset(inputs)))
     return found
 
@@ -68,6 +70,44 @@ def test_prompts_of_much_the_same_length_are_read_in_one_pass(read: list[list[in
         ours, expected = ticket.result(), plain(model, prompt(length), **wanted)
         assert ours.sequences.tolist() == expected.sequences.tolist()
         same_tensors(ours.logits, expected.logits, 1e-9)
+        same_caches(ours[CACHE], expected[CACHE], 1e-9)
+
+
+def test_a_prompt_that_many_ask_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, passes = tiny_model("gemma3"), list[tuple[int, int]]()
+    before = TreeForward.prefill
+
+    def noting(self: TreeForward) -> Tensor:
+        logits = before(self)
+        passes.append((logits.shape[0], self.layout.cache.get_seq_length()))
+        return logits
+
+    monkeypatch.setattr(TreeForward, "prefill", noting)
+
+    class Marks(LogitsProcessor):
+        """Writes into what it is given, as processors may."""
+
+        def __init__(self, token: int) -> None:
+            self.token = token
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            scores[:, self.token] -= 1e9
+            return scores
+
+    one, other = prompt(40), prompt(41)
+    given = [one, other, one, one, other, prompt(42), one]
+    drawn: dict[str, Any] = {"do_sample": True, "max_new_tokens": 40, "return_dict_in_generate": True}
+    with Scheduler(model, 6) as scheduler:
+        tickets = [
+            submit(scheduler, ids, **drawn, seed=at, logits_processor=[Marks(at)]) for at, ids in enumerate(given)
+        ]
+        scheduler.run()
+    read = [(rows, length) for rows, length in passes if length > 30]  # the others are the self-test's
+    assert read == [(1, 40), (1, 41), (1, 42), (1, 40)]  # the last one found no room at first
+    for at, (ticket, ids) in enumerate(zip(tickets, given, strict=True)):
+        torch.manual_seed(at)
+        ours, expected = ticket.result(), plain(model, ids, **drawn, logits_processor=[Marks(at)])
+        assert ours.sequences.tolist() == expected.sequences.tolist()
         same_caches(ours[CACHE], expected[CACHE], 1e-9)
 
 
@@ -90,6 +130,7 @@ def test_a_pass_is_neither_too_long_nor_mostly_padding(monkeypatch: pytest.Monke
     assert list(groups(asked(model, 600, 600))) == [[0], [1]]
     assert list(groups(asked(model, 8, 1, 8))) == [[1], [0, 2]]
     assert list(groups(asked(model, 8))) == [[0]]
+    assert list(groups([*asked(model, 600), *asked(model, 600), *asked(model, 599)])) == [[0, 1], [2]]
     monkeypatch.setattr(prompts, "_MOST_LOGITS", 2 * VOCAB * 4)
     told = Wants(8, 8)  # of eight tokens in all
     assert list(groups(asked(model, 20, 20, 20, wants=told))) == [[0, 1, 2]]
@@ -107,8 +148,11 @@ def test_prompts_with_something_of_their_own_are_read_alone() -> None:
         warnings.simplefilter("ignore", FutureWarning)  # users go on writing the name of earlier versions
         old = asked(model, 7, past_key_values=DynamicCache(config=model.config))
     other = asked(model, 7, wants=Wants(4, 4))
-    everything = [*usual, *masked, *placed, *in_chunks, *given, *old, *other]
-    assert sorted(groups(everything)) == [[0, 1], [2], [3], [4], [5], [6], [7]]
+    behind = DynamicCache(config=model.config)
+    model(prompt(3), **{CACHE: behind})
+    goes_on = asked(model, 7, **{CACHE: behind})
+    everything = [*usual, *masked, *placed, *in_chunks, *given, *old, *goes_on, *other]
+    assert sorted(groups(everything)) == [[0, 5, 6], [1], [2], [3], [4], [7], [8]]
 
 
 def test_models_that_see_the_whole_prompt_get_no_padding(read: list[list[int]]) -> None:
@@ -132,16 +176,16 @@ def test_a_prompt_that_cannot_be_read_ends_alone(read: list[list[int]]) -> None:
         return lookup(embed, ids)
 
     embed.forward = forward
-    ids = prompt(6)
-    ids[ids == 40] = 41
+    ids, other = prompt(6), prompt(7)
+    ids[ids == 40] = other[other == 40] = 41
     broken = torch.cat([ids, torch.tensor([[40]])], dim=1)
     settings = {"suppress_tokens": [40]}
     with Scheduler(model, 3) as scheduler:
-        tickets = [submit(scheduler, each, **settings) for each in (ids, broken, ids)]
+        tickets = [submit(scheduler, each, **settings) for each in (ids, broken, other)]
         scheduler.run()
     assert [len(each) for each in read[:4]] == [3, 1, 1, 1]
-    for ticket in tickets[::2]:
-        assert ticket.result().tolist() == plain(model, ids, **settings).tolist()
+    for ticket, each in ((tickets[0], ids), (tickets[2], other)):
+        assert ticket.result().tolist() == plain(model, each, **settings).tolist()
     with pytest.raises(RuntimeError, match="no such token"):
         tickets[1].result()
 

@@ -227,6 +227,14 @@ def join(cache: TreeCache, other: TreeCache, most: int) -> None:
     cache.base = max(cache.lengths)
 
 
+def repeat(cache: TreeCache, count: int) -> None:
+    """Hold the only sequence of a cache ``count`` times."""
+    for group in cache._store.groups:
+        group.add_rows(count - 1, count)
+        group.buffer[:, 1:] = group.buffer[:, :1]
+    cache.lengths *= count
+
+
 def drop(cache: TreeCache, row: int) -> None:
     """Hold a sequence no more; the last one takes its place."""
     for group in cache._store.groups:
