@@ -26,7 +26,7 @@ from lookahead.runtime.session import bare_chain, bare_model
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import refusal, trace_now, traces_to_measure, untraceable
 from lookahead.runtime.tree import TreeModel
-from lookahead.sources.successor_table import BEST
+from lookahead.sources.recycling import BEST
 from lookahead.support import route as support
 
 _log = logging.getLogger("lookahead")

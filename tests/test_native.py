@@ -28,8 +28,8 @@ from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.pass_costs import least_slopes
 from lookahead.draft.replays import Cut
 from lookahead.sources import SuccessorTable
-from lookahead.sources.drawn_recycling import DrawnRecycling
 from lookahead.sources.perturbed import Draw
+from lookahead.sources.recycling import RecyclingSource
 
 PRIORS = (0.9, 0.6, 0.3, 0.1)
 VOCAB = 40
@@ -121,9 +121,11 @@ def test_drawn_candidates_are_the_same(seed: int) -> None:
     """All but those whose share lies where a bin begins."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     noise = numbers.exponential(size=(30, VOCAB)).astype(np.float32)
+    lines = numbers.normal(size=(VOCAB, 4)).astype(np.float32)
     settings = {"temperature": rng.choice([0.5, 1.0]), "top_k": rng.choice([0, 3]), "top_p": rng.choice([1.0, 0.7])}
+    embed = rng.choice([None, lambda tokens: np.stack([lines[token] for token in tokens])])
     draw = Draw(lambda index: None if index == 5 else noise[index], min_p=rng.choice([0.0, 0.1]), **settings)
-    source = DrawnRecycling(SuccessorTable(rng.choice([8, 1 << 14]), VOCAB), draw, VOCAB)
+    source = RecyclingSource(SuccessorTable(rng.choice([8, 1 << 14]), VOCAB), draw, embed)
     for _ in range(6):
         logits = -np.sort(-numbers.normal(size=(12, 16)).astype(np.float32) * 3.0, axis=1)
         logits[:, rng.randrange(4, 16) :] = -np.inf
@@ -161,7 +163,7 @@ def test_rows_are_entered_the_same(seed: int) -> None:
     for name in ("_entries", "_before"):
         assert np.array_equal(*(getattr(table, name) for table in tables))
     for each in [context() for _ in range(30)]:
-        in_c, python = both_ways(lambda each=each: tables[0].ranked(each))
+        in_c, python = both_ways(lambda each=each: RecyclingSource(tables[0]).propose((each, 0)))
         assert in_c == python
 
 
@@ -170,13 +172,17 @@ def test_what_is_wrong_is_said() -> None:
     speedups, table = _native.speedups, SuccessorTable()
     table.put((1, 2, 3), [-1], [3], Successors(np.array([[4, 5]], np.int32), np.array([[1.0, 0.0]], np.float32)))
     at = table.rows, table.written
-    with pytest.raises(TypeError, match="5 arguments"):
-        speedups.ranked(table.rows)
+    settings = (1.0, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0, 0.4), np.array([0.1, 0.2]).data, 8
+    usual = np.zeros(0, np.int64).data, np.zeros(0, np.float32).data
+    with pytest.raises(TypeError, match="7 arguments"):
+        speedups.heard(table.rows)
     with pytest.raises(TypeError, match="three tokens"):
-        speedups.ranked(*at, (1, 2), 6, True)
-    with pytest.raises(ValueError, match="0 to 1000"):
-        speedups.ranked(*at, (1, 2, 3), -1, True)
-    assert speedups.ranked(*at, (1, 2, 3), 6, True)
+        speedups.heard(settings, *at, (1, 2), None, usual, [])
+    with pytest.raises(ValueError, match="a list, and less than 10 rows"):
+        speedups.heard(settings, *at, (1, 2, 3), None, usual, ())
+    with pytest.raises(ValueError, match="a row of the table"):
+        speedups.heard(settings, *at, (1, 2, 9), None, usual, [(-1, 1.0)])
+    assert speedups.heard(settings, *at, (1, 2, 3), None, usual, [])
     for parents, error in (([-1, 1], "before its children"), ([-1], "as many nodes"), ((-1, 0), "are lists")):
         with pytest.raises((TypeError, ValueError), match=error):
             speedups.put(*at, (1, 2, 3), parents, [3, 4])

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead import _native
-from lookahead.sources.successor_table import LEVEL_STEPS
 
 pytestmark = built
 MORE = int(os.environ.get("FUZZ", "1"))
@@ -132,19 +131,17 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         np.zeros((8, 3), np.uint32),
         np.zeros((8, width), rng.choice(["u2", "i4"])),
     ]
-    arrays += [numbers.normal(size=(8, width)).astype(np.float32), np.array(LEVEL_STEPS, np.float32)]
+    arrays += [numbers.normal(size=(8, width)).astype(np.float32)]
     if name == "rows":
         return arrays
     rows, context = _native.speedups.rows(*arrays), tuple(rng.randrange(2) for _ in range(3))
     if name == "put":
         return [rows, 16, context, [-1, 0, 0, 1], [5, 6, 7, 8]]
     _native.speedups.put(rows, 16, context, [-1, 0, 0, 1], [5, 6, 7, 8])
-    if name == "ranked":
-        return [rows, 20, context, 6, rng.random() < 0.5]
     assert name == "heard"
-    settings = (0.7, 0, 1.0, 0.0), (2, 0.7, 0.7), np.array([0.01, 0.02, 0.5]), 8
+    settings = (0.7, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0, 0.4), np.array([0.01, 0.02, 0.5]), 8
     text = np.arange(20), numbers.random(20).astype(np.float32)
-    return [settings, rows, 20, context, noise_or_none(rng, numbers), text]
+    return [settings, rows, 20, context, noise_or_none(rng, numbers), text, [(rng.randrange(8), 0.5)]]
 
 
 def noise_or_none(rng: random.Random, numbers: np.random.Generator) -> Any:
@@ -182,7 +179,7 @@ def spoilt(rng: random.Random, given: Any, act: Callable[[], Any]) -> Any:
 
 
 @examples(250 * MORE)
-@given(st.integers(0, 1 << 40), st.sampled_from(["best_of", "exponential", "drawn", "rows", "put", "ranked", "heard"]))
+@given(st.integers(0, 1 << 40), st.sampled_from(["best_of", "exponential", "drawn", "rows", "put", "heard"]))
 def test_wrong_arguments_end_by_an_exception(seed: int, name: str) -> None:
     rng = random.Random(seed)
     given = usual(rng, name)
@@ -299,7 +296,7 @@ def test_sources_may_do_anything_while_a_tree_grows(seed: int) -> None:
         assert children[parent][token] == node and depths[node] == depths[parent] + 1
 
 
-@pytest.mark.parametrize("name", ["grow", "rows", "put", "ranked", "heard", "best_of", "exponential", "drawn"])
+@pytest.mark.parametrize("name", ["grow", "rows", "put", "heard", "best_of", "exponential", "drawn"])
 def test_every_function_counts_its_arguments(name: str) -> None:
     assert {each for each in dir(_native.speedups) if not each.startswith("_")} >= {name}
     for count in range(11):

@@ -19,8 +19,8 @@ from jacobi import Successors
 from lookahead import _native
 from lookahead.runtime.scores import score
 from lookahead.sources import SuccessorTable
-from lookahead.sources.drawn_recycling import DrawnRecycling
 from lookahead.sources.perturbed import Draw
+from lookahead.sources.recycling import RecyclingSource
 from lookahead.verify import exponential
 from lookahead.verify.shortlist import SURE, Shortlist
 
@@ -148,25 +148,6 @@ def rows_of(rng: random.Random, numbers: np.random.Generator, count: int, width:
     return found
 
 
-@examples(200)
-@given(st.integers(0, 1 << 30))
-def test_rows_of_any_logits_are_ranked_the_same(seed: int) -> None:
-    rng, numbers = random.Random(seed), np.random.default_rng(seed)
-    table = SuccessorTable(64, rng.choice([100, 1 << 20]))
-    for _ in range(3):
-        logits = rows_of(rng, numbers, 8, rng.choice([1, 2, 9]))
-        tokens = numbers.integers(0, 100, logits.shape).astype(np.int32)
-        nodes = [rng.randrange(3) for _ in range(8)]
-        table.put((0, 0, nodes[0]), [-1, *range(7)], nodes, Successors(tokens, logits))
-    for _ in range(20):
-        context = tuple(rng.randrange(4) for _ in range(3))
-        for guess in (True, False):
-            in_c, python = either(lambda context=context, guess=guess: list(table.ranked(context, guess)))
-            assert in_c == python
-        in_c, python = either(lambda context=context: table.likeliest(context))
-        assert in_c == python
-
-
 @examples(150)
 @given(st.integers(0, 1 << 30))
 def test_candidates_of_any_logits_are_the_same(seed: int) -> None:
@@ -176,7 +157,7 @@ def test_candidates_of_any_logits_are_the_same(seed: int) -> None:
     noise[rng.randrange(100)] = rng.choice([0.0, 1e-45, 3e38])
     settings: dict[str, Any] = {"temperature": rng.choice([1e-3, 1.0, 1e3]), "top_p": rng.choice([1.0, 0.7])}
     draw = Draw(lambda index: noise, min_p=rng.choice([0.0, 0.1]), top_k=rng.choice([0, 3]), **settings)
-    source = DrawnRecycling(SuccessorTable(64, 100), draw, 100)
+    source = RecyclingSource(SuccessorTable(64, 100), draw)
     for _ in range(3):
         logits = rows_of(rng, numbers, 8, 16)
         tokens = np.stack([numbers.permutation(100)[:16] for _ in range(8)]).astype(np.int32)

@@ -18,7 +18,7 @@ from lookahead.models.compat import expert_registries
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.runtime.tree import TreeModel
-from lookahead.sources.successor_table import BEST
+from lookahead.sources.recycling import BEST
 
 
 @pytest.fixture

@@ -2,37 +2,6 @@
 
 #define MOST_ROWS 30 /* that one node is told by */
 
-/* ranked(rows, written, context, best, guess): SuccessorTable.ranked, but for the usual tokens. */
-PyObject *
-ranked(PyObject *module, PyObject *const *args, Py_ssize_t count)
-{
-    int order = 0;
-    long row = 0;
-    if (!takes("ranked", 5, count))
-        return NULL;
-    Rows *rows = rows_of(args[0], args[1]);
-    Py_ssize_t best = rows == NULL ? -1 : PyLong_AsSsize_t(args[3]);
-    if (!PyErr_Occurred() && (best < 0 || best > MOST_RANKED))
-        PyErr_Format(PyExc_ValueError, "expected to rank from 0 to %d tokens, got %zd", MOST_RANKED, best);
-    int known = PyErr_Occurred() ? -1 : last_rows(rows, args[2], 1, 1, &order, &row);
-    PyObject *found = known < 0 ? NULL : PyList_New(0);
-    if (found == NULL || !known || (!order && args[4] != Py_True))
-        return found;
-    const float *logits = line_of(rows->arrays + LOGITS, row), *steps = line_of(rows->arrays + STEPS, 0);
-    const void *tokens = line_of(rows->arrays + TOKENS, row);
-    Py_ssize_t levels = rows->arrays[STEPS].length, most = Py_MIN(best, rows->width);
-    for (Py_ssize_t rank = 0; found != NULL && rank < most && (!rank || logits[rank] > -INFINITY); rank++) {
-        double gap = (double)logits[0] - logits[rank ? rank : most > 1];
-        int level = 0;
-        while (level < levels && !(gap < steps[level]))
-            level++;
-        long kind = (long)((place_of_order(order) * best + rank) * (levels + 1) + level);
-        if (append(found, pair(token_at(tokens, rows->arrays[TOKENS].size, rank), kind)) < 0)
-            Py_CLEAR(found);
-    }
-    return found;
-}
-
 typedef struct {
     long token;
     double share;
@@ -153,26 +122,32 @@ offered(Draw *draw, Py_ssize_t most, const Array *bounds, long first)
     return found;
 }
 
-/* Add what rows say, longest contexts first. What is left of the votes for the usual tokens; -1: an error. */
-static double
-add_rows(Draw *draw, const Rows *rows, int count, const int *orders, const long *found, double heard, double older)
+/* The votes of rows, more of longer contexts and newer rows; where the last token is new, also rows and votes of tokens
+ * `near` it. How many rows; -1: an error. */
+static int
+weigh(const Rows *rows, int count, int *orders, long *found, double *weights, const double *votes, PyObject *near)
 {
-    double left = 1.0;
-    for (int at = 0; at < count;) {
-        int end = at;
-        double whole = 0.0, fading = 1.0;
-        for (; end < count && orders[end] == orders[at]; end++, fading *= older)
-            whole += fading;
-        fading = left * heard / whole;
-        left *= 1.0 - heard;
-        for (; at < end; at++, fading *= older)
-            if (add_row(draw, rows, found[at], fading) < 0)
-                return -1.0;
+    double fading = 1.0;
+    for (int at = 0; at < count; at++) {
+        uint32_t age = (rows->written - 1 - (uint32_t)found[at]) & (uint32_t)(rows->capacity - 1);
+        fading = at && orders[at] == orders[at - 1] ? fading * votes[4] : 1.0;
+        weights[at] = votes[orders[at]] * fading / sqrt(1.0 + age / votes[5]);
     }
-    return left;
+    Py_ssize_t others = count && orders[0] ? 0 : Py_MIN(PyList_GET_SIZE(near), MOST_ROWS - count);
+    for (Py_ssize_t at = 0; at < others; at++, count++) {
+        PyObject *item = item_of(near, at); /* what reads it may change the list */
+        int read = item != NULL && read_tuple(item, "ld;a row and its votes", found + count, weights + count);
+        Py_XDECREF(item);
+        orders[count] = 0;
+        if (!read)
+            return -1;
+        if (found[count] < 0 || found[count] >= rows->capacity || !rows->width)
+            return PyErr_Format(PyExc_ValueError, "expected a row of the table"), -1;
+    }
+    return count;
 }
 
-/* heard((warp, (most, heard, older), bounds, best), rows, written, context, line, usual): DrawnRecycling._heard; `line`
+/* heard((warp, most, votes, bounds, best), rows, written, context, line, usual, near): RecyclingSource._heard; `line`
  * has the noise of each token, or is None; `usual` are tokens and their chances. */
 PyObject *
 heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
@@ -185,17 +160,19 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
     Py_ssize_t best;
     int most, orders[MOST_ROWS];
     long found[MOST_ROWS];
-    double heard, older;
-    if (!takes("heard", 6, count) ||
-        !read_tuple(args[0], "(dndd)(idd)On;settings", &warp->temperature, &warp->top_k, &warp->top_p, &warp->min_p,
-                    &most, &heard, &older, views, &best) ||
+    double votes[7], weights[MOST_ROWS], whole;
+    if (!takes("heard", 7, count) ||
+        !read_tuple(args[0], "(dndd)i(ddddddd)On;settings", &warp->temperature, &warp->top_k, &warp->top_p,
+                    &warp->min_p, &most, votes, votes + 1, votes + 2, votes + 3, votes + 4, votes + 5, votes + 6, views,
+                    &best) ||
         !read_tuple(args[5], "OO;usual tokens and chances", views + 2, views + 3) || !is_warp(warp))
         return NULL;
     views[1] = args[4];
-    if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !(heard >= 0.0 && heard <= 1.0 && older >= 0.0))
-        return PyErr_Format(PyExc_ValueError, "expected parts of the votes, and less than %d rows", MOST_ROWS / 3);
+    if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(args[6]))
+        return PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
     Rows *rows = rows_of(args[1], args[2]);
     int known = rows == NULL ? -1 : last_rows(rows, args[3], most, 0, orders, found);
+    known = known < 0 ? -1 : weigh(rows, known, orders, found, weights, votes, args[6]);
     if (known < 0 || open_arrays(arrays, views, 4) < 0)
         return NULL;
     draw.noise = (const float *)arrays[1].data;
@@ -207,11 +184,15 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_ValueError, "expected two bounds or more, and a chance for each usual token");
     else {
         draw.least = ((const double *)arrays->data)[1];
-        double left = add_rows(&draw, rows, known, orders, found, heard, older);
-        if (left >= 0.0 && (!known || orders[0] <= 1) && add_usual(&draw, arrays + 2, left, known) < 0)
-            left = -1.0;
+        int usual = !known || orders[0] <= 1, failed = 0;
+        whole = usual ? votes[6] : 0.0;
+        for (int at = 0; at < known; at++)
+            whole += weights[at];
+        for (int at = 0; !failed && at < known; at++)
+            failed = add_row(&draw, rows, found[at], weights[at] / whole) < 0;
+        failed = failed || (usual && add_usual(&draw, arrays + 2, votes[6] / whole, known) < 0);
         long first = (known ? place_of_order(orders[0]) : PLACES) * (long)(arrays->length + 1);
-        offer = left < 0.0 ? NULL : offered(&draw, best, arrays, first);
+        offer = failed ? NULL : offered(&draw, best, arrays, first);
     }
     PyMem_Free(draw.weights);
     PyMem_Free(draw.shares);

@@ -93,14 +93,12 @@ void *with_room(void *entries, Py_ssize_t *room, Py_ssize_t count, Py_ssize_t si
 
 #define PLACES 4 /* of lookahead.sources.successor_table */
 #define WAYS 8 /* entries of a bucket */
-#define MOST_RANKED 1000 /* tokens, and levels, so that kinds are no larger than an integer */
 
 enum { /* a table's arrays */
     ENTRIES, /* [bucket, 2, WAYS] of uint32: tags, and the numbers of their rows */
     BEFORE,  /* [row, 3] of uint32: the number of the row that its context of so many tokens had before */
     TOKENS,  /* [row, width] of uint16 or int32, best first */
     LOGITS,
-    STEPS, /* distances of logits at which the next level begins */
     ARRAYS,
 };
 
@@ -132,7 +130,7 @@ token_at(const void *row, Py_ssize_t size, Py_ssize_t rank)
 }
 
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count);
-#define EACH(kind) kind(grow) kind(rows) kind(put) kind(ranked) kind(heard) kind(best_of) kind(exponential) kind(drawn)
+#define EACH(kind) kind(grow) kind(rows) kind(put) kind(heard) kind(best_of) kind(exponential) kind(drawn)
 EACH(FUNCTION)
 
 #endif

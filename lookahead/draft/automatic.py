@@ -11,8 +11,7 @@ from lookahead.draft.planner import Planner
 from lookahead.draft.trials import Mode
 from lookahead.sources import Source
 from lookahead.sources.base import is_batch, runs_a_model
-from lookahead.sources.drawn_recycling import DrawnRecycling
-from lookahead.sources.successor_table import BEST
+from lookahead.sources.recycling import BEST, RecyclingSource
 
 
 class AutomaticDrafter:
@@ -40,7 +39,7 @@ class AutomaticDrafter:
         self._planner = planner
         self._acceptance = planner.acceptance
         self._trees = BestFirstTree(sources, planner.acceptance, chain)
-        self._drawn = next((source for source in sources if isinstance(source, DrawnRecycling)), None)
+        self._drawn = next((source for source in sources if isinstance(source, RecyclingSource)), None)
         self._expensive = [source for source in sources if is_expensive(source)]
         self._whole = not all(map(runs_a_model, self._expensive))  # asked for whole trees
         self._batched = [source for source in sources if is_batch(source)]

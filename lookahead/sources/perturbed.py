@@ -86,7 +86,7 @@ class Draw:
         return found
 
 
-def offer(shares: dict[int, float], first: int) -> Offer:
+def offer(shares: dict[int, float], first: int, most: int = MOST) -> Offer:
     """The tokens of the largest shares, best first, and the bins of their shares, counted from ``first``."""
-    likely = sorted(shares.items(), key=itemgetter(1), reverse=True)[:MOST]
+    likely = sorted(shares.items(), key=itemgetter(1), reverse=True)[:most]
     return [(token, first + bisect_right(BOUNDS, share)) for token, share in likely]

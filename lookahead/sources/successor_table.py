@@ -1,9 +1,6 @@
 """What the model last said after the contexts of its texts, in bounded memory."""
 
-from bisect import bisect_right
-from collections import Counter, deque
 from collections.abc import Sequence
-from math import inf
 
 import numpy as np
 
@@ -12,16 +9,8 @@ from lookahead import _native
 
 Context = tuple[int, int, int]
 
-BEST = 6  # next tokens of a row that are ranked; against 4, S at 48 nodes is 1 to 5 % higher, with 8 no higher
-LEVEL_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0)  # distances, in logits, at which the next level begins
-_STEPS = np.array(LEVEL_STEPS, np.float32)
-LEVELS = len(LEVEL_STEPS) + 1
 _ORDERS = 3  # tokens in the longest context
 PLACES = _ORDERS + 1  # of contexts of one, two and three tokens, and of the two before the last; and of their kinds
-_AROUND = _ORDERS * BEST * LEVELS  # the first kind of a token that followed another one in the place of the last
-_USUAL = _AROUND + BEST * LEVELS  # and that of one which is said whatever comes before
-_SAID = 128  # tokens that were said of late, among which those are counted that are said whatever comes before
-_COUNTED_AFTER = 8  # passes
 
 _WAYS = 8  # entries of a bucket, which take one line of a processor's cache
 _LEAST = 1 << 10  # buckets; large tables have one a row, because buckets of random contexts overflow if they are fewer
@@ -46,11 +35,9 @@ class SuccessorTable:
            the cat -> is, sat, was       what it last said after any "the cat"
                cat -> is, food, sat      what it last said after any "cat"
 
-    After a token that has not been there yet the model may say what it said after another one in the same place, or
-    else what it says most often of late::
+    After a token that has not been there yet the model may say what it said after another one in the same place::
 
-        on the dog -> sat, ran, is, .    the row of "on the cat", and then the usual tokens
-        a pink dog -> ., is, the         the usual tokens
+        on the dog -> sat, ran, is       the row of "on the cat"
 
     The newest ``capacity`` rows are kept, in a ring. A context's last row is found as processors find what is in their
     caches: its hash says in which bucket it is, of eight entries, and the tag that tells it from the others there. A
@@ -78,9 +65,6 @@ class SuccessorTable:
             raise LookaheadError(f"A successor table holds 1, 2, 4, 8... rows: got capacity={capacity}.")
         self.capacity = capacity
         self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
-        self._said: deque[int] = deque(maxlen=_SAID)
-        self._usual: list[tuple[int, int]] = []
-        self._passes = 0
         self._begin(0)
 
     def _begin(self, width: int) -> None:
@@ -90,7 +74,7 @@ class SuccessorTable:
         self._logits = np.empty((self.capacity, width), np.float32)
         self._before = np.zeros((self.capacity, _ORDERS), np.uint32)
         self._entries = np.zeros((max(_LEAST, self.capacity), 2, _WAYS), np.uint32)  # tags, numbers
-        self.rows = _native.rows(self._entries, self._before, self._tokens, self._logits, _STEPS)
+        self.rows = _native.rows(self._entries, self._before, self._tokens, self._logits)
 
     def put(self, root: Context, parents: Sequence[int], tokens: Sequence[int], said: Successors) -> None:
         """Write down what the model said after each node of a tree: the first lines of ``said``. ``root`` is the first
@@ -112,11 +96,6 @@ class SuccessorTable:
         if width < self._tokens.shape[1]:
             self._tokens[rows, width:], self._logits[rows, width:] = 0, -np.inf
         self.written = (self.written + count) & _LOW
-        self._said.extend(said.tokens[-_SAID:, 0].tolist())
-        self._passes += 1
-        if self._passes % _COUNTED_AFTER == 0 or not self._usual:
-            said_most = Counter(self._said).most_common(BEST)
-            self._usual = [(token, _USUAL + rank) for rank, (token, _) in enumerate(said_most)]
 
     def _put(self, root: Context, parents: Sequence[int], tokens: Sequence[int]) -> None:
         """Enter the next rows as those of a tree's nodes."""
@@ -177,41 +156,23 @@ class SuccessorTable:
                 number = before if self._age(number) < self._age(before) <= self.capacity else None
         return orders, rows
 
+    def ages(self, rows: Sequence[int]) -> list[int]:
+        """How many rows were written after each of these."""
+        return [(self.written - 1 - row) % self.capacity for row in rows]
+
+    def row_of(self, token: int) -> int | None:
+        """The last row behind a token, whatever stands before it."""
+        number = self._last((0, 0, token), 1)
+        return None if number is None else number % self.capacity
+
     def said(self, rows: Sequence[int]) -> Successors:
         """What these rows say, ``[row, rank]``."""
         return Successors(self._tokens.take(rows, 0), self._logits.take(rows, 0))
 
-    def ranked(self, context: Context, guess: bool = True) -> Sequence[tuple[int, int]]:
-        """The best tokens after the longest known suffix of ``context``, best first, with their kinds: by its length,
-        rank and level. Levels, from 0 to ``LEVELS - 1``, tell how far in logits a token lies below the best one; for
-        the best one, how far the second lies below it. Tokens that the model excludes are left out. What may follow a
-        token that has not been there yet is left to a ``guess``."""
-        c = _native.speedups
-        found = c.ranked(self.rows, self.written, context, BEST, guess) if c else self._ranked(context, guess)
-        if not guess or (found and found[0][1] < _AROUND):
-            return found
-        tokens = {token for token, _ in found}
-        return [*found, *(each for each in self._usual if each[0] not in tokens)]
-
     def likeliest(self, context: Context) -> int | None:
         """The token that the model called the likeliest after the longest known suffix of ``context``."""
-        if _native.speedups is not None:
-            best = _native.speedups.ranked(self.rows, self.written, context, 1, True)
-            return best[0][0] if best else None
         found = self.get(context)
         return None if found is None else int(self._tokens[found[1], 0])
-
-    def _ranked(self, context: Context, guess: bool) -> list[tuple[int, int]]:
-        order, row = self.get(context) or (0, -1)
-        if row < 0 or not (guess or order):
-            return []
-        logits, group = self._logits[row, :BEST].tolist(), place_of(order)
-        gaps = [logits[0] - logits[min(1, len(logits) - 1)], *(logits[0] - logit for logit in logits[1:])]
-        ranks = [rank for rank, logit in enumerate(logits) if not rank or logit > -inf]
-        return [
-            (token, (group * BEST + rank) * LEVELS + bisect_right(LEVEL_STEPS, gaps[rank]))
-            for rank, token in zip(ranks, self._tokens[row, : len(ranks)].tolist(), strict=True)
-        ]
 
 
 def place_of(order: int) -> int:

@@ -11,19 +11,18 @@ from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.draft.drawn_trees import DrawnTree
 from lookahead.draft.expensive_sources import is_expensive
 from lookahead.draft.latency import StepTimes
-from lookahead.draft.memory import Memory
 from lookahead.draft.planner import Planner
 from lookahead.draft.published import HeadDrafter
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource
 from lookahead.sources.checked import CheckedSource
 from lookahead.sources.draft_model import DraftModelSource, Passes
-from lookahead.sources.drawn_recycling import DRAWN_BEST, DrawnRecycling
+from lookahead.sources.neighbours import embed_of
+from lookahead.sources.recycling import BEST, DRAWN_BEST
 from lookahead.sources.references import References, ReferenceSource, references_of
-from lookahead.sources.successor_table import BEST
 from lookahead.strategies.base import Strategy
 
 SourceFactory = Callable[[RowContext], Source]
-Maker = Callable[[RowContext, Memory], Source]
+Maker = Callable[[RowContext, CallContext], Source]
 
 
 def _best(drawn: bool) -> int:
@@ -32,13 +31,9 @@ def _best(drawn: bool) -> int:
 
 
 FREE_SOURCES: dict[str, Maker] = {
-    "recycling": lambda row, memory: (
-        RecyclingSource(memory.table, guess=not row.chain)  # chains pay only where they are likely to be right
-        if row.draw is None
-        else DrawnRecycling(memory.table, row.draw, row.vocab_size)
-    ),
-    "suffix": lambda row, memory: SuffixSource(),
-    "pool": lambda row, memory: PoolSource(),
+    "recycling": lambda row, call: RecyclingSource(call.memory.table, row.draw, embed_of(call.model)),
+    "suffix": lambda row, call: SuffixSource(),
+    "pool": lambda row, call: PoolSource(),
 }
 _MOST_NODES = 512
 _SHORT_CALL = 32  # new tokens; below, nothing is gathered at the prompt's tokens but the last
@@ -156,7 +151,7 @@ class AutomaticStrategy(Strategy):
             how = drawn.grow, call.rows[0].chain, drawn.rates.learn
             return Drafts([HeadDrafter(name, row.prompt, passes(row), *how) for row in call.rows])
 
-        def source(row: RowContext, memory: Memory) -> DraftModelSource:
+        def source(row: RowContext, call: CallContext) -> DraftModelSource:
             return DraftModelSource(passes(row), row.draw, name)
 
         return self.automatic_drafts(call, self.sources or default, {name: source})
@@ -177,11 +172,11 @@ class AutomaticStrategy(Strategy):
         chain = call.rows[0].chain
         if self.references:
             self._check_references(self.references, call.rows[0].vocab_size)
-            makers["reference"] = lambda row, memory: ReferenceSource(self.references or ())
+            makers["reference"] = lambda row, call: ReferenceSource(self.references or ())
             names = ["reference", *names]
         rows = [
             [
-                makers[name](row, call.memory) if isinstance(name, str) else CheckedSource(name(row), row.vocab_size)
+                makers[name](row, call) if isinstance(name, str) else CheckedSource(name(row), row.vocab_size)
                 for name in names
             ]
             for row in call.rows

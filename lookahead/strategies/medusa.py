@@ -185,7 +185,7 @@ class Medusa(AutomaticStrategy):
             return Drafts([MedusaDrafter(candidates, row.index, tree, row.draw) for row in call.rows])
         lossy = None if self.rule is None else (self.acceptance, self.posterior_threshold, self.posterior_alpha)
         call = replace(call, choice=(call.choice, lossy, self.top_p))
-        heads_source: dict[str, Maker] = {"heads": lambda row, memory: HeadsSource(candidates, row.index, row.draw)}
+        heads_source: dict[str, Maker] = {"heads": lambda row, call: HeadsSource(candidates, row.index, row.draw)}
         return self.automatic_drafts(call, self.sources or (), heads_source)
 
 

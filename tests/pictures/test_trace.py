@@ -82,10 +82,10 @@ def test_the_readmes_picture_is_a_traced_pass(tmp_path: Path, drawn: bool) -> No
     given = ["--prompt", prompt, "--nodes", 14, "-o", page]
     if drawn:
         pytest.importorskip("matplotlib")
-        given += ["--pass", 12, "--png", picture]
+        given += ["--pass", 13, "--png", picture]
     ran = run("trace", *given)
     assert ran.status == 0, ran.err
-    shown = data_of(page.read_text())["passes"][12]
+    shown = data_of(page.read_text())["passes"][13]
     root, *drafted = map(visible, shown["tokens"])
     labels = [root, *(f"{token}  {chance:.0f}%" for token, chance in zip(drafted, shown["chances"][1:], strict=True))]
     assert words(TREE)[: len(labels)] == labels and len(labels) == 15

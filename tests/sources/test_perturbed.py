@@ -12,8 +12,8 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from jacobi import Path, Successors, TokenTree
 from lookahead.sources import SuccessorTable
-from lookahead.sources.drawn_recycling import DrawnRecycling, UsualTokens, votes_of
 from lookahead.sources.perturbed import BINS, Draw, offer
+from lookahead.sources.recycling import RecyclingSource, UsualTokens, votes_of
 
 VOCAB = 12
 WARPERS: dict[str, Callable[[float], object]] = {
@@ -91,18 +91,16 @@ def test_what_several_rows_say_is_divided_by_the_noise_before_it_is_weighed() ->
 
 @pytest.mark.parametrize("orders", [(1,), (3, 2, 1), (3, 3, 1), (2, 2, 1, 1)])
 def test_votes_of_longer_and_newer_rows_are_heard_more(orders: tuple[int, ...]) -> None:
-    votes, left = votes_of(orders)
-    assert votes.shape == (len(orders), 1)
-    votes = votes[:, 0]
-    assert votes.sum() + left == pytest.approx(1.0)
+    votes = votes_of(orders, [7] * len(orders))
     for order in set(orders):
-        fading = votes[np.array(orders) == order]
-        assert list(fading) == sorted(fading, reverse=True)
-        assert fading.sum() > votes[np.array(orders) < order].sum() + left
+        fading = [vote for vote, other in zip(votes, orders, strict=True) if other == order]
+        assert fading == sorted(fading, reverse=True)
+        assert all(fading[0] > vote for vote, other in zip(votes, orders, strict=True) if other < order)
+    assert all(old < vote for old, vote in zip(votes_of(orders, [90] * len(orders)), votes, strict=True))
 
 
 def test_usual_tokens_follow_the_text() -> None:
-    usual, tokens = UsualTokens(VOCAB), np.array([3, 4])
+    usual, tokens = UsualTokens(), np.array([3, 4])
     assert usual.shares(DRAW, None) == {}
     for _ in range(200):
         usual.add(tokens, np.array([3.0, 1.0], np.float32))
@@ -120,7 +118,7 @@ def test_usual_tokens_follow_the_text() -> None:
 
 
 def test_tokens_with_a_sum_are_known_once() -> None:
-    numbers, usual = np.random.default_rng(0), UsualTokens(VOCAB)
+    numbers, usual = np.random.default_rng(0), UsualTokens()
     for count in [*range(1, VOCAB), *[1] * 2000]:
         tokens = numbers.permutation(VOCAB)[: min(count, 5)].astype(np.int32)
         chances = np.where(numbers.random(len(tokens)) < 0.3, 0.0, 1.0).astype(np.float32)
@@ -138,7 +136,7 @@ def said(*rows: list[float]) -> Successors:
 
 def test_rows_are_read_under_the_noise_of_their_place() -> None:
     line, noise = lines(1)
-    source = DrawnRecycling(SuccessorTable(), Draw(line, temperature=0.5), VOCAB)
+    source = RecyclingSource(SuccessorTable(), Draw(line, temperature=0.5))
     logits = [float(token % 5) for token in range(VOCAB)]
     source.start([1, 2, 3], said(logits))
     source.learn(TokenTree(3), Path([0], [9]), None)
@@ -156,7 +154,7 @@ def test_rows_are_read_under_the_noise_of_their_place() -> None:
 
 
 def test_shorter_contexts_and_older_rows_are_heard_too() -> None:
-    source = DrawnRecycling(SuccessorTable(), Draw(lambda index: None), VOCAB)
+    source = RecyclingSource(SuccessorTable(), Draw(lambda index: None))
     for last, first in ((4, 7), (6, 9), (6, 10), (6, 11)):  # contexts (4, 5), then (6, 5) three times
         source.start([last, 5], said([8.0 * (token == first) for token in range(VOCAB)]))
     tokens = [token for token, _ in source.propose(((4, 4, 5), 1))]
@@ -165,14 +163,14 @@ def test_shorter_contexts_and_older_rows_are_heard_too() -> None:
 
 
 def test_without_a_line_the_likeliest_comes_first() -> None:
-    source = DrawnRecycling(SuccessorTable(), Draw(lambda index: None), VOCAB)
+    source = RecyclingSource(SuccessorTable(), Draw(lambda index: None))
     source.start([1, 2, 3], said([0.0, 1.0, 5.0, *[0.0] * (VOCAB - 3)]))
     assert source.propose(((1, 2, 3), 0))[0][0] == 2
 
 
 def test_accepted_tokens_that_only_the_noise_told_are_counted() -> None:
     """As plain numbers, which statistics can be written with."""
-    source = DrawnRecycling(SuccessorTable(), Draw(lambda index: None), VOCAB)
+    source = RecyclingSource(SuccessorTable(), Draw(lambda index: None))
     source.start([1, 2, 3], said([0.0, 1.0, 5.0, *[0.0] * (VOCAB - 3)]))
     source.learn(TokenTree.chain(3, [2, 7]), Path([0, 1, 2], [2, 7, 9]), None)
     assert source.by_noise == 1, "the second token's context was new"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jacobi import Path, Successors, TokenTree
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuccessorTable, SuffixSource
-from lookahead.sources.successor_table import BEST
+from lookahead.sources.recycling import BEST
 
 SOURCES: dict[str, Callable[[], Source]] = {
     "suffix": SuffixSource,

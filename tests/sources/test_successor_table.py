@@ -1,6 +1,5 @@
 """The table of what the model said."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from jacobi import LookaheadError, Successors
 from lookahead.sources import RecyclingSource, SuccessorTable
-from lookahead.sources.successor_table import BEST, LEVEL_STEPS, LEVELS
 
 
 def row_of(*numbers: int) -> Successors:
@@ -161,7 +159,8 @@ def test_rows_tell_what_was_said() -> None:
         put(table, (0, 0, 1), Successors(tokens, logits))
         said = table.said(table.last((0, 0, 1), 1)[1][:1])
         assert (said.tokens == tokens).all() and (said.logits == logits).all()
-        assert [token for token, _ in table.ranked((0, 0, 1))] == tokens[0, :4].tolist()
+        found = [token for token, _ in RecyclingSource(table).propose(((0, 0, 1), 0))]
+        assert found == tokens[0, :2].tolist(), "not those that are out of reach"
 
 
 def test_memory_is_bounded() -> None:
@@ -187,16 +186,9 @@ def test_wider_rows_begin_a_new_table_and_narrow_ones_are_filled_up() -> None:
     put(table, (0, 0, 3), spread([3.0, 2.5, 2.0, 1.0]))
     put(table, (0, 0, 4), spread([3.0, -1.0]))
     assert last_of(table, (9, 9, 1)) is None
-    found = [levels_of(table.ranked((9, 9, last))) for last in (3, 4)]
-    assert found == [[(4, 2), (5, 2), (6, 3), (7, 4)], [(4, 6), (5, 6)]]
-
-
-def ranked(*lines: list[float]) -> list[list[tuple[int, int]]]:
-    """Tokens and levels after contexts of one token."""
-    table = SuccessorTable()
-    for node in range(len(lines)):
-        put(table, (0, 0, node), spread(*lines), node)
-    return [levels_of(table.ranked((9, 9, node))) for node in range(len(lines))]
+    said = [table.said(table.last((9, 9, last), 1)[1][:1]) for last in (3, 4)]
+    assert [row.tokens.tolist() for row in said] == [[[4, 5, 6, 7]], [[4, 5, 0, 0]]]
+    assert np.isneginf(said[1].logits[0, 2:]).all()
 
 
 @pytest.mark.usefixtures("either_way")
@@ -208,35 +200,5 @@ def test_a_new_token_is_followed_by_what_followed_others_in_its_place() -> None:
     assert table.last((1, 2, 9), 2) == ([0], [1]), "the newest row"
     assert table.last((1, 2, 3), 2)[0] == [3, 2, 1], "longer contexts are enough"
     assert table.last((1, 2, 7), 2)[0] == [1, 0], "one token is not"
-    assert [token for token, _ in table.ranked((1, 2, 9))] == [20, 21, 10]
-    assert [token for token, _ in table.ranked((8, 8, 9))] == [10], "what was usual when it was counted"
-    kinds = {kind for context in ((1, 2, 9), (8, 8, 9), (1, 2, 3)) for _, kind in table.ranked(context)}
-    assert len(kinds) == 2 + 2 + 1
-    assert max(kinds) < len(RecyclingSource.priors)
-    assert not table.ranked((1, 2, 9), guess=False)
-    assert table.ranked((1, 2, 3), guess=False) == table.ranked((1, 2, 3))
-
-
-@pytest.mark.usefixtures("either_way")
-def test_what_is_usual_changes_with_the_text() -> None:
-    table = SuccessorTable(capacity=4)
-    for token in (1, 2):
-        for at in range(200):
-            put(table, (0, 0, at % 3), Successors(np.array([[token]], np.int32), np.array([[1.0]], np.float32)))
-        assert [usual for usual, _ in table.ranked((7, 7, 7))] == [token]
-
-
-@pytest.mark.usefixtures("either_way")
-def test_levels_are_distances_in_logits() -> None:
-    near, torn, sure = ranked([2.0, 1.9, 1.2, -6.0], [5.0, -3.0, -np.inf, -np.inf], [5.0, *[-np.inf] * 3])
-    assert near == [(4, 0), (5, 0), (6, 2), (7, LEVELS - 1)]
-    assert torn == [(4, LEVELS - 1), (5, LEVELS - 1)], "excluded tokens are no successors"
-    assert sure == [(4, LEVELS - 1)]
-    gaps = [0.0, 0.3, 1.0, 2.0, 3.9, 4.0, 7.0]
-    (steps,) = ranked([-gap for gap in gaps])
-    assert [level for _, level in steps] == [sum(gap >= step for step in LEVEL_STEPS) for gap in (0.3, *gaps[1:BEST])]
-
-
-def levels_of(candidates: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Tokens and levels, of candidates in a context of one token."""
-    return [(token, kind - rank * LEVELS) for rank, (token, kind) in enumerate(candidates)]
+    assert table.likeliest((1, 2, 9)) == 20 and table.likeliest((8, 8, 9)) is None
+    assert table.row_of(3) is not None and table.row_of(9) is None
