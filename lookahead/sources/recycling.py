@@ -87,15 +87,8 @@ class UsualTokens:
 
     def refresh(self) -> None:
         """Choose them anew, if it is time to."""
-        if self._age >= _REFRESH:
-            self._choose()
-
-    def shares(self, draw: Draw, line: np.ndarray | None) -> dict[int, float]:
-        """The shares of the usual tokens where one is drawn with this noise."""
-        self.refresh()
-        return draw.shares(self._tokens[None], self._chances[None], line) if len(self._tokens) else {}
-
-    def _choose(self) -> None:
+        if self._age < _REFRESH:
+            return
         self._age = 0
         tokens = np.concatenate(self._known)  # few of a large vocabulary
         self._known = [tokens]
@@ -105,13 +98,18 @@ class UsualTokens:
             tokens, sums = tokens[most], sums[most]
         self._keep(tokens, sums / self._weight)
 
+    def shares(self, draw: Draw, line: np.ndarray | None) -> dict[int, float]:
+        """The shares of the usual tokens where one is drawn with this noise."""
+        self.refresh()
+        return draw.shares(self._tokens[None], self._chances[None], line) if len(self._tokens) else {}
+
 
 class RecyclingSource:
     """Candidates from what the model said at scored nodes, in this text and before: also off the kept path. All rows
     of a node's contexts vote; where tokens are drawn, what they say is divided by the noise. After a new token the
     row of another one in its place votes, those of tokens that are like it (``embed`` tells), and the text's
-    :class:`UsualTokens`. A candidate's kind is the length of its context, and the bin of its share. Sequences and calls
-    on the same model may share the table.
+    :class:`UsualTokens`, or without ``guess`` nothing. A candidate's kind is the length of its context, and the bin of
+    its share. Sequences and calls on the same model may share the table.
 
     Attributes:
         by_noise: accepted tokens that the model had not called the likeliest there before.
@@ -120,8 +118,10 @@ class RecyclingSource:
     name = "recycling"
     priors = tuple(prior for group in _PRIORS for prior in group)
 
-    def __init__(self, table: SuccessorTable, draw: Draw | None = None, embed: Embed | None = None) -> None:
-        self._table = table
+    def __init__(
+        self, table: SuccessorTable, draw: Draw | None = None, embed: Embed | None = None, *, guess: bool = True
+    ) -> None:
+        self._table, self._guess = table, guess
         self._root = (_BEFORE, _BEFORE, _BEFORE)
         self._near = Neighbours(table, embed)
         self._drawn, draw = draw is not None, draw or Draw(lambda index: None)
@@ -158,6 +158,8 @@ class RecyclingSource:
 
     def propose(self, state: State) -> Offer:
         context, index = state
+        if not self._guess and (self._table.get(context) or (0,))[0] == 0:
+            return []
         if index not in self._lines:
             self._lines[index] = self._draw.line(index)
         near = self._near.rows(context[2])

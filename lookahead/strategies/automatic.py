@@ -24,14 +24,10 @@ from lookahead.strategies.base import Strategy
 SourceFactory = Callable[[RowContext], Source]
 Maker = Callable[[RowContext, CallContext], Source]
 
-
-def _best(drawn: bool) -> int:
-    """How many of the model's best next tokens are worth knowing."""
-    return DRAWN_BEST if drawn else BEST
-
-
 FREE_SOURCES: dict[str, Maker] = {
-    "recycling": lambda row, call: RecyclingSource(call.memory.table, row.draw, embed_of(call.model)),
+    "recycling": lambda row, call: RecyclingSource(  # greedy chains pay only where they are likely to be right
+        call.memory.table, row.draw, embed_of(call.model), guess=row.draw is not None or not row.chain
+    ),
     "suffix": lambda row, call: SuffixSource(),
     "pool": lambda row, call: PoolSource(),
 }
@@ -138,7 +134,7 @@ class AutomaticStrategy(Strategy):
         if not self.automatic:
             return super().wants(batch=batch, vocab_size=vocab_size, new_tokens=new_tokens, drawn=drawn)
         fit = min(_PROMPT_TOKENS // batch, _PROMPT_LOGITS // (batch * vocab_size))
-        return Wants(_best(drawn), max(1, fit) if new_tokens >= _SHORT_CALL else 1)
+        return Wants(DRAWN_BEST if drawn else BEST, max(1, fit) if new_tokens >= _SHORT_CALL else 1)
 
     def passes_drafts(
         self, call: CallContext, passes: Callable[[RowContext], Passes], name: str, default: Sequence[str]
@@ -196,7 +192,7 @@ class AutomaticStrategy(Strategy):
             new_tokens=call.new_tokens,
             anew=curve,
         )
-        top_k = _best(call.rows[0].draw is not None)
+        top_k = BEST if call.rows[0].draw is None else DRAWN_BEST
         drafters = [
             AutomaticDrafter(row.prompt, sources, planner, chain, top_k)
             for row, sources in zip(call.rows, rows, strict=True)

@@ -23,6 +23,8 @@ def test_recycling_reads_the_prompts_end() -> None:
     assert tokens_of(source.propose(((7, 1, 2), 0)))[:2] == [20, 21]
     assert {20, 30, 40} <= set(tokens_of(source.propose(((7, 7, 1), 0)))), "a new token: what is usual"
     assert tokens_of(source.propose(((1, 2, 9), 0)))[:2] == [30, 31], "what was said in its place comes first"
+    careful = RecyclingSource(source._table, guess=False)
+    assert careful.propose(((7, 7, 1), 0)) == careful.propose(((1, 2, 9), 0)) == []
 
 
 def test_tokens_like_a_new_one_are_heard() -> None:
