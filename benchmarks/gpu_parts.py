@@ -17,9 +17,9 @@ import lookahead
 from benchmarks import theory
 from benchmarks.contenders import METHODS, Unit, methods, units
 from benchmarks.contest import contest, row
+from benchmarks.embedding import SHAPES, Shape, embedded
 from benchmarks.harness import ROOT, load, timed
 from benchmarks.options import MODES
-from benchmarks.real_cost import SHAPES, Shape, embedded
 from benchmarks.step_time import WIDTHS, after, curve, random_model
 from lookahead.cli.verify import first_divergence
 from lookahead.runtime.attention import packed_attention

@@ -85,6 +85,7 @@ def main(
     threads: options.Threads = None,
     device: str = "cpu",
     assistant: Annotated[Path | None, typer.Option(help="A smaller model's folder: the model that drafts.")] = None,
+    head_dir: Annotated[Path | None, typer.Option("--head", help="An EAGLE head's folder.")] = None,
     context: Annotated[int, typer.Option(help="Tokens in the KV cache of the theory card's passes.")] = 256,
     out: options.Out = None,
 ) -> None:
@@ -94,12 +95,19 @@ def main(
     wanted_dtypes, wanted = chosen(dtypes, DTYPES, "dtype"), chosen(names, NAMES, "method")
     methods(wanted, device)  # a strategy that cannot be made raises before a model is loaded
     lookahead.augment_all()
-    settings = {"model": model_dir, "assistant": assistant, "device": device, "new_tokens": new_tokens}
+    settings = {
+        "model": model_dir,
+        "assistant": assistant,
+        "head": head_dir,
+        "device": device,
+        "new_tokens": new_tokens,
+    }
     run = Run("race", out, **settings, prompts=prompts, rounds=rounds, theory={}, rows=[], skipped=[])
     for dtype in wanted_dtypes:
         loaded = load(model_dir, dtype, device)
         helper = load(assistant, dtype, device)[0] if assistant else None
-        race_model(console, run, loaded, wanted, asked, {"dtype": dtype}, context, helper)
+        head = EagleHead.from_pretrained(head_dir, model=loaded[0]) if head_dir else None
+        race_model(console, run, loaded, wanted, asked, {"dtype": dtype}, context, helper, head)
         del loaded, helper
     run.finish()
 

@@ -1,8 +1,8 @@
 """What choosing the size of every pass costs against knowing the best size: the automatic mode's regret.
 
-    python -m benchmarks.regret --shapes 0.36B --dtypes bfloat16 --modes greedy,t0.8 --out build/bench/regret.json
+    python -m benchmarks.regret --model DIR --dtypes bfloat16 --modes greedy,t0.8 --out build/bench/regret.json
 
-Every class of calls (shape, prompts, mode, dtype, batch) is decoded plainly, with 2, 4, ... 64 drafted nodes whatever
+Every class of calls (prompts, mode, dtype, batch) is decoded plainly, with 2, 4, ... 64 drafted nodes whatever
 they cost, and in the automatic mode, all of them in turn. A method's speed is the median over calls of plain's time
 over its own; regret is how much slower the automatic mode is than the best of the others::
 
@@ -19,7 +19,6 @@ from benchmarks import contest, options
 from benchmarks.contenders import SETS, Method, ours, prompt_sets, units
 from benchmarks.harness import Run, load, quiet_console, watched
 from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
-from benchmarks.real_cost import SHAPES, shaped
 from benchmarks.tables import show
 from lookahead import Lookahead
 
@@ -75,7 +74,6 @@ def shown(row: dict[str, Any]) -> dict[str, str]:
 
 def main(
     model_dir: options.ModelDir = None,
-    shapes: Annotated[str, typer.Option(help=f"Comma-separated: as-is, {', '.join(SHAPES)}.")] = "as-is,0.36B",
     sets: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(SETS)}; or .jsonl files.")] = "no-loop",
     prompts: options.Prompts = 4,
     modes: options.Modes = "greedy,penalty,t0.7,t0.8,t1.0,t1.5",
@@ -92,25 +90,17 @@ def main(
     """Measure every class of calls."""
     console = quiet_console(threads)
     wanted_sets, sizes = prompt_sets(sets), whole_numbers(batches)
-    wanted_shapes, wanted_dtypes = chosen(shapes, ("as-is", *SHAPES), "shape"), chosen(dtypes, DTYPES, "dtype")
-    wanted_modes = chosen(modes, MODES, "mode")
+    wanted_modes, wanted_dtypes = chosen(modes, MODES, "mode"), chosen(dtypes, DTYPES, "dtype")
     lookahead.augment_all()
     settings = {"model": model_dir, "device": device, "new_tokens": new_tokens, "prompts": prompts, "rounds": rounds}
     run = Run("regret", out, **settings, traces=traces, pack=pack, rows=[])
-    small, tokenizer = load(model_dir, "float32")
-    for shape, dtype in [(shape, dtype) for shape in wanted_shapes for dtype in wanted_dtypes]:
-        model = load(model_dir, dtype, device)[0] if shape == "as-is" else shaped(small, shape, dtype, device)
+    for dtype in wanted_dtypes:
+        model, tokenizer = load(model_dir, dtype, device)
         for (name, kind), batch, mode in [
             (each, batch, mode) for each in wanted_sets.items() for batch in sizes for mode in wanted_modes
         ]:
-            place = {
-                "shape": shape,
-                "set": name,
-                "mode": mode,
-                "dtype": dtype,
-                "batch": batch,
-                "new_tokens": new_tokens,
-            }
+            place = {"shape": "as-is", "set": name, "mode": mode, "dtype": dtype, "batch": batch}
+            place |= {"new_tokens": new_tokens}
             how = {"traces": traces, "pack": pack}
             row = measure(console, model, tokenizer, place, kind.source, max(prompts, batch), rounds, **how)
             run.add("rows", [row])

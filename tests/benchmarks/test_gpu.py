@@ -9,7 +9,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import contenders, gpu, gpu_parts, real_cost
+from benchmarks import contenders, embedding, gpu, gpu_parts
 from benchmarks.gpu_parts import Bench
 
 QUICK = Bench("cpu", quick=True)
@@ -165,5 +165,5 @@ def test_the_parts_fit_into_nine_minutes() -> None:
     assert gpu._SECONDS < 540
     assert sum(limit for name, (limit, _) in gpu_parts.PARTS.items() if name != "tests") + 60 <= gpu._SECONDS
     assert {name.removeprefix("races ") for name in gpu_parts.PARTS if name.startswith("races")} <= set(
-        real_cost.SHAPES
+        embedding.SHAPES
     )
