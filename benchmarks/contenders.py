@@ -146,6 +146,15 @@ def unit_of(index: int, rows: Sequence[list[int]], device: Any, pad: int = 0) ->
     return Unit(index, {"input_ids": ids, "attention_mask": mask})
 
 
+def tokens_of(tokenizer: Any, texts: Sequence[str], questions: bool) -> list[list[int]]:
+    """Texts as tokens; ``questions`` by the chat template, where there is one, which has the special tokens."""
+    if not (questions and tokenizer.chat_template):
+        return [tokenizer(text)["input_ids"] for text in texts]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
 def units(model: Any, tokenizer: Any, source: str, prompts: int, batch: int, new_tokens: int) -> Texts:
     """The calls of a contest, and others of the same kind to warm up with. A batch of more sequences
     than its set has prompts repeats them."""
@@ -158,11 +167,7 @@ def units(model: Any, tokenizer: Any, source: str, prompts: int, batch: int, new
         own = texts[:-WARM]
         count = min(wanted, max(len(own), batch))
         texts = [own[index % len(own)] for index in range(count)] + texts[-WARM:]
-        chat = bool(tokenizer.chat_template) and source.endswith(".jsonl")  # the template has the special tokens
-        if chat:
-            texts = [[{"role": "user", "content": text}] for text in texts]
-            texts = [tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=True) for text in texts]
-        rows = [tokenizer(text, add_special_tokens=not chat)["input_ids"] for text in texts]
+        rows = tokens_of(tokenizer, texts, questions=source.endswith(".jsonl") or source == "chat")
     table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if table:
         rows = [row[-max(1, table - new_tokens) :] for row in rows]

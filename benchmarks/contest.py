@@ -165,6 +165,42 @@ def row(results: Results, name: str, new_tokens: int, batch: int = 1, keep: Iter
     return found
 
 
+def later(results: Results, name: str, new_tokens: int) -> Settings:
+    """One method's figures by what came before and after the first token, of a contest with ``apart``."""
+    after = [typical(calls.after) for calls in results[name]]
+    ratios = [typical(plain.after) / mine for plain, mine in zip(results["plain"], after, strict=True)]
+    first = [whole - rest for calls in results[name] for whole, rest in zip(calls.seconds, calls.after, strict=True)]
+    return {
+        "first_token_ms": 1e3 * statistics.median(first),
+        "token_ms": 1e3 * statistics.median(after) / (new_tokens - 1),
+        "after_median": statistics.median(ratios),
+        "after_interval": list(bootstrap(ratios)),
+    }
+
+
+def decode(
+    model: Any, strategy: Any, given: Iterable[Unit], mode: Settings, new_tokens: int, others: Sequence[Unit] = ()
+) -> list[tuple[DecodingStats, list[int]]]:
+    """Every text decoded once: its counts, and the tokens written. A strategy that remembers knows ``others``, which
+    come first, and the texts before."""
+    memory.exchange(model)
+    found = []
+    settings = {"max_new_tokens": new_tokens, "lookahead_strategy": strategy, "return_dict_in_generate": True, **mode}
+    for unit in (*others, *given):
+        torch.manual_seed(unit.index)
+        output = model.generate(**unit.inputs, **settings)
+        found.append((output.stats, output.sequences[0, unit.inputs["input_ids"].shape[1] :].tolist()))
+    return found[len(others) :]
+
+
+def acceptance(per_text: Sequence[DecodingStats]) -> Settings:
+    """S, and the nodes and milliseconds of drafting a pass, over all texts."""
+    total = sum(per_text, DecodingStats())
+    drafts = max(1, total.steps - len(per_text))
+    figures = {"nodes_per_pass": total.drafted / drafts, "draft_ms": total.draft_ms / drafts}
+    return {"texts": len(per_text), "S": total.mean_acceptance_length, **figures}
+
+
 def race(
     console: Console, model: Any, table: Methods, texts: Texts, place: Settings, rounds: int, card: Settings
 ) -> list[Settings]:

@@ -123,20 +123,26 @@ def load(model_dir: Path | None, dtype: str, device: str = "cpu", full_length: b
     return model, tokenizer
 
 
-def texts_of(source: str) -> list[str]:
-    """The prompts of a file of JSON lines, or of one in ``prompts/`` named without its suffix.
+def prompts_in(source: str) -> list[tuple[str, str]]:
+    """The prompts of a file of JSON lines, or of one in ``prompts/`` named without its suffix, each behind its category
+    (empty = none).
 
     A line has a ``prompt``, or ``turns`` of which the first counts, as in Spec-Bench (arXiv:2401.07851).
     """
     file = Path(source) if source.endswith(".jsonl") else PROMPTS / f"{source}.jsonl"
-    texts = []
+    found = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         row = json.loads(line)
         text = row.get("prompt") or (row.get("turns") or [None])[0]
         if not isinstance(text, str):
             raise typer.BadParameter(f"{file}, line {number}: expected a JSON object with a prompt or turns.")
-        texts.append(text)
-    return texts
+        found.append((row.get("category", ""), text))
+    return found
+
+
+def texts_of(source: str) -> list[str]:
+    """The prompts of a file without their categories."""
+    return [text for _, text in prompts_in(source)]
 
 
 def random_prompt(index: int, vocab: int, length: int = 64) -> list[int]:
