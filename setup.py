@@ -67,6 +67,7 @@ setup(
     extras_require={
         "train": ["accelerate", "peft"],
         "bench": ["matplotlib"],
+        "real": ["gguf", "accelerate", "sentencepiece"],
         "serve": serve,
         "ray": ["ray[serve,data]", *serve],
         "evals": ["lm-eval"],
