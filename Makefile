@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 OUT ?= build
 
-.PHONY: demo test versions slow conformance integrations check format bench gpu docs dist sanitize clean
+.PHONY: demo test versions slow conformance integrations check format bench real gpu docs dist sanitize clean
 
 demo: .venv/installed
 	$(BIN)/lookahead demo
@@ -42,6 +42,12 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.race --prompts 4 --modes greedy,t0.8 --new-tokens 64 --dtypes float32 \
 		--methods lookup2,auto,w7 --out build/bench/race.json
 	$(BIN)/python -m benchmarks.report --results build/bench --out build/bench/BENCHMARKS.md --allow-dirty
+
+# Small pretrained models, downloaded once, in about 20 minutes: make real REAL=all (four) OUT=FOLDER
+REAL ?= smollm2-135m,gemma3-270m
+real: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[real]" "$(TORCH)"
+	$(BIN)/python -m benchmarks.real --models "$(REAL)" --out "$(OUT)"
 
 # All that only a CUDA device can show, in less than nine minutes: make gpu OUT=FOLDER
 gpu: .venv/installed

@@ -18,20 +18,21 @@ import typer
 
 from benchmarks.gpu import told
 from benchmarks.harness import RESULTS, ROOT, is_dirty
+from benchmarks.pretrained import MODELS
 from benchmarks.regret import shown
 from benchmarks.tables import Rows, cells, grid, pivot, table
 
 Document = dict[str, Any]
 THEIRS = ("plain", "static", "lookup2", "lookup3", "assistant")  # the methods of a race that are not ours
 RACE = "prompts, mode, dtype, batch, tokens"
-REAL_COST = f"shape, {RACE}"
+LENGTHS = "prompt tokens, batch, mode, dtype, tokens"
 INTRODUCTION = """
 Speedups are medians of per-call ratios against plain `generate` in the same process on the same prompts; **bold is a
 loss**. S is tokens a pass and sequence. The pages below have 95% bootstrap intervals, commands, commits and versions.
-A run is "dirty" if its code had uncommitted changes, so that nobody can repeat it. Greedy texts of small models mostly
-end in a loop, which flatters whatever copies: `no-loop` has prompts whose texts do not. `hot` is temperature 1.5, where
-drafts gain nothing; `random` prompts are tokens drawn at random.
+A run is "dirty" if its code had uncommitted changes, so that nobody can repeat it. Speedups here are of pretrained
+models; the other pages are mostly of the bundled one, whose texts are easier to predict.
 """
+SMALL = "The bundled model, by itself and embedded in larger ones"
 # -- one question each: what a page says of a document --
 
 
@@ -51,46 +52,65 @@ def speedups(rows: Rows, index: str = RACE) -> str:
     return pivot(index, "{label}", "speedup", [row for row in rows if row["method"] != "plain"])
 
 
-def race(document: Document, index: str = RACE) -> str:
-    """Speedups at a glance and in full, and what was not run."""
+def race(document: Document) -> str:
+    """Speedups at a glance and in full, what was not run, and the machine's limits."""
     skipped = dict.fromkeys(f"- Not run: {row['method']}, {row['reason']}" for row in document["skipped"])
-    columns = f"method, {index}, speedup, 95%, S, tokens/s, nodes, of ceiling, texts that differ"
-    parts = [speedups(document["rows"], index), table(columns, document["rows"]), "\n".join(skipped)]
-    return "\n\n".join(parts).rstrip("\n")
+    columns = f"method, {RACE}, speedup, 95%, S, tokens/s, nodes, of ceiling, texts that differ"
+    parts = [speedups(document["rows"]), table(columns, document["rows"]), "\n".join(skipped), theory_card(document)]
+    return "\n\n".join(part for part in parts if part)
 
 
-def real_cost(document: Document) -> str:
-    """The same by shape."""
-    return race(document, REAL_COST)
+def theory_card(document: Document) -> str:
+    """What memory allows, for each dtype and batch, and the latency curve."""
+    rows = []
+    for dtype, card in document["theory"].items():
+        rate = max(value for kind in card["bandwidth_gb_per_s"].values() for value in kind.values())
+        for batch, passes in card["pass_ms"].items():
+            row = {"dtype": dtype, "batch": batch, "gb_per_s": rate, "pass_ms": passes}
+            rows.append({**row, "read_mb": card["weight_bytes_per_pass"] / 1e6, "floor": card["floor_ms"][batch]})
+    curves = latency("dtype, batch, read a pass, bandwidth, floor ms", rows)
+    return f"Passes; T columns are t(T)/t(1):\n\n{curves}" if rows else ""
+
+
+def real(document: Document) -> str:
+    """All that is measured of a pretrained model, and what was not."""
+    found, exact = document["acceptance"], [{**row, "new_tokens": row["tokens"]} for row in document["exact"]]
+    raced = [
+        {**row, **{key: f"{row[key]:.2f}x" if key in row else "" for key in ("drafts", "passes_gain")}}
+        for row in document["rows"]
+    ]
+    few, whole = ([row for row in found if (row["category"] == "few") is few] for few in (True, False))
+    few.sort(key=lambda row: (row["mode"], row["source"], row["nodes"]))
+    single = [row for row in raced if row["batch"] == 1]
+    places = f"method, {LENGTHS}, calls, speedup, 95%, drafts', passes', S, nodes, tokens/s, texts that differ"
+    later = "method, prompt tokens, mode, first token ms, later token ms, later tokens, their 95%"
+    first = "mode, call, plain ms, ours ms, speedup, 95%, CPU, texts that differ"
+    late: dict[str, list[str]] = {}
+    for row in document["skipped"]:
+        case = " ".join(f"{key} {row[key]}" for key in row if key not in ("part", "reason"))
+        late.setdefault(f"{row['part']}, {row['reason']}", []).append(case)
+    parts = [
+        ("Settings at random, in float32:", exact, table("mode, tokens, S, texts that differ", exact)),
+        ("S by category and memory, 24 nodes:", whole, pivot("category, texts", "{mode}, {memory}", "S", whole)),
+        (
+            "S by source and nodes, cold, of a few of these texts:",
+            few,
+            pivot("mode, source", "{nodes} nodes", "S", few),
+        ),
+        ("Speedups:", raced, speedups(raced, LENGTHS)),
+        ("In full; what drafts and what faster passes brought make up the whole:", raced, table(places, raced)),
+        ("Of single prompts, without the prompt's own pass:", single, table(later, single)),
+        ("Calls of fresh processes:", document["first"], table(first, document["first"])),
+        ("Not run:", late, "\n".join(f"- {why}: {'; '.join(cases)}" for why, cases in late.items())),
+    ]
+    told = [part for title, rows, text in parts if rows for part in (title, text)]
+    return "\n\n".join([*([f"License: {document['license']}."] if "license" in document else ()), *told])
 
 
 def regret(document: Document) -> str:
     """Speeds of every size, and what the automatic mode loses against the best."""
     columns = "shape, set, mode, dtype, batch, best, best speed, automatic, regret, against plain"
     return table(columns, map(shown, document["rows"]))
-
-
-def measured(document: Document) -> list[dict[str, Any]]:
-    """A document's rows; first calls keep them by dtype and case."""
-    return document.get("rows") or [
-        {"new_tokens": document["new_tokens"], "dtype": dtype, "case": case, "speedup_median": row["speedup"], **row}
-        for dtype, rows in document["results"].items()
-        for case, row in rows.items()
-    ]
-
-
-def long_context(document: Document) -> str:
-    """What the length of the prompt changes: speedups, with and without prefill, and passes."""
-    columns = "context, mode, dtype, method, S, nodes, first token ms, later token ms, speedup, 95%, later tokens, "
-    full = table(columns + "their 95%, texts that differ", document["rows"])
-    return f"{full}\n\nPasses as transformers runs them:\n\n{latency('dtype, context', document['passes'])}"
-
-
-def ablation(document: Document) -> str:
-    """S by drafted nodes, and the cost of drafting."""
-    rows = sorted(document["rows"], key=lambda row: (row["mode"], row["group"], row["nodes"]))
-    found, taken = (pivot("prompts, mode, source", "{nodes}", value, rows) for value in ("S", "draft ms"))
-    return f"{found}\n\nMilliseconds of drafting a pass:\n\n{taken}"
 
 
 def medusa(document: Document) -> str:
@@ -103,22 +123,12 @@ def medusa(document: Document) -> str:
     )
 
 
-def exactness(document: Document) -> str:
-    """How many texts differ from plain ones."""
-    rows = [
-        {"mode": mode, "new_tokens": row["tokens"], "texts_that_differ": len(row["differ"]), **row}
-        for mode, row in document["results"].items()
-    ]
-    settings = "sources, nodes and memory" if document.get("automatic") else "W, N and G"
-    return f"{document['dtype']}; {settings} at random:\n\n{table('mode, tokens, S, texts that differ', rows)}"
-
-
 def step_time(document: Document) -> str:
     """The latency curve of every shape."""
     return latency("preset, dtype, context, batch", document["rows"])
 
 
-def raced(document: Document) -> Rows:
+def races(document: Document) -> Rows:
     """The races of a run on a GPU."""
     parts = document["parts"].items()
     return [row for name, part in parts if name.startswith("races") for row in part["rows"]]
@@ -136,7 +146,7 @@ def gpu(document: Document) -> str:
     parts = [
         grid(("claim", "worst", "held"), [told(claim, "**no**") for claim in document["claims"]]),
         "Speedups:",
-        table("model, race, method, speedup, 95%, S, tokens/s, nodes, texts that differ", raced(document)),
+        table("model, race, method, speedup, 95%, S, tokens/s, nodes, texts that differ", races(document)),
         "Passes; the floor is what reading weights and keys and values takes, eager what transformers' own pass does:",
         latency("shape, context, eager ms, floor ms", curves),
         "One layer's attention in microseconds, by history and nodes:",
@@ -146,10 +156,10 @@ def gpu(document: Document) -> str:
 
 
 PAGES = {  # by the kind of the documents: title, what a reader has to know, and a document's columns or its writer
-    "real cost": (
-        "At a large model's cost",
-        "A small model embedded exactly in a larger one: its text, by passes that cost what that shape costs.",
-        real_cost,
+    "real": (
+        "Pretrained models",
+        "What `make real` measured: texts of pretrained models, by prompts of this project. Few texts, wide intervals.",
+        real,
     ),
     "regret": (
         "What choosing sizes costs",
@@ -157,21 +167,8 @@ PAGES = {  # by the kind of the documents: title, what a reader has to know, and
         regret,
     ),
     "race": ("Every way to decode, raced", "The ceiling is S t(1)/t(T), if nothing but passes took time.", race),
-    "first call": (
-        "First call of a process",
-        "Medians of fresh processes in turn.",
-        "dtype, case, tokens, plain ms, ours ms, speedup",
-    ),
-    "long context": ("Long prompts", "The first token's time is that of prefill.", long_context),
-    "architectures": (
-        "Other architectures",
-        "Small models with random weights and prompts: at temperature 1.5 there is nothing to gain.",
-        "family, route, mode, plain ms a token, speedup, 95%, S, texts that differ",
-    ),
-    "ablation": ("Sources of drafts", "S by drafted nodes; every text starts cold if not told.", ablation),
     "medusa": ("Medusa's heads", "Every text starts cold.", medusa),
     "step time": ("The latency curve", "t(T)/t(1), with random weights.", step_time),
-    "exactness": ("Texts that differ", "Every text is compared token by token.", exactness),
     "gpu": (
         "On a GPU",
         "What `make gpu` measured. Races: bfloat16, a small model embedded exactly in larger ones; plain is eager.",
@@ -224,58 +221,35 @@ def runs(documents: Iterable[Document]) -> str:
     return grid(("file", "where", "versions", "commit", "command"), rows)
 
 
-def theory_card(documents: Iterable[Document]) -> str:
-    """The machines' limits for each dtype and batch, each from the first file that has them."""
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    for document in documents:
-        for dtype, card in document["theory"].items():
-            rate = max(value for kind in card["bandwidth_gb_per_s"].values() for value in kind.values())
-            for batch, passes in card["pass_ms"].items():
-                row = {"machine": home(document), "dtype": dtype, "batch": batch, "gb_per_s": rate, "pass_ms": passes}
-                row |= {"read_mb": card["weight_bytes_per_pass"] / 1e6, "floor": card["floor_ms"][batch]}
-                rows.setdefault((home(document), dtype, batch), row)
-    return latency("machine, dtype, batch, read a pass, bandwidth, floor ms", rows.values())
-
-
 def losses(kind: str, documents: list[Document]) -> list[str]:
     """Every median of our methods below 1.00x, the worst first; dirty runs by themselves."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for document in documents:
-        rows = [row for row in measured(document) if row.get("method") not in THEIRS]
+        rows = [row for row in document["rows"] if not row["method"].startswith(THEIRS)]
         groups.setdefault(document["mark"], []).extend(rows)
     lines = []
     for mark, rows in groups.items():
         lost = []
         for row in sorted(rows, key=lambda row: row["speedup_median"]):
-            words = [row.get(key) for key in ("shape", "case", "family", "label", "set", "group", "mode", "dtype")]
+            words = [row.get(key) for key in ("label", "set", "length", "group", "mode", "dtype")]
             words += [f"batch {row['batch']}" if row.get("batch", 1) > 1 else None, *cells("speedup", row)]
-            lost += [" ".join(word for word in words if word not in (None, "all"))] if words[-1][0] == "*" else []
+            lost += [" ".join(str(word) for word in words if word not in (None, "all"))] if words[-1][0] == "*" else []
         lines.append(f"- {PAGES[kind][0]}{mark}: {'; '.join([f'{len(lost)} of {len(rows)} medians', *lost])}.")
     return lines
 
 
 def summary(found: dict[str, list[Document]], links: dict[str, str], flag: str) -> str:
-    """BENCHMARKS.md: speedups at large models' costs, the theory card, losses, the latency curve, and how to repeat
-    them."""
+    """BENCHMARKS.md: pretrained models' speedups and losses, and how to repeat them."""
     parts = ["# Benchmarks", f"Written by `python -m benchmarks.report{flag}` from `benchmarks/results/*.json`."]
-    parts += [INTRODUCTION.strip("\n"), "\n".join(f"- [{PAGES[kind][0]}]({link})" for kind, link in links.items())]
-    if found["gpu"]:
-        parts += [f"## {PAGES['gpu'][0]}", PAGES["gpu"][1]]
+    parts += [INTRODUCTION.strip("\n"), "\n".join(f"- [{title}]({link})" for title, link in links.items())]
+    parts += ["## Pretrained models"] if found["real"] else []
+    for document in found["real"]:
+        parts += [f"{home(document)}:", speedups(document["rows"], LENGTHS)]
     for document in found["gpu"]:
-        parts += [f"{home(document)}:", speedups(raced(document), "model, race")]
-    if found["real cost"]:
-        parts += [f"## {PAGES['real cost'][0]}", PAGES["real cost"][1]]
-    for document in found["real cost"]:
-        parts += [f"{home(document)}:", speedups([row for row in document["rows"] if row["group"] == "all"], REAL_COST)]
-    if found["race"]:
-        parts += ["## Theory card", "Passes with 256 tokens in the KV cache; T columns are t(T)/t(1)."]
-        parts.append(theory_card(found["race"]))
-    timed = ("real cost", "race", "first call", "long context", "architectures", "medusa")
-    parts += ["## Where it loses", "\n".join(line for kind in timed for line in losses(kind, found[kind]))]
-    if found["step time"]:
-        rows = [{**row, "machine": home(document)} for document in found["step time"] for row in document["rows"]]
-        curves = latency("preset, machine, dtype, context", rows)
-        parts += ["## Latency curve", "t(T)/t(1), with random weights.", curves]
+        if rows := [row for row in races(document) if row["model"] in MODELS]:
+            parts += [f"{document['machine']['gpu']}:", speedups(rows, "model, race")]
+    if found["real"]:
+        parts += ["## Where it loses", "\n".join(losses("real", found["real"]))]
     scripts = [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
     commands = [match[0] for script in scripts if (match := re.search("^    python .*$", script, re.M))]
     return "\n\n".join([*parts, "## Commands", "\n".join(commands)]) + "\n"
@@ -284,16 +258,15 @@ def summary(found: dict[str, list[Document]], links: dict[str, str], flag: str) 
 def build(results: Path, out: Path, allow_dirty: bool = False) -> str:
     """Write a page beside the results for every question that has some, and return the summary with its links."""
     found = read(results, allow_dirty)
-    links = {}
+    links = {SMALL: Path(os.path.relpath(ROOT / "docs" / "embedded.md", out.parent)).as_posix()}
     for kind, (title, note, write) in PAGES.items():
         parts = [f"# {title}", note]
         for document in found[kind]:
-            text = table(write, measured(document)) if isinstance(write, str) else write(document)
-            parts += [f"## {document['file']}, {home(document)}", text]
+            parts += [f"## {document['file']}, {home(document)}", write(document)]
         if found[kind]:
             file = results / f"{kind.replace(' ', '_')}.md"
             file.write_text("\n\n".join([*parts, "## Runs", runs(found[kind])]) + "\n")
-            links[kind] = Path(os.path.relpath(file, out.parent)).as_posix()
+            links[title] = Path(os.path.relpath(file, out.parent)).as_posix()
     return summary(found, links, " --allow-dirty" if allow_dirty else "")
 
 

@@ -62,14 +62,21 @@ def results(tmp_path: Path) -> Path:
     rows = [_row("plain", 1.0), _row("auto", 1.5), _row("auto", 0.8, "not looping"), _row("jacobi", 0.998)]
     skipped = [{"method": "static", "dtype": "float32", "reason": "no CUDA"}]
     _write(tmp_path, "race", {"benchmark": "race", "theory": {"float32": card}, "rows": rows, "skipped": skipped})
-    call = {"plain_median_ms": 100.0, "ours_median_ms": 200.0, "speedup": 0.5}
-    _write(tmp_path, "first", {"benchmark": "first call", "new_tokens": 8, "results": {"float32": {"greedy": call}}})
-    nodes = [
-        {"source": s, "nodes": n, "mode": "greedy", "group": "all", "texts": 2, "S": n / 4, "draft_ms": 0.1}
-        for s in ("suffix", "pool")
-        for n in (4, 8)
+    real = {"length": 50, "calls": 4, "drafts": 1.25, "passes_gain": 0.8, "first_token_ms": 20.0, "token_ms": 9.0}
+    real |= {"after_median": 1.1, "after_interval": [1.0, 1.2]}
+    seen = [
+        {"source": "all", "nodes": n, "memory": "cold", "mode": "greedy", "category": c, "texts": 2, "S": n / 4}
+        for c, n in (("writing", 24), ("few", 4), ("few", 24))
     ]
-    _write(tmp_path, "ablation", {"benchmark": "ablation", "rows": nodes})
+    call = {"mode": "greedy", "call": "first", "plain_median_ms": 100.0, "ours_median_ms": 200.0, "speedup_median": 0.5}
+    measured = {
+        "exact": [{"mode": "greedy", "texts": 8, "tokens": 384, "S": 2.0, "texts_that_differ": 0}],
+        "acceptance": seen,
+        "rows": [{**row, **real} for row in rows if row["group"] == "all"],
+        "first": [{**call, "speedup_interval": [0.4, 0.6], "cpu_ratio": 0.6, "texts": 3, "texts_that_differ": 0}],
+        "skipped": [{"part": "race", "length": 4000, "reason": "no time was left"}],
+    }
+    _write(tmp_path, "real-tiny", {"benchmark": "real", **measured}, model="tiny")
     curve = {"preset": "bundled", "dtype": "float32", "context": 128, "batch": 1, "pass_ms": {"1": 2.0, "8": 3.0}}
     _write(tmp_path, "step", {"benchmark": "step time", "rows": [curve]})
     parts = {
@@ -80,6 +87,7 @@ def results(tmp_path: Path) -> Path:
         ],
         "curves": [{**curve, "what": "curve", "shape": "8B", "context": 256, "eager_ms": 18.0, "floor_ms": 3.5}],
     }
+    parts["races smollm2-135m"] = [{**_row("auto", 1.4), "model": "smollm2-135m", "race": "greedy"}]
     parts["curves"][0]["pass_ms"] = {"1": 7.0, "8": 10.5}
     claims = [("none fails", 0, True), ("all pass", None, None), ("fast enough", 2.5, False)]
     made = {"claims": [dict(zip(("claim", "worst", "held"), claim, strict=True)) for claim in claims]}
@@ -94,20 +102,28 @@ def test_report(results: Path) -> None:
     """The summary and every page, from the same figures."""
     text = report.build(results, results / "BENCHMARKS.md")
     assert text.startswith("# Benchmarks\n\nWritten by `python -m benchmarks.report` from")
-    assert "2 of 3 medians; lookahead code not looping greedy float32 **0.80x**; jacobi" not in text
-    assert "1 of 3 medians; lookahead code not looping greedy float32 **0.80x**." in text
-    assert "| model | race | lookahead | jacobi |\n| --- | --- | --- | --- |\n| 1.3B | greedy | 1.50x | 1.00x |" in text
-    assert "| float32 | 1 | 20.0 MB | 10.0 GB/s | 2.00 | 3.00 | 1.50 |" in text
-    assert "| bundled | a processor, 2 threads, model bundled | float32 | 128 | 2.00 | 1.50 |" in text
-    assert "- [Every way to decode, raced](race.md)" in text
+    assert "- [Pretrained models](real.md)\n" in text and "- [Every way to decode, raced](race.md)" in text
+    assert (
+        "a processor, 2 threads, model tiny:\n\n| prompt tokens | batch | mode | dtype | tokens | lookahead |" in text
+    )
+    assert "| 50 | 1 | greedy | float32 | 64 | 1.50x | 1.00x |" in text
+    assert "- Pretrained models: 0 of 2 medians." in text
+    assert "| smollm2-135m | greedy | 1.40x |" in text and "| 1.3B |" not in text
+    real = (results / "real.md").read_text()
+    assert "| greedy | 384 | 2.00 | 0 of 8 |" in real
+    assert "| category | texts | greedy, cold |\n| --- | --- | --- |\n| writing | 2 | 6.00 |" in real
+    assert "| mode | source | 4 nodes | 24 nodes |\n| --- | --- | --- | --- |\n| greedy | all | 1.00 | 6.00 |" in real
+    assert "| lookahead | 50 | 1 | greedy | float32 | 64 | 4 | 1.50x | 1.40-1.60 | 1.25x | 0.80x | 2.00 | 8.0 |" in real
+    assert "| lookahead | 50 | greedy | 20 | 9.00 | 1.10x | 1.00-1.20 |" in real
+    assert "| greedy | first | 100 | 200 | **0.50x** | 0.40-0.60 | 0.600 | 0 of 3 |" in real
+    assert "Not run:\n\n- race, no time was left: length 4000\n" in real
     race = (results / "race.md").read_text()
     assert "| code | greedy | float32 | 1 | 64 | 1.50x | 1.00x |" in race
     assert "| code, not looping | greedy | float32 | 1 | 64 | **0.80x** |" in race
     assert "- Not run: static, no CUDA" in race
+    assert "| float32 | 1 | 20.0 MB | 10.0 GB/s | 2.00 | 3.00 | 1.50 |" in race
     assert "`python -m benchmarks.race --modes greedy`" in race
     assert "abc123" in race
-    assert "| float32 | greedy | 8 | 100 | 200 | **0.50x** |" in (results / "first_call.md").read_text()
-    assert "| texts | greedy | suffix | 1.00 | 2.00 |" in (results / "ablation.md").read_text()
     gpu = (results / "gpu.md").read_text()
     assert "## gpu.json, H200, model bundled" in gpu
     assert "| none fails | 0 | yes |\n| all pass |  | not measured |\n| fast enough | 2.5 | **no** |" in gpu
