@@ -20,6 +20,7 @@ from benchmarks.contest import contest, row
 from benchmarks.embedding import SHAPES, Shape, embedded
 from benchmarks.harness import ROOT, load, timed
 from benchmarks.options import MODES
+from benchmarks.pretrained import built, home_of
 from benchmarks.step_time import WIDTHS, after, curve, random_model
 from lookahead.cli.verify import first_divergence
 from lookahead.runtime.attention import packed_attention
@@ -34,6 +35,8 @@ _CURVES = {  # Llama 3's, whose vocabulary is a real one
     "8B": (4096, 32, 32, 8, 14336, 128256, False, 128),
 }
 _RACES = (("greedy", "code", "greedy"), ("no-loop", "code-no-loop", "greedy"), ("T 0.8", "code", "t0.8"))
+_CHATS = (("greedy", "chat", "greedy"), ("T 0.7", "chat", "t0.7"), ("T 1.0", "chat", "t1.0"))
+PRETRAINED = "smollm2-135m"
 _COPIED = 4 << 30  # bytes, by which bandwidth is measured
 
 
@@ -63,6 +66,11 @@ class Bench:
         model.generation_config = small.generation_config
         return model
 
+    def pretrained(self, dtype: str) -> tuple[Any, Any] | None:
+        """A pretrained model and its tokenizer, if ``benchmarks.real`` has built it."""
+        folder = None if self.quick else built(PRETRAINED, home_of(None))
+        return load(folder, dtype, self.device) if folder else None
+
     def texts(self, model: Any, tokenizer: Any, source: str, prompts: int, batch: int, tokens: int) -> Any:
         return units(model, tokenizer, source if tokenizer else "random", prompts, batch, tokens)
 
@@ -72,10 +80,13 @@ def exactness(bench: Bench) -> Iterator[Row]:
     tokens = bench.pick(48, 6)
     for dtype in ("float32", "bfloat16"):
         small, tokenizer = bench.small()
-        for name in ("0.36B", "bundled"):
-            model = bench.large(small, name, dtype)
+        known = {"0.36B": (bench.large(small, "0.36B", dtype), tokenizer, "code")}
+        if (found := bench.pretrained(dtype)) is not None:
+            known[PRETRAINED] = (*found, "chat")
+        known["bundled"] = (bench.large(small, "bundled", dtype), tokenizer, "code")
+        for name, (model, tokenizer, source) in known.items():
             for batch in bench.pick((1, 3), (2,)):
-                given, _ = bench.texts(model, tokenizer, "code", 2 * batch, batch, tokens)
+                given, _ = bench.texts(model, tokenizer, source, 2 * batch, batch, tokens)
                 for mode, method in (("greedy", "auto"), ("greedy", "w7"), ("t0.8", "auto")):
                     place = {"model": name, "dtype": dtype, "batch": batch, "mode": mode, "method": method}
                     yield place | _differences(model, given, mode, method, tokens)
@@ -198,12 +209,19 @@ def _launched_ms(bench: Bench, run: Callable[[], Tensor], calls: int = 16) -> fl
 
 
 def races(shape: str, bench: Bench) -> Iterator[Row]:
-    """Every way to decode at a real model's cost; last, because it is compiled, ``generate`` with a static cache."""
+    """Every way to decode at a large model's cost, or by a pretrained one; last, because it is compiled, ``generate``
+    with a static cache."""
     small, tokenizer = bench.small()
-    model, tokens = bench.large(small, shape, "bfloat16"), bench.pick(64, 6)
+    tokens = bench.pick(64, 6)
+    if shape != PRETRAINED:
+        model = bench.large(small, shape, "bfloat16")
+    elif (found := bench.pretrained("bfloat16")) is not None:
+        model, tokenizer = found
+    else:
+        return
     table, _ = methods(["lookup2", "auto", "w7"], bench.device)
     first: Any = []
-    for name, source, mode in _RACES:
+    for name, source, mode in _RACES if shape != PRETRAINED else _CHATS:
         texts = bench.texts(model, tokenizer, source, 2, 1, tokens)
         first = first or texts[0][:1]
         yield from _raced(model, table, texts, {"model": shape, "race": name, "mode": mode}, tokens)
@@ -243,6 +261,7 @@ PARTS: dict[str, tuple[int, Callable[[Bench], Iterator[Row]]]] = {  # with the s
     "attention": (40, attention),
     "races 1.3B": (130, partial(races, "1.3B")),
     "races 8B": (130, partial(races, "8B")),
+    f"races {PRETRAINED}": (35, partial(races, PRETRAINED)),  # nothing where it is not built
     "tests": (150, tests),  # what the others have left
 }
 
