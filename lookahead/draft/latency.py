@@ -30,7 +30,8 @@ _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole mac
 _FORM = 8  # passes that a computed form of the curve serves, to carry a pass over to the nearest of ``NODES``
 _BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
 _GUESS_STEP = 1.3  # times t(1) for several nodes, where they take other kernels than one
-_GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
+GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
+ROWWISE_SLOPE = 0.4  # the same where weights are read once a row: 0.33 to 0.6, by size, of a model of 135M parameters
 
 
 def _context_index(context: int) -> int:
@@ -42,11 +43,15 @@ class StepTimes:
 
     A ``frozen`` one never learns, so that choices made by it repeat. ``about`` says what it was measured on. It
     ``steps`` where a pass over several nodes takes other kernels than one over a single node, as with recurrent layers
-    and on CUDA: then t(1) says nothing of how steep the rest is.
+    and on CUDA: then t(1) says nothing of how steep the rest is. Before anything is measured it rises by ``slope``
+    times t(1) with each further node.
     """
 
-    def __init__(self, *, frozen: bool = False, about: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, *, frozen: bool = False, about: dict[str, Any] | None = None, slope: float = GUESS_SLOPE
+    ) -> None:
         self.frozen = frozen
+        self._slope = slope
         self.steps = False
         self.about = about or {}
         self._mean: dict[tuple[int, int], float] = {}  # by context index and index into NODES, milliseconds
@@ -130,7 +135,7 @@ class StepTimes:
         return [_at(knots, nodes) for nodes in range(1, most + 1)]
 
     def _knots(self, index: int) -> list[float]:
-        base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES]
+        base = [1.0 + self._slope * (nodes - 1) for nodes in NODES]
         single = 0.0
         known = self._cells
         others = sorted({context for context, _ in known} - {index}, key=lambda other: abs(other - index))
@@ -150,6 +155,11 @@ class StepTimes:
             base = [max(base[0], value) for value in base]  # such layers never do several tokens in less time than one
         self._forms[index] = base
         return [value * self._drift for value in base] if known else base
+
+    def doubt(self) -> Self:
+        """Believe what was measured no more than a few passes: the machine may have had other work to do then."""
+        self._weight = {cell: min(weight, _TRUSTED) for cell, weight in self._weight.items()}
+        return self
 
     def as_frozen(self) -> Self:
         """The same curve, that learns nothing more."""
@@ -179,6 +189,9 @@ class StepTimes:
                 found = f"This step-time curve has format {data['format']!r} and sizes {nodes}"
                 raise LookaheadError(f"{found}: expected {FORMAT} and some of {list(NODES)}. Measure it again.")
             times = cls(frozen=frozen, about=dict(data["about"]))
+            most = (
+                math.inf if frozen else _TRUSTED
+            )  # the machine may have been loaded: the first fast passes count more
             for context, at, mean, weight in data["cells"]:
                 if not (0 <= at < len(nodes) and context >= 0 and 0.0 < mean < math.inf and weight > 0.0):
                     cell = [context, at, mean, weight]

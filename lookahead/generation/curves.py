@@ -14,9 +14,10 @@ import transformers
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead.draft.latency import FORMAT, StepTimes
+from lookahead.draft.latency import FORMAT, GUESS_SLOPE, ROWWISE_SLOPE, StepTimes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import dynamic_reason
+from lookahead.runtime.packed_layers import computed_dtype
 from lookahead.runtime.tracing.replay import Traces
 from lookahead.support.route import no_tree
 
@@ -126,10 +127,15 @@ def step_times(
     traced = traces.of(batch) if traces is not None else frozenset()
     key = (batch, model.dtype, model.device, traits.attention, fixed, torch.get_num_threads(), packed, traced)
     if key not in memory:
-        near = [curve for other, curve in memory.items() if other[:-2] == key[:-2]]
+        rowwise = traits.device.type == "cpu" and computed_dtype(model.dtype) is not model.dtype
+        # What dense weights take that are read once a row says nothing of packed ones.
+        near = [
+            curve for other, curve in memory.items() if other[:-2] == key[:-2] and (other[-2] == packed or not rowwise)
+        ]
         everything = {kind.single for kind in traced} == {True, False}
         saved = cached(model, batch, static, everything, packed) if everything or not traced else None
-        memory[key] = saved or (near[-1].as_guess() if near else StepTimes())
+        slope = ROWWISE_SLOPE if rowwise and not packed else GUESS_SLOPE
+        memory[key] = saved.doubt() if saved else (near[-1].as_guess() if near else StepTimes(slope=slope))
         # On CUDA libraries multiply with one row in ways of their own; with several the time may even fall with their
         # number: an H200 takes 0.8 ms for a float32 pass of the bundled model over 1 node, 2.3 over 8 and 1.1 over 32.
         memory[key].steps = steps or (fixed and traits.device.type == "cuda")

@@ -41,6 +41,7 @@ from lookahead.runtime.packed_layers import (
     can_be_packed,
     groups_of,
     pack,
+    packed_bytes,
     packed_linear,
     parts_of,
     shapes_of,
@@ -132,7 +133,7 @@ def _bought(packing: Packing, groups: list[Group], stamp: Hashable, worth_ms: fl
         _try(packing, groups)
     gaining = [group for group in groups if shapes_of(group) in packing.singles]
     free = _free_bytes()
-    fits = free is not None and sum(map(_bytes, gaining)) <= _MOST_MEMORY * free
+    fits = free is not None and sum(map(packed_bytes, gaining)) <= _MOST_MEMORY * free
     if not packing.gain or not fits or worth_ms * packing.gain < packing.cost_ms:
         return None
     packed: Packed = {}
@@ -180,7 +181,7 @@ def _compared(group: Group, packed: Tensor, rounds: int) -> tuple[list[float], l
     """Seconds of a group over each number of rows, as it lies and packed; None where its outputs are not the same."""
     weights, before, after = [layer.weight for layer in group], list[float](), list[float]()
     for rows in _TRIAL_ROWS:
-        given = torch.arange(rows * weights[0].shape[1], dtype=packed.dtype).sin_().view(rows, -1)
+        given = torch.arange(rows * weights[0].shape[1], dtype=weights[0].dtype).sin_().view(rows, -1)
 
         def as_it_lies(given: Tensor = given) -> list[Tensor]:
             return [nn.functional.linear(given, weight) for weight in weights]

@@ -216,3 +216,12 @@ def test_kernels_that_take_six_rows_at_a_time() -> None:
     curve = times.curve(64, 8)
     assert curve[5] == pytest.approx(49.0, rel=0.02)
     assert curve[6] - curve[5] > 2.0 * (curve[5] - curve[4])
+
+
+def test_a_curve_of_a_loaded_machine_is_soon_put_right() -> None:
+    saved = StepTimes()
+    saved.put(1, 100, 3000.0)
+    saved.put(4, 100, 3500.0)
+    for _ in range(2):
+        saved.doubt().add(1, 100, 50.0)
+    assert saved.ms(1, 100) == pytest.approx(50.0)

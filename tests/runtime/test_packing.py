@@ -32,7 +32,7 @@ pytestmark = [
 
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.skipif(not packs(dtype), reason=f"this CPU packs no {dtype}"))
-    for dtype in (torch.float32, torch.bfloat16)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
 ]
 
 
@@ -63,6 +63,23 @@ def test_a_twin_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
     assert (ours - plain).abs().max() <= 8 * torch.finfo(dtype).eps * plain.abs().max()
     assert {key: type(module) for key, module in model.named_modules()} == before
     assert not any("packed" in module._buffers for module in model.modules())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_half_precision_that_a_processor_does_not_know_is_packed_in_float32(
+    dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_layers, "computed_dtype", lambda dtype: torch.float32)
+    layer, rows = nn.Linear(48, 32, bias=bias, dtype=dtype), torch.randn(5, 48, dtype=dtype)
+    (part,) = packed_layers.parts_of((layer,), single=True).values()
+    ours = packed_layers.packed_linear(rows, part.weight, part.bias)
+    given = [layer.weight.float(), layer.bias.float() if bias else None]
+    assert part.weight.dtype == torch.float32 and ours.dtype == dtype
+    exact = nn.functional.linear(rows.float(), *given)
+    assert (ours.float() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
+    assert packed_layers.packed_bytes([layer]) == 4 * layer.weight.numel()
 
 
 class Attention(nn.Module):
