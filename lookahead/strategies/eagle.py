@@ -1,27 +1,23 @@
 """EAGLE: a head that drafts from the model's features, as one source of the automatic tree."""
 
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property, partial
+from functools import partial
 from os import PathLike
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from transformers import PreTrainedModel
 
-from jacobi import LookaheadError
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.eagle_trees import Expansion, fixed_tree
-from lookahead.draft.published import HeadDrafter
-from lookahead.models.output_layer import beside, output_layer
+from lookahead.models.output_layer import output_layer
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import EaglePasses, joined_features
-from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.draft_models import check_head, check_whole
-
-_DEFAULT_SOURCES = ("eagle", "recycling", "suffix")
+from lookahead.strategies.automatic import FREE_SOURCES
+from lookahead.strategies.heads import HeadStrategy
 
 
 @dataclass(frozen=True)
-class Eagle(AutomaticStrategy):
+class Eagle(HeadStrategy):
     """Decoding with an EAGLE head (EAGLE-1: Li et al., arXiv 2401.15077; EAGLE-2: 2406.16858; EAGLE-3: 2503.01840).
 
     The head is one source among others in the automatic mode's tree: it is asked level by level, about all nodes that
@@ -45,6 +41,10 @@ class Eagle(AutomaticStrategy):
 
     name: ClassVar[str] = "eagle"
     known_sources: ClassVar[tuple[str, ...]] = ("eagle", *FREE_SOURCES)
+    kind: ClassVar[type[EagleHead]] = EagleHead
+    expected: ClassVar[str] = "an EagleHead or the folder it lies in"
+    title: ClassVar[str] = "The EAGLE head is"
+    trees: ClassVar[tuple[str, ...]] = ("eagle-1", "eagle-2")
 
     head: EagleHead | str | PathLike[str] | None = None
     _: KW_ONLY
@@ -55,48 +55,18 @@ class Eagle(AutomaticStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.head, PathLike):
-            object.__setattr__(self, "head", str(self.head))
-        if not isinstance(self.head, EagleHead | str):
-            raise LookaheadError(f"Eagle(head=) must be an EagleHead or the folder it lies in: got {self.head!r}.")
-        if self.tree is not None:
-            self._one_of("tree", ("eagle-1", "eagle-2"))
-            self._refuse_automatic(f"tree={self.tree!r} as well. Drop one of the two.")
         for field, least in (("top_k", 1), ("depth", 0), ("total_tokens", 2)):
             self._whole(field, least)
-        self._must_name("eagle")
         _ = self._read  # raises now what cannot be read
-
-    @property
-    def automatic(self) -> bool:
-        return self.tree is None
 
     @property
     def draws_candidates(self) -> bool:
         """For the fixed tree, and where the head alone fills a given number of nodes."""
-        return (self.tree == "eagle-1" and self.verification != "exact") or self._draws_from("eagle")
-
-    @cached_property
-    def _read(self) -> EagleHead:
-        return self.head if isinstance(self.head, EagleHead) else EagleHead.from_pretrained(str(self.head))
-
-    def _beside(self, model: PreTrainedModel) -> EagleHead:
-        return beside(model, self._read) if isinstance(self.head, str) else self._read
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data; a head in memory is named by its class only."""
-        return super().to_dict() | {"head": self.head if isinstance(self.head, str) else type(self.head).__name__}
-
-    def check(self, model: PreTrainedModel) -> None:
-        """Refuse a head that is another model's."""
-        self._check_causal(model)
-        check_whole(model, type(self).__name__)
-        head = self._beside(model)
-        check_head(model, head, "The EAGLE head is")
-        head.check(model)
+        return (self.tree == "eagle-1" and self.verification != "exact") or super().draws_candidates
 
     def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
-        return self._beside(model).taps(model)
+        head: EagleHead = self._beside(model)
+        return head.taps(model)
 
     def drafts(self, call: CallContext) -> Drafts:
         head, model = self._beside(call.model), call.model
@@ -107,9 +77,7 @@ class Eagle(AutomaticStrategy):
         def passes(row: RowContext) -> EaglePasses:
             return EaglePasses(head.network, features, row.index, *given, row.vocab_size)
 
-        if self.tree is not None:
-            expansion = Expansion(self.top_k, self.depth, self.total_tokens)
-            grow = expansion.grow if self.tree == "eagle-2" else partial(fixed_tree, draw=call.rows[0].chance)
-            return Drafts([HeadDrafter("eagle", row.prompt, passes(row), grow, row.chain) for row in call.rows])
-
-        return self.passes_drafts(call, passes, "eagle", _DEFAULT_SOURCES)
+        if self.tree == "eagle-1":
+            return self._drafts_of(call, passes, partial(fixed_tree, draw=call.rows[0].chance))
+        expansion = Expansion(self.top_k, self.depth, self.total_tokens)
+        return self._drafts_of(call, passes, expansion.grow if self.tree == "eagle-2" else None)

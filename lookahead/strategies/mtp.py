@@ -6,20 +6,17 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
-from jacobi import LookaheadError
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.models.hidden_states import NORM, final_norm
 from lookahead.models.output_layer import output_layer
 from lookahead.sources.eagle.passes import PairNetwork, PairPasses, Pairs, joined_features
 from lookahead.sources.mtp.heads import MtpHeads
-from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
-from lookahead.strategies.draft_models import check_head, check_whole
-
-_DEFAULT_SOURCES = ("mtp", "recycling", "suffix")
+from lookahead.strategies.automatic import FREE_SOURCES
+from lookahead.strategies.heads import HeadStrategy
 
 
 @dataclass(frozen=True)
-class Mtp(AutomaticStrategy):
+class Mtp(HeadStrategy):
     """Decoding with a model's multi-token-prediction layers (DeepSeek-V3: arXiv 2412.19437, section 2.2).
 
     The layers are one source among others in the automatic mode's tree, asked level by level where that pays. They are
@@ -41,44 +38,18 @@ class Mtp(AutomaticStrategy):
 
     name: ClassVar[str] = "mtp"
     known_sources: ClassVar[tuple[str, ...]] = ("mtp", *FREE_SOURCES)
+    field: ClassVar[str] = "heads"
+    kind: ClassVar[Any] = MtpHeads | None
+    expected: ClassVar[str] = "MtpHeads or the folder they lie in"
+    title: ClassVar[str] = "The MTP layers are"
 
     heads: MtpHeads | str | PathLike[str] | None = None
     _: KW_ONLY
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.heads, PathLike):
-            object.__setattr__(self, "heads", str(self.heads))
-        if not isinstance(self.heads, MtpHeads | str | None):
-            raise LookaheadError(f"Mtp(heads=) must be MtpHeads or the folder they lie in: got {self.heads!r}.")
-        self._must_name("mtp")
-
-    @property
-    def automatic(self) -> bool:
-        return True
-
-    @property
-    def draws_candidates(self) -> bool:
-        """Where the layers alone fill a given number of nodes."""
-        return self._draws_from("mtp")
-
     def predicting(self) -> "Mtp":
         return self
 
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data; heads in memory are named by their class only."""
-        named = type(self.heads).__name__ if isinstance(self.heads, MtpHeads) else self.heads
-        return super().to_dict() | {"heads": named}
-
-    def check(self, model: PreTrainedModel) -> None:
-        """Refuse layers that are another model's, or that cannot be read."""
-        self._check_causal(model)
-        check_whole(model, type(self).__name__)
-        heads = self._read(model)
-        check_head(model, heads, "The MTP layers are")
-        heads.check(model)
-
-    def _read(self, model: PreTrainedModel) -> MtpHeads:
+    def _beside(self, model: PreTrainedModel) -> MtpHeads:
         if isinstance(self.heads, MtpHeads):
             return self.heads
         return MtpHeads.of(model, None if self.heads is None else str(self.heads))
@@ -87,7 +58,7 @@ class Mtp(AutomaticStrategy):
         return (NORM,)
 
     def drafts(self, call: CallContext) -> Drafts:
-        model, heads = call.model, self._read(call.model)
+        model, heads = call.model, self._beside(call.model)
         assert call.hidden is not None  # it is wanted
         features = joined_features(call.hidden, (NORM,), final_norm(model))
         given = (heads.embedder(model), output_layer(model))
@@ -96,4 +67,4 @@ class Mtp(AutomaticStrategy):
             networks: list[tuple[PairNetwork, Pairs]] = [(layer, layer.cache()) for layer in heads.networks()]
             return PairPasses(networks, heads.first.fc.weight, features, row.index, *given, row.vocab_size)
 
-        return self.passes_drafts(call, passes, "mtp", _DEFAULT_SOURCES)
+        return self._drafts_of(call, passes)
