@@ -1,22 +1,18 @@
-"""Training what drafts beside a model that stays as it is: EAGLE heads, recurrent drafters, and whatever comes."""
+"""What learns to draft beside a model that stays as it is: EAGLE heads, recurrent heads, and whatever comes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainerCallback
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from lookahead.models.hidden_states import HiddenStates, tapped
-from lookahead.training.clock import Report
-from lookahead.training.data import Example
-from lookahead.training.settings import TrainingSettings
-from lookahead.training.stage import Trained, check_stage, train_stage
 from lookahead.training.trainer import Learner
 
-STAGE = "drafter"
+_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,17 +32,36 @@ class Seen:
     logits: Tensor
 
 
-class Drafter(Protocol):
-    """What can be trained beside a model: an ``nn.Module`` whose weights that require a gradient are trained."""
+class TrainedHead(nn.Module):
+    """A head that is trained beside a model; ``head`` is what decoding takes.
+
+    Attributes:
+        source: what a kind of head is called among the sources of drafts.
+        strategy: makes the strategy that drafts with a head, of the settings of the automatic mode.
+        use: how it is used, as code, in its card.
+    """
+
+    source: ClassVar[str]
+    strategy: ClassVar[Callable[..., Any]]
+    use: ClassVar[str]
+
+    def __init__(self, head: Any, settings: Any) -> None:
+        super().__init__()
+        self.head = head
+        self._settings = settings
+
+    @property
+    def title(self) -> str:
+        """What cards call it."""
+        raise NotImplementedError
 
     def taps(self, model: Any) -> tuple[str, ...]:
         """Which hidden states of the model it learns from (:mod:`lookahead.models.hidden_states`)."""
+        raise NotImplementedError
 
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch, and what it is made of, by the names that logs take, without gradients."""
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write what decoding reads."""
+        raise NotImplementedError
 
 
 class BesideModel(Learner):
@@ -80,35 +95,15 @@ class BesideModel(Learner):
         return {"loss": loss}
 
 
-def train_drafter(
-    model: PreTrainedModel,
-    drafter: Any,
-    examples: Sequence[Example],
-    settings: TrainingSettings,
-    folder: str | Path,
-    *,
-    rate: float,
-    pad: int = 0,
-    resume: bool = False,
-    report: Report | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-) -> Trained:
-    """Train a :class:`Drafter` beside its model, with ``rate`` as the peak learning rate.
-
-    ``pad`` fills up shorter examples. ``folder`` gets checkpoints; with ``resume``, training continues from the last
-    one in it. ``report`` is called with the stage (``"drafter"``), the share of it that is done, and now and then
-    losses and rates. A LookaheadError says that nothing can be trained with these settings, or that the loss is not
-    finite.
-    """
-    check_stage(model, settings)
-    flags = [(weight, weight.requires_grad) for weight in model.parameters()]
-    limit_s = None if settings.max_minutes is None else 60.0 * settings.max_minutes
-    more: dict[str, Any] = {"pad": pad, "resume": resume, "report": report, "callbacks": callbacks}
-    try:
-        model.requires_grad_(False)
-        learner = BesideModel(model, drafter, rate)
-        taken = train_stage(learner, examples, settings, STAGE, Path(folder) / STAGE, limit_s=limit_s, **more)
-    finally:
-        for weight, flag in flags:
-            weight.requires_grad_(flag)
-    return Trained(drafter.eval(), model, False, *taken)
+def in_parts(
+    loss: Callable[..., tuple[Tensor, Tensor]], rows: Sequence[Tensor], vocab_size: int, start: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What ``loss`` gives of ``rows``, ``[place, ...]`` each, a loss and a count, both added up, the loss to ``start``.
+    Scores of ``vocab_size`` tokens never exist at all places at once: for the gradients they are made again."""
+    device, count = start.device, len(rows[0])
+    size = max(1, _LOGITS.get(device.type, _LOGITS["cuda"]) // vocab_size)
+    total, right = start, torch.zeros((), device=device)
+    for given in zip(*(each.split(size) for each in rows), strict=True):
+        part, hits = loss(*given) if count <= size else checkpoint(loss, *given, use_reentrant=False)
+        total, right = total + part, right + hits.detach()
+    return total, right

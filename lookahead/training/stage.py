@@ -2,7 +2,8 @@
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,7 @@ def train_stage(
     stage: str,
     folder: Path,
     *,
-    limit_s: float | None,
+    stages: int = 1,
     pad: int = 0,
     resume: bool = False,
     report: Report | None = None,
@@ -75,15 +76,26 @@ def train_stage(
 ) -> tuple[int, int, float]:
     """Train what of ``learner`` requires gradients; steps taken, steps planned, and the seconds that they took.
 
-    ``folder`` gets checkpoints; with ``resume``, training continues from the last one in it. ``limit_s`` bounds the
-    time. A LookaheadError says that the loss is not finite.
+    ``folder`` gets checkpoints; with ``resume``, training continues from the last one in it. Of the
+    settings' time it has as much as each of so many ``stages``. A LookaheadError says that the loss is not finite.
     """
     args = _arguments(learner, len(examples), settings, folder)
-    clock = Clock(limit_s, stage, report)
+    clock = Clock(None if settings.max_minutes is None else 60.0 * settings.max_minutes / stages, stage, report)
     data: dict[str, Any] = {"train_dataset": examples, "data_collator": partial(collate, pad=pad)}
     trainer = DrafterTrainer(learner, settings, clock, args=args, callbacks=list(callbacks), **data)
     state = trainer.run(resume)
     return state.global_step, state.max_steps, clock.spent_s
+
+
+@contextmanager
+def kept_flags(model: PreTrainedModel) -> Iterator[None]:
+    """Weights require gradients afterwards as they did before."""
+    flags = [(weight, weight.requires_grad) for weight in model.parameters()]
+    try:
+        yield
+    finally:
+        for weight, flag in flags:
+            weight.requires_grad_(flag)
 
 
 def check_gradient(model: PreTrainedModel, hidden_size: int) -> None:

@@ -1,39 +1,43 @@
 """An EAGLE head as something to train: its unrolled passes, and its losses."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
-from torch.utils.checkpoint import checkpoint
 
 from lookahead.models.output_layer import output_layer
 from lookahead.sources.eagle.head import EagleHead
+from lookahead.strategies.eagle import Eagle
 from lookahead.training.data import IGNORE
-from lookahead.training.drafter import Seen
+from lookahead.training.drafter import Seen, TrainedHead, in_parts
 from lookahead.training.eagle.settings import EagleSettings
 from lookahead.training.eagle.unrolled import UnrolledPairs
 
-_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once
 _SOFT = 0.1  # (eagle-1) weight of the cross-entropy beside that of the features
 _NOISE_TOKENS = 512  # (eagle-1) length of the texts for which the noise is given
 
 
-class TrainedEagle(nn.Module):
-    """A head that is trained; ``head`` is what decoding takes."""
+class TrainedEagle(TrainedHead):
+    """An EAGLE head that is trained."""
 
-    def __init__(self, head: EagleHead, settings: EagleSettings) -> None:
-        super().__init__()
-        self.head = head
-        self._settings = settings
+    source = "eagle"
+    strategy = Eagle
+    use = """from lookahead.eagle import Eagle, EagleHead
+
+head = EagleHead.from_pretrained("folder or name of this repository", model=model)
+model.generate(**inputs, custom_generate=Eagle(head))"""
+    head: EagleHead
+    _settings: EagleSettings
+
+    @property
+    def title(self) -> str:
+        return f"{self._settings.version.upper()} head"
 
     def taps(self, model: Any) -> tuple[str, ...]:
         return self.head.taps(model)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        self.head.save_pretrained(folder)
 
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted mean of the steps' soft cross-entropies; with EAGLE-1, that of features and a tenth of it."""
@@ -93,14 +97,8 @@ class TrainedEagle(nn.Module):
         if ids is not None:
             inside = torch.zeros(logits.shape[-1], dtype=torch.bool, device=ids.device).scatter(0, ids, True)[best]
             states, best, logits = states[inside], best[inside], logits[inside]
-        size = max(1, _LOGITS.get(out.device.type, _LOGITS["cuda"]) // logits.shape[-1])
-        total, right = out.sum() * 0.0, torch.zeros((), device=out.device)
-        for part, target, wanted in zip(states.split(size), logits.split(size), best.split(size), strict=True):
-            given = (part, target, wanted, ids, model)
-            loss, hits = (
-                self._soft(*given) if len(states) <= size else checkpoint(self._soft, *given, use_reentrant=False)
-            )
-            total, right = total + loss, right + hits.detach()
+        loss = partial(self._soft, ids=ids, model=model)
+        total, right = in_parts(loss, (states, logits, best), logits.shape[-1], out.sum() * 0.0)
         return total / max(1, len(states)), right / max(1, int(kept.sum()))
 
     def _soft(

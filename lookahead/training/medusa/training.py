@@ -14,7 +14,7 @@ from lookahead.training.clock import Report
 from lookahead.training.data import Example
 from lookahead.training.medusa.learner import MedusaModel
 from lookahead.training.medusa.settings import MedusaSettings
-from lookahead.training.stage import Trained, check_gradient, check_stage, train_stage
+from lookahead.training.stage import Trained, check_gradient, check_stage, kept_flags, train_stage
 
 
 def check_training(model: PreTrainedModel, settings: MedusaSettings) -> None:
@@ -61,30 +61,17 @@ def train(
     heads = fresh_heads(model, settings)
     backbone: Any = model
     steps, planned, seconds = 0, 0, 0.0
-    flags = [(weight, weight.requires_grad) for weight in model.parameters()]
-    try:
+    more: dict[str, Any] = {"pad": pad, "resume": resume, "report": report, "callbacks": callbacks}
+    with kept_flags(model):
         for stage in settings.stages:
             both = stage == "both"
             model.requires_grad_(both and settings.backbone == "full")
             if both and settings.backbone == "lora":
                 backbone = _with_adapter(model, settings)
             together = MedusaModel(backbone, heads, settings, stage)
-            taken = train_stage(
-                together,
-                examples,
-                settings,
-                stage,
-                Path(folder) / stage,
-                limit_s=None if settings.max_minutes is None else 60.0 * settings.max_minutes / len(settings.stages),
-                pad=pad,
-                resume=resume,
-                report=report,
-                callbacks=callbacks,
-            )
+            count = len(settings.stages)
+            taken = train_stage(together, examples, settings, stage, Path(folder) / stage, stages=count, **more)
             steps, planned, seconds = steps + taken[0], planned + taken[1], seconds + taken[2]
-    finally:
-        for weight, flag in flags:
-            weight.requires_grad_(flag)
     backbone.eval()
     return Trained(heads.eval(), backbone, "both" in settings.stages, steps, planned, seconds)
 

@@ -1,41 +1,41 @@
 """A recurrent head as something to train: fresh for a model, and its loss."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from lookahead.models.hidden_states import LAST
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
 from lookahead.sources.redrafter.head import RecurrentHead, ResidualBlock
 from lookahead.sources.redrafter.reading import RecurrentSizes
+from lookahead.strategies.redrafter import ReDrafter
 from lookahead.training.data import IGNORE
-from lookahead.training.drafter import Seen
+from lookahead.training.drafter import Seen, TrainedHead, in_parts
 from lookahead.training.redrafter.settings import ReDrafterSettings
 
 # Of the model's output layer, in a fresh head. Nats a token after 60 steps of the bundled model: 0.3 5.1, 1 5.2; drawn
 # at random 5.5.
 _FRESH = 0.3
-_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once
 
 
-class TrainedRecurrent(nn.Module):
-    """A head that is trained; ``head`` is what decoding takes."""
+class TrainedRecurrent(TrainedHead):
+    """A recurrent head that is trained."""
 
-    def __init__(self, head: RecurrentHead, settings: ReDrafterSettings) -> None:
-        super().__init__()
-        self.head = head
-        self._settings = settings
+    source = "redrafter"
+    strategy = ReDrafter
+    use = """from lookahead.redrafter import RecurrentHead, ReDrafter
+
+head = RecurrentHead.from_pretrained("folder or name of this repository", model=model)
+model.generate(**inputs, custom_generate=ReDrafter(head))"""
+    title = "ReDrafter head"
+    head: RecurrentHead
+    _settings: ReDrafterSettings
 
     def taps(self, model: Any) -> tuple[str, ...]:
         return (LAST,)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        self.head.save_pretrained(folder)
 
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the steps' mean cross-entropies (as Cheng et al., arXiv 2403.09919, train it); and for each step
@@ -48,9 +48,10 @@ class TrainedRecurrent(nn.Module):
             targets = tokens
             if self._settings.targets == "model":
                 targets = seen.logits[:, 1 + step : -1][kept].float().softmax(-1)
-            loss, right = self._cross_entropy(hidden[kept], states[kept], targets, tokens)
-            losses.append(loss)
-            parts |= {f"loss_{step}": loss.detach(), f"right_{step}": right}
+            rows, count = (hidden[kept], states[kept], targets, tokens), max(1, len(tokens))
+            total, right = in_parts(self._part, rows, self.head.sizes.vocab_size, states.sum() * 0.0)
+            losses.append(total / count)
+            parts |= {f"loss_{step}": losses[-1].detach(), f"right_{step}": right / count}
         return torch.stack(losses).sum(), parts
 
     def unrolled(self, seen: Seen, model: Any) -> Iterator[tuple[Tensor, Tensor]]:
@@ -70,16 +71,6 @@ class TrainedRecurrent(nn.Module):
             places = seen.tokens.shape[1] - 2 - step
             states = head.step(states[:, :places], embedded[:, 1 + step : 1 + step + places])
             yield hidden[:, :places], states
-
-    def _cross_entropy(self, hidden: Tensor, states: Tensor, targets: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean over places, whose scores never exist all at once, and the share of right tokens."""
-        size = max(1, _LOGITS.get(hidden.device.type, _LOGITS["cuda"]) // self.head.sizes.vocab_size)
-        total, right = states.sum() * 0.0, torch.zeros((), device=states.device)
-        for given in zip(*(each.split(size) for each in (hidden, states, targets, tokens)), strict=True):
-            whole = len(tokens) <= size
-            loss, hits = self._part(*given) if whole else checkpoint(self._part, *given, use_reentrant=False)
-            total, right = total + loss, right + hits.detach()
-        return total / max(1, len(tokens)), right / max(1, len(tokens))
 
     def _part(self, hidden: Tensor, states: Tensor, targets: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.head(hidden, states).float()
