@@ -189,10 +189,8 @@ class Talk:
         return f"{self.last}\nAll answers with lookahead: {self.stats.explain(measured)}"
 
     def _room(self, ids: Sequence[int]) -> int:
-        most, context = (
-            self.settings["max_new_tokens"],
-            getattr(self.model.config.get_text_config(), "max_position_embeddings", None),
-        )
+        most = self.settings["max_new_tokens"]
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if context is None:
             return int(most)
         if len(ids) >= context:

@@ -25,8 +25,8 @@ from time import monotonic
 from typing import Any
 
 from lookahead.ray.cluster import ray_of
-from lookahead.serve.errors import ApiError, body_late, client_left, internal_error, shutting_down
-from lookahead.serve.gate import Receive, Scope, Send, refuse
+from lookahead.serve.errors import ApiError, ClientLeft, give_up, internal_error, shutting_down
+from lookahead.serve.gate import Receive, Scope, Send, body_of, refuse
 from lookahead.serve.metrics import merged
 
 log = logging.getLogger("lookahead.ray")
@@ -103,7 +103,7 @@ class Front:
         try:
             if self._closing:
                 raise shutting_down()
-            asked = Asked(_plain(scope), await client.body(self._client_timeout))
+            asked = Asked(_plain(scope), await body_of(receive, self._client_timeout))
             if scope["path"] == "/metrics":
                 await client.text(merged(await self._replicas.broadcast("metrics").results_async()))
                 return
@@ -153,7 +153,7 @@ class Front:
         except self._errors.full as error:
             told, headers = "All replicas are busy, and the queue is full. Try again later.", {"Retry-After": "1"}
             raise ApiError(told, 429, kind="rate_limit_error", code="queue_full", headers=headers) from error
-        except _Gone:
+        except ClientLeft:
             pass
         finally:
             with suppress(Exception):  # where the stream has failed, Ray raises its error once more
@@ -166,32 +166,21 @@ async def _within(stream: Any, client: "_Client", end: float) -> AsyncIterator[A
     try:
         while True:
             step = asyncio.ensure_future(anext(stream))
-            step.add_done_callback(_seen)
             left = None if client.begun else max(0.0, end - monotonic())
             watched = {step} if client.ended else {step, gone}
             try:
                 done, _ = await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if gone in done and not client.ended:
-                    raise _Gone
+                    raise ClientLeft
                 if not done:
                     raise ApiError("No replica has answered in time.", 504, kind="server_error", code="timeout")
                 yield step.result()
             finally:
-                step.cancel()
+                give_up(step)
     except StopAsyncIteration:
         return
     finally:
         gone.cancel()
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    """A step that was cancelled ends with an error that nobody needs."""
-    if not task.cancelled():
-        task.exception()
-
-
-class _Gone(Exception):
-    """The client has closed its connection."""
 
 
 class _Client:
@@ -201,20 +190,6 @@ class _Client:
         self._receive, self._send = receive, send
         self._start: dict[str, Any] | None = None  # kept back until there is something after it
         self.begun = self.ended = False
-
-    async def body(self, timeout: float) -> bytes:
-        parts, more = [], True
-        try:
-            async with asyncio.timeout(timeout):
-                while more:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise client_left()
-                    parts.append(message.get("body", b""))
-                    more = message.get("more_body", False)
-        except TimeoutError as error:
-            raise body_late(timeout) from error
-        return b"".join(parts)
 
     async def gone(self) -> None:
         """Ends when the client does."""

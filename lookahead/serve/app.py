@@ -20,15 +20,14 @@ try:
     from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
 except ImportError as error:
     raise LookaheadError('The server needs FastAPI: pip install "lookahead-decoding[serve]".') from error
 
 from lookahead._version import __version__
 from lookahead.patch import augment_all
 from lookahead.serve.engine import Answer, Cancelled, Engine, Job, Piece
-from lookahead.serve.errors import ApiError, body_late, client_left, internal_error
-from lookahead.serve.gate import Gate
+from lookahead.serve.errors import ApiError, ClientLeft, give_up, internal_error
+from lookahead.serve.gate import Gate, body_of
 from lookahead.serve.metrics import Metrics
 from lookahead.serve.plans import Limits, Plan, Planner
 from lookahead.serve.shapes import Shape
@@ -51,7 +50,7 @@ class Service:
 
     async def complete(self, request: Request, chat: bool) -> Response:
         """Answer a request of either kind."""
-        raw = await self._body(request)
+        raw = await body_of(request.receive, min(self.limits.timeout, self.limits.client_timeout))
         async with self._reading:
             plan = await run_in_threadpool(self.planner.plan, raw, chat, self.name)
         shape = Shape(self.name, self.engine.tokenizer, plan, chat)
@@ -60,7 +59,7 @@ class Service:
             return await self._whole(request, running, shape)
         try:
             first = await _while_there(request, running.next())  # a call that is refused is told by its status
-        except _Gone:
+        except ClientLeft:
             running.drop()
             return Response(status_code=499)
         except BaseException:
@@ -69,27 +68,14 @@ class Service:
         chunks = _chunks(running, shape, first)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    async def _body(self, request: Request) -> bytes:
-        most = min(self.limits.timeout, self.limits.client_timeout)
-        try:
-            return await asyncio.wait_for(request.body(), most)
-        except TimeoutError as error:
-            raise body_late(most) from error
-        except ClientDisconnect as error:
-            raise client_left() from error
-
     async def _whole(self, request: Request, running: "_Running", shape: Shape) -> Response:
         try:
             answers = await _while_there(request, running.all())
-        except _Gone:
+        except ClientLeft:
             return Response(status_code=499)
         finally:
             running.drop()
         return Response(await run_in_threadpool(_json, shape.whole, answers), media_type="application/json")
-
-
-class _Gone(Exception):
-    """The client has closed its connection."""
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
@@ -98,17 +84,10 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     try:
         while not (await asyncio.wait({task}, timeout=_LOOKS))[0]:
             if await request.is_disconnected():
-                raise _Gone
+                raise ClientLeft
         return task.result()
     finally:
-        task.cancel()
-        task.add_done_callback(_seen)
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    """Nobody needs the error of what was given up, and asyncio would log it."""
-    if not task.cancelled():
-        task.exception()
+        give_up(task)
 
 
 class _Running:

@@ -1,5 +1,6 @@
-"""Refusals in the shape of OpenAI's errors."""
+"""Refusals in the shape of OpenAI's errors, and clients that have left."""
 
+import asyncio
 from typing import Any
 
 
@@ -30,18 +31,17 @@ def shutting_down() -> ApiError:
     return ApiError(told, 503, kind="server_error", code="shutting_down", headers=headers)
 
 
-def body_late(seconds: float) -> ApiError:
-    """What is told where a body does not come in time."""
-    told = f"The body was not complete after {seconds:g} seconds."
-    return ApiError(told, 408, code="timeout", headers={"Connection": "close"})
-
-
-def client_left() -> ApiError:
-    """What nobody hears."""
-    return ApiError("The client left before its body was complete.", 499, code="cancelled")
-
-
 def internal_error() -> ApiError:
     """What is told where the fault is the server's, and the reason stands in its log alone."""
     told = "The server failed to answer. Its log says why."
     return ApiError(told, 500, kind="server_error", code="internal_error")
+
+
+class ClientLeft(Exception):
+    """The client has closed its connection."""
+
+
+def give_up(task: asyncio.Task[Any]) -> None:
+    """End what nobody waits for any more; asyncio would log its error."""
+    task.cancel()
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())

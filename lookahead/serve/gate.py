@@ -1,5 +1,6 @@
-"""What stands before every request: the API key, where it comes from, and the type and size of the body."""
+"""What stands before every request: the API key, where it comes from, and the type, size and reading of the body."""
 
+import asyncio
 import hmac
 import json
 import re
@@ -93,6 +94,23 @@ class Gate:
             return message
 
         return counted
+
+
+async def body_of(receive: Receive, seconds: float) -> bytes:
+    """A request's whole body; an :class:`ApiError` where it does not come in time, or its client leaves before."""
+    parts, more = [], True
+    try:
+        async with asyncio.timeout(seconds):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ApiError("The client left before its body was complete.", 499, code="cancelled")
+                parts.append(message.get("body", b""))
+                more = message.get("more_body", False)
+    except TimeoutError as error:
+        told = f"The body was not complete after {seconds:g} seconds."
+        raise ApiError(told, 408, code="timeout", headers={"Connection": "close"}) from error
+    return b"".join(parts)
 
 
 async def refuse(send: Send, error: ApiError) -> None:

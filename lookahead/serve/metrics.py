@@ -8,6 +8,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lookahead.serve.engine import Answer
 
+# Of finished answers.
+_COUNTS: tuple[tuple[str, str, Callable[[Answer], int]], ...] = (
+    ("prompt_tokens", "Prompt tokens of finished answers.", lambda answer: answer.prompt_tokens),
+    ("generation_tokens", "Tokens written.", lambda answer: len(answer.tokens)),
+    ("spec_decode_num_drafts", "Passes that had drafted tokens to score.", lambda answer: answer.drafts),
+    ("spec_decode_num_draft_tokens", "Drafted tokens that were scored.", lambda answer: answer.stats.drafted),
+    ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", lambda answer: answer.stats.accepted),
+    ("prefix_cache_queries", "Prompt tokens looked up in kept KV caches.", lambda answer: answer.prompt_tokens),
+    ("prefix_cache_hits", "Prompt tokens found in kept KV caches.", lambda answer: answer.cached_tokens),
+)
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
@@ -31,26 +41,14 @@ class Metrics:
         ):
             gauge = Gauge(f"vllm:{name}", text, ("model_name",), registry=self.registry)
             gauge.labels(model).set_function(read)
-        self._prompt = counter("prompt_tokens", "Prompt tokens of finished answers.").labels(model)
-        self._written = counter("generation_tokens", "Tokens written.").labels(model)
-        self._drafts = counter("spec_decode_num_drafts", "Passes that had drafted tokens to score.").labels(model)
-        self._drafted = counter("spec_decode_num_draft_tokens", "Drafted tokens that were scored.").labels(model)
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.").labels(model)
-        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in kept KV caches.").labels(model)
-        self._hits = counter("prefix_cache_hits", "Prompt tokens found in kept KV caches.").labels(model)
+        self._counts = [(counter(name, text).labels(model), read) for name, text, read in _COUNTS]
         self._success = counter("request_success", "Finished answers, by what ended them.", "finished_reason")
         self.first_token = histogram("time_to_first_token_seconds", "Seconds from a request to its first text.")
         self.latency = histogram("e2e_request_latency_seconds", "Seconds from a request to its end.")
 
     def count(self, answer: Answer) -> None:
-        stats = answer.stats
-        self._prompt.inc(answer.prompt_tokens)
-        self._written.inc(len(answer.tokens))
-        self._drafts.inc(answer.drafts)
-        self._drafted.inc(stats.drafted)
-        self._accepted.inc(stats.accepted)
-        self._queries.inc(answer.prompt_tokens)
-        self._hits.inc(answer.cached_tokens)
+        for counter, read in self._counts:
+            counter.inc(read(answer))
         self._success.labels(self._model, answer.finish).inc()
 
     def text(self) -> bytes:
