@@ -22,7 +22,7 @@ from benchmarks.harness import ROOT, load, timed
 from benchmarks.options import MODES
 from benchmarks.pretrained import built, home_of
 from benchmarks.step_time import WIDTHS, after, curve, random_model
-from lookahead.cli.verify import first_divergence
+from lookahead.cli.verify import judged
 from lookahead.runtime.attention import packed_attention
 from lookahead.runtime.split_attention import RowsMask, chunked, fused_attention
 from lookahead.tuning import bushy_tree
@@ -93,7 +93,7 @@ def exactness(bench: Bench) -> Iterator[Row]:
 
 
 def _differences(model: Any, given: Sequence[Unit], mode: str, method: str, tokens: int) -> Row:
-    differ, bugs, judged = 0, 0, 0
+    differ, bugs, looked_at = 0, 0, 0
     for unit in given:
         ids = []
         for settings in ({}, METHODS[method]().settings):
@@ -102,11 +102,10 @@ def _differences(model: Any, given: Sequence[Unit], mode: str, method: str, toke
         plain, ours = (text[:, unit.inputs["input_ids"].shape[1] :].tolist() for text in ids)
         differ += sum(mine != theirs for mine, theirs in zip(ours, plain, strict=True))
         if mode == "greedy" and len(ours) == 1 and ours != plain:
-            found = first_divergence(model, unit.inputs, plain[0], ours[0])
-            judged += 1
-            bugs += found is not None and found.verdict == "bug"
+            looked_at += 1
+            bugs += judged(model, unit.inputs, plain[0], ours[0]).verdict == "bug"
     texts = sum(len(unit.inputs["input_ids"]) for unit in given)
-    return {"texts": texts, "differ": differ, "judged": judged, "bugs": bugs}
+    return {"texts": texts, "differ": differ, "judged": looked_at, "bugs": bugs}
 
 
 def curves(bench: Bench) -> Iterator[Row]:

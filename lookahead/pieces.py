@@ -8,7 +8,7 @@ from typing import Any
 # GPT-2's letters for bytes: printable ones stand for themselves, and the others, in order, for what follows 255.
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
-_BYTES = {chr(byte): byte for byte in _PRINTED} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 _CONTEXT = 6  # tokens before a piece that decide about its spaces
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
@@ -114,8 +114,8 @@ def bytes_of(tokenizer: Any, token: int) -> bytes:
     if _UNFINISHED in text:
         if re.fullmatch("<0x[0-9A-F]{2}>", name):
             return bytes.fromhex(name[3:5])
-        if all(letter in _BYTES for letter in name):
-            return bytes(_BYTES[letter] for letter in name)
+        if all(letter in LETTERS for letter in name):
+            return bytes(LETTERS[letter] for letter in name)
     return text.encode()
 
 

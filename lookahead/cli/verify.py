@@ -38,15 +38,8 @@ class Divergence:
     verdict: Verdict  # "tie" if two rounding errors can close the gap, else "bug"
 
 
-def first_divergence(
-    model: PreTrainedModel, inputs: dict[str, Tensor], plain: Sequence[int], ours: Sequence[int]
-) -> Divergence | None:
-    """Find and judge the first difference between two greedy continuations of one prompt; None if there is none."""
-    return None if list(plain) == list(ours) else judged(model, inputs, plain, ours)
-
-
 def judged(model: PreTrainedModel, inputs: dict[str, Tensor], plain: Sequence[int], ours: Sequence[int]) -> Divergence:
-    """The first difference between two texts that differ."""
+    """Find and judge the first difference between two greedy continuations of one prompt that differ."""
     shared = min(len(plain), len(ours))
     at = next((i for i in range(shared) if plain[i] != ours[i]), shared)
     if at == shared:  # one text goes on where the other has ended: no rounding does that
@@ -85,7 +78,7 @@ def verify(options: Verify) -> None:
         for text, inputs in progress.track(list(zip(texts, encoded, strict=True)), description="Comparing"):
             plain = common.decode(model, inputs, None, do_sample=False, **settings)
             ours = common.decode(model, inputs, strategy, do_sample=False, **settings)
-            found = first_divergence(model, inputs, plain.tokens, ours.tokens)
+            found = None if plain.tokens == ours.tokens else judged(model, inputs, plain.tokens, ours.tokens)
             result = {"prompt": text, "tokens": len(plain.tokens)}
             result["tokens_per_pass"] = ours.stats.mean_acceptance_length if ours.stats else None
             result["verdict"] = found.verdict if found else "identical"

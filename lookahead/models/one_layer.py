@@ -89,13 +89,8 @@ def _fits(decoder: type, config: Any, kind: str, tensors: Mapping[str, Tensor]) 
     config.layer_types = [kind]
     with torch.device("meta"):
         expected = decoder(copy.deepcopy(config)).state_dict()
-    names = {
-        name for name in (*expected, *(_FIRST + name for name in tensors)) if name.startswith(_FIRST + "self_attn.")
-    }
-    shapes = {name: expected[name].shape if name in expected else None for name in names}
-    return all(
-        shapes[name] is not None
-        and (name.removeprefix(_FIRST) in tensors)
-        and tensors[name.removeprefix(_FIRST)].shape == shapes[name]
-        for name in names
+    own, given = (
+        {name: tensor.shape for name, tensor in held.items() if name.startswith(_FIRST + "self_attn.")}
+        for held in (expected, {_FIRST + name: tensor for name, tensor in tensors.items()})
     )
+    return own == given

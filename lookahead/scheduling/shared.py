@@ -1,7 +1,7 @@
 """The passes that several sequences share, which come and go between them."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -72,12 +72,11 @@ class SharedPasses:
     def __len__(self) -> int:
         return len(self._layout.positions)
 
-    def running(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         """For passes: attention and experts as trees want them."""
-        stack = ExitStack()
-        stack.enter_context(grouped_attention())
-        stack.enter_context(expert_kernels())
-        return stack
+        with grouped_attention(), expert_kernels():
+            yield
 
     def join(self, view: TreeModel) -> None:
         """Take over the one sequence of a model that has read its prompt, as the last row."""

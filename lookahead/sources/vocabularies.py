@@ -1,10 +1,12 @@
 """What a draft model's tokens are called in the model's vocabulary, and the other way round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
+
+from lookahead.pieces import LETTERS
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 
@@ -74,7 +76,9 @@ class OtherVocabulary:
             ours, others = getattr(tokenizer, name), getattr(draft_tokenizer, name)
             if ours is not None and others is not None and ours < size and others < draft_size:
                 self._fed.setdefault(ours, (others,))
-        self._stand_in = (next((token for token in _stand_ins(draft_tokenizer) if token < draft_size), 0),)
+        names = ("unk_token_id", "eos_token_id", "pad_token_id")
+        stand_ins = (getattr(draft_tokenizer, name) for name in names)
+        self._stand_in = (next((each for each in stand_ins if isinstance(each, int) and each < draft_size), 0),)
         self._back = np.full(draft_size, -1, np.int64)
         for token, others in self._fed.items():
             self._back[others[0]] = token
@@ -117,7 +121,7 @@ def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
     """The bytes of every token of a tokenizer that is not special."""
     special = set(tokenizer.all_special_ids)
     names: dict[str, int] = tokenizer.get_vocab()
-    read = _bytes_of_letters() if _is_byte_level(names) else _bytes_of_pieces()
+    read = _bytes_of_letters if _is_byte_level(names) else _bytes_of_piece
     found = {}
     for name, token in names.items():
         if token not in special and (spelt := read(name)):
@@ -130,26 +134,11 @@ def _is_byte_level(names: dict[str, Any]) -> bool:
     return sum(name.startswith("\u0120") for name in names) > sum(name.startswith(_SPACE) for name in names)
 
 
-def _bytes_of_letters() -> Callable[[str], bytes | None]:
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-    def read(name: str) -> bytes | None:
-        return bytes(table[letter] for letter in name) if all(letter in table for letter in name) else None
-
-    return read
+def _bytes_of_letters(name: str) -> bytes | None:
+    return bytes(LETTERS[letter] for letter in name) if all(letter in LETTERS for letter in name) else None
 
 
-def _bytes_of_pieces() -> Callable[[str], bytes | None]:
-    def read(name: str) -> bytes | None:
-        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
-            return bytes.fromhex(name[3:5])
-        return name.replace(_SPACE, " ").encode()
-
-    return read
-
-
-def _stand_ins(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    found = (tokenizer.unk_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    return [token for token in found if isinstance(token, int)]
+def _bytes_of_piece(name: str) -> bytes:
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return bytes.fromhex(name[3:5])
+    return name.replace(_SPACE, " ").encode()

@@ -17,8 +17,7 @@ from openai import OpenAI, RateLimitError
 
 from lookahead.serve import Limits
 from lookahead.serve.app import _while_there
-from lookahead.serve.errors import ClientLeft
-from lookahead.serve.errors import ApiError
+from lookahead.serve.errors import ApiError, ClientLeft
 
 pytestmark = pytest.mark.usefixtures("augmented")
 PROMPTS = [PROMPT, "class Stack:\n", "def add(a, b):\n", "import os\n"]

@@ -13,7 +13,7 @@ from jacobi import LookaheadError
 from lookahead.models.compat import MODEL_ERRORS
 from lookahead.sources.eagle.network import EagleNetwork, EagleSizes
 from lookahead.sources.eagle.sizes import FIRST, Beside, sizes_of
-from lookahead.sources.medusa.checkpoints.storage import WHOLE_MODELS, locate, some
+from lookahead.sources.medusa.checkpoints.storage import WHOLE_MODELS, check_tensors, locate
 
 _LAYER = re.compile(r"^(?:midlayer|transformer)\.")
 _NOT_READ = ("verifier_", "rotary_emb.", "mask_token", "lm_head.bias")
@@ -57,16 +57,7 @@ def _fill(network: EagleNetwork, tensors: dict[str, Tensor], source: str) -> Non
     if "input_norm.weight" in tensors:
         tensors["fc_norm.0.weight"] = tensors.pop("input_norm.weight")
     expected = {name: value.shape for name, value in network.state_dict().items() if name != "d2t"}
-    missing, foreign = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    if missing or foreign:
-        parts = [f"lacks {some(missing)}"] * bool(missing) + [f"has {some(foreign)} besides"] * bool(foreign)
-        version = network.sizes.version
-        raise LookaheadError(f"{source} is no whole head of EAGLE-{version}: it {' and '.join(parts)}.")
-    for name, tensor in tensors.items():
-        if tensor.shape != expected[name]:
-            raise LookaheadError(f"{source}: {name} is {list(tensor.shape)}, expected {list(expected[name])}.")
-        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            raise LookaheadError(f"{source}: {name} holds {tensor.dtype} or infinite numbers, expected finite floats.")
+    check_tensors(tensors, expected, source, f"head of EAGLE-{network.sizes.version}")
     network.load_state_dict(tensors, assign=True, strict=False)
     network.rotary = type(network.rotary)(network.rotary.config)  # its table is in no file
 

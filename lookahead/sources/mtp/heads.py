@@ -14,10 +14,10 @@ from jacobi import LookaheadError
 from lookahead._per_model import PerModel
 from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.hidden_states import final_norm
-from lookahead.models.one_layer import OneLayer, one_layer
+from lookahead.models.one_layer import one_layer
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
 from lookahead.models.traits import decoder_config
-from lookahead.sources.medusa.checkpoints.storage import some
+from lookahead.sources.medusa.checkpoints.storage import check_names
 from lookahead.sources.mtp.network import MtpLayer
 from lookahead.sources.mtp.reading import LayerTensors, read
 
@@ -118,7 +118,9 @@ def _built(model: PreTrainedModel, tensors: LayerTensors, index: int, source: st
         if part in parts and own is not None and torch.equal(parts[part].to(own.device), own):
             del parts[part]  # a copy of the model's
     built = one_layer(model, tensors.block, parts.get("norm", torch.ones(hidden, dtype=dtype)), index, dtype)
-    _check_block(built, source, name)
+    check_names(built.missing, built.foreign, source, f"decoder layer of {name}")
+    for part, got, wanted_shape in built.misshapen:
+        raise LookaheadError(f"{source}: {part} is {list(got)}, expected {list(wanted_shape)}, as {name} has it.")
     return MtpLayer(built.decoder, LayerTensors(parts, {}, tensors.hidden_first))
 
 
@@ -139,12 +141,3 @@ def _try(layer: MtpLayer, source: str) -> None:
         ) from error
     if not bool(out.isfinite().all()):
         raise LookaheadError(f"{source} gives NaN or infinite numbers: check its weights and its dtype.")
-
-
-def _check_block(built: OneLayer, source: str, model: str) -> None:
-    if built.missing or built.foreign:
-        parts = [f"lacks {some(built.missing)}"] * bool(built.missing)
-        parts += [f"has {some(built.foreign)} besides"] * bool(built.foreign)
-        raise LookaheadError(f"{source} is no whole decoder layer of {model}: it {' and '.join(parts)}.")
-    for name, got, expected in built.misshapen:
-        raise LookaheadError(f"{source}: {name} is {list(got)}, expected {list(expected)}, as {model} has it.")

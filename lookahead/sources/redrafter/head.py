@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead._files import write_text
 from lookahead.models.output_layer import output_sizes, placement
-from lookahead.sources.medusa.checkpoints.storage import MODEL_FILE
-from lookahead.sources.redrafter.reading import RecurrentSizes, check_tensors, read
+from lookahead.sources.medusa.checkpoints.storage import MODEL_FILE, check_tensors
+from lookahead.sources.redrafter.reading import RecurrentSizes, read
 
 MODEL_TYPE = "recurrent_drafting_drafter"
 
@@ -85,7 +85,8 @@ class RecurrentHead(nn.Module):
         sizes, tensors = read(Path(source) if isinstance(source, PathLike) else source, hub)
         with torch.device("meta"):
             head = cls(sizes)
-        check_tensors(tensors, {name: value.shape for name, value in head.state_dict().items()}, str(source))
+        expected = {name: value.shape for name, value in head.state_dict().items()}
+        check_tensors(tensors, expected, str(source), "ReDrafter head")
         head.load_state_dict(tensors, assign=True)
         head.eval()
         if model is not None:

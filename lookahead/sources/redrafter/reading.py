@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from jacobi import LookaheadError
@@ -65,16 +64,3 @@ def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: s
             "beside the recurrent state."
         )
     return RecurrentSizes(vocab, joined // 2, None if projection is None else exit_size, layers, rnn)
-
-
-def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size], source: str) -> None:
-    """Refuse tensors that are not those ``expected``, or that hold anything but finite floats."""
-    missing, foreign = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    if missing or foreign:
-        parts = [f"lacks {some(missing)}"] * bool(missing) + [f"has {some(foreign)} besides"] * bool(foreign)
-        raise LookaheadError(f"{source} is no whole ReDrafter head: it {' and '.join(parts)}.")
-    for name, tensor in tensors.items():
-        if tensor.shape != expected[name]:
-            raise LookaheadError(f"{source}: {name} is {list(tensor.shape)}, expected {list(expected[name])}.")
-        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            raise LookaheadError(f"{source}: {name} holds {tensor.dtype} or infinite numbers, expected finite floats.")

@@ -164,3 +164,20 @@ def _unpickle(path: Path) -> Any:
 def some(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def check_names(missing: Sequence[str], foreign: Sequence[str], source: str, what: str) -> None:
+    """Refuse tensors of a ``what`` that lack some, or that are others."""
+    if missing or foreign:
+        parts = [f"lacks {some(missing)}"] * bool(missing) + [f"has {some(foreign)} besides"] * bool(foreign)
+        raise LookaheadError(f"{source} is no whole {what}: it {' and '.join(parts)}.")
+
+
+def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size], source: str, what: str) -> None:
+    """Refuse tensors that are not those ``expected`` of a ``what``, or that hold anything but finite floats."""
+    check_names(sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys()), source, what)
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name]:
+            raise LookaheadError(f"{source}: {name} is {list(tensor.shape)}, expected {list(expected[name])}.")
+        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+            raise LookaheadError(f"{source}: {name} holds {tensor.dtype} or infinite numbers, expected finite floats.")
