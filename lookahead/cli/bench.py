@@ -1,6 +1,7 @@
 """``lookahead bench``: what lookahead gains or loses on a model and prompts of the user's own."""
 
 import json
+import os
 import platform
 import sys
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from lookahead.cli import common
 from lookahead.cli.arguments import Bench
 from lookahead.cli.prompts import read_questions
 from lookahead.cli.racing import LABELS, Race, Row, rows_of, show_rows, show_verdicts
+from lookahead.generation.curves import processor_name
 from lookahead.strategies.lookahead import Lookahead
 
 
@@ -65,11 +67,7 @@ def _show(console: Console, race: Race, rows: list[Row]) -> None:
 
 def _machine(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {"platform": platform.platform(), "threads": torch.get_num_threads()}
-    found["processor"] = platform.processor() or platform.machine()
-    cpu = Path("/proc/cpuinfo")
-    if cpu.exists():
-        names = [line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if "model name" in line]
-        found["processor"], found["cores"] = (names or [found["processor"]])[0], len(names)
+    found |= {"processor": processor_name(), "cores": os.cpu_count()}
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
     return found

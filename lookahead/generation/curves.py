@@ -23,7 +23,8 @@ from lookahead.support.route import no_tree
 
 
 @lru_cache
-def _processor() -> str:
+def processor_name() -> str:
+    """That of this machine's processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -56,7 +57,7 @@ def describe(
         "parameters": dtypes,
         "attention": traits.attention,
         "executor": _executor(model, traits, static, traced) + (", packed weights" if packed else ""),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_processor()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {processor_name()}",
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "batch": batch,
         "torch": torch.__version__,

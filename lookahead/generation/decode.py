@@ -1,7 +1,7 @@
 """One call of ``generate`` with a strategy: the whole method on one screen, in :func:`decode`."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,8 +27,9 @@ from lookahead.parallel.split import refusal
 from lookahead.parallel.tensor import TensorParallel
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.experts import expert_kernels
+from lookahead.runtime.forward import Prompt
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.open import Prompt, open_linear, open_tree
+from lookahead.runtime.open import open_tree
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.packing import packed_weights
 from lookahead.runtime.tracing.replay import TracedExecutor, Traces
@@ -60,7 +61,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
         traces, packed = _made_earlier(strategy, call, wants, sequences.most_new)
     with (
         borrowed(call.model, call.traits.vocab_size, strategy.remembers) as memory,
-        _opened(call, plan, sequences, wants, strategy.static, traces, packed) as model,
+        closing(_opened(call, plan, sequences, wants, strategy.static, traces, packed)) as model,
         ExitStack() as ends,
     ):
         passes = model if ranks is None else ranks.around(model)
@@ -243,7 +244,6 @@ def _ways(model: TreeModel | LinearModel, call: Call) -> tuple[int, Traces | Non
     return model.forward_pass.batch, traces, model.forward_pass.packed is not None
 
 
-@contextmanager
 def _opened(
     call: Call,
     plan: support.Plan,
@@ -252,22 +252,13 @@ def _opened(
     static: bool | None,
     traces: Traces | None,
     packed: Packed | None,
-) -> Iterator[TreeModel | LinearModel]:
+) -> TreeModel | LinearModel:
     prompt = Prompt(call.input_ids, call.config, call.kwargs, call.cache, sequences.most_new)
-    traced = None if traces is None else partial(TracedExecutor, traces)
-    model: TreeModel | LinearModel
     if plan.route == "chain":
-        limit = call.traits.depth_limit
-        how = call.model, call.traits, prompt, wants
-        model = open_linear(*how, depth_limit=limit, reason=plan.reason, test=plan.test)
-    else:
-        model = open_tree(
-            call.model, call.traits, prompt, sequences, wants, static=static, traced=traced, packed=packed
-        )
-    try:
-        yield model
-    finally:
-        model.close()
+        how: dict[str, Any] = {"depth_limit": call.traits.depth_limit, "reason": plan.reason, "test": plan.test}
+        return LinearModel(call.model, call.traits, prompt, wants, **how)
+    how = {"static": static, "traced": None if traces is None else partial(TracedExecutor, traces), "packed": packed}
+    return open_tree(call.model, call.traits, prompt, sequences, wants, **how)
 
 
 def _passes(

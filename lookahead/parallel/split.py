@@ -28,7 +28,12 @@ Choices = Callable[[Sequence[TokenTree], Tensor, Sequence[int]], Tensor | None]
 def split(tree: TokenTree, parts: int) -> list[list[int]]:
     """The nodes of each part of a tree, in rising order, ancestors included. Neighbouring branches stay together, and
     the largest part is as small as that allows; parts may be the root alone."""
-    leaves = _leaves_in_order(tree)
+    leaves, waiting = list[int](), [0]  # leaves from left to right
+    while waiting:
+        node = waiting.pop()
+        below = list(tree.children[node].values())
+        waiting += below[::-1]
+        leaves += [] if below else [node]
     low, high = max(len(tree.path(leaf)) for leaf in leaves), len(tree)
     while low < high:
         most = (low + high) // 2
@@ -38,17 +43,6 @@ def split(tree: TokenTree, parts: int) -> list[list[int]]:
             low = most + 1
     found = [sorted(nodes) for nodes in _filled(tree, leaves, high)]
     return found + [[0] for _ in range(parts - len(found))]
-
-
-def _leaves_in_order(tree: TokenTree) -> list[int]:
-    leaves, waiting = [], [0]
-    while waiting:
-        node = waiting.pop()
-        below = list(tree.children[node].values())
-        waiting += below[::-1]
-        if not below:
-            leaves.append(node)
-    return leaves
 
 
 def _filled(tree: TokenTree, leaves: Sequence[int], most: int) -> list[set[int]]:
@@ -99,7 +93,8 @@ class SplitModel:
         best = max(tree.top_k for tree in trees)
         scores = self._model.forward(fed)
         said = self._said(trees, mine, scores, best)
-        owners = [_owners(parts) for parts in splits]
+        # The first rank that has a node speaks of it.
+        owners = [{node: rank for rank in reversed(range(len(parts))) for node in parts[rank]} for parts in splits]
         content = np.zeros((len(trees), *said[0].shape), np.int64)
         for row, (nodes, owner) in enumerate(zip(mine, owners, strict=True)):
             own = [place for place, node in enumerate(nodes) if owner[node] == self._messages.rank]
@@ -195,15 +190,6 @@ class SplitModel:
 
     def holds(self, row: int) -> bool:
         return False
-
-
-def _owners(parts: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Who speaks of each node: the first rank that has it."""
-    owners: dict[int, int] = {}
-    for rank, nodes in enumerate(parts):
-        for node in nodes:
-            owners.setdefault(node, rank)
-    return owners
 
 
 def _part(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:

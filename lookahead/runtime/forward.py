@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -44,15 +45,26 @@ def masks_given(masks: Any) -> dict[str, Any]:
     return {} if masks is None else {"attention_mask": masks}
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model reads before the first tree, as ``generate`` prepared it. ``input_ids`` are ``[batch, token]``, of
+    an encoder-decoder model the decoder's; ``kwargs`` go beside tokens and cache. ``cache`` is what comes before the
+    prompt, and where the KV cache may be left; None = nothing. At most ``new_tokens`` tokens follow."""
+
+    input_ids: Tensor
+    config: GenerationConfig
+    kwargs: dict[str, Any]
+    cache: Cache | None
+    new_tokens: int
+
+
 class TreeForward:
     """Prefill and tree forwards of one causal model in one call; nothing is held on the model itself.
 
     Args:
         layout: where tokens lie.
-        input_ids: ``[batch, prompt]``.
-        config, kwargs: as ``generate`` prepared them; kwargs beside tokens and cache.
+        prompt: its cache is only read, when the prompt is.
         hidden: notes hidden states of every pass; None = nobody wants any.
-        past: what comes before the prompt; only read, when the prompt is.
         prompt_logits: at how many of the prompt's last tokens logits are wanted, where the model can leave others out.
 
     Attributes:
@@ -72,11 +84,8 @@ class TreeForward:
         model: PreTrainedModel,
         traits: ModelTraits,
         layout: Layout,
-        input_ids: Tensor,
-        config: GenerationConfig,
-        kwargs: dict[str, Any],
+        prompt: Prompt,
         hidden: HiddenStates | None = None,
-        past: Cache | None = None,
         prompt_logits: int = 1,
     ) -> None:
         self.model = model
@@ -87,15 +96,14 @@ class TreeForward:
         self.layout = layout
         self.hidden = hidden
         self.rules = mask_rules(model, traits)
+        kwargs = prompt.kwargs
         self.token_types: Tensor | None = kwargs.get("token_type_ids")
         self.prompt_kwargs = kwargs | {CACHE: layout.cache, "use_cache": True}
         if prompt_logits > 1 and "logits_to_keep" in self.prompt_kwargs:
             self.prompt_kwargs["logits_to_keep"] = prompt_logits
         self.kwargs = {k: v for k, v in kwargs.items() if k not in _PROMPT_ONLY and v is not None}
         self.kwargs |= {CACHE: layout.cache, "use_cache": True, "return_dict": True}
-        self._input_ids = input_ids
-        self._config = config
-        self._past = past
+        self._input_ids, self._config, self._past = prompt.input_ids, prompt.config, prompt.cache
         self._takes_positions = traits.takes_positions
         self._run_on(model)
         self._heads: int | None = getattr(traits.config, "num_attention_heads", None)

@@ -21,17 +21,18 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from jacobi import LookaheadError, Path, Scores, TokenTree
+from jacobi import LookaheadError, Path, Scores, TokenTree, Wants
 from lookahead.models.families.mamba2 import CONTINUING, unbounded_scans
 from lookahead.models.families.overrides import overriding
-from lookahead.models.hidden_states import HiddenStates, watched
+from lookahead.models.hidden_states import HiddenStates, tapped, watched
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.snapshots import Snapshot, record_past, recurrent_layers, states_of
 from lookahead.runtime.experts import decoding
+from lookahead.runtime.forward import Prompt
 from lookahead.runtime.repeats import PaidTest, Repeats
 from lookahead.runtime.scores import prompt_scores, score
 
@@ -45,12 +46,8 @@ class LinearModel:
 
     Args:
         model, traits: a causal model that passed the self-test of linear drafts.
-        cache: transformers' own, in which the text is left; may already hold an earlier call's.
-        input_ids: ``[batch, prompt]``.
-        config, kwargs: as ``generate`` prepared them; kwargs beside tokens and cache.
+        prompt: the text is left in its cache, which may already hold an earlier call's; None = in a new one.
         depth_limit: positions at or past this one are never drafted; None = no limit.
-        top_k: top-k candidates to gather at the last ``prompt_tokens`` of the prompt; 0 gathers none.
-        hidden: notes hidden states of every pass; None = nobody wants any.
         reason: why it follows no trees.
         test: what is wrong with the model's linear drafts (None = nothing), to be found out before the first one, once
             the text repeats so much that drafts would have saved more time than that takes; None = it is known.
@@ -69,30 +66,25 @@ class LinearModel:
         self,
         model: PreTrainedModel,
         traits: ModelTraits,
-        cache: Cache,
-        input_ids: Tensor,
-        config: GenerationConfig,
-        kwargs: dict[str, Any],
+        prompt: Prompt,
+        wants: Wants,
         *,
         depth_limit: int | None = None,
-        top_k: int = 0,
-        prompt_tokens: int = 1,
-        hidden: HiddenStates | None = None,
         reason: str | None = None,
         test: Callable[[], str | None] | None = None,
     ) -> None:
         self._model = model
-        self._cache = cache
-        self._input_ids = input_ids
-        self._config = config
-        self._kwargs = kwargs | {traits.cache_argument: cache, "use_cache": True}
+        config = model.config.get_text_config(decoder=True)
+        self._cache: Any = DynamicCache(config=config) if prompt.cache is None else prompt.cache
+        self._input_ids, self._config = prompt.input_ids, prompt.config
+        self._kwargs = prompt.kwargs | {traits.cache_argument: self._cache, "use_cache": True}
         self._depth_limit = depth_limit
-        self.hidden = hidden
-        self._top_k, self._prompt_tokens = top_k, prompt_tokens
+        self.hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
+        self._top_k, self._prompt_tokens = wants.top_k, wants.prompt_top_k
         self.route_reason = reason
         self.replayed = 0
         self.repeated = self.in_a_row = 0
-        self._repeats, self._test = Repeats(input_ids.tolist()), PaidTest(test, input_ids.shape[1])
+        self._repeats, self._test = Repeats(self._input_ids.tolist()), PaidTest(test, self._input_ids.shape[1])
         self._scans = unbounded_scans(model)
         self._started = False
         self._croppable = False
@@ -101,7 +93,7 @@ class LinearModel:
         self._live = True  # the cache ends with the last kept token, and not before or behind it
         self._before = 0  # tokens before the prompt's pass and in it
         self._committed = 0  # tokens after the prompt that the snapshot (or the live cache) holds
-        self._again: list[list[int]] = [[] for _ in input_ids]  # kept since, to be replayed
+        self._again: list[list[int]] = [[] for _ in self._input_ids]  # kept since, to be replayed
         self._fed: list[list[int]] = []  # the drafts of the pass that is being decided
         self._undecided = 0  # tokens of it
         self._last: list[int] = []  # position of each row's last prompt token

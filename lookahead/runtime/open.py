@@ -1,14 +1,11 @@
-"""Opens a model for one call: which view of it, and which executor runs its passes."""
+"""Opens a model that follows trees for one call: which executor runs its passes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
 
 from jacobi import LookaheadError, Wants
 from lookahead.models.families.registry import overrides_for
@@ -19,24 +16,10 @@ from lookahead.runtime.cache.tree import empty_cache
 from lookahead.runtime.cuda_graphs.executor import GraphExecutor, refusal, rejection
 from lookahead.runtime.encoder_decoder import EncoderDecoderForward
 from lookahead.runtime.executor import EagerExecutor, Executor
-from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.forward import Prompt, TreeForward
 from lookahead.runtime.layout import Layout
-from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.tree import TreeModel, Writing
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What a model reads before the first tree, as ``generate`` prepared it. ``input_ids`` are ``[batch, token]``, of
-    an encoder-decoder model the decoder's; ``kwargs`` go beside tokens and cache. ``cache`` is what comes before the
-    prompt, and where the KV cache may be left; None = nothing. At most ``new_tokens`` tokens follow."""
-
-    input_ids: Tensor
-    config: GenerationConfig
-    kwargs: dict[str, Any]
-    cache: Cache | None
-    new_tokens: int
 
 
 def open_tree(
@@ -72,8 +55,7 @@ def open_tree(
     if traits.is_encoder_decoder:
         make = partial(EncoderDecoderForward, cross=getattr(prompt.cache, "cross_attention_cache", None))
     logits = (wants.prompt_top_k if wants.top_k else 1) + spread
-    given = prompt.input_ids, prompt.config, prompt.kwargs
-    forward: TreeForward = make(model, traits, layout, *given, hidden, prompt.cache, logits)
+    forward: TreeForward = make(model, traits, layout, prompt, hidden, logits)
     reason = dynamic_reason(static, model, traits) or _prompt_reason(prompt, cache.on_host) or rejection(forward)
     if static is True and reason is not None:
         raise LookaheadError(refusal(reason))
@@ -90,38 +72,6 @@ def open_tree(
     if packed is not None:
         forward.use(packed)
     return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wants.top_k)
-
-
-def open_linear(
-    model: PreTrainedModel,
-    traits: ModelTraits,
-    prompt: Prompt,
-    wants: Wants,
-    *,
-    depth_limit: int | None = None,
-    reason: str | None = None,
-    test: Callable[[], str | None] | None = None,
-) -> LinearModel:
-    """A recurrent or hybrid model, which is given one branch a pass; arguments as for :func:`open_tree`. Positions at
-    or past ``depth_limit`` are never drafted (None = no limit); ``reason`` says why it follows no trees, and
-    ``test`` what is wrong with its linear drafts (see :class:`LinearModel`)."""
-    hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
-    config = model.config.get_text_config(decoder=True)
-    cache = DynamicCache(config=config) if prompt.cache is None else prompt.cache
-    return LinearModel(
-        model,
-        traits,
-        cache,
-        prompt.input_ids,
-        prompt.config,
-        prompt.kwargs,
-        depth_limit=depth_limit,
-        top_k=wants.top_k,
-        prompt_tokens=wants.prompt_top_k,
-        hidden=hidden,
-        reason=reason,
-        test=test,
-    )
 
 
 def reads_in_chunks(config: GenerationConfig) -> bool:

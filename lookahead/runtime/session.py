@@ -15,9 +15,9 @@ from lookahead.runtime.attention import grouped_attention
 from lookahead.runtime.encoder_decoder import stand_in_encoder
 from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import expert_kernels
-from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.forward import Prompt, TreeForward
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.open import Prompt, open_linear, open_tree
+from lookahead.runtime.open import open_tree
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.tree import TreeModel
 
@@ -71,7 +71,7 @@ def bare_chain(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = Non
     ``mask`` ``[batch, token]`` is 0 for padding on the left; None = there is none."""
     traits = ModelTraits.of(model)
     inputs = masked_inputs(traits, torch.ones_like(prompt) if mask is None else mask)
-    view = open_linear(model, traits, Prompt(prompt, GenerationConfig(), inputs, None, 0), Wants())
+    view = LinearModel(model, traits, Prompt(prompt, GenerationConfig(), inputs, None, 0), Wants())
     with _read(view, len(prompt)):
         yield view
 

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from jacobi import Scores, Wants
 from lookahead.generation.call import Call
-from lookahead.runtime.open import Prompt, open_tree, reads_in_chunks
+from lookahead.runtime.forward import Prompt
+from lookahead.runtime.open import open_tree, reads_in_chunks
 from lookahead.runtime.tree import TreeModel
 
 _MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last

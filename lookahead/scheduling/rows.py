@@ -61,21 +61,17 @@ class Row:
         self._drafts = Drafts([PlainDrafter()])
         self._drafter: Drafter = self._drafts.drafters[0]
         self.tree = TokenTree(0)
-        self.verifier = self._verifier()
-        self._observers: Observers  # once it has begun
-
-    def _verifier(self) -> Verifier:
-        call = self._call
-        return Verifier(
-            self._sequences,
+        self.verifier = Verifier(
+            sequences,
             call.processors,
             call.criteria,
             call.config,
             self.seat,
             verification="exact",
-            everywhere=self._wants.choices,
-            generator=drawing(self._sequences.device, self.ticket.seed) if call.config.do_sample else None,
+            everywhere=wants.choices,
+            generator=drawing(sequences.device, ticket.seed) if call.config.do_sample else None,
         )
+        self._observers: Observers  # once it has begun
 
     @property
     def planner(self) -> Planner | None:

@@ -17,7 +17,7 @@ from lookahead.runtime.attention import grouped_attention
 from lookahead.runtime.cache.tree import empty_cache
 from lookahead.runtime.executor import EagerExecutor
 from lookahead.runtime.experts import expert_kernels
-from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.forward import Prompt, TreeForward
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.packing import packed_weights
 from lookahead.runtime.packing_schedule import PackingSchedule
@@ -84,7 +84,8 @@ class SharedPasses:
         self._layout.join(view.forward_pass.layout, self._most)
         if first:
             ids = torch.zeros((1, 1), dtype=torch.long, device=self._traits.device)
-            self._forward = TreeForward(self._model, self._traits, self._layout, ids, GenerationConfig(), {})
+            prompt = Prompt(ids, GenerationConfig(), {}, None, 0)
+            self._forward = TreeForward(self._model, self._traits, self._layout, prompt)
             if self._packs:
                 packed = packed_weights(self._model)
                 if packed is not None:

@@ -111,8 +111,8 @@ class Planner:
         if request.best_of not in (None, 1, request.n):
             raise ApiError("best_of is not supported. Leave it out.", param="best_of", code="unsupported_parameter")
         prompts = [self._ids(each) if isinstance(each, str) else each for each in prompt]
-        for ids in prompts:
-            self._check_ids(ids)
+        if any(not 0 <= token < self._vocab_size for ids in prompts for token in ids):
+            raise ApiError(f"prompt holds token ids outside of 0 to {self._vocab_size - 1}.", param="prompt")
         return self._plan(request, prompts, request.max_tokens or 16, request.logprobs, bool(request.echo))
 
     def _conversation(self, messages: list[dict[str, str]]) -> list[int]:
@@ -140,10 +140,6 @@ class Planner:
             if least > context:
                 raise self._too_long(f"more than {least} in the prompt", param)
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if any(not 0 <= token < self._vocab_size for token in ids):
-            raise ApiError(f"prompt holds token ids outside of 0 to {self._vocab_size - 1}.", param="prompt")
 
     def _plan(
         self, request: Request, prompts: list[list[int]], most: int | None, logprobs: int | None, echo: bool = False

@@ -11,7 +11,7 @@ from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.eagle_trees import Expansion, fixed_tree
 from lookahead.models.output_layer import output_layer
 from lookahead.sources.eagle.head import EagleHead
-from lookahead.sources.eagle.passes import EaglePasses, joined_features
+from lookahead.sources.eagle.passes import PairPasses, eagle_passes, joined_features
 from lookahead.strategies.automatic import FREE_SOURCES
 from lookahead.strategies.heads import HeadStrategy
 
@@ -74,8 +74,8 @@ class Eagle(HeadStrategy):
         features = joined_features(call.hidden, head.taps(model), head.norm(model))
         given = (model.get_input_embeddings(), output_layer(model))
 
-        def passes(row: RowContext) -> EaglePasses:
-            return EaglePasses(head.network, features, row.index, *given, row.vocab_size)
+        def passes(row: RowContext) -> PairPasses:
+            return eagle_passes(head.network, features, row.index, *given, row.vocab_size)
 
         if self.tree == "eagle-1":
             return self._drafts_of(call, passes, partial(fixed_tree, draw=call.rows[0].chance))

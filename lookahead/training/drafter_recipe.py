@@ -12,6 +12,7 @@ from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.training.data import Example, Progress, collate
 from lookahead.training.drafter import BesideModel, TrainedHead
+from lookahead.training.evaluation import continuation
 from lookahead.training.settings import TrainingSettings
 
 NODES = 24  # of the trees that are compared
@@ -78,18 +79,9 @@ def compare(
         for name, strategy in strategies.items():
             stats = DecodingStats()
             for number, prompt in enumerate(prompts):
-                ids = torch.tensor([prompt], device=model.device)
                 with torch.random.fork_rng(range(torch.cuda.device_count())):
                     torch.manual_seed(number)
-                    stats += model.generate(
-                        input_ids=ids,
-                        attention_mask=torch.ones_like(ids),
-                        max_new_tokens=new_tokens,
-                        return_dict_in_generate=True,
-                        pad_token_id=model.generation_config.pad_token_id or 0,
-                        custom_generate=strategy,
-                        **settings,
-                    ).stats
+                    stats += continuation(model, prompt, new_tokens, strategy, **settings).stats
             found[mode][name] = stats.mean_acceptance_length
     return found
 

@@ -38,15 +38,8 @@ def measure(model: PreTrainedModel, strategy: Any, prompts: Sequence[Sequence[in
     for number, prompt in enumerate([prompts[0], *prompts]):
         for ours in (False, True) if number % 2 else (True, False):
             begin = time.perf_counter()
-            output = model.generate(
-                input_ids=(ids := torch.tensor([prompt], device=model.device)),
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=new_tokens if number else min(new_tokens, _WARM_UP),
-                return_dict_in_generate=True,
-                pad_token_id=model.generation_config.pad_token_id or 0,
-                custom_generate=strategy if ours else None,
-            )
+            count = new_tokens if number else min(new_tokens, _WARM_UP)
+            output = continuation(model, prompt, count, strategy if ours else None, do_sample=False)
             if not number:
                 continue  # the first text warms up
             seconds[ours] += time.perf_counter() - begin
@@ -55,6 +48,20 @@ def measure(model: PreTrainedModel, strategy: Any, prompts: Sequence[Sequence[in
                 stats += output.stats
     speeds = {ours: tokens[ours] / seconds[ours] for ours in seconds}
     return Measured(len(prompts), tokens[True], stats.mean_acceptance_length, speeds[False], speeds[True])
+
+
+def continuation(model: PreTrainedModel, prompt: Sequence[int], new_tokens: int, strategy: Any, **settings: Any) -> Any:
+    """What ``generate`` returns for a prompt of token ids; without a strategy by plain decoding."""
+    ids = torch.tensor([prompt], device=model.device)
+    return model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new_tokens,
+        return_dict_in_generate=True,
+        pad_token_id=model.generation_config.pad_token_id or 0,
+        custom_generate=strategy,
+        **settings,
+    )
 
 
 def continued(examples: Sequence[Example], count: int) -> list[list[int]]:

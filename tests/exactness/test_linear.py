@@ -15,11 +15,12 @@ from helpers.models import F64, judged, prompts, run, tiny_model
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
-from jacobi import LookaheadError, Path, TokenTree
+from jacobi import LookaheadError, Path, TokenTree, Wants
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.draft.latency import StepTimes
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.forward import Prompt
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.session import bare_chain
 from lookahead.support import route as support
@@ -345,7 +346,7 @@ def test_what_is_fed_again_is_bounded() -> None:
     model = hybrid("qwen3_next")
     inputs = prompts(1)["input_ids"]
     cache = DynamicCache(config=model.config)
-    chain = LinearModel(model, ModelTraits.of(model), cache, inputs, GenerationConfig(), {})
+    chain = LinearModel(model, ModelTraits.of(model), Prompt(inputs, GenerationConfig(), {}, cache, 0), Wants())
     with torch.no_grad():
         chain.prefill()
         chain.keep([Path([0], [0])])

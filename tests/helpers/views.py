@@ -7,7 +7,8 @@ from helpers.models import prompts
 from jacobi import Wants
 from lookahead.models.mask_rules import mask_rules
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.open import Prompt, open_tree
+from lookahead.runtime.forward import Prompt
+from lookahead.runtime.open import open_tree
 from lookahead.runtime.tree import TreeModel
 
 

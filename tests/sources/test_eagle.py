@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from jacobi import LookaheadError, Path
 from lookahead.eagle import Eagle, EagleHead
 from lookahead.sources.eagle.network import EagleNetwork, PairCache
-from lookahead.sources.eagle.passes import EaglePasses
+from lookahead.sources.eagle.passes import eagle_passes
 
 LAYERS = (2, 3, 4)
 KINDS: dict[str, Any] = {
@@ -81,7 +81,7 @@ def test_a_heads_cache_is_the_text(kind: str) -> None:
     torch.manual_seed(0)
     for _ in range(4):
         now = torch.zeros(0)
-        passes = EaglePasses(network, lambda: now, 1, embed, output, VOCAB)  # noqa: B023
+        passes = eagle_passes(network, lambda: now, 1, embed, output, VOCAB)  # noqa: B023
         text = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 6))]
         now = torch.randn(2, len(text) + 2, width, dtype=torch.float64)  # the row is padded on the left
         held, following = now[1, -len(text) :], [*text[1:], rng.randrange(VOCAB)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from jacobi import Path
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.network import PairCache
-from lookahead.sources.eagle.passes import EaglePasses
+from lookahead.sources.eagle.passes import eagle_passes
 from lookahead.training.data import Example, collate
 from lookahead.training.drafter import BesideModel
 from lookahead.training.eagle.learner import TrainedEagle
@@ -31,7 +31,7 @@ def drafted(head: EagleHead, model: Any, features: Tensor, text: list[int], toke
     """Log-probabilities that decoding finds behind ``text`` and each further one of ``tokens``, ``[draft token]``."""
     network = head.network
     now = features[None]
-    passes = EaglePasses(network, lambda: now, 0, model.get_input_embeddings(), model.lm_head, VOCAB)
+    passes = eagle_passes(network, lambda: now, 0, model.get_input_embeddings(), model.lm_head, VOCAB)
     passes.start(text[:-1])
     passes.write(Path([0], text[-1:]))
     found = []

@@ -192,21 +192,12 @@ class PairPasses:
         return network(states, embedded, torch.tensor(positions, device=device), cache, mask.to(device))
 
 
-class EaglePasses(PairPasses):
-    """An EAGLE head's, with the model's ``embed`` and ``output`` where the head has none of its own."""
-
-    def __init__(
-        self,
-        network: EagleNetwork,
-        features: Callable[[], Tensor],
-        row: int,
-        embed: nn.Module,
-        output: nn.Module,
-        vocab_size: int,
-    ) -> None:
-        networks = [(network, PairCache(network.sizes.layers))]
-        embed = network.embed_tokens or embed
-        super().__init__(networks, network.fc.weight, features, row, embed, output, vocab_size)
+def eagle_passes(
+    network: EagleNetwork, features: Callable[[], Tensor], row: int, embed: Any, *others: Any
+) -> PairPasses:
+    """An EAGLE head's :class:`PairPasses`, with the model's ``embed`` and output where the head has none of its own."""
+    networks = [(network, PairCache(network.sizes.layers))]
+    return PairPasses(networks, network.fc.weight, features, row, network.embed_tokens or embed, *others)
 
 
 def joined_features(hidden: HiddenStates, taps: Sequence[str], norm: nn.Module | None) -> Callable[[], Tensor]:

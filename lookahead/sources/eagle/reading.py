@@ -16,7 +16,7 @@ from lookahead.sources.eagle.sizes import FIRST, Beside, sizes_of
 from lookahead.sources.medusa.checkpoints.storage import WHOLE_MODELS, check_tensors, locate
 
 _LAYER = re.compile(r"^(?:midlayer|transformer)\.")
-_NOT_READ = ("verifier_", "rotary_emb.", "mask_token", "lm_head.bias")
+_NOT_READ = re.compile(r"(?:^|\.)(?:verifier_|rotary_emb\.|mask_token|lm_head\.bias)")
 
 
 def read(source: str | Path, hub: Mapping[str, Any] | None = None, beside: Beside | None = None) -> EagleNetwork:
@@ -24,7 +24,8 @@ def read(source: str | Path, hub: Mapping[str, Any] | None = None, beside: Besid
     is missing or foreign; no code from a file is run."""
     location, name = locate(source, hub or {}), str(source)
     stored, config = location.tensors(WHOLE_MODELS, "EAGLE head"), location.config()
-    tensors = {_canonical(name): stored.get(name) for name in stored.files if not _is_left(_canonical(name))}
+    names = {_canonical(stored_as): stored_as for stored_as in stored.files}
+    tensors = {each: stored.get(stored_as) for each, stored_as in names.items() if not _NOT_READ.search(each)}
     mask, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
     sizes = sizes_of(tensors, config, name, beside)
     offsets = _offsets(offsets, mask, sizes.draft_vocab_size, name)
@@ -47,10 +48,6 @@ def _canonical(name: str) -> str:
     name = name.removeprefix("model.")
     name = name.replace("fusion_fc.", "fc.", 1) if name.startswith("fusion_fc.") else name
     return name if name.startswith("layers.") else _LAYER.sub(FIRST, name)
-
-
-def _is_left(name: str) -> bool:
-    return any(name.startswith(left) or f".{left}" in name for left in _NOT_READ)
 
 
 def _fill(network: EagleNetwork, tensors: dict[str, Tensor], source: str) -> None:

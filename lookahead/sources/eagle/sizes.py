@@ -36,7 +36,9 @@ def sizes_of(
     def shape(name: str) -> tuple[int, ...]:
         if name not in tensors:
             raise LookaheadError(f"{source} is no EAGLE head: it has no {name}, but {some(sorted(tensors))}.")
-        return _matrix(name, tensors[name], source)
+        if tensors[name].ndim != 2:
+            raise LookaheadError(f"{source}: {name} is {list(tensors[name].shape)}, expected a matrix.")
+        return tuple(tensors[name].shape)
 
     def rows(name: str) -> int | None:
         return shape(name)[0] if name in tensors else None
@@ -128,12 +130,6 @@ class Told:
 def are_layers(value: Any) -> bool:
     """Whether a value is a list of numbers of layers."""
     return isinstance(value, list | tuple) and all(type(index) is int and index >= 0 for index in value)
-
-
-def _matrix(name: str, tensor: Tensor, source: str) -> tuple[int, ...]:
-    if tensor.ndim != 2:
-        raise LookaheadError(f"{source}: {name} is {list(tensor.shape)}, expected a matrix.")
-    return tuple(tensor.shape)
 
 
 def _head_size(layer: Told, queries: int, keys: int) -> int:
