@@ -61,6 +61,11 @@ def decode(
     return Decoded(tokens, perf_counter() - start, getattr(output, "stats", None), thread_time() - ran)
 
 
+def sampling(temperature: float | None) -> dict[str, Any]:
+    """Settings of ``generate`` for a temperature; None is greedy decoding."""
+    return {"do_sample": False} if temperature is None else {"do_sample": True, "temperature": temperature}
+
+
 def load_told(runs: Sequence[Decoded], device: torch.device) -> list[str]:
     """One line where the machine had other work to do, which is seen by a thread that hardly waits by itself; else
     none. A thread that waits for a GPU says nothing."""

@@ -140,9 +140,7 @@ class Race:
     def _write(
         self, inputs: Inputs, method: str, temperature: float | None, seed: int, new_tokens: int
     ) -> common.Decoded:
-        settings: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": temperature is not None}
-        if temperature is not None:
-            settings["temperature"] = temperature
+        settings = {"max_new_tokens": new_tokens} | common.sampling(temperature)
         if method in _LOOKUPS:
             settings |= {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": _LOOKUPS[method]}
         torch.manual_seed(seed)

@@ -1,7 +1,5 @@
 """``lookahead trace``: a page that shows a decode pass by pass."""
 
-from typing import Any
-
 import torch
 import typer
 
@@ -11,8 +9,7 @@ from lookahead.cli import common
 from lookahead.cli.arguments import Trace
 from lookahead.generation.watch import Pass, watching
 from lookahead.pictures.figure import draw
-from lookahead.pictures.page import page_of
-from lookahead.pictures.records import document_of
+from lookahead.pictures.records import document_of, page_of
 from lookahead.stats import counted
 from lookahead.strategies.lookahead import Lookahead
 
@@ -24,9 +21,7 @@ def trace(options: Trace) -> None:
     model, tokenizer = common.load_for(options)
     prompt = options.prompt or common.built_in(tokenizer, options.raw)[0]
     inputs = common.encode(tokenizer, prompt, model, options.raw)
-    settings: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": options.temperature is not None}
-    if options.temperature is not None:
-        settings["temperature"] = options.temperature
+    settings = {"max_new_tokens": options.max_new_tokens} | common.sampling(options.temperature)
     passes: list[Pass] = []
     torch.manual_seed(options.seed)
     with watching(passes.append):

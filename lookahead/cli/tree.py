@@ -93,8 +93,7 @@ def _budget(
 
 
 def _decode(model: PreTrainedModel, strategy: Medusa, inputs: Any, options: Tree) -> DecodingStats:
-    sampling = {} if options.temperature is None else {"temperature": options.temperature}
-    settings: dict[str, Any] = sampling | {"do_sample": bool(sampling), "max_new_tokens": options.new_tokens}
+    settings = {"max_new_tokens": options.new_tokens} | common.sampling(options.temperature)
     torch.manual_seed(options.seed)
     runs = [common.decode(model, given, strategy, **settings).stats for given in inputs]
     return sum((stats for stats in runs if stats), DecodingStats())

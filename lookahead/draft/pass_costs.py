@@ -48,15 +48,9 @@ class ModelLimits(Protocol):
 
 
 class PassCosts:
-    """What the passes of a call cost, in milliseconds.
-
-    A linear draft that is cut short has its accepted tokens replayed by the next pass, which may hold::
-
-        | replayed ... | root | tree ... |
-
-    The replay is charged to the drafts that cause it (``cut``), and not to the tree behind it. ``anew`` finds the curve
-    again once passes are run in another way; a tree has at most ``most`` nodes with its root.
-    """
+    """What the passes of a call cost, in milliseconds. The replay of a draft that was cut short (`draft.replays`) is
+    charged to the drafts that cause it (``cut``), and not to the tree behind it. ``anew`` finds the curve again once
+    passes are run in another way; a tree has at most ``most`` nodes with its root."""
 
     def __init__(
         self, times: StepTimes, limits: ModelLimits, anew: Callable[[], StepTimes] | None, most: int, batch: int

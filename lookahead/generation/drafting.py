@@ -23,10 +23,15 @@ from lookahead.verify.sequences import Sequences
 
 
 class DraftedModel(ModelLimits, Protocol):
-    """What drafters may know of the model; ``hidden`` are the states of the last pass that they asked for."""
+    """What drafters and statistics may know of the model: the hidden states of the last pass that were asked for, the
+    tokens in the KV cache, and how many tokens passes had to replay."""
 
     @property
     def hidden(self) -> HiddenStates | None: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def replayed(self) -> int: ...
 
 
 def draft_context(

@@ -1,10 +1,11 @@
 """Per-pass observers of a call: statistics, the planner, the schedule of traces, the streamer."""
 
-from typing import Literal, Protocol
+from typing import Literal
 
 from jacobi import Step
 from lookahead.draft.context import Drafts
 from lookahead.generation.call import Call
+from lookahead.generation.drafting import DraftedModel
 from lookahead.generation.watch import PassRecords
 from lookahead.runtime.tree import TreeModel
 from lookahead.runtime.upgrades import Upgrades
@@ -14,15 +15,6 @@ from lookahead.verify.sequences import Sequences
 from lookahead.verify.streams import Stream
 
 
-class Passes(Protocol):
-    """What the passes of a call are asked: tokens in the KV cache, and how many tokens they had to replay."""
-
-    @property
-    def context(self) -> int: ...
-    @property
-    def replayed(self) -> int: ...
-
-
 class Observers:
     """What looks at every pass of a call; ``stats`` is what was counted, None where nothing is."""
 
@@ -30,7 +22,7 @@ class Observers:
         self,
         call: Call,
         sequences: Sequences,
-        model: Passes,
+        model: DraftedModel,
         drafts: Drafts,
         detail: Literal["none", "summary", "detailed"],
         packs: bool,

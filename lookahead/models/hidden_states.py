@@ -87,11 +87,8 @@ def tapped(model: Any, taps: Sequence[str]) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     layers = decoder_layers(model)
     for tap in taps:
-        if tap == LAST:
-            found[tap] = model.get_output_embeddings()
-            continue
-        if tap == NORM:
-            found[tap] = final_norm(model)
+        if tap in (LAST, NORM):
+            found[tap] = model.get_output_embeddings() if tap == LAST else final_norm(model)
             continue
         kind, _, number = tap.partition(".")
         if kind != "layer" or not number.isdecimal() or int(number) >= len(layers):

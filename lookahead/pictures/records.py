@@ -1,6 +1,8 @@
-"""What a watched decode is as plain data: texts of tokens, trees, times."""
+"""What a watched decode is as plain data (texts of tokens, trees, times), and the page that shows it."""
 
+import json
 from collections.abc import Sequence
+from importlib.resources import files
 from math import isnan
 from typing import Any
 
@@ -19,6 +21,14 @@ def document_of(tokenizer: Any, prompt: str, passes: Sequence[Pass], title: str,
     if shown and (rest := pieces.close()):
         shown[-1]["written"][-1] += rest
     return {"title": title, "prompt": prompt, "told": told, "passes": shown}
+
+
+def page_of(document: dict[str, Any]) -> str:
+    """The self-contained page of a :func:`document_of`. Its script needs no network; texts are data, never markup."""
+    data = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+    safe = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    template = files("lookahead.pictures").joinpath("trace.html").read_text(encoding="utf-8")
+    return template.replace("@@DATA@@", safe)
 
 
 def _pass(tokenizer: Any, each: Pass, row: RowPass, shown: list[str]) -> dict[str, Any]:

@@ -25,9 +25,10 @@ except ImportError as error:
 
 from lookahead._version import __version__
 from lookahead.patch import augment_all
-from lookahead.serve.engine import Answer, Cancelled, Engine, Job, Piece
+from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError, ClientLeft, give_up, internal_error
 from lookahead.serve.gate import Gate, body_of
+from lookahead.serve.jobs import Answer, Cancelled, Job, Piece
 from lookahead.serve.metrics import Metrics
 from lookahead.serve.plans import Limits, Plan, Planner
 from lookahead.serve.shapes import Shape

@@ -11,8 +11,9 @@ from typing import Any
 
 from jacobi import LookaheadError
 from lookahead.patch import augment_all
-from lookahead.serve.engine import Answer, Engine, Job, Piece
+from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError
+from lookahead.serve.jobs import Answer, Job, Piece
 from lookahead.serve.plans import Limits, Plan, Planner
 from lookahead.serve.shapes import Shape
 

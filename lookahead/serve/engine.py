@@ -18,10 +18,7 @@ from lookahead.models.names import CACHE
 from lookahead.pieces import text_of, tokens_of
 from lookahead.scheduling import Scheduler, Ticket
 from lookahead.serve.errors import ApiError, shutting_down
-from lookahead.serve.jobs import Answer as Answer
-from lookahead.serve.jobs import Cancelled as Cancelled
-from lookahead.serve.jobs import Job as Job
-from lookahead.serve.jobs import Piece as Piece
+from lookahead.serve.jobs import Answer, Job, Piece
 from lookahead.serve.plans import LogProbs, Penalties, Plan, StopStrings
 from lookahead.serve.streams import Stream
 from lookahead.stats import DecodingStats

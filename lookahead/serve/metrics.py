@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from lookahead.serve.engine import Answer
+from lookahead.serve.jobs import Answer
 
 # Of finished answers.
 _COUNTS: tuple[tuple[str, str, Callable[[Answer], int]], ...] = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lookahead.pieces import bytes_of, starts_of
-from lookahead.serve.engine import Answer, Piece
+from lookahead.serve.jobs import Answer, Piece
 from lookahead.serve.plans import Plan
 from lookahead.stats import DecodingStats
 

@@ -58,11 +58,16 @@ class TrainingSettings:
                 raise LookaheadError(f"{name}={getattr(self, name)!r}: expected at least 0 and below 1.")
 
     @property
+    def steps(self) -> int:
+        """How many tokens are learnt to be predicted, one after the other."""
+        return 1
+
+    @property
     def least(self) -> int:
         """Tokens that an example needs, so that everything that is trained has one to predict."""
-        return 3
+        return self.steps + 2
 
     @property
     def last(self) -> str:
         """What predicts the last of them, for messages."""
-        return "the drafter"
+        return f"step {self.steps - 1}"

@@ -10,8 +10,7 @@ from helpers.cli import run, save_tiny_model
 
 from lookahead import bundled
 from lookahead.pictures.figure import visible
-from lookahead.pictures.page import page_of
-from lookahead.pictures.records import places
+from lookahead.pictures.records import page_of, places
 
 TREE = Path(__file__).parents[2] / "docs" / "tree.svg"
 

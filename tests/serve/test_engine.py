@@ -13,8 +13,9 @@ from helpers.serving import NAME, PROMPT, bundled, client, plain, served
 
 from lookahead.generation.watch import Pass, RowPass
 from lookahead.serve import application
-from lookahead.serve.engine import Answer, Engine, Job
+from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError
+from lookahead.serve.jobs import Answer, Job
 from lookahead.serve.metrics import Metrics
 from lookahead.serve.plans import Plan
 from lookahead.serve.server import Server

@@ -13,7 +13,8 @@ from helpers.serving import NAME, PROMPT, bundled, client, plain, served
 from transformers import LogitsProcessorList
 
 from lookahead.draft.memory import exchange
-from lookahead.serve.engine import Answer, Engine, Job
+from lookahead.serve.engine import Engine
+from lookahead.serve.jobs import Answer, Job
 from lookahead.serve.plans import LogProbs, Plan
 from lookahead.serve.server import Server
 

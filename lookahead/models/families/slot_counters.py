@@ -2,11 +2,8 @@
 
 ALiBi puts a bias on every key that grows with the key's position (Press et al., "Train Short, Test Long", section 3),
 and transformers' builders count cache slots. For a pass of ours each is asked for the biases of a plain text, of which
-every slot reads the line of its own logical position. So slopes, offsets and roundings stay the model's::
-
-    slot         0  1  2  3  4        a root (2) with two children (3, 4)
-    position     0  1  2  3  3
-    bias of      0  1  2  3  3        and not 0 1 2 3 4
+every slot reads the line of its own logical position (:class:`.SlotPositions`). So slopes, offsets and roundings stay
+the model's.
 """
 
 from collections.abc import Callable

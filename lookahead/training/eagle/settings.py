@@ -46,14 +46,6 @@ class EagleSettings(TrainingSettings):
         """How often the head is fed its own outputs, and once the model's features."""
         return self.unroll if self.version == "eagle-3" else 1
 
-    @property
-    def least(self) -> int:
-        return self.steps + 2
-
-    @property
-    def last(self) -> str:
-        return f"step {self.steps - 1}"
-
     def rate(self, hidden_size: int) -> float:
         """The peak: the published 5e-5 for 4,096 channels, and in inverse proportion for others."""
         return self.learning_rate or _PUBLISHED_RATE * _PUBLISHED_SIZE / hidden_size

@@ -46,8 +46,8 @@ class MedusaSettings(TrainingSettings):
         return f"the last of {self.num_heads} heads"
 
     @property
-    def least(self) -> int:
-        return self.num_heads + 2
+    def steps(self) -> int:
+        return self.num_heads
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -30,12 +30,8 @@ class ReDrafterSettings(TrainingSettings):
             raise LookaheadError(f"exit_size={self.exit_size}: expected an integer from 1 on.")
 
     @property
-    def least(self) -> int:
-        return self.unroll + 2
-
-    @property
-    def last(self) -> str:
-        return f"step {self.unroll - 1}"
+    def steps(self) -> int:
+        return self.unroll
 
     def rate(self, hidden_size: int) -> float:
         """The peak: the published 1e-3 for 4,096 channels, and times the square root for smaller models."""
