@@ -65,7 +65,7 @@ class Pieces:
     def _shown(self, piece: str, trail: int = 0) -> str:
         """What can be shown now that a piece was written; ``trail`` characters of special tokens at its end hide it."""
         text, marks = self._held + piece, self._marks + [not trail] * len(piece)
-        end = first_stop(text, self._stops)
+        end = min((place for place in map(text.find, self._stops) if place >= 0), default=None)
         self.stopped = end is not None
         if end is None:
             end = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
@@ -117,11 +117,6 @@ def bytes_of(tokenizer: Any, token: int) -> bytes:
         if all(letter in LETTERS for letter in name):
             return bytes(LETTERS[letter] for letter in name)
     return text.encode()
-
-
-def first_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first stop string begins; None = there is none."""
-    return min((place for place in map(text.find, stops) if place >= 0), default=None)
 
 
 def _overlap(text: str, stop: str) -> int:

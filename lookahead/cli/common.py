@@ -24,7 +24,7 @@ from lookahead import bundled
 from lookahead._version import versions
 from lookahead.chat_format import render
 from lookahead.cli.evidence import LOADED
-from lookahead.cli.options import DraftOptions, ModelOptions, ServedOptions, SizeOptions
+from lookahead.cli.options import DraftOptions, ModelOptions, SizeOptions
 from lookahead.cli.prompts import CHAT_PROMPTS, PROMPTS
 from lookahead.loading import load_model
 from lookahead.stats import DecodingStats
@@ -119,11 +119,6 @@ def load_for(options: ModelOptions) -> tuple[PreTrainedModel, Any]:
 def name_of(options: ModelOptions) -> str:
     """A short name of the model: its folder's, or its file's."""
     return (bundled.BUNDLED if options.model is None else Path(options.model).expanduser().absolute()).name
-
-
-def served_name(options: ServedOptions) -> str:
-    """What requests call the model."""
-    return options.served_model_name or name_of(options)
 
 
 def drafting(options: DraftOptions, model: PreTrainedModel, tokenizer: Any) -> Lookahead:

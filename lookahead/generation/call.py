@@ -1,14 +1,13 @@
-"""One call of ``generate`` as transformers prepared it, and what it reads of a strategy."""
+"""One call of ``generate`` as transformers prepared it."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from lookahead.draft.context import CallContext, Drafts, Wants
 from lookahead.models.compat import is_users_cache
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.snapshots import holds_text
@@ -103,46 +102,3 @@ class Call:
             return rows
         pairs = zip(rows, mask.tolist(), strict=True)
         return [[token for token, real in zip(row, flags, strict=True) if real] for row, flags in pairs]
-
-
-class Strategy(Protocol):
-    """Frozen settings that say how a draft is grown; the attributes are documented where they are set."""
-
-    @property
-    def verification(self) -> Literal["exact", "rejection"]: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def stats(self) -> Literal["none", "summary", "detailed"]: ...
-    @property
-    def static(self) -> bool | None: ...
-    @property
-    def traces(self) -> bool: ...
-    @property
-    def pack(self) -> bool: ...
-    @property
-    def attention(self) -> Literal["sdpa", "eager", "flex_attention"] | None: ...
-    @property
-    def rule(self) -> Callable[[Tensor], Tensor] | None: ...
-    @property
-    def remembers(self) -> bool: ...
-    @property
-    def draws_candidates(self) -> bool: ...
-
-    def assisted(self, draft: Any, tokenizers: Any = None) -> "Strategy":
-        """The same with a draft model; an error where there is none."""
-
-    def predicting(self) -> "Strategy":
-        """The same with the model's MTP layers (``use_mtp``)."""
-
-    def check(self, model: PreTrainedModel) -> None:
-        """Refuse a model for which nothing can be drafted, before any pass."""
-
-    def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
-        """What the drafters want to be told by the model."""
-
-    def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
-        """Which hidden states of passes drafters read."""
-
-    def drafts(self, call: CallContext) -> Drafts:
-        """Make what one call needs."""

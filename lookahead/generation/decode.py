@@ -14,8 +14,9 @@ from jacobi import Drafter, LookaheadError, PlainDrafter, Step, Wants, solve
 from lookahead.draft.context import Drafts
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import borrowed
+from lookahead.draft.strategy import DraftStrategy as Strategy
 from lookahead.generation import transformers_loop
-from lookahead.generation.call import Call, Strategy
+from lookahead.generation.call import Call
 from lookahead.generation.curves import step_times
 from lookahead.generation.drafting import WhileWriting, draft_context
 from lookahead.generation.observers import Observers

@@ -71,7 +71,9 @@ def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
     positions = kwargs.get("position_ids")
     if isinstance(positions, Tensor):
         kwargs["position_ids"] = positions.expand(len(asked), -1)
-    ids = torch.cat([_padded(one.call.input_ids, padding) for one, padding in zip(asked, behind, strict=True)])
+    # A shorter prompt has its last token again and again behind it.
+    texts = [one.call.input_ids[0] for one in asked]
+    ids = torch.stack([torch.cat([ids, ids[-1:].expand(count)]) for ids, count in zip(texts, behind, strict=True)])
     prompt = Prompt(ids, call.config, kwargs, call.cache, room)
     wants = replace(wants, prompt_top_k=tokens)
     view = open_tree(call.model, call.traits, prompt, None, wants, static=False, spread=max(behind))
@@ -88,11 +90,6 @@ def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
 def _scored(wants: Wants, prompts: int) -> int:
     """Of how many of each prompt's last tokens drafts are told what follows: as many of all as of one alone."""
     return max(1, wants.prompt_top_k // prompts) if wants.top_k else 1
-
-
-def _padded(ids: Tensor, padding: int) -> Tensor:
-    """A prompt ``[1, token]`` with its last token again and again behind it."""
-    return torch.cat([ids, ids[:, -1:].expand(1, padding)], dim=1)
 
 
 def groups(asked: Sequence[Asked]) -> Iterator[list[int]]:

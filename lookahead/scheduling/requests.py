@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from jacobi import LookaheadError, Wants
-from lookahead.generation.call import Call, Strategy
+from lookahead.draft.strategy import DraftStrategy as Strategy
+from lookahead.generation.call import Call
 from lookahead.generation.watch import Watcher
 from lookahead.models.compat import handing_on
 from lookahead.models.names import CACHES
@@ -88,6 +89,7 @@ def why_alone(call: Call, strategy: Strategy | None, wants: Wants, room: int) ->
     past = 0 if call.cache is None else int(call.cache.get_seq_length())
     slots = max(count, past + 1)
     change = boundary(traits, slots, [slots - 1])
+    is_growing = isinstance(call.cache, DynamicCache) and not getattr(call.cache, "offloading", False)
     own_passes = otherwise = False
     if strategy is not None:
         own_passes = strategy.static is True or strategy.attention is not None
@@ -99,14 +101,10 @@ def why_alone(call: Call, strategy: Strategy | None, wants: Wants, room: int) ->
         ("its strategy has passes of its own", lambda: own_passes),
         ("its strategy draws in another way", lambda: otherwise),
         ("the model is another one further on", lambda: change is not None and change[0] < slots + room),
-        ("its cache is not a growing one on the device", lambda: not _is_simple(call.cache)),
+        ("its cache is not a growing one on the device", lambda: call.cache is not None and not is_growing),
         ("it gives the model more than tokens", lambda: bool(_more(call))),
     ]
     return next((reason for reason, holds in reasons if holds()), None)
-
-
-def _is_simple(cache: Any) -> bool:
-    return cache is None or (isinstance(cache, DynamicCache) and not getattr(cache, "offloading", False))
 
 
 def _more(call: Call) -> set[str]:

@@ -9,8 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, Wants
+from lookahead.draft.strategy import DraftStrategy as Strategy
 from lookahead.generation import transformers_loop
-from lookahead.generation.call import Call, Strategy
+from lookahead.generation.call import Call
 from lookahead.generation.decode import assisted, decode, wanted
 from lookahead.generation.watch import Watcher, watching
 from lookahead.models.traits import ModelTraits

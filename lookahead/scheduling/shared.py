@@ -91,7 +91,11 @@ class SharedPasses:
                 if packed is not None:
                     self._forward.use(packed)
                 self._packing = PackingSchedule(self._model, self._forward, _NEW_TOKENS, self._renewed)
-            self._open()
+            traces = traces_for(self._model, (), self._traits, self._forward.packed) if self._traced else None
+            self._executor = EagerExecutor(self._forward)
+            if traces is not None:
+                self._executor = executor = TracedExecutor(traces, self._forward)
+                self._tracing = TraceSchedule(self._model, executor, _NEW_TOKENS, self._renewed)
         else:
             view.close()
         self.forward.follow(len(self))
@@ -123,15 +127,6 @@ class SharedPasses:
     def executor(self) -> EagerExecutor:
         assert self._executor is not None  # there is a row
         return self._executor
-
-    def _open(self) -> None:
-        forward = self.forward
-        traces = traces_for(self._model, (), self._traits, forward.packed) if self._traced else None
-        if traces is None:
-            self._executor = EagerExecutor(forward)
-        else:
-            self._executor = executor = TracedExecutor(traces, forward)
-            self._tracing = TraceSchedule(self._model, executor, _NEW_TOKENS, self._renewed)
 
     def curve(self, memory: Memory) -> StepTimes:
         """The latency curve of passes over as many rows as there are, as they are run now."""

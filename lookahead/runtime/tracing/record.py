@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import Path, TokenTree, Wants
@@ -81,7 +81,14 @@ def _traced(
     def run(*given: Tensor) -> Tensor | tuple[Tensor, ...]:
         tokens, positions, *views = given[: len(tensors)]
         several, views = views[:count], views[count:]
-        twin = _twin(forward.module, dict(zip(weights, given[len(tensors) :], strict=True)))
+        others = dict(zip(weights, given[len(tensors) :], strict=True))
+
+        def change(twin: Any) -> None:
+            for name in ("_parameters", "_buffers"):
+                held: dict[str, Tensor | None] = vars(twin)[name]
+                twin.__dict__[name] = {key: None if own is None else others[id(own)] for key, own in held.items()}
+
+        twin = twin_of(forward.module, change)
         mask = several[0] if names is None else dict(zip(names, several, strict=True))
         with forward.layout.cache.given_views(views), attention_as(packed=kind.packed, masked=kind.masked):
             told = forward.call(twin, input_ids=tokens, position_ids=positions, attention_mask=mask)
@@ -99,14 +106,3 @@ def _traced(
     # torch.jit.trace would keep the graph in a unit that is never freed.
     function: Callable[..., Any] = torch._C.CompilationUnit().create_function("traced", graph)
     return function
-
-
-def _twin(module: nn.Module, tensors: dict[int, Tensor]) -> Any:
-    """A module with other tensors in the places of its own."""
-
-    def change(twin: Any) -> None:
-        for name in ("_parameters", "_buffers"):
-            held: dict[str, Tensor | None] = vars(twin)[name]
-            twin.__dict__[name] = {key: None if own is None else tensors[id(own)] for key, own in held.items()}
-
-    return twin_of(module, change)
