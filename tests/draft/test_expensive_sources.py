@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead import Lookahead
+from lookahead.draft.context import RowContext
 from lookahead.draft.expensive_sources import ExpensiveSources, is_expensive, spent_ms
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.sources import RecyclingSource, SuccessorTable
-from lookahead.strategies.base import RowContext
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

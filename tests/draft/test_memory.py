@@ -13,8 +13,8 @@ from helpers.models import VOCAB, fresh_model, prompts, run
 
 from lookahead import Lookahead, _per_model
 from lookahead.draft import memory
+from lookahead.draft.context import RowContext
 from lookahead.draft.latency import StepTimes
-from lookahead.strategies.base import RowContext
 from lookahead.tuning import describe
 
 pytestmark = pytest.mark.usefixtures("augmented")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead import Lookahead
+from lookahead.draft.context import RowContext
 from lookahead.draft.latency import NODES, StepTimes
-from lookahead.strategies.base import RowContext
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

@@ -8,9 +8,9 @@ from helpers.models import prompts, same_as_plain
 from jacobi import Path, Successors, TokenTree
 from lookahead import DecodingStats, Lookahead, LookaheadOutput
 from lookahead.draft import memory
+from lookahead.draft.context import RowContext
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.draft.memory import Memory
-from lookahead.strategies.base import RowContext
 
 NAMES = ("recycling", "suffix", "pool")
 

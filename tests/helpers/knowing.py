@@ -9,7 +9,8 @@ from helpers.models import run
 from torch import Tensor
 
 from jacobi import Drafter, Path, Successors, TokenTree
-from lookahead.strategies.base import RowContext, Strategy
+from lookahead.draft.context import RowContext
+from lookahead.strategies.base import Strategy
 
 
 class KnownDrafter:

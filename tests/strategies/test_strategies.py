@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from jacobi import JacobiDrafter, LookaheadError, PlainDrafter
 from lookahead import Jacobi, Lookahead
+from lookahead.draft.context import RowContext
 from lookahead.draft.published import LookaheadDrafter
-from lookahead.strategies.base import RowContext, Strategy
+from lookahead.strategies.base import Strategy
 from lookahead.strategies.registry import strategy_from
 
 COMMON = {
