@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -65,18 +65,14 @@ def read_prompts(file: Path) -> list[str]:
 
 
 def _prompt(line: str, where: str) -> str:
-    text = _parsed(line, where, 'an object with a "prompt"').get("prompt")
-    if not isinstance(text, str) or not text:
-        raise LookaheadError(f'{where}: expected an object with a "prompt" that is text; got {line[:60]}')
-    return text
-
-
-def _parsed(line: str, where: str, expected: str) -> dict[str, Any]:
     try:
         item = json.loads(line)
     except json.JSONDecodeError as error:
-        raise LookaheadError(f"{where}, is not JSON ({error.msg}): expected {expected}.") from error
-    return item if isinstance(item, dict) else {}
+        raise LookaheadError(f'{where}, is not JSON ({error.msg}): expected an object with a "prompt".') from error
+    text = item.get("prompt") if isinstance(item, dict) else None
+    if not isinstance(text, str) or not text:
+        raise LookaheadError(f'{where}: expected an object with a "prompt" that is text; got {line[:60]}')
+    return text
 
 
 def read_stdin() -> str:
@@ -97,11 +93,14 @@ def read_questions(file: Path) -> list[tuple[str, str]]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        where, expected = f"--questions {file}, line {number}", 'an object with "turns", a list of texts'
-        item = _parsed(line, where, expected)
-        turns = item.get("turns")
+        try:
+            item = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise LookaheadError(f"--questions {file}, line {number}, is not JSON ({error.msg}).") from error
+        turns = item.get("turns") if isinstance(item, dict) else None
         if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0]:
-            raise LookaheadError(f"{where}: expected {expected}; got {line[:60]}")
+            expected = 'expected an object with "turns", a list of texts'
+            raise LookaheadError(f"--questions {file}, line {number}: {expected}; got {line[:60]}")
         questions.append((str(item.get("category", "questions")), turns[0]))
     if not questions:
         raise LookaheadError(f"--questions {file} holds no question: expected at least one line.")
