@@ -66,7 +66,18 @@ class PlainPasses:
         return outputs
 
 
-class TreeModel:
+class NoReplays:
+    """What drafts are told of passes over trees: no token is fed ``again`` or ``replayed``, as none is where a model
+    never ``replays`` any, and nobody counts how much of the text would have been drafted rightly."""
+
+    again = 0
+    replayed = 0
+    replays = False
+    repeated: int | None = None
+    in_a_row = 0
+
+
+class TreeModel(NoReplays):
     """One call's view of a model that follows trees (implements :class:`jacobi.Model`).
 
     A text may reach a boundary behind which the model is another one (RoPE that changes with the length). From there
@@ -81,18 +92,9 @@ class TreeModel:
         top_k: top-k candidates gathered at those of the prompt's tokens whose logits are kept.
 
     Attributes:
-        again: tokens that the next pass replays, and ``replayed``, how many there have been: none here. It never
-            ``replays`` any.
-        repeated, in_a_row: None and 0: nobody counts how much of the text would have been drafted rightly.
         hidden: notes hidden states of every pass; None = nobody wants any.
         fell_back: why passes are transformers' own by now; None = they are not.
     """
-
-    again = 0
-    replayed = 0
-    replays = False
-    repeated: int | None = None
-    in_a_row = 0
 
     def __init__(
         self,

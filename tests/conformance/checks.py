@@ -32,7 +32,7 @@ STRATEGIES = [
     Jacobi(block_size=4, mode="hybrid", seed=3),
     Jacobi(block_size=5, mode="sliding", seed=4),
 ]
-AT_ONCE = {"_COST": 0.0, "_COMPARED": 0.0, "_LOOKS": 2}  # passes are traced from a call's third on
+AT_ONCE = {"_COST": 0.0, "_COMPARED": 0.0, "LOOKS": 2}  # passes are traced from a call's third on
 _ADVICE = re.compile(r"[.\s]*Drop use_lookahead( for this model)?\.$|\.$")
 # What another processor measures otherwise, and what another version of torch or transformers words otherwise.
 _MEASURED = re.compile(r"\bby [-+.\d]+(?:e[-+]?\d+)?(?:nan|inf)? of their spread, allowed [-+.\d]+(?:e[-+]?\d+)?")

@@ -150,7 +150,7 @@ def test_made_in_the_middle_of_a_long_call(monkeypatch: pytest.MonkeyPatch, batc
     same_as_plain(short, prompts(batch), NOTHING_DRAFTED, max_new_tokens=56, **hot)
     assert not made
     same_as_plain(long, prompts(batch), NOTHING_DRAFTED, max_new_tokens=100, **hot)
-    assert made[0] == tracing._LOOKS * 2
+    assert made[0] == tracing.LOOKS * 2
     assert known(long).failure is None
 
 
@@ -189,7 +189,7 @@ def test_traces_that_another_call_makes() -> None:
             """Nothing to do."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracing, "_LOOKS", 1000)  # this call makes none
+        patch.setattr(tracing, "LOOKS", 1000)  # this call makes none
         start = TracedExecutor.__init__
         patch.setattr(TracedExecutor, "__init__", lambda self, *args: (found.append(self), start(self, *args))[1])
         settings: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "use_lookahead": True}
@@ -239,7 +239,7 @@ def test_weights_are_read_anew() -> None:
 
 def test_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is told to do something else has no traces yet."""
-    monkeypatch.setattr(tracing, "_LOOKS", 1000)  # nor are any made in the middle
+    monkeypatch.setattr(tracing, "LOOKS", 1000)  # nor are any made in the middle
     model = fresh_model("llama")
     before = warmed(model)
     assert before.made

@@ -29,8 +29,8 @@ from lookahead.runtime.tree import TreeModel
 _COST = 35.0  # passes' Python
 _COMPARED = 9.0  # whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
-_SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
-_LOOKS = 16  # passes from one look to the next
+SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
+LOOKS = 16  # passes from one look to the next
 _KEPT = 8  # sets of traces of one model
 _KEPT_KINDS = 60  # in each, as many as batches have sizes
 
@@ -123,7 +123,7 @@ class TraceSchedule:
             other = traces_for(self._model, taps, traits, self._executor.packed)
             self._executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
             self._start()
-        if self._passes % _LOOKS == 0:
+        if self._passes % LOOKS == 0:
             self._make_what_pays(written)
         made = frozenset(self._traces.made)
         if made != self._made:  # by this call or another, which may also have found one wrong
@@ -133,7 +133,7 @@ class TraceSchedule:
     def _make_what_pays(self, written: int) -> None:
         model, traces = self._model, self._traces
         due = _due(model, traces)
-        paid = [kind for kind, passes in due.items() if self._passes_left(kind, written) >= _SURELY * passes]
+        paid = [kind for kind, passes in due.items() if self._passes_left(kind, written) >= SURELY * passes]
         if paid and modified(model) is None:
             _make(model, traces, fingerprint(model), paid, self._packed)
 
