@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 from lookahead.cli import common
 from lookahead.cli.training_arguments import TrainEagle, TrainingOptions, TrainMedusa, TrainRedrafter
 from lookahead.training import heads
-from lookahead.training.drafter_recipe import DrafterEvaluation
+from lookahead.training.evaluation import DrafterEvaluation
 from lookahead.training.medusa import recipe as medusa
 
 _STAGES = {

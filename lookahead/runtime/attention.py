@@ -16,9 +16,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import LookaheadError
-from lookahead.runtime.registry import Wrapped
+from lookahead.runtime.registry import During, Wrapped
 from lookahead.runtime.split_attention import RowsMask, fused_attention, serves
-from lookahead.runtime.thread_settings import During
 
 
 class _Settings(threading.local):

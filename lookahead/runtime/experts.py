@@ -16,8 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lookahead.models.compat import expert_registries
-from lookahead.runtime.registry import Wrapped
-from lookahead.runtime.thread_settings import During
+from lookahead.runtime.registry import During, Wrapped
 
 
 class _Settings(threading.local):

@@ -1,4 +1,4 @@
-"""Functions that transformers looks up by name, wrapped while decodes of ours run."""
+"""What holds while decodes of ours run: wrapped functions that transformers looks up by name, a thread's settings."""
 
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
@@ -44,3 +44,24 @@ class Wrapped:
                 self._users -= 1
                 if self._users == 0 and self._registry[self._name] is self._wrapper:
                     self._registry[self._name] = self._original
+
+
+class During:
+    """Gives this thread's ``settings`` other values while the block runs; afterwards they are what they were. Those
+    that no block has set are the defaults of their class. A class, because several are entered in every pass."""
+
+    __slots__ = ("_before", "_settings", "_values")
+
+    def __init__(self, settings: threading.local, **values: Any) -> None:
+        self._settings, self._values = settings, values
+
+    def __enter__(self) -> None:
+        own = vars(self._settings)
+        self._before = {name: own[name] for name in self._values if name in own}
+        own.update(self._values)
+
+    def __exit__(self, *_: object) -> None:
+        own = vars(self._settings)
+        for name in self._values:
+            del own[name]
+        own.update(self._before)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lookahead.runtime.thread_settings import During
+from lookahead.runtime.registry import During
 
 _TILE = 64  # rows of a block of the GPU
 _GRANULE = 64  # keys; chunks are multiples of it, and the kernel wants rows of masks aligned

@@ -10,7 +10,7 @@ Texts are packed into blocks; prompts with completions and conversations stay ap
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ IGNORE = -100  # the label of a token without loss, as everywhere in transformer
 Progress = Callable[[float], None]  # called with the share that is done, from 0 to 1
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_BATCH = 8  # texts scored at once
 _AT_ONCE = 256  # texts given to the tokenizer in one call
 
 
@@ -106,6 +107,17 @@ def collate(examples: Sequence[Example], pad: int) -> dict[str, Tensor]:
     mask = pad_sequence([torch.ones_like(example.ids).long() for example in examples], True)
     labels = pad_sequence([torch.where(e.loss, e.ids.long(), IGNORE) for e in examples], True, IGNORE)
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def batches(
+    examples: Sequence[Example], pad: int, device: torch.device, report: Progress | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Batches to be scored, on a ``device``; ``report`` is told when one is."""
+    for start in range(0, len(examples), _BATCH):
+        batch = collate(examples[start : start + _BATCH], pad)
+        yield {name: value.to(device) for name, value in batch.items()}
+        if report is not None:
+            report(min(1.0, (start + _BATCH) / len(examples)))
 
 
 def _tokens(tokenizer: Any, texts: list[str], **settings: Any) -> list[list[int]]:

@@ -14,11 +14,10 @@ from lookahead.models.output_layer import output_sizes
 from lookahead.training.clock import Report
 from lookahead.training.data import Example
 from lookahead.training.drafter import BesideModel, TrainedHead
-from lookahead.training.drafter_recipe import NODES, DrafterEvaluation, card, compare, score_drafter
 from lookahead.training.eagle.fresh import fresh_head as fresh_eagle
 from lookahead.training.eagle.learner import TrainedEagle
 from lookahead.training.eagle.settings import EagleSettings
-from lookahead.training.evaluation import continued
+from lookahead.training.evaluation import NODES, DrafterEvaluation, card, compare, continued, score_drafter
 from lookahead.training.items import Item
 from lookahead.training.recipe import Run
 from lookahead.training.redrafter.learner import TrainedRecurrent

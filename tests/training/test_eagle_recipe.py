@@ -18,9 +18,9 @@ from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead.eagle import Eagle, EagleHead, EagleSettings, fit, train
 from lookahead.training.data import Example
-from lookahead.training.drafter_recipe import score_drafter
 from lookahead.training.eagle.fresh import fresh_head
 from lookahead.training.eagle.learner import TrainedEagle
+from lookahead.training.evaluation import score_drafter
 from lookahead.training.items import Item
 
 SETTINGS = EagleSettings(unroll=2, block_size=12, batch_size=2, epochs=1.0, min_steps=0, learning_rate=1e-3)

@@ -22,7 +22,7 @@ from lookahead.training.data import IGNORE, Example, collate
 from lookahead.training.distillation import own_answers
 from lookahead.training.evaluation import continued, measure, spread
 from lookahead.training.items import Item
-from lookahead.training.medusa.evaluation import score
+from lookahead.training.medusa.calibration import score
 from lookahead.training.medusa.recipe import Evaluation, fit
 from lookahead.training.medusa.settings import MedusaSettings
 
@@ -58,7 +58,7 @@ def fitted(loaded: tuple[Any, Any], output: Path, settings: MedusaSettings = SET
 
 
 def test_scores_are_counted_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lookahead.training.medusa.evaluation._BATCH", 3)
+    monkeypatch.setattr("lookahead.training.data._BATCH", 3)
     model = fresh_model("llama")
     heads = drawn(model)
     examples = [*texts(3), Example.of([3, 4, 5, 6, 7])]

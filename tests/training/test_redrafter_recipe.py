@@ -22,7 +22,7 @@ from lookahead.redrafter import RecurrentHead, ReDrafter, ReDrafterSettings, fit
 from lookahead.sources.redrafter.passes import RecurrentPasses
 from lookahead.training.data import IGNORE, Example
 from lookahead.training.drafter import BesideModel
-from lookahead.training.drafter_recipe import score_drafter
+from lookahead.training.evaluation import score_drafter
 from lookahead.training.items import Item
 from lookahead.training.redrafter.learner import TrainedRecurrent, fresh_head
 

@@ -6,6 +6,7 @@ never share a buffer.
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,6 +52,7 @@ def span_of(slots: int) -> int:
     return middle if middle >= max(slots, _LEAST_SPAN) else span
 
 
+@dataclass(slots=True)
 class Graph:
     """A captured pass. It is ``checked`` once its first replay gave what the pass itself gives, and a replay of a pass
     with as many nodes did so at another base.
@@ -61,14 +63,11 @@ class Graph:
         held: what the graph reads and does not own.
     """
 
-    __slots__ = ("base", "checked", "held", "outputs", "replay")
-
-    def __init__(self, replay: Callable[[], None], outputs: Outputs, base: int, held: Any) -> None:
-        self.replay = replay
-        self.outputs = outputs
-        self.base = base
-        self.held = held
-        self.checked = False
+    replay: Callable[[], None]
+    outputs: Outputs
+    base: int
+    held: Any
+    checked: bool = False
 
 
 class Inputs:

@@ -1,13 +1,15 @@
-"""How often each head's candidates are right in texts that the model writes itself."""
+"""How often Medusa's heads are right: in texts that the model writes itself, and in held-out ones."""
 
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
@@ -16,9 +18,11 @@ from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer, output_sizes, placement
 from lookahead.sources.medusa.accuracies import HeadAccuracies
 from lookahead.sources.medusa.heads import MedusaHeads
-from lookahead.training.data import IGNORE, Progress
+from lookahead.training.data import IGNORE, Example, Progress, batches
 from lookahead.training.distillation import writing
+from lookahead.training.medusa.losses import shifted
 
+RANKS = 10  # candidates of a head in the table, as many as the published trees use
 _TIMED = 20  # runs of the heads
 _LOGITS = 1 << 24  # numbers that the heads may make at once: 64 MB in float32
 
@@ -152,3 +156,47 @@ def heads_ms(model: PreTrainedModel, heads: MedusaHeads, ranks: int = 10) -> flo
         heads.top(hidden, output, ranks)[1].tolist()  # waits for the device
         times.append(1e3 * (time.perf_counter() - begin))
     return median(times)
+
+
+@dataclass(frozen=True)
+class OwnScores:
+    """How well the model itself predicts the next token."""
+
+    loss: float  # mean cross-entropy, in nats a token
+    top1: float  # share of tokens that it ranks first
+    top5: float  # share among its five best
+    tokens: int  # how many were scored
+
+
+@torch.no_grad()
+def score(
+    model: Any, heads: MedusaHeads | None, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
+) -> tuple[OwnScores, HeadAccuracies | None]:
+    """Compare the model's best next tokens, and every head's candidates, with the labelled tokens that really come.
+    ``heads=None`` scores the model alone. A LookaheadError says that there is no label for it or for one of the
+    heads."""
+    layer = output_layer(model)
+    counts = None if heads is None else HeadCounts(heads, layer, output_sizes(model)[1], RANKS)
+    loss, best, tokens = 0.0, torch.zeros(2), 0
+    for inputs in batches(examples, pad, model.device, report):
+        labels = inputs.pop("labels")
+        logits, hidden = passed(model, layer, inputs | {"use_cache": False})
+        target = shifted(labels, 1)
+        kept = target != IGNORE
+        scores, target = logits[:, :-1][kept].float(), target[kept]
+        loss += cross_entropy(scores, target, reduction="sum").item()
+        matches = scores.topk(min(5, scores.shape[-1])).indices == target[:, None]
+        best += torch.stack([matches[:, 0].sum(), matches.sum()]).float().cpu()
+        tokens += len(target)
+        del logits, scores
+        if counts is not None:
+            for states, wanted in zip(hidden, labels, strict=True):
+                counts.add(states, wanted)
+    samples = [] if counts is None else counts.samples
+    if not tokens or not all(samples):
+        raise LookaheadError(
+            "The held-out data is too short: there is no token for "
+            f"{'the model' if not tokens else f'head {samples.index(0)}'} to predict. Give more of it."
+        )
+    top1, top5 = (best / tokens).tolist()
+    return OwnScores(loss / tokens, top1, top5, tokens), None if counts is None else counts.accuracies()

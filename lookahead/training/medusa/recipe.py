@@ -19,7 +19,7 @@ from lookahead.training.clock import Report
 from lookahead.training.data import Example
 from lookahead.training.evaluation import Measured, continued, measure
 from lookahead.training.items import Item
-from lookahead.training.medusa.evaluation import OwnScores, score
+from lookahead.training.medusa.calibration import OwnScores, score
 from lookahead.training.medusa.settings import MedusaSettings
 from lookahead.training.medusa.training import check_training, fresh_heads, train
 from lookahead.training.recipe import Run

@@ -9,8 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from lookahead.models.hidden_states import LAST
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
-from lookahead.sources.redrafter.head import RecurrentHead, ResidualBlock
-from lookahead.sources.redrafter.reading import RecurrentSizes
+from lookahead.sources.redrafter.head import RecurrentHead, RecurrentSizes, ResidualBlock
 from lookahead.strategies.redrafter import ReDrafter
 from lookahead.training.data import IGNORE
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
