@@ -26,7 +26,7 @@ def convert_medusa(options: ConvertMedusa) -> None:
     with common.loading("Reading the heads"):
         model = _model(options)
         checkpoint = read_checkpoint(options.source, model)
-        heads = MedusaHeads.from_tensors(checkpoint.tensors, model)
+        heads = MedusaHeads.from_checkpoint(checkpoint, model)
     write_heads(heads, options.target, replace=options.force)
     _report(options, _facts(checkpoint, heads), "medusa", "Medusa")
 

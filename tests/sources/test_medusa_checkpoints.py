@@ -61,10 +61,10 @@ def test_every_format_is_read(name: str, own_output: bool, tmp_path: pathlib.Pat
     heads = made(own_output=own_output)
     write, title = FORMATS[name]
     checkpoint = read_checkpoint(write(tmp_path / "heads", heads))
-    assert_same(MedusaHeads.from_tensors(checkpoint.tensors), heads)
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
     assert checkpoint.format == title.format(1 if own_output else 2)
     assert checkpoint.remarks == ()
-    assert checkpoint.tensors.config.vocab_size == (VOCAB if own_output else None)
+    assert checkpoint.sizes["vocab_size"] == (VOCAB if own_output else None)
     assert_same(MedusaHeads.from_pretrained(write(tmp_path / "heads", heads)), heads)
 
 
@@ -73,7 +73,7 @@ def test_every_format_is_read(name: str, own_output: bool, tmp_path: pathlib.Pat
 def test_vllms_format_is_read(file: str, prefix: str, tmp_path: pathlib.Path) -> None:
     heads = made()
     checkpoint = read_checkpoint(store(tmp_path, file, vllm(heads, prefix), **SERVED))
-    assert_same(MedusaHeads.from_tensors(checkpoint.tensors), heads)
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
     assert (checkpoint.format, checkpoint.files, checkpoint.remarks) == ("vLLM", (file,), ())
 
 
@@ -129,13 +129,13 @@ def test_tensors_win_over_a_wrong_config(tmp_path: pathlib.Path, caplog: pytest.
     wrong = {"medusa_num_heads": 2, "medusa_num_layers": 1, "hidden_size": 4096, "vocab_size": 32000}
     with caplog.at_level(logging.WARNING, "lookahead"):
         checkpoint = read_checkpoint(store(tmp_path, "medusa_lm_head.pt", medusa(heads), **wrong))
-    assert_same(MedusaHeads.from_tensors(checkpoint.tensors), heads)
-    assert checkpoint.tensors.config.vocab_size == VOCAB
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
+    assert checkpoint.sizes["vocab_size"] == VOCAB
     assert len(checkpoint.remarks) == 4
     assert "config.json says medusa_num_heads 2, and the tensors 3" in caplog.text
     served = {"num_heads": 5, "num_hidden_layers": 2, "original_lm_head": True}
     checkpoint = read_checkpoint(store(tmp_path / "vllm", "model.safetensors", vllm(heads), **served))
-    assert_same(MedusaHeads.from_tensors(checkpoint.tensors), heads)
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
     assert [remark.split(",")[0] for remark in checkpoint.remarks] == [
         "config.json says num_heads 5",
         "config.json says original_lm_head",
@@ -161,7 +161,7 @@ def test_only_the_heads_of_a_full_model_are_read(tmp_path: pathlib.Path, monkeyp
         index["weight_map"][name] = "model-of-gigabytes.safetensors"  # which is not even there
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     checkpoint = read_checkpoint(tmp_path)
-    assert_same(MedusaHeads.from_tensors(checkpoint.tensors), heads)
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
     assert checkpoint.files == tuple(f"model-{part:05}-of-00003.safetensors" for part in (1, 2, 3))
     read = []
     real = storage.safe_open
@@ -256,5 +256,5 @@ def test_the_config_of_a_full_model_is_not_mistaken_for_that_of_heads(tmp_path: 
     tensors = load_file(tmp_path / "model.safetensors")
     store(tmp_path, "model.safetensors", tensors | medusa(heads, "medusa_head."))
     checkpoint = read_checkpoint(tmp_path, model)
-    assert_same(MedusaHeads.from_tensors(checkpoint.tensors), heads)
-    assert checkpoint.remarks == () and checkpoint.tensors.config.vocab_size == VOCAB
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
+    assert checkpoint.remarks == () and checkpoint.sizes["vocab_size"] == VOCAB

@@ -15,7 +15,8 @@ from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
 from jacobi import LookaheadError
 from lookahead.medusa import MedusaHeads, read_heads, write_heads
-from lookahead.sources.medusa.checkpoints import storage, writing
+from lookahead.sources.medusa import heads as medusa_heads
+from lookahead.sources.medusa.checkpoints import storage
 from lookahead.sources.medusa.checkpoints.reading import read_checkpoint
 
 
@@ -91,7 +92,7 @@ def test_writing_is_refused_before_anything_is_written(tmp_path: pathlib.Path) -
 def test_a_failed_write_leaves_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_heads(made(), tmp_path / "heads")
     before = {path.name: path.read_bytes() for path in (tmp_path / "heads").iterdir()}
-    monkeypatch.setattr(writing, "save_file", refusing)
+    monkeypatch.setattr(medusa_heads, "save_file", refusing)
     for folder in ("heads", "other"):
         with pytest.raises(LookaheadError, match=f"{folder} cannot be written: no space left"):
             write_heads(made(2), tmp_path / folder, replace=True)
@@ -110,7 +111,7 @@ def test_tensors_that_say_more_than_their_file_holds_are_refused(tmp_path: pathl
     with pytest.raises(LookaheadError, match="expected all of them to be stored"):
         read_checkpoint(file)
     torch.save({"0.0.linear.weight": torch.zeros(64, 64), "0.0.linear.bias": torch.zeros(64)}, file)
-    assert read_checkpoint(file).tensors.config.hidden_size == 64
+    assert read_checkpoint(file).sizes["hidden_size"] == 64
     packed = tmp_path / "packed.pt"
     with zipfile.ZipFile(file) as stored, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
         for record in stored.infolist():

@@ -1,23 +1,24 @@
 """Medusa's heads with all that is around the network: fresh ones for a model, files in all formats, card, checks."""
 
+import json
 import re
 from copy import deepcopy
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self, cast
 from weakref import WeakValueDictionary
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
+from safetensors.torch import save_file
 from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead._files import whole_folder
 from lookahead.models.finite import broken_weight, look_for_broken_weight
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
-from lookahead.sources.medusa.checkpoints import HeadsConfig, HeadTensors
-from lookahead.sources.medusa.checkpoints.reading import read_checkpoint
-from lookahead.sources.medusa.checkpoints.writing import write_medusa
+from lookahead.sources.medusa.checkpoints.formats import MEDUSA
+from lookahead.sources.medusa.checkpoints.reading import Checkpoint, read_checkpoint
+from lookahead.sources.medusa.checkpoints.storage import HEADS_FILE
 from lookahead.sources.medusa.choices import ChoiceTree, choices_from
 from lookahead.sources.medusa.network import HeadsNetwork
 
@@ -43,6 +44,7 @@ model.generate(**inputs, custom_generate=Medusa(heads))
 
 Method: [Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads]({{ paper_url }}).
 """
+_TOLD = ("hidden_size", "vocab_size", "num_heads", "num_layers", "own_output")  # in the card
 
 
 class MedusaHeads(
@@ -90,21 +92,17 @@ class MedusaHeads(
         return heads
 
     @classmethod
-    def from_tensors(cls, tensors: HeadTensors, model: Any = None) -> Self:
+    def from_checkpoint(cls, checkpoint: Checkpoint, model: Any = None) -> Self:
         """Heads that hold these very tensors, in evaluation mode; checked against their ``model``, if that is given."""
-        vocab_size, token_map = tensors.config.vocab_size, tensors.token_map
+        vocab_size, token_map = checkpoint.sizes["vocab_size"], checkpoint.token_map
         scored = vocab_size if token_map is None else len(token_map)
         with torch.device("meta"):
-            heads = cls(**asdict(tensors.config) | {"vocab_size": scored})
-        heads.load_state_dict(tensors.state, assign=True)
+            heads = cls(**checkpoint.sizes | {"vocab_size": scored})
+        heads.load_state_dict(checkpoint.state, assign=True)
         heads.token_map, heads.vocab_size = token_map, vocab_size
         if model is not None:
             heads.check(model)
         return heads.eval()
-
-    def tensors(self) -> HeadTensors:
-        sizes = {field.name: getattr(self, field.name) for field in fields(HeadsConfig)}
-        return HeadTensors(HeadsConfig(**sizes), self.state_dict(), self.token_map)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -135,11 +133,30 @@ class MedusaHeads(
         """
         hub = {"force_download": force_download, "token": token, "cache_dir": cache_dir}
         hub |= {"local_files_only": local_files_only, "revision": revision}
-        heads = cls.from_tensors(read_checkpoint(pretrained_model_name_or_path, model, hub=hub).tensors, model)
+        heads = cls.from_checkpoint(read_checkpoint(pretrained_model_name_or_path, model, hub=hub), model)
         return heads.to(map_location) if model is None else heads.to(*placement(model))
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        write_medusa(self.tensors(), save_directory)
+        """Write heads as version 1, or as version 2 if they use the model's output layer; this holds no token map."""
+        if self.token_map is not None:
+            raise LookaheadError(
+                f"These heads score {len(self.token_map)} of {self.vocab_size} tokens, and Medusa's format cannot say "
+                "which: expected heads that score all of them. Use these as they are stored."
+            )
+        config = {
+            "base_model_name_or_path": self.base_model,
+            "hidden_size": self.hidden_size,
+            "medusa_num_heads": self.num_heads,
+            "medusa_num_layers": self.num_layers,
+            "version": "1" if self.own_output else "2",
+            "vocab_size": self.vocab_size,
+        }
+        outputs, state = range(self.num_heads if self.own_output else 0), self.state_dict()
+        names = MEDUSA.names(self.num_heads, self.num_layers, ("weight", "bias"), outputs)
+        tensors = {theirs: state[ours].detach().cpu().contiguous() for ours, theirs in names.items()}
+        save_file(tensors, save_directory / HEADS_FILE, {"format": "pt"})
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        (save_directory / "config.json").write_text(text, encoding="utf-8")
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """The card that :meth:`save_pretrained` writes as README.md: what the heads are, and which model they need."""
@@ -148,7 +165,10 @@ class MedusaHeads(
         name = self.base_model or ""
         if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists():  # a repository of the hub
             data.base_model = name
-        facts = asdict(self.tensors().config) | {"base_model": data.base_model, "paper_url": info.paper_url}
+        facts = {name: getattr(self, name) for name in _TOLD} | {
+            "base_model": data.base_model,
+            "paper_url": info.paper_url,
+        }
         return ModelCard.from_template(data, template_str=info.model_card_template, **facts | kwargs)
 
     def check(self, model: Any) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.models.output_layer import COMPUTE_DTYPES, copyable_weight, output_layer, output_sizes
-from lookahead.sources.medusa.checkpoints import HeadsConfig, HeadTensors
 from lookahead.sources.medusa.checkpoints.formats import LM_HEAD, TOKEN_MAP, VLLM, Layout, layout_of
 from lookahead.sources.medusa.checkpoints.storage import StoredTensors, locate
 
@@ -26,7 +25,11 @@ _log = logging.getLogger("lookahead")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    tensors: HeadTensors  # on the CPU, in the widest dtype that they are stored in
+    """Heads without their module, and what was read."""
+
+    sizes: dict[str, Any]  # as MedusaHeads takes them
+    state: dict[str, Tensor]  # as MedusaHeads.state_dict() gives it; on the CPU, in the widest dtype that is stored
+    token_map: Tensor | None  # the tokens that own output layers score, int64 [scored]; None = all
     format: str  # in words
     files: tuple[str, ...]  # config.json left out
     remarks: tuple[str, ...]  # where config.json contradicts the tensors, a sentence each
@@ -56,13 +59,14 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
     base_model = config.get("base_model_name_or_path")
     if not isinstance(base_model, str):
         base_model = location.name if layout.full else None
-    sizes = HeadsConfig(hidden_size, vocab_size, layout.num_heads, layout.num_layers, layout.own_output, base_model)
-    # The model's own layer scores all tokens.
-    heads = HeadTensors(sizes, _completed(state, layout), None if layout.copied else token_map)
+    sizes = {"hidden_size": hidden_size, "vocab_size": vocab_size, "base_model": base_model}
+    sizes |= {"num_heads": layout.num_heads, "num_layers": layout.num_layers, "own_output": layout.own_output}
+    token_map = None if layout.copied else token_map  # the model's own layer scores all tokens
     for remark in remarks:
         _log.warning("%s: %s", location.name, remark)
     files = {tensors.files[key].name for key in layout.stored.values()}
-    return Checkpoint(heads, layout.title, tuple(sorted(files)), tuple(remarks))
+    state = _completed(state, layout)
+    return Checkpoint(sizes, state, token_map, layout.title, tuple(sorted(files)), tuple(remarks))
 
 
 @dataclass(frozen=True)
