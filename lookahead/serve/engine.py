@@ -18,9 +18,8 @@ from lookahead.models.names import CACHE
 from lookahead.pieces import text_of, tokens_of
 from lookahead.scheduling import Scheduler, Ticket
 from lookahead.serve.errors import ApiError, shutting_down
-from lookahead.serve.jobs import Answer, Job, Piece
+from lookahead.serve.jobs import Answer, Job, Piece, Stream
 from lookahead.serve.plans import LogProbs, Penalties, Plan, StopStrings
-from lookahead.serve.streams import Stream
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
 

@@ -1,9 +1,15 @@
-"""A request on its way through the engine, and what it is told."""
+"""A request on its way through the engine, what it is told, and its answers' texts on their way to the client."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
+from transformers.generation.streamers import BaseStreamer
+
+from lookahead.generation.watch import Pass
+from lookahead.pieces import Pieces
 from lookahead.serve.plans import Plan
 from lookahead.stats import DecodingStats
 
@@ -65,3 +71,63 @@ class Job:
     def check(self) -> None:
         if self._ended is not None:
             raise self._ended
+
+
+class Stream(BaseStreamer):
+    """Tells a job of its text as it is written, and ends the call when nobody waits for it."""
+
+    lookahead_draws_nothing = True
+
+    def __init__(self, job: Job, index: int, tokenizer: Any) -> None:
+        self._job, self._index = job, index
+        self._pieces = Pieces(tokenizer, job.plan.stops)
+        self._details = job.plan.details
+        self.text = ""
+        self._known: deque[tuple[bool, str]] = deque()  # of tokens that a pass has written: drafted, source
+        self._tokens: list[dict[str, Any]] = []  # not told yet
+        self._prompt_seen = False
+        self._passes = self._count = 0
+        self.drafts = 0  # passes that had drafted tokens to score
+        self._begin = perf_counter()
+
+    def see(self, record: Pass) -> None:
+        self._job.check()
+        self._passes = record.index + 1
+        row = record.rows[0]
+        self.drafts += len(row.tokens) > 1
+        sources = [row.sources[node] for node in row.accepted[1:]]
+        bonus = len(row.written) - 1
+        self._known.extend((place < bonus, sources[place] if place < bonus else "") for place in range(bonus + 1))
+
+    def put(self, value: Any) -> None:
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        self._job.check()
+        for token in value.tolist():
+            self._count += 1
+            drafted, source = self._known.popleft() if self._known else (False, "")
+            piece = self._pieces.add(token)
+            self._tokens.append({"text": piece, "drafted": drafted, "source": source})
+            self._tell(piece)
+
+    def end(self) -> None:
+        """Nothing: :meth:`close` is called when the call has succeeded."""
+
+    def close(self) -> bool:
+        """Tell the rest; whether a stop string ended the text."""
+        rest = self._pieces.close()
+        if rest:
+            self._tokens.append({"text": rest, "drafted": False, "source": ""})
+        self._tell(rest)
+        return self._pieces.stopped
+
+    def _tell(self, text: str) -> None:
+        if not text:
+            return
+        self.text += text
+        tokens, self._tokens = [token for token in self._tokens if token["text"]], []
+        speed = self._count / max(1e-9, perf_counter() - self._begin)
+        passes = self._passes or self._count
+        details = (tokens, passes, speed) if self._details else ([], 0, 0.0)
+        self._job.tell(Piece(self._index, text, *details))

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from transformers import PreTrainedModel
 
 from lookahead.draft.context import CallContext, Drafts, RowContext
-from lookahead.draft.eagle_trees import Expansion, fixed_tree
+from lookahead.draft.head_trees import Expansion, fixed_tree
 from lookahead.models.output_layer import output_layer
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.passes import PairPasses, eagle_passes, joined_features

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from transformers import PreTrainedModel
 
-from lookahead.draft.beam_search import BeamSearch
 from lookahead.draft.context import CallContext, Drafts, RowContext
+from lookahead.draft.head_trees import BeamSearch
 from lookahead.models.hidden_states import LAST
 from lookahead.sources.redrafter.head import RecurrentHead
 from lookahead.sources.redrafter.passes import RecurrentPasses

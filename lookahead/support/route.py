@@ -17,8 +17,13 @@ from lookahead.models.families.decoders import own_steps
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.names import CACHE, CACHES, STATE
 from lookahead.models.traits import ModelTraits, parameters, tensor_parallel_group
-from lookahead.support.caches import check_cache_of_linear, check_cache_of_trees
-from lookahead.support.call import change_within, check_prompt, tree_obstacle
+from lookahead.support.call import (
+    change_within,
+    check_cache_of_linear,
+    check_cache_of_trees,
+    check_prompt,
+    tree_obstacle,
+)
 from lookahead.support.passes import linear_obstacle
 from lookahead.support.self_test import drafts_error, is_judged, is_on_record, layers_error, linear_error, tree_error
 

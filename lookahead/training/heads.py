@@ -11,7 +11,6 @@ from transformers import PreTrainedModel, TrainerCallback
 from jacobi import LookaheadError
 from lookahead._files import write_text
 from lookahead.models.output_layer import output_sizes
-from lookahead.training.clock import Report
 from lookahead.training.data import Example
 from lookahead.training.drafter import BesideModel, TrainedHead
 from lookahead.training.eagle.fresh import fresh_head as fresh_eagle
@@ -24,6 +23,7 @@ from lookahead.training.redrafter.learner import TrainedRecurrent
 from lookahead.training.redrafter.learner import fresh_head as fresh_recurrent
 from lookahead.training.redrafter.settings import ReDrafterSettings
 from lookahead.training.stage import Trained, check_stage, kept_flags, train_stage
+from lookahead.training.trainer import Report
 
 HeadSettings = EagleSettings | ReDrafterSettings
 

@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead._files import write_text
-from lookahead.training.clock import Report
 from lookahead.training.data import Example, Progress, encode, prompts
 from lookahead.training.distillation import own_answers
 from lookahead.training.evaluation import spread
 from lookahead.training.items import Item
 from lookahead.training.settings import TrainingSettings
 from lookahead.training.stage import Trained
+from lookahead.training.trainer import Report
 
 _CHECKPOINTS = "checkpoints"
 _SETTINGS = "settings.json"

@@ -16,10 +16,9 @@ from transformers.integrations import get_reporting_integration_callbacks
 from jacobi import LookaheadError
 from lookahead.models.output_layer import output_layer, placement
 from lookahead.models.trainer import check_trainer, use_one_gpu
-from lookahead.training.clock import Clock, Report
 from lookahead.training.data import Example, collate
 from lookahead.training.settings import TrainingSettings
-from lookahead.training.trainer import DrafterTrainer, Learner
+from lookahead.training.trainer import Clock, DrafterTrainer, Learner, Report
 
 
 @dataclass(frozen=True)

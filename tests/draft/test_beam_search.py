@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from helpers.drafting import Told
 
-from lookahead.draft.beam_search import CANDIDATES, BeamSearch
+from lookahead.draft.head_trees import CANDIDATES, BeamSearch
 
 
 def drawn(tree: Any) -> list[str]:

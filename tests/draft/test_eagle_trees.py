@@ -8,7 +8,7 @@ from helpers.eagle import random_network
 from helpers.models import fresh_model, prompts, same_as_plain
 
 from jacobi import LookaheadError
-from lookahead.draft.eagle_trees import FIXED, Expansion, fixed_tree
+from lookahead.draft.head_trees import FIXED, Expansion, fixed_tree
 from lookahead.eagle import Eagle, EagleHead
 
 SAID = {

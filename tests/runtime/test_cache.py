@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from lookahead import LookaheadError
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cache.tree import TreeCache
-from lookahead.support.caches import check_cache
+from lookahead.support.call import check_cache
 
 # Heads and channels of keys and of values in each layer; latent attention has different ones.
 EQUAL = [((2, 4), (2, 4))] * 3

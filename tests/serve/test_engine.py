@@ -15,11 +15,10 @@ from lookahead.generation.watch import Pass, RowPass
 from lookahead.serve import application
 from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError
-from lookahead.serve.jobs import Answer, Job
+from lookahead.serve.jobs import Answer, Job, Stream
 from lookahead.serve.metrics import Metrics
 from lookahead.serve.plans import Plan
 from lookahead.serve.server import Server
-from lookahead.serve.streams import Stream
 from lookahead.stats import DecodingStats
 
 pytestmark = pytest.mark.usefixtures("augmented")

@@ -14,7 +14,7 @@ from jacobi import LookaheadError
 from lookahead.eagle import Eagle, EagleHead
 from lookahead.models.output_layer import beside
 from lookahead.sources.eagle.network import EagleNetwork
-from lookahead.sources.eagle.writing import Format
+from lookahead.sources.eagle.files import Format
 
 LAYERS = (2, 3, 4)
 KINDS: dict[str, Any] = {

@@ -15,9 +15,8 @@ from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.training.data import IGNORE, Example, collate
 from lookahead.training.medusa import losses
-from lookahead.training.medusa.learner import MedusaModel
 from lookahead.training.medusa.losses import HEAD_DECAY, distillation_loss, heads_loss, next_token_loss, shifted
-from lookahead.training.medusa.training import train
+from lookahead.training.medusa.training import MedusaModel, train
 
 
 def test_labels_are_shifted_by_what_a_head_predicts() -> None:

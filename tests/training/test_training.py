@@ -17,12 +17,11 @@ from transformers import TrainerCallback
 
 from jacobi import LookaheadError
 from lookahead.medusa import MedusaHeads, output_layer
-from lookahead.training.clock import Clock
 from lookahead.training.data import Example
 from lookahead.training.medusa.losses import heads_loss
 from lookahead.training.medusa.settings import MedusaSettings
 from lookahead.training.medusa.training import train
-from lookahead.training.trainer import DrafterTrainer
+from lookahead.training.trainer import Clock, DrafterTrainer
 
 
 def test_the_sine_schedule() -> None:
@@ -182,7 +181,7 @@ def test_the_clock_counts_steps_or_time() -> None:
 
 def test_training_stops_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 10))
-    monkeypatch.setattr("lookahead.training.clock.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("lookahead.training.trainer.time.monotonic", lambda: float(next(now)))
     rates = Rates()
     settings = dataclasses.replace(SETTINGS, epochs=5.0, max_minutes=0.5, warmup=0.0, learning_rate=1.0)
     trained = train(small_model(), texts(), settings, tmp_path, callbacks=[rates])

@@ -18,6 +18,8 @@ from lookahead._files import write_text
 from lookahead.models.output_layer import output_sizes, placement
 from lookahead.sources.medusa.checkpoints.storage import MODEL_FILE, WHOLE_MODELS, check_tensors, locate, some
 
+MODEL_TYPE = "recurrent_drafting_drafter"
+
 
 @dataclass(frozen=True)
 class RecurrentSizes:
@@ -72,9 +74,6 @@ def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: s
             "beside the recurrent state."
         )
     return RecurrentSizes(vocab, joined // 2, None if projection is None else exit_size, layers, rnn)
-
-
-MODEL_TYPE = "recurrent_drafting_drafter"
 
 
 class ResidualBlock(nn.Module):

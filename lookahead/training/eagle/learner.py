@@ -15,6 +15,9 @@ from lookahead.training.data import IGNORE
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
 from lookahead.training.eagle.settings import EagleSettings
 
+_SOFT = 0.1  # (eagle-1) weight of the cross-entropy beside that of the features
+_NOISE_TOKENS = 512  # (eagle-1) length of the texts for which the noise is given
+
 
 class UnrolledPairs:
     """What pairs see in an unrolled pass. Step 0 is the text's pairs, as decoding feeds them. In step s, row i is the
@@ -49,10 +52,6 @@ class UnrolledPairs:
         for step, (_, value) in enumerate(drafts):
             total = total + weights[..., count + step, None] * value[:, :, None]
         return total.flatten(1, 2)
-
-
-_SOFT = 0.1  # (eagle-1) weight of the cross-entropy beside that of the features
-_NOISE_TOKENS = 512  # (eagle-1) length of the texts for which the noise is given
 
 
 class TrainedEagle(TrainedHead):

@@ -15,7 +15,6 @@ from lookahead.sources.medusa.accuracies import HeadAccuracies, expected_length
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.strategies.medusa import Medusa
-from lookahead.training.clock import Report
 from lookahead.training.data import Example
 from lookahead.training.evaluation import Measured, continued, measure
 from lookahead.training.items import Item
@@ -24,6 +23,7 @@ from lookahead.training.medusa.settings import MedusaSettings
 from lookahead.training.medusa.training import check_training, fresh_heads, train
 from lookahead.training.recipe import Run
 from lookahead.training.stage import Trained
+from lookahead.training.trainer import Report
 
 
 @dataclass(frozen=True)
