@@ -25,8 +25,7 @@ from jacobi import Successors
 from lookahead import Lookahead, _native
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
-from lookahead.draft.pass_costs import least_slopes
-from lookahead.draft.replays import Cut
+from lookahead.draft.pass_costs import Cut, least_slopes
 from lookahead.sources import SuccessorTable
 from lookahead.sources.perturbed import Draw
 from lookahead.sources.recycling import RecyclingSource

@@ -11,8 +11,8 @@ from typer import Exit
 from lookahead.cli import common
 from lookahead.cli.arguments import Batch
 from lookahead.cli.batch_files import Aside, Bad, answers, read_requests, write
-from lookahead.ray.batches import answered
 from lookahead.ray.cluster import connected
+from lookahead.ray.replicas import answered
 from lookahead.serve.batches import Answerer, Line, Outcome
 from lookahead.stats import counted
 

@@ -22,7 +22,7 @@ from jacobi import Path, TokenTree
 from lookahead import _native
 from lookahead.draft.acceptance import MOST_ODDS, SLOTS, Acceptance
 from lookahead.draft.frontier import Ask, Frontier, Growth, grown
-from lookahead.draft.replays import Cut
+from lookahead.draft.pass_costs import Cut
 from lookahead.sources.base import Candidate, Source, is_batch
 from lookahead.sources.checked import CheckedSource
 

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from lookahead.sources import Source
-from lookahead.sources.usual_time import UsualTime
+from lookahead.sources.draft_model import UsualTime
 
 _STEPS = (0.3, 1.0, 2.5)  # tokens expected of the other sources' tree at which the next level begins
 _HOPED, _HOPES = 1.2, 4  # gain at a level before any was seen, and the trials that this is worth

@@ -99,8 +99,8 @@ def _rank(entry: Made) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """The ``width`` likeliest continuations of ``length`` tokens, the root counted. In a tree, what several beams begin
-    with is scored once::
+    """ReDrafter's beams (arXiv 2403.09919, section 3): the ``width`` likeliest continuations of ``length`` tokens, the
+    root counted. In a tree, what several beams begin with is scored once::
 
         root a b c          root - a - b -+- c
         root a b d                 |      +- d

@@ -10,11 +10,10 @@ from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.frontier import Growth, grown_together
 from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
-from lookahead.draft.pass_costs import ModelLimits, PassCosts
-from lookahead.draft.replays import Cut
+from lookahead.draft.pass_costs import Cut, ModelLimits, PassCosts
 from lookahead.draft.tree_worth import shared_width
 from lookahead.draft.trials import Mode, Rest, Trials
-from lookahead.sources.usual_time import UsualTime
+from lookahead.sources.draft_model import UsualTime
 
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
 _STILL_RESTS = 4  # passes that a call counts as rested at most, where the one before rested in the end

@@ -53,6 +53,11 @@ class DraftStrategy:
         if least is not None and value < least:
             raise LookaheadError(f"{type(self).__name__}({field}=) must be at least {least}: got {value}.")
 
+    def _between(self, field: str, range_: str, fits: Callable[[float], bool]) -> None:
+        value = getattr(self, field)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+            raise LookaheadError(f"{type(self).__name__}({field}=) must be a number {range_}: got {value!r}.")
+
     def _flag(self, field: str) -> None:
         value = getattr(self, field)
         if not isinstance(value, bool):

@@ -4,7 +4,7 @@ A front takes requests and gives each to a replica; what has not begun to stream
 May import: everything but the command line and integrations. Ray itself is imported when it is used.
 """
 
-from lookahead.ray.batches import answered as answered
 from lookahead.ray.front import Front as Front
+from lookahead.ray.replicas import answered as answered
 from lookahead.ray.replicas import bound as bound
 from lookahead.ray.replicas import started as started

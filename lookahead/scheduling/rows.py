@@ -93,8 +93,7 @@ class Row:
         paths = self.verifier.decide([self.tree], scores)
         verify_ms, begin = since_ms(begin), perf_counter()
         self._start(curve)
-        best = scores.successors[0] if scores.successors else None
-        self._drafter.learn(self.tree, scores.greedy[0], paths[0], best)
+        self.learn(scores, paths[0])
         self._observers.see(Step([self.tree], paths, 0.0, prefill_ms, verify_ms, since_ms(begin)))
         self.catch_up()
 

@@ -9,7 +9,6 @@ import numpy as np
 from jacobi import Path, Successors, TokenTree
 from lookahead.sources.base import Together
 from lookahead.sources.perturbed import BINS, Draw, Offer
-from lookahead.sources.usual_time import UsualTime
 
 Branch = tuple[int, ...]  # tokens below the root
 Said = tuple[np.ndarray, np.ndarray]  # the best next tokens [rank] and their logits [rank], best first
@@ -25,6 +24,9 @@ DRAWN_PRIORS = (
     *(0.01, 0.02, 0.03, 0.05, 0.11, 0.22, 0.4, 0.61, 0.75, 0.85, 0.91, 0.97),
     *(0.01, 0.015, 0.025, 0.05, 0.1, 0.21, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
 )
+_FIRST_RUNS = 3
+_OUTLIER = 2.0  # times the usual, as which a slower run counts
+_NEWEST = 0.1  # of a run in the estimate
 
 
 class Passes(Protocol):
@@ -98,3 +100,22 @@ class DraftModelSource:
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         self._index += len(path.tokens)
         self.passes.write(path)
+
+
+class UsualTime:
+    """Milliseconds of a run: the fastest of the first three, because the very first is often slow, and then a smoothed
+    mean, in which outliers count less. 0 = there was no run yet."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+        self._runs = 0
+
+    def observe(self, ms: float) -> None:
+        """Take in a run; one of no time was none."""
+        if ms <= 0.0:
+            return
+        self._runs += 1
+        if self._runs <= _FIRST_RUNS:
+            self.ms = ms if self._runs == 1 else min(ms, self.ms)
+        else:
+            self.ms += _NEWEST * (min(ms, _OUTLIER * self.ms) - self.ms)

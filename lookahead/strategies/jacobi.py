@@ -68,9 +68,7 @@ class Jacobi(Strategy):
                 f"Jacobi(blocks={self.blocks}) needs blocks that end: expected mode='jacobi' (or 'gauss-seidel', "
                 f"'hybrid') and a block_size, got {given}."
             )
-        ratio = self.spawn_ratio
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-            raise LookaheadError(f"Jacobi(spawn_ratio=) must be a number above 0 and at most 1: got {ratio!r}.")
+        self._between("spawn_ratio", "above 0 and at most 1", lambda ratio: 0 < ratio <= 1)
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         """What is chosen at every node: the next iterate, of which the sampled text is the fixed point."""

@@ -100,11 +100,6 @@ class Medusa(AutomaticStrategy):
             raise LookaheadError(f"Medusa(sources=) must name 'heads': got {self.sources!r}. {remedy}")
         _ = self._stored  # raises now what cannot be read
 
-    def _between(self, field: str, range_: str, fits: Callable[[float], bool]) -> None:
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-            raise LookaheadError(f"Medusa({field}=) must be a number {range_}: got {value!r}.")
-
     @property
     def automatic(self) -> bool:
         """Whether sources are named; then sizes are chosen while decoding."""

@@ -1,18 +1,18 @@
 """By which route a model is decoded, and why not by a better one: each refusal names the culprit and the way out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.models.code_safety import replaced_step
 from lookahead.models.conformance import recorded
-from lookahead.models.dropout import training_obstacle
 from lookahead.models.families.decoders import own_steps
 from lookahead.models.families.registry import overrides_for
 from lookahead.models.names import CACHE, CACHES, STATE
@@ -35,6 +35,8 @@ _SWITCH = (
     "model.set_attn_implementation('sdpa') first"
 )
 _RECURRENT_WORDS = ("linear", "mamba", "conv", "recurrent", "hybrid")
+_WORDS = ("drop", "jitter")  # in names of rates: attention_dropout, attn_pdrop, drop_prob, layerdrop, jitter_noise
+_OF_CONFIGS = ("dropout", "attention_dropout", "hidden_dropout")  # which layers read there
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +195,31 @@ def self_test(model: PreTrainedModel, traits: ModelTraits | None = None, *, draf
     if error is not None:
         raise LookaheadError(error)
     return changed
+
+
+def training_obstacle(model: PreTrainedModel) -> str | None:
+    """Why passes of a model in training mode cannot be drafted for; None = they can, or it is not in that mode."""
+    training = [module for module in model.modules() if module.training]
+    if any(vars(module).get("gradient_checkpointing") for module in training):
+        return "checkpoints gradients in training mode, where layers keep no KV cache; call model.eval()"
+    chance = next((found for module in training for found in _chances(module)), None)
+    if chance is not None:
+        return f"is in training mode, where no two passes are alike ({chance}); call model.eval()"
+    return None
+
+
+def _chances(module: nn.Module) -> Iterator[str]:
+    name, own = type(module).__name__, vars(module)
+    if isinstance(module, _DropoutNd) and module.p > 0:
+        yield f"{name}(p={module.p})"
+    rates = (each for each in own if any(word in each for word in _WORDS))
+    yield from (f"{rate} of {name}" for rate in _rates(own, rates))
+    if (config := own.get("config")) is not None:
+        yield from (f"{rate} of {name}'s config" for rate in _rates(vars(config), _OF_CONFIGS))
+
+
+def _rates(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            yield f"{name}={value}"

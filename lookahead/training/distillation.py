@@ -17,6 +17,13 @@ from lookahead.training.settings import TrainingSettings
 _BATCH = 8  # prompts answered at once
 
 
+def processes_of(model: PreTrainedModel) -> Any:
+    """Those of a training, by accelerate."""
+    from accelerate import PartialState  # an optional package, which check_stage has looked for
+
+    return PartialState(cpu=model.device.type == "cpu")
+
+
 def own_answers(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
@@ -27,9 +34,7 @@ def own_answers(
     """Let the model, in evaluation mode, answer prompts of token ids; only the answers' tokens carry loss. The answers
     are kept in files of ``folder``, so that no restart repeats them. With several processes (``torchrun``), each
     answers its share."""
-    from accelerate import PartialState  # an optional package
-
-    processes = PartialState(cpu=model.device.type == "cpu")
+    processes = processes_of(model)
     folder.mkdir(parents=True, exist_ok=True)
     task = json.dumps([list(map(list, prompts)), settings.answer_tokens, settings.temperature, settings.seed])
     name = hashlib.sha256(task.encode()).hexdigest()[:12]

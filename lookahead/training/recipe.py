@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead._files import write_text
 from lookahead.training.data import Example, Progress, encode, prompts
-from lookahead.training.distillation import own_answers
+from lookahead.training.distillation import own_answers, processes_of
 from lookahead.training.evaluation import spread
 from lookahead.training.items import Item
 from lookahead.training.settings import TrainingSettings
@@ -51,7 +51,7 @@ class Run:
     @property
     def writes(self) -> bool:
         """Whether this process is the one that saves and evaluates."""
-        return bool(_processes(self.model).is_main_process)
+        return bool(processes_of(self.model).is_main_process)
 
     def prepare(
         self, items: Sequence[Item], held_out: Sequence[Item], tokens: int, *, resume: bool = False, force: bool = False
@@ -61,7 +61,7 @@ class Run:
         parts = [self.tokens(items, self.progress("encoding")), self.tokens(held_out)]
         if self.writes:
             self.open_folder(parts, resume, force)
-        _processes(self.model).wait_for_everyone()
+        processes_of(self.model).wait_for_everyone()
         learnt, seen = (self.answers(part) for part in parts) if self.settings.distil else parts
         return learnt, spread(seen, max(1, tokens // self.settings.block_size))
 
@@ -140,9 +140,3 @@ class Run:
             "versions": versions | {"python": platform.python_version()},
             "settings": asdict(self.settings),
         }
-
-
-def _processes(model: PreTrainedModel) -> Any:
-    from accelerate import PartialState  # an optional package, which check_stage has looked for
-
-    return PartialState(cpu=model.device.type == "cpu")

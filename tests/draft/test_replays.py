@@ -14,9 +14,8 @@ from lookahead import Lookahead
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.latency import StepTimes
-from lookahead.draft.pass_costs import least_slopes
+from lookahead.draft.pass_costs import Cut, least_slopes
 from lookahead.draft.planner import Planner
-from lookahead.draft.replays import Cut
 from lookahead.sources import SuffixSource
 
 

@@ -7,7 +7,7 @@ import torch
 from helpers.models import fresh_model, prompts, same_as_plain
 from torch import nn
 
-from lookahead.models.dropout import training_obstacle
+from lookahead.support.route import training_obstacle
 
 MADE: dict[str, dict[str, Any]] = {
     "llama": {"attention_dropout": 0.2},

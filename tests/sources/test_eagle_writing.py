@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from jacobi import LookaheadError
 from lookahead.eagle import Eagle, EagleHead
 from lookahead.models.output_layer import beside
-from lookahead.sources.eagle.network import EagleNetwork
 from lookahead.sources.eagle.files import Format
+from lookahead.sources.eagle.network import EagleNetwork
 
 LAYERS = (2, 3, 4)
 KINDS: dict[str, Any] = {

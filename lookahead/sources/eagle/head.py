@@ -15,8 +15,8 @@ from jacobi import LookaheadError
 from lookahead._per_model import PerModel
 from lookahead.models.hidden_states import NORM, decoder_layers, final_norm
 from lookahead.models.output_layer import output_sizes, placement
-from lookahead.sources.eagle.network import EagleNetwork
 from lookahead.sources.eagle.files import FORMATS, Format, read, write
+from lookahead.sources.eagle.network import EagleNetwork
 from lookahead.sources.eagle.sizes import Beside, are_layers
 from lookahead.sources.vocabularies import same_but_for_padding
 

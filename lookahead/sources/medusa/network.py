@@ -69,15 +69,16 @@ class HeadsNetwork(nn.Module):
 
     def states(self, hidden: Tensor) -> Tensor:
         """What the heads' output layers read, ``[head, ..., hidden]``, with the device and dtype of ``hidden``."""
+        states = torch.stack([self.state(head, hidden) for head in range(self.num_heads)])
+        return states.to(hidden.device, hidden.dtype)
+
+    def state(self, head: int, hidden: Tensor) -> Tensor:
+        """What one head's output layer reads, ``[..., hidden]``, with the head's device and dtype."""
         first = next(self.parameters())
-        inner = hidden.to(first.device, first.dtype)
-        states = []
-        for layers in self.blocks:
-            state = inner
-            for layer in layers.children():
-                state = layer(state)
-            states.append(state)
-        return torch.stack(states).to(hidden.device, hidden.dtype)
+        state = hidden.to(first.device, first.dtype)
+        for layer in self.blocks[head].children():
+            state = layer(state)
+        return state
 
     def forward(self, hidden: Tensor, output: Output | None = None) -> Tensor:
         """The logits of all heads, ``[head, ..., vocab]``.

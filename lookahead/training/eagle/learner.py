@@ -20,9 +20,9 @@ _NOISE_TOKENS = 512  # (eagle-1) length of the texts for which the noise is give
 
 
 class UnrolledPairs:
-    """What pairs see in an unrolled pass. Step 0 is the text's pairs, as decoding feeds them. In step s, row i is the
-    draft that began behind pair i, s tokens deep: it sees the text's pairs up to i, its own rows of the steps 1 to s,
-    and of no other draft anything::
+    """What pairs see in EAGLE-3's training-time test (Li et al., arXiv 2503.01840, section 3.2), an unrolled pass. Step
+    0 is the text's pairs, as decoding feeds them. In step s, row i is the draft that began behind pair i, s tokens
+    deep: it sees the text's pairs up to i, its own rows of the steps 1 to s, and of no other draft anything::
 
                     step 0        step 1      step 2
         row         0 1 2 3       0 1 2 3     0 1 2 3

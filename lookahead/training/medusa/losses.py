@@ -63,10 +63,7 @@ def distillation_loss(logits: Tensor, original: Tensor, labels: Tensor) -> Tenso
 
 def _logits(heads: MedusaHeads, head: int, output: Output, hidden: Tensor) -> Tensor:
     """One head's logits ``[token, vocab]``, on the device of ``hidden``."""
-    first = next(heads.parameters())
-    state = hidden.to(first.device, first.dtype)
-    for layer in heads.blocks[head].children():
-        state = layer(state)
+    state = heads.state(head, hidden)
     if heads.own_output:
         return heads.over_vocabulary(heads.outputs[head](state)).to(hidden.device)
     return output(state.to(hidden.device, hidden.dtype))

@@ -15,7 +15,6 @@ from lookahead.sources.medusa.accuracies import HeadAccuracies, expected_length
 from lookahead.sources.medusa.choices import ChoiceTree
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.strategies.medusa import Medusa
-from lookahead.training.data import Example
 from lookahead.training.evaluation import Measured, continued, measure
 from lookahead.training.items import Item
 from lookahead.training.medusa.calibration import OwnScores, score
@@ -97,8 +96,18 @@ def fit(
     if not run.writes:
         return None
     heads = _save(run, trained, name)
+    own, accuracies = score(model, heads, seen, pad=run.pad, report=run.progress("evaluating"))
+    assert accuracies is not None  # heads were given
+    choices = Medusa(heads).tree(heads.vocab_size or 1)
+    expected = 1.0 + expected_length(accuracies, choices)  # the accepted tokens, and the model's own
+    starts = continued(seen, evaluation_prompts)
+    measured = measure(model, Medusa(heads, choices, seed=0), starts, new_tokens) if starts else None
     facts = run.facts(trained, learnt) | {"items": len(items), "held_out_items": len(held_out)}
-    return _evaluate(run, settings, heads, seen, before, facts, continued(seen, evaluation_prompts), new_tokens)
+    evaluation = Evaluation(own, before, accuracies, choices, expected, measured, facts)
+    write_text(run.output / "evaluation.json", json.dumps(evaluation.to_dict(), indent=1) + "\n")
+    card = run.output / "README.md"
+    write_text(card, card.read_text(encoding="utf-8").rstrip() + "\n\n" + _card(evaluation, settings))
+    return evaluation
 
 
 def _save(run: Run, trained: Trained, name: str | None) -> MedusaHeads:
@@ -115,29 +124,6 @@ def _save(run: Run, trained: Trained, name: str | None) -> MedusaHeads:
         model.save_pretrained(run.output / "model")
         run.tokenizer.save_pretrained(run.output / "model")
     return heads.to(model.dtype)
-
-
-def _evaluate(
-    run: Run,
-    settings: MedusaSettings,
-    heads: MedusaHeads,
-    seen: Sequence[Example],
-    before: OwnScores | None,
-    facts: dict[str, Any],
-    starts: list[list[int]],
-    new_tokens: int,
-) -> Evaluation:
-    """Score and time the heads; write the result beside them and into their card."""
-    own, accuracies = score(run.model, heads, seen, pad=run.pad, report=run.progress("evaluating"))
-    assert accuracies is not None  # heads were given
-    choices = Medusa(heads).tree(heads.vocab_size or 1)
-    expected = 1.0 + expected_length(accuracies, choices)  # the accepted tokens, and the model's own
-    measured = measure(run.model, Medusa(heads, choices, seed=0), starts, new_tokens) if starts else None
-    evaluation = Evaluation(own, before, accuracies, choices, expected, measured, facts)
-    write_text(run.output / "evaluation.json", json.dumps(evaluation.to_dict(), indent=1) + "\n")
-    card = run.output / "README.md"
-    write_text(card, card.read_text(encoding="utf-8").rstrip() + "\n\n" + _card(evaluation, settings))
-    return evaluation
 
 
 def _card(evaluation: Evaluation, settings: MedusaSettings) -> str:
