@@ -50,7 +50,7 @@ setup(
     ext_modules=[speedups],
     package_data={
         "jacobi": ["py.typed"],
-        "lookahead": ["py.typed", "assets/routes.json", *(f"assets/{name}/*" for name in bundled)],
+        "lookahead": ["py.typed", "assets/*.json", *(f"assets/{name}/*" for name in bundled)],
         "lookahead.sources.medusa": ["presets.json"],
         "lookahead.serve": ["*.html", "*.json"],
         "lookahead.pictures": ["*.html", "*.css", "*.js"],

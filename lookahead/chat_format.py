@@ -1,6 +1,9 @@
-"""Conversations as prompts: a tokenizer's chat template, or a plain one for models that have none."""
+"""Conversations as prompts: a tokenizer's chat template, or a plain one for models that have none. And the prompts that
+are built in. Nothing here needs torch."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -12,9 +15,37 @@ PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-
-
 _SAID = "Well said."
+_BUILT_IN = json.loads((Path(__file__).parent / "assets" / "prompts.json").read_text(encoding="utf-8"))
+# The bundled model writes Python. A prompt does not end with a line break, because its tokenizer keeps a line break
+# and the indentation that follows it in one token.
+PROMPTS: tuple[str, ...] = tuple(_BUILT_IN["code"])
+CHAT_QUESTIONS: dict[str, str] = _BUILT_IN["chat"]  # what chat models are asked, by category
+CHAT_PROMPTS = tuple(CHAT_QUESTIONS.values())
+
+
+def built_in(tokenizer: Any, raw: bool = False) -> tuple[str, ...]:
+    """The built-in prompts that suit a model: what chat models are asked, where there is a chat template."""
+    return CHAT_PROMPTS if getattr(tokenizer, "chat_template", None) and not raw else PROMPTS
+
+
+def prompt_ids(tokenizer: Any, prompt: str, raw: bool = False) -> list[int]:
+    """The token ids of a prompt, in the tokenizer's chat template if it has one, unless ``raw``.
+
+    Raises:
+        LookaheadError: the prompt is no text, or has no tokens; or the template refuses it.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # Python's stand-in for a byte of the command line, or of stdin, that is none
+        raise LookaheadError(f"The prompt is not text ({error.reason}): expected UTF-8.") from error
+    if raw or not getattr(tokenizer, "chat_template", None):
+        tokens = list(tokenizer(prompt)["input_ids"])
+    else:
+        tokens = render(tokenizer, [{"role": "user", "content": prompt}])
+    if not tokens:
+        raise LookaheadError("The prompt is empty: expected text of at least one token.")
+    return tokens
 
 
 def render(tokenizer: Any, messages: Sequence[Mapping[str, str]], template: str | None = None) -> list[int]:

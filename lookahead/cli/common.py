@@ -22,10 +22,10 @@ from transformers.utils import logging
 from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead._version import versions
-from lookahead.chat_format import render
+from lookahead.chat_format import built_in as built_in
+from lookahead.chat_format import prompt_ids
 from lookahead.cli.evidence import LOADED
 from lookahead.cli.options import DraftOptions, ModelOptions, SizeOptions
-from lookahead.cli.prompts import CHAT_PROMPTS, PROMPTS
 from lookahead.loading import load_model
 from lookahead.stats import DecodingStats
 from lookahead.strategies.base import Stats, Strategy
@@ -161,25 +161,9 @@ def loading(what: str) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def built_in(tokenizer: Any, raw: bool) -> tuple[str, ...]:
-    """The built-in prompts that suit a model: what chat models are asked, where there is a chat template."""
-    return CHAT_PROMPTS if tokenizer.chat_template and not raw else PROMPTS
-
-
 def encode(tokenizer: Any, prompt: str, model: PreTrainedModel, raw: bool = True) -> dict[str, Tensor]:
-    """A prompt as ``generate`` takes it, in the tokenizer's chat template if it has one, unless ``raw``. A prompt
-    without tokens is refused, and one that is no text."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:  # Python's stand-in for a byte of the command line, or of stdin, that is none
-        raise LookaheadError(f"The prompt is not text ({error.reason}): expected UTF-8.") from error
-    if raw or not tokenizer.chat_template:
-        tokens = list(tokenizer(prompt)["input_ids"])
-    else:
-        tokens = render(tokenizer, [{"role": "user", "content": prompt}])
-    if not tokens:
-        raise LookaheadError("The prompt is empty: expected text of at least one token.")
-    ids = torch.tensor([tokens], device=model.device)
+    """A prompt as ``generate`` takes it, by :func:`lookahead.chat_format.prompt_ids`."""
+    ids = torch.tensor([prompt_ids(tokenizer, prompt, raw)], device=model.device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 

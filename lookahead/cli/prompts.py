@@ -9,31 +9,8 @@ from typing import Annotated
 import typer
 
 from jacobi import LookaheadError
-
-# The bundled model writes Python. A prompt does not end with a line break, because its tokenizer keeps a line break
-# and the indentation that follows it in one token.
-PROMPTS = (
-    'class Stack:\n    """A last-in, first-out stack."""\n\n    def __init__(self):',
-    'def read_json(path):\n    """Read a JSON file and return its content."""',
-    'class Point:\n    """A point in the plane."""\n\n    def __init__(self, x, y):',
-    'def test_sorted():\n    """Sorting keeps every item, in order."""',
-    'def parse_args(argv=None):\n    """Parse the command line and return its options."""',
-    'class Cache(dict):\n    """A dictionary that forgets its oldest items."""',
-)
-
-# What chat models are asked, of several kinds: a question, a summary, figures out of a text, code, a table, a story.
-CHAT_PROMPTS = (
-    "Why does bread dough rise, and what happens if it is left to rise for too long?",
-    "Sum this up in two sentences: The harbour of Lindsund was dredged again last spring, because the river had "
-    "carried more sand into it than in any year since 1974. The town paid for most of the work; the fishing "
-    "cooperative gave a third of it, as its larger boats had been waiting for the tide on four days of five. Since "
-    "June they come and go as they like, and the ferry to the islands, cancelled eleven times before, runs every day.",
-    "List name, price and amount of each item in this order as JSON: Please send us two boxes of pencils at 4.80 "
-    "euros each, one desk lamp for 39 euros, and ten packs of paper, which were 5.25 euros a pack in your last offer.",
-    "Write a Python function that returns the n most frequent words of a text, with a docstring and an example.",
-    "Compare trains, buses and bicycles for a way to work of 12 kilometres, as a table with cost, time and weather.",
-    "Write the beginning of a story about a lighthouse keeper who finds a letter addressed to her grandmother.",
-)
+from lookahead.chat_format import CHAT_PROMPTS as CHAT_PROMPTS
+from lookahead.chat_format import PROMPTS as PROMPTS
 
 _HELP = 'Prompts, one a line. A line with {" first, and every line of a .jsonl file, is a JSON object with a "prompt".'
 _OBJECT = re.compile(r'\s*{\s*"')
