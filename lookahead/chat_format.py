@@ -67,11 +67,12 @@ def written(
 ) -> tuple[str, bool]:
     """A conversation as text, and whether the tokenizer is to add special tokens: templates write them themselves, the
     plain one leaves them to it. ``opens``: the assistant's next message begins."""
-    chosen = template or getattr(tokenizer, "chat_template", None) or PLAIN_TEMPLATE
+    own = getattr(tokenizer, "chat_template", None)
+    chosen = template or (None if own else PLAIN_TEMPLATE)  # None: the tokenizer's, of several the one by default
     settings = {"chat_template": chosen, "add_generation_prompt": opens, "tokenize": False}
     try:
         text = tokenizer.apply_chat_template([dict(message) for message in messages], **settings)
-    except TemplateError as error:
+    except (TemplateError, ValueError) as error:  # ValueError: of several none is the default
         raise LookaheadError(f"The chat template refuses these messages: {error}.") from error
     return str(text), chosen == PLAIN_TEMPLATE
 

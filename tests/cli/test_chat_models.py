@@ -173,3 +173,17 @@ def test_prompts_in_a_template_can_be_refused(chatty: Path, tmp_path: Path) -> N
 
 def test_the_template_is_the_one_that_was_written() -> None:
     assert "assistant" in TEMPLATE and len(CHAT_PROMPTS) == len(PROMPTS)
+
+
+def test_of_several_templates_the_default_one_is_taken(chatty: Path, tmp_path: Path) -> None:
+    """As transformers itself does; where none is, that is told."""
+    model, tokenizer = load_model(chatty)
+    tokenizer.chat_template = {"default": TEMPLATE, "tool_use": "tools"}
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert set(AutoTokenizer.from_pretrained(tmp_path).chat_template) == {"default", "tool_use"}
+    ran = run("generate", "--model", tmp_path, "--prompt", PROMPT, "--new-tokens", 12, "--json")
+    assert json.loads(ran.out)["tokens"] == written(chatty, in_template(PROMPT), do_sample=False)
+    tokenizer.chat_template = {"rag": "documents", "tool_use": "tools"}
+    with pytest.raises(LookaheadError, match=r"no default specified.*\['rag', 'tool_use'\]"):
+        common.encode(tokenizer, PROMPT, model, raw=False)
