@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lookahead.strategies.jacobi import Jacobi as Jacobi
     from lookahead.strategies.lookahead import Lookahead as Lookahead
     from lookahead.strategies.medusa import Medusa as Medusa
+    from lookahead.tuning import tune as tune
 
 _HOMES = {
     "DecodingStats": "lookahead.stats",
@@ -38,6 +39,7 @@ _HOMES = {
     "load_model": "lookahead.loading",
     "release": "lookahead._per_model",
     "restore_all": "lookahead.patch",
+    "tune": "lookahead.tuning",
     "watching": "lookahead.generation.watch",
 }
 _MODULES = (

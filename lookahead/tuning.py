@@ -1,10 +1,13 @@
-"""Measure what passes cost on this machine; the curves' files (``lookahead.generation.curves``) are named here, too."""
+"""Measure what passes cost on this machine, and which drafts that makes worth while; the curves' files
+(``lookahead.generation.curves``) are named here, too."""
 
 import logging
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -13,11 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
+from lookahead.chat_format import built_in, prompt_ids
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.generation.curves import cache_file as cache_file
 from lookahead.generation.curves import cache_folder as cache_folder
 from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
+from lookahead.models.dropout import training_obstacle
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.packed_layers import Packed
@@ -27,15 +32,146 @@ from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import refusal, trace_now, traces_to_measure, untraceable
 from lookahead.runtime.tree import TreeModel
 from lookahead.sources.recycling import BEST
+from lookahead.stats import DecodingStats
+from lookahead.strategies.lookahead import Lookahead
 from lookahead.support import route as support
 
 _log = logging.getLogger("lookahead")
+_LADE = ("window_size", "ngram_size", "verification_set_size")  # W, N, G
+# Nodes, and W/N/G: they take turns, so that some of both are tried where time is short.
+_TRIED = "4 1/4/2 8 1/5/5 16 1/5/10 24 4/4/4 32 3/5/5 48 7/5/7 64 10/5/10 96 15/5/15 128"
+_NUMBERS = [[int(number) for number in each.split("/")] for each in _TRIED.split()]
+SIZES = [dict(zip(_LADE if len(each) == 3 else ("nodes",), each, strict=True)) for each in _NUMBERS]
+_PROMPTS = 8  # at most
+_LEAST_S = 0.1  # of a size
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 _SURELY_S = 5.0  # that a second curve may begin after, however little time there is
 _MOST_WARM_UPS = 4  # passes of a size: a CUDA graph is run, captured and compared before it is only replayed
 
 Report = Callable[[float], None]
 Samples = dict[int, list[float]]  # milliseconds of passes, by the number of nodes
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Costs of a model's passes on this machine, and the sizes of drafts that they recommend.
+
+    What was tried is told by its settings of :class:`Lookahead`, ``"S"``, ``"drafted"`` (nodes a pass, on average), and
+    ``"speedup"``: S over the cost of such a pass, against ``plain_curve``'s over one token; logits processors and
+    prefill are left out.
+    """
+
+    curve: StepTimes  # of passes as longer decodes run them, for Lookahead(tuning=curve)
+    plain_curve: StepTimes  # of passes as transformers' own code runs them
+    context: int  # tokens in the KV cache that speedups are told for
+    budgets: tuple[dict[str, Any], ...]  # tried numbers of nodes
+    published: tuple[dict[str, Any], ...]  # tried W, N and G
+    left_out: int  # sizes that there was no time to try
+    saved: tuple[Path, ...]  # files of the curves, which later calls of generate find
+    nodes: int  # drafted nodes a pass; 0 where no draft pays
+    window_size: int  # W; it, N and G are those of lookahead decoding as published
+    ngram_size: int
+    verification_set_size: int
+
+
+def tune(
+    model: PreTrainedModel,
+    tokenizer: Any = None,
+    prompts: Sequence[Any] | Tensor | None = None,
+    *,
+    seconds: float = 16.0,
+    new_tokens: int = 96,
+    batch: int = 1,
+    raw: bool = False,
+    report: Callable[[str, float], None] | None = None,
+) -> Tuned:
+    """Measure the latency curve of a model as it is loaded, save it where the automatic mode finds it, and recommend
+    sizes of drafts, as ``lookahead tune`` does.
+
+    Args:
+        tokenizer: of the texts; token ids need none.
+        prompts: what drafts are tried on: texts, which are asked in the tokenizer's chat template if it has one, or
+            token ids, ``[token]`` or ``[1, token]``. The first eight are decoded, greedily, as far as time allows.
+            None: the built-in prompts that suit the model.
+        seconds: about how long to measure passes and to try drafts, together.
+        new_tokens: most tokens to write after a prompt.
+        batch: sequences in a pass.
+        raw: texts as they are, also where there is a chat template.
+        report: called with "passes" or "drafts", and the share of their time that is over, from 0 to 1.
+
+    Raises:
+        LookaheadError: an argument is wrong, or the model can follow neither trees nor linear drafts.
+    """
+    begin, ids = perf_counter(), _checked(model, tokenizer, prompts, seconds, new_tokens, batch, raw)
+    context, tell = max(map(len, ids)) + new_tokens // 2, report or (lambda stage, share: None)
+    curve, own = sweep_all(model, context, batch=batch, seconds=seconds / 2, report=partial(tell, "passes"))
+    found: list[dict[str, Any]] = []
+    for done, sizes in enumerate(SIZES):
+        tell("drafts", done / len(SIZES))
+        left = seconds - (perf_counter() - begin)
+        if left > 0.0 or len(found) < 2:
+            each_s = max(_LEAST_S, left / (len(SIZES) - len(found)))
+            length, drafted = _acceptance(model, ids, new_tokens, sizes, each_s)
+            speedup = length / (curve.ms(round(drafted) + 1, context) / own.ms(1, context))
+            found.append(sizes | {"S": length, "drafted": drafted, "speedup": speedup})
+    tell("drafts", 1.0)
+    budgets, published = (tuple(row for row in found if ("nodes" in row) == first) for first in (True, False))
+    best, sizes = (max(rows, key=lambda row: row["speedup"]) for rows in (budgets, published))
+    nodes = best["nodes"] if best["speedup"] > 1.0 else 0
+    saved = tuple(filter(Path.is_file, dict.fromkeys(cache_file(each.about) for each in (own, curve))))
+    left_out = len(SIZES) - len(found)
+    return Tuned(curve, own, context, budgets, published, left_out, saved, nodes, *(sizes[name] for name in _LADE))
+
+
+def _checked(model: Any, tokenizer: Any, prompts: Any, seconds: Any, new_tokens: Any, batch: Any, raw: bool) -> Any:
+    """The token ids of the prompts, lists; whatever is wrong is refused before anything is measured."""
+    for name, value in {"seconds": seconds, "new_tokens": new_tokens, "batch": batch}.items():
+        kind: Any = float | int if name == "seconds" else int
+        if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < inf:
+            raise LookaheadError(f"{name} must be a{' whole' * (kind is int)} number above 0: got {value!r}.")
+    if not hasattr(model, "generate"):
+        raise LookaheadError(f"model must be a loaded model, as of lookahead.load_model: got {model!r:.60}.")
+    given = prompts if prompts is not None or tokenizer is None else built_in(tokenizer, raw)
+    if isinstance(given, str) or not isinstance(given, Sequence | Tensor) or not len(given):
+        wanted = "prompts must be a list of texts, or of lists of token ids, or None where a tokenizer is given"
+        raise LookaheadError(f"{wanted}: got {given!r:.60}.")
+    ids, traits = [_ids(tokenizer, prompt, raw) for prompt in given[:_PROMPTS]], ModelTraits.of(model)
+    for prompt in ids:
+        support.check(model, traits, torch.tensor([prompt], dtype=torch.long), {})
+        if (reach := len(prompt) + new_tokens) > (traits.depth_limit or reach):
+            told = f"A prompt of {len(prompt)} tokens with {new_tokens} new ones, new_tokens, reaches past the model's"
+            raise LookaheadError(f"{told} {traits.depth_limit} positions. Shorten it, or ask for fewer.")
+    if (obstacle := training_obstacle(model)) is not None:
+        raise LookaheadError(f"{traits.name} {obstacle}.")
+    return ids
+
+
+def _ids(tokenizer: Any, prompt: Any, raw: bool) -> list[int]:
+    if isinstance(prompt, str) and tokenizer is not None:
+        return prompt_ids(tokenizer, prompt, raw)
+    ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
+        ids = ids[0]
+    if isinstance(ids, str) or not isinstance(ids, Sequence) or not all(type(token) is int for token in ids):
+        wanted = "a list of token ids, or a text where a tokenizer is given"
+        raise LookaheadError(f"A prompt must be {wanted}: got {prompt!r:.60}.")
+    return list(ids)
+
+
+def _acceptance(
+    model: PreTrainedModel, prompts: list[list[int]], new_tokens: int, sizes: dict[str, Any], seconds: float
+) -> tuple[float, float]:
+    """S, and the mean number of drafted nodes a pass, on as many prompts, and as much of the last, as time allows."""
+    stats, end = DecodingStats(), perf_counter() + seconds
+    # No text here is padded, but without a token for it transformers would warn at every call.
+    settings: dict[str, Any] = {"pad_token_id": model.generation_config.pad_token_id or 0, "max_new_tokens": new_tokens}
+    for prompt in prompts:
+        ids, settings["max_time"] = torch.tensor([prompt], device=model.device), end - perf_counter()
+        settings |= {"attention_mask": torch.ones_like(ids), "custom_generate": Lookahead(seed=0, **sizes)}
+        stats += model.generate(ids, do_sample=False, num_beams=1, return_dict_in_generate=True, **settings).stats
+        if perf_counter() >= end:
+            break
+    return stats.mean_acceptance_length, stats.drafted / max(1, stats.row_steps)
 
 
 @torch.no_grad()
