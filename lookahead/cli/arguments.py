@@ -233,6 +233,11 @@ class Tune(ModelOptions, PromptOptions):
     output: Annotated[Path | None, Option("--output", "-o", help="Also save the curve here.")] = None
     as_json: JsonOption = False
 
+    def check(self) -> None:
+        super().check()
+        if self.output is not None and self.output.parent.is_dir():  # else it will be made
+            check_file("--output", self.output)
+
 
 class Verify(ModelOptions, SizeOptions, PromptOptions):
     """Compare plain decoding with lookahead: exit status 0 if texts are identical or tied, 1 on a bug."""

@@ -9,6 +9,7 @@ import pytest
 from helpers.cli import PROMPT, run
 
 from lookahead import Lookahead, StepTimes, load_model
+from lookahead.cli import common
 
 SHORT = ["--seconds", 8, "--new-tokens", 8]
 
@@ -127,3 +128,9 @@ def test_a_decode_of_a_checkpoint_in_half_precision_finds_its_curve(
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
     model.generate(**inputs, max_new_tokens=8, custom_generate=Lookahead(seed=0))
     assert len(read) == 2 and set(read) < saved
+
+
+def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "load", lambda *given: pytest.fail("the model was loaded"))
+    ran = run("tune", "--output", tmp_path)
+    assert (ran.status, ran.out) == (2, "") and f"--output {tmp_path} is a folder" in ran.err
