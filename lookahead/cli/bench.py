@@ -15,6 +15,7 @@ from typer import Exit
 from jacobi import LookaheadError
 from lookahead._files import write_text
 from lookahead._version import versions
+from lookahead.chat_format import CHAT_QUESTIONS, PROMPTS
 from lookahead.cli import common
 from lookahead.cli.arguments import Bench
 from lookahead.cli.prompts import read_questions
@@ -25,9 +26,11 @@ from lookahead.strategies.lookahead import Lookahead
 
 def bench(options: Bench) -> None:
     model, tokenizer = common.load_for(options)
-    given = read_questions(options.questions) if options.questions else []
-    if not given:
-        given = [("prompts", text) for text in options.texts or common.built_in(tokenizer, options.raw)]
+    chat = bool(tokenizer.chat_template) and not options.raw
+    if options.questions or (chat and not options.texts):
+        given = read_questions(options.questions) if options.questions else list(CHAT_QUESTIONS.items())
+    else:
+        given = [("prompts", text) for text in options.texts or PROMPTS]
     encoded = [(kind, common.encode(tokenizer, text, model, options.raw)) for kind, text in given]
     race = Race(model, encoded, options.temperatures(), options.new_tokens, 60.0 * options.minutes)
     with common.progress() as progress:
@@ -40,7 +43,7 @@ def bench(options: Bench) -> None:
         "machine": _machine(model.device),
         "argv": sys.argv[1:],
         "strategy": Lookahead().to_dict(),
-        "chat_template": bool(tokenizer.chat_template) and not options.raw,
+        "chat_template": chat,
         "new_tokens": race.new_tokens,
         "told": race.told,
         "rows": [asdict(row) for row in rows],

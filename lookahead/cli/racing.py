@@ -22,6 +22,7 @@ Verdict = Literal["same", "tie", "differs", "bug", "other draws"]
 Inputs = dict[str, torch.Tensor]
 
 LABELS = {"plain": "plain", "lookup2": "prompt lookup, 2", "lookup3": "prompt lookup, 3", "lookahead": "lookahead"}
+_FIGURES = ("speed", "95 %", "tokens/s", "S", "texts")
 _BAR = 40  # cells of the longest bar
 _LOOKUPS = {"lookup2": 2, "lookup3": 3}  # longest n-gram that is looked up
 _PROBE = 8  # tokens by which the time is judged
@@ -219,26 +220,32 @@ def _row(kind: str, mode: str, method: str, own: Sequence[Run]) -> Row:
 
 
 def show_rows(console: Console, rows: Sequence[Row]) -> None:
-    """A table and bars for each kind."""
+    """A table and bars for each kind; kinds of one text each share a table of what lookahead brings."""
     kinds = dict.fromkeys(row.kind for row in rows)
+    if few := [row for row in rows if _is_single(row, rows) and row.method == "lookahead"]:
+        cells = [(row.kind, row.mode, *_figures(row)) for row in few]
+        console.print(common.columns(("category", "mode", *_FIGURES), cells, "Lookahead, by category"))
+        console.print()
     for kind in kinds:
-        _show_kind(console, [row for row in rows if row.kind == kind], kind if len(kinds) > 1 else None)
+        whole = [row for row in rows if row.kind == kind and not _is_single(row, rows)]
+        if whole:
+            _show_kind(console, whole, kind if len(kinds) > 1 else None)
+
+
+def _is_single(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a kind beside others has one text, which says little."""
+    return row.interval is None and any(other.kind != row.kind for other in rows)
+
+
+def _figures(row: Row) -> tuple[str, ...]:
+    interval = "" if row.method == "plain" or row.interval is None else "{:.2f}-{:.2f}".format(*row.interval)
+    length = "" if row.tokens_per_pass is None else f"{row.tokens_per_pass:.2f}"
+    return f"{row.speedup:.2f}x", interval, f"{row.tokens_per_second:.1f}", length, row.texts
 
 
 def _show_kind(console: Console, rows: list[Row], title: str | None) -> None:
-    cells = [
-        (
-            row.mode,
-            LABELS[row.method],
-            f"{row.speedup:.2f}x",
-            "" if row.method == "plain" or row.interval is None else "{:.2f}-{:.2f}".format(*row.interval),
-            f"{row.tokens_per_second:.1f}",
-            "" if row.tokens_per_pass is None else f"{row.tokens_per_pass:.2f}",
-            row.texts,
-        )
-        for row in rows
-    ]
-    console.print(common.columns(("mode", "method", "speed", "95 %", "tokens/s", "S", "texts"), cells, title))
+    cells = [(row.mode, LABELS[row.method], *_figures(row)) for row in rows]
+    console.print(common.columns(("mode", "method", *_FIGURES), cells, title))
     console.print()
     most = max(row.speedup for row in rows)
     for row in rows:
@@ -255,7 +262,7 @@ def show_verdicts(console: Console, race: Race, rows: Sequence[Row]) -> None:
     for line in race.told:
         console.print(line)
     for row in rows:
-        if row.method == "lookahead":
+        if row.method == "lookahead" and not _is_single(row, rows):
             said = f"{row.kind}, {row.mode}: lookahead {row.speedup:.2f}x, {row.verdict}."
             told, _, legend = row.explained.partition("\n")
             console.print(Text(said, style="bold"), Text(told), sep="\n")

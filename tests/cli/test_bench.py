@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.chat_model import save_chat_model
 from helpers.cli import other_token, run, spoil
 
 from lookahead import bundled
+from lookahead.chat_format import CHAT_QUESTIONS
 from lookahead.cli import common
 from lookahead.cli.racing import LABELS
 
@@ -48,6 +50,21 @@ def test_questions_by_category(tmp_path: Path) -> None:
     ran = run("bench", "--questions", file, "--modes", "greedy", "--new-tokens", 8, "--json")
     document = json.loads(ran.out)
     assert {row["kind"] for row in document["rows"]} == {"qa", "math", "all"}
+
+
+def test_chat_models_are_asked_questions_of_several_kinds(tmp_path: Path) -> None:
+    """One of each: a row a kind, and a verdict on all of them, as one text says little."""
+    chatty, file = save_chat_model(tmp_path / "chatty"), tmp_path / "bench.json"
+    ran = run("bench", "--model", chatty, "--modes", "greedy", "--new-tokens", 16, "--out", file)
+    document, kinds = json.loads(file.read_text()), ["question", "summary", "extraction", "code", "comparison", "story"]
+    assert ran.status == 0 and list(CHAT_QUESTIONS) == kinds
+    assert list(dict.fromkeys(row["kind"] for row in document["rows"])) == [*kinds, "all"]
+    table = ran.words.partition("Lookahead, by category")[2].partition("greedy plain")[0]
+    assert [kind for kind in kinds if re.search(rf"{kind} greedy \d+\.\d\dx \d", table)] == kinds
+    assert re.findall(r"(\w+), greedy: lookahead", ran.words) == ["all"]
+    assert ran.words.count("greedy plain") == 1 + 1, "a line and a bar, of all"
+    raw = run("bench", "--model", chatty, "--modes", "greedy", "--new-tokens", 4, "--json", "--raw")
+    assert {row["kind"] for row in json.loads(raw.out)["rows"]} == {"prompts"}
 
 
 def test_little_time_means_less_text() -> None:
