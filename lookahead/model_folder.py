@@ -30,7 +30,7 @@ def find_model(source: str | Path, gguf_file: str | None = None) -> tuple[str | 
         LookaheadError: files are missing, several could be meant, or GGUF files cannot be read here.
     """
     path = Path(source).expanduser()
-    if path.suffix == ".gguf" and path.is_file() and gguf_file is None:
+    if path.suffix == ".gguf" and path.is_file() and gguf_file in (None, path.name):
         path, gguf_file = path.parent, path.name
     if path.is_dir():
         gguf_file = _chosen(path, gguf_file)
@@ -50,7 +50,8 @@ def _chosen(folder: Path, gguf_file: str | None) -> str | None:
         return gguf_file
     if names and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS[:2]):
         if len(names) > 1:
-            raise LookaheadError(f"{folder} holds {', '.join(names)}: say by --gguf-file (gguf_file=) which to read.")
+            which = "say by --gguf-file (gguf_file=) which to read, or name that file itself in the folder's place"
+            raise LookaheadError(f"{folder} holds {', '.join(names)}: {which}.")
         return names[0]
     if not (folder / "config.json").exists():
         raise LookaheadError(f"{folder} holds no config.json: expected a folder written by save_pretrained.")

@@ -126,7 +126,7 @@ def drafting(options: DraftOptions, model: PreTrainedModel, tokenizer: Any) -> L
     if options.draft is None:
         return Lookahead()
     with loading("Loading the draft model"):
-        draft, other = load_model(options.draft, model.dtype, model.device)
+        draft, other = load_model(options.draft, model.dtype, model.device, options.draft_gguf_file)
     same = tokenizer.get_vocab() == other.get_vocab()
     strategy = Lookahead(draft_model=draft, tokenizers=None if same else (tokenizer, other))
     strategy.check(model)

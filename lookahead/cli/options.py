@@ -23,6 +23,7 @@ DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, ...; auto is CUDA 
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 _DTYPE_HELP = "Of the weights; auto is the checkpoint's own. Texts are exact in float32 and float64."
 DtypeOption = Annotated[Dtype, Option(help=_DTYPE_HELP)]
+_MODEL_HELP = "A model: a folder, a name on the hub, or a GGUF file. Default: the bundled one."
 _GGUF_HELP = "The file of weights, in the folder or on the hub. Default: the only one where there are no other weights."
 _RAW_HELP = "Prompts as they are, also where the tokenizer has a chat template."
 
@@ -42,7 +43,7 @@ class Arguments:
 
 
 class SourceOptions(Arguments):
-    model: Annotated[str | None, Option(metavar="DIR", help="A model with its tokenizer. Default: bundled.")] = None
+    model: Annotated[str | None, Option(metavar="DIR", help=_MODEL_HELP)] = None
     gguf_file: Annotated[str | None, Option(metavar="NAME", help=_GGUF_HELP)] = None
 
     @property
@@ -77,6 +78,7 @@ class ServedOptions(ModelOptions):
 
 class DraftOptions(Arguments):
     draft: Annotated[str | None, Option(metavar="DIR", help="A small model that drafts, too.")] = None
+    draft_gguf_file: Annotated[str | None, Option(metavar="NAME", help="As --gguf-file, of the draft model.")] = None
     chat_template: Annotated[Path | None, Option(metavar="FILE", help="Jinja, in place of the tokenizer's.")] = None
 
     @cached_property
@@ -87,7 +89,9 @@ class DraftOptions(Arguments):
         super().check()
         check_exists(self.draft, "--draft")
         if self.draft is not None:
-            find_model(self.draft)
+            find_model(self.draft, self.draft_gguf_file)
+        elif self.draft_gguf_file is not None:
+            raise LookaheadError("--draft-gguf-file needs --draft: expected the folder that the file is in.")
         _ = self.template
 
 

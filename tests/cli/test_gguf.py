@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.chat_model import save_gguf
 from helpers.cli import PROMPT, expected, run
 
 from lookahead import LookaheadError, load_model, model_folder
-from lookahead.cli import COMMANDS, load_command
+from lookahead.cli import COMMANDS, common, load_command
+from lookahead.cli.arguments import Chat, Serve
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +77,27 @@ def test_every_command_takes_one(name: str) -> None:
 def test_support_reads_one(mixed: Path) -> None:
     facts = json.loads(run("support", "--model", mixed, "--json").out)
     assert (facts["route"], facts["checked"]) == ("tree", "class, config and self-test")
+
+
+def test_a_file_may_be_named_twice(folder: Path, mixed: Path) -> None:
+    assert tokens("--model", mixed / "tiny-f32.gguf", "--gguf-file", "tiny-f32.gguf") == expected(folder, 12)
+
+
+@pytest.mark.parametrize("options", [Chat, Serve])
+def test_a_draft_model_is_read_from_one(
+    folder: Path, mixed: Path, weights: Path, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(weights, mixed / "other.gguf")
+    model, tokenizer = load_model(folder)
+    for given in ({"draft": str(mixed / "other.gguf")}, {"draft": str(mixed), "draft_gguf_file": "other.gguf"}):
+        draft: Any = common.drafting(options(**given), model, tokenizer).draft_model
+        for name, weight in draft.state_dict().items():
+            torch.testing.assert_close(weight, model.state_dict()[name])
+    monkeypatch.setattr(common, "load", lambda *given: pytest.fail("the model was loaded"))
+    name = options.__name__.lower()
+    ran = run(name, "--draft", mixed)
+    assert ran.status == 2 and "say by --gguf-file (gguf_file=) which to read, or name that file itself" in ran.err
+    ran = run(name, "--draft-gguf-file", "other.gguf")
+    assert ran.status == 2 and "--draft-gguf-file needs --draft" in ran.err
+    ran = run(name, "--draft", mixed, "--draft-gguf-file", "none.gguf")
+    assert ran.status == 2 and "holds no none.gguf: it has other.gguf, tiny-f32.gguf" in ran.err
