@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,27 +29,29 @@ def read_text(file: Path, option: str) -> str:
 
 def read_prompts(file: Path) -> list[str]:
     """The prompts of a file, one a line, as the option's help says; empty lines are skipped."""
-    lines = read_text(file, "--prompts").splitlines()
-    objects = file.suffix == ".jsonl"
-    texts = [
-        _prompt(line, f"--prompts {file}, line {number}") if objects or _OBJECT.match(line) else line
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-    if not texts:
-        raise LookaheadError(f"--prompts {file} holds no prompt: expected at least one line.")
+    objects, texts = file.suffix == ".jsonl", list[str]()
+    for where, line in _lines(file, "--prompts", "prompt"):
+        text = _object(line, where, 'a "prompt"').get("prompt") if objects or _OBJECT.match(line) else line
+        if not isinstance(text, str) or not text:
+            raise LookaheadError(f'{where}: expected an object with a "prompt" that is text; got {line[:60]}')
+        texts.append(text)
     return texts
 
 
-def _prompt(line: str, where: str) -> str:
+def _lines(file: Path, option: str, what: str) -> list[tuple[str, str]]:
+    """The lines of an option's file that are not empty, and how errors name them."""
+    lines = [(f"{option} {file}, line {at}", line) for at, line in enumerate(read_text(file, option).splitlines(), 1)]
+    if not any(line.strip() for _, line in lines):
+        raise LookaheadError(f"{option} {file} holds no {what}: expected at least one line.")
+    return [(where, line) for where, line in lines if line.strip()]
+
+
+def _object(line: str, where: str, wanted: str) -> dict[str, Any]:
     try:
         item = json.loads(line)
     except json.JSONDecodeError as error:
-        raise LookaheadError(f'{where}, is not JSON ({error.msg}): expected an object with a "prompt".') from error
-    text = item.get("prompt") if isinstance(item, dict) else None
-    if not isinstance(text, str) or not text:
-        raise LookaheadError(f'{where}: expected an object with a "prompt" that is text; got {line[:60]}')
-    return text
+        raise LookaheadError(f"{where}, is not JSON ({error.msg}): expected an object with {wanted}.") from error
+    return item if isinstance(item, dict) else {}
 
 
 def read_stdin() -> str:
@@ -66,19 +68,11 @@ def read_stdin() -> str:
 
 def read_questions(file: Path) -> list[tuple[str, str]]:
     """Category and first turn of each question in a file of Spec-Bench's format (Xia et al., arXiv 2401.07851)."""
-    lines, questions = read_text(file, "--questions").splitlines(), []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise LookaheadError(f"--questions {file}, line {number}, is not JSON ({error.msg}).") from error
-        turns = item.get("turns") if isinstance(item, dict) else None
+    questions = list[tuple[str, str]]()
+    for where, line in _lines(file, "--questions", "question"):
+        item = _object(line, where, '"turns"')
+        turns = item.get("turns")
         if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0]:
-            expected = 'expected an object with "turns", a list of texts'
-            raise LookaheadError(f"--questions {file}, line {number}: {expected}; got {line[:60]}")
+            raise LookaheadError(f'{where}: expected an object with "turns", a list of texts; got {line[:60]}')
         questions.append((str(item.get("category", "questions")), turns[0]))
-    if not questions:
-        raise LookaheadError(f"--questions {file} holds no question: expected at least one line.")
     return questions

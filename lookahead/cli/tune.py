@@ -30,15 +30,12 @@ def tune(options: Tune) -> None:
         found = tuning.tune(model, tokenizer, options.texts or None, **settings)
     if options.output is not None:
         found.curve.save(options.output)
-    sizes = ("nodes", "window_size", "ngram_size", "verification_set_size")
+    sizes, tried = ("nodes", "window_size", "ngram_size", "verification_set_size"), ("budgets", "published", "left_out")
     document = {
         "curve": found.curve.to_dict(),
         "applies_to": _applies_to(found),
         "plain_ms": found.plain_curve.ms(1, found.context),
-        "context": found.context,
-        "budgets": found.budgets,
-        "published": found.published,
-        "left_out": found.left_out,
+        **{name: getattr(found, name) for name in ("context", *tried)},
         "recommended": {name: getattr(found, name) for name in sizes},
         "saved": [str(file) for file in (*found.saved, options.output) if file],
     }
