@@ -25,7 +25,8 @@ def demo(options: Demo) -> None:
     with common.progress() as progress:
         runs = race.run(common.bar(progress, "Writing"))
     console = Console(highlight=False)
-    _show_texts(console, list(prompts), race, tokenizer, runs)
+    between = "\n" if tokenizer.chat_template and not options.raw else ""  # answers are no continuations
+    _show_texts(console, [prompt + between for prompt in prompts], race, tokenizer, runs)
     rows = rows_of(runs)
     show_rows(console, rows)
     if not race.differing:
@@ -62,6 +63,5 @@ def _show_texts(console: Console, prompts: list[str], race: Race, tokenizer: Any
     ours = {run.prompt: text for run, text in zip(runs, race.written, strict=True) if run.method == "lookahead"}
     for place, prompt in enumerate(prompts):
         console.rule(str(place + 1), style="dim")
-        between = "\n" if tokenizer.chat_template else ""
-        console.print(Text(prompt + between, style="dim"), coloured(tokenizer, ours[place]), sep="", soft_wrap=True)
+        console.print(Text(prompt, style="dim"), coloured(tokenizer, ours[place]), sep="", soft_wrap=True)
     console.rule(style="dim")

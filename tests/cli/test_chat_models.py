@@ -194,3 +194,13 @@ def test_of_several_templates_the_default_one_is_taken(chatty: Path, tmp_path: P
     tokenizer.chat_template = {"rag": "documents", "tool_use": "tools"}
     with pytest.raises(LookaheadError, match=r"no default specified.*\['rag', 'tool_use'\]"):
         common.encode(tokenizer, PROMPT, model, raw=False)
+
+
+@pytest.mark.parametrize(("given", "prompt", "between"), [((), CHAT_PROMPTS[0], "\n"), (("--raw",), PROMPTS[0], "")])
+def test_a_demo_shows_answers_below_and_continuations_behind(
+    chatty: Path, given: tuple[str, ...], prompt: str, between: str
+) -> None:
+    ran = run("demo", "--model", chatty, "--prompts", 1, "--rounds", 1, "--new-tokens", 4, *given)
+    tokenizer = AutoTokenizer.from_pretrained(chatty)
+    tokens = written(chatty, prompt if given else in_template(prompt), 4, do_sample=False)
+    assert f"{prompt}{between}{common.text_of(tokenizer, tokens)}"[: len(prompt) + 3] in ran.out
