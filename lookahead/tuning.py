@@ -68,10 +68,15 @@ class Tuned:
     published: tuple[dict[str, Any], ...]  # tried W, N and G
     left_out: int  # sizes that there was no time to try
     saved: tuple[Path, ...]  # files of the curves, which later calls of generate find
-    nodes: int  # drafted nodes a pass; 0 where no draft pays
+    nodes: int  # drafted nodes a pass; 0 where no draft pays, or none was made in time
     window_size: int  # W; it, N and G are those of lookahead decoding as published
     ngram_size: int
     verification_set_size: int
+
+
+def best(tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The size that promises the most. Where time was up before anything was drafted, faster passes promised it."""
+    return max(tried, key=lambda row: (row["drafted"] > 0.0, row["speedup"]))
 
 
 def tune(
@@ -116,8 +121,8 @@ def tune(
             found.append(sizes | {"S": length, "drafted": drafted, "speedup": speedup})
     tell("drafts", 1.0)
     budgets, published = (tuple(row for row in found if ("nodes" in row) == first) for first in (True, False))
-    best, sizes = (max(rows, key=lambda row: row["speedup"]) for rows in (budgets, published))
-    nodes = best["nodes"] if best["speedup"] > 1.0 else 0
+    budget, sizes = best(budgets), best(published)
+    nodes = budget["nodes"] if budget["drafted"] and budget["speedup"] > 1.0 else 0
     saved = tuple(filter(Path.is_file, dict.fromkeys(cache_file(each.about) for each in (own, curve))))
     left_out = len(SIZES) - len(found)
     return Tuned(curve, own, context, budgets, published, left_out, saved, nodes, *(sizes[name] for name in _LADE))

@@ -55,9 +55,9 @@ def test_what_is_found(folder: Path, asked: list[list[int]]) -> None:
     for row in (*found.budgets, *found.published):
         cost = found.curve.ms(round(row["drafted"]) + 1, 7) / found.plain_curve.ms(1, 7)
         assert row["S"] >= 1.0 and row["speedup"] == pytest.approx(row["S"] / cost)
-    best = max(found.budgets, key=lambda row: row["speedup"])
-    assert found.nodes == (best["nodes"] if best["speedup"] > 1.0 else 0)
-    best = max(found.published, key=lambda row: row["speedup"])
+    best = tuning.best(found.budgets)
+    assert found.nodes == (best["nodes"] if best["drafted"] and best["speedup"] > 1.0 else 0)
+    best = tuning.best(found.published)
     sizes = {name: getattr(found, name) for name in ("window_size", "ngram_size", "verification_set_size")}
     assert sizes.items() <= best.items()
     for stage in ("passes", "drafts"):
@@ -70,6 +70,20 @@ def test_what_is_found(folder: Path, asked: list[list[int]]) -> None:
     plain = model.generate(torch.tensor([[1, 2, 3]]), **settings)
     for strategy in (Lookahead(tuning=found.curve), Lookahead(**sizes)):
         assert torch.equal(model.generate(torch.tensor([[1, 2, 3]]), custom_generate=strategy, **settings), plain)
+
+
+def test_nothing_is_recommended_that_was_not_drafted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where time is up after the prompt, traced passes alone promise a speedup."""
+    drafted = {"nodes": 4, "drafted": 2.0, "speedup": 0.7}
+    assert tuning.best([drafted, {"nodes": 8, "drafted": 0.0, "speedup": 1.2}]) is drafted
+    assert tuning.best([drafted, {"nodes": 8, "drafted": 1.0, "speedup": 0.8}])["nodes"] == 8
+    monkeypatch.setattr(tuning, "_acceptance", lambda *given: (1.5, 0.0))
+    curves = [StepTimes(about=tuning.describe(fresh_model("llama"))) for _ in range(2)]
+    for curve, ms in zip(curves, (1.0, 2.0), strict=True):
+        curve.put(1, 7, ms)
+    monkeypatch.setattr(tuning, "sweep_all", lambda *given, **settings: curves)
+    found = lookahead.tune(fresh_model("llama"), prompts=[[1, 2, 3]], new_tokens=8)
+    assert found.nodes == 0 and found.budgets[0]["speedup"] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from lookahead import tuning
 from lookahead.cli import common
 from lookahead.cli.arguments import Tune
 from lookahead.draft.latency import NODES
-from lookahead.tuning import SIZES, Tuned
+from lookahead.tuning import SIZES, Tuned, best
 
 _BAR = 40  # columns of the plot
 
@@ -67,7 +67,7 @@ def _show(console: Console, found: Tuned) -> None:
     console.print(_trials("W/N/G", found.published, "Lookahead decoding as published"))
     if found.left_out:
         console.print(f"Time was up before {found.left_out} of {len(SIZES)} sizes were tried: --seconds gives more.")
-    budget, sizes = (max(rows, key=lambda row: row["speedup"]) for rows in (found.budgets, found.published))
+    budget, sizes = best(found.budgets), best(found.published)
     if found.nodes:
         console.print(f"Budget: {found.nodes} drafted nodes a pass, expected {budget['speedup']:.2f}x.", style="bold")
     elif not any(row["drafted"] for row in found.budgets):

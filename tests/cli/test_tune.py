@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.cli import PROMPT, run
 
-from lookahead import Lookahead, StepTimes, load_model
+from lookahead import Lookahead, StepTimes, load_model, tuning
 from lookahead.cli import common
 
 SHORT = ["--seconds", 8, "--new-tokens", 8]
@@ -68,10 +68,9 @@ def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: P
     assert len(tried) + len(document["published"]) + document["left_out"] == 17
     for entry in [*document["budgets"], *document["published"]]:
         assert entry["S"] >= 1.0 and entry["drafted"] >= 0.0 and entry["speedup"] > 0.0
-    best = max(document["budgets"], key=lambda entry: entry["speedup"])
-    recommended = document["recommended"]
-    assert recommended["nodes"] == (best["nodes"] if best["speedup"] > 1 else 0)
-    best = max(document["published"], key=lambda entry: entry["speedup"])
+    best, recommended = tuning.best(document["budgets"]), document["recommended"]
+    assert recommended["nodes"] == (best["nodes"] if best["drafted"] and best["speedup"] > 1 else 0)
+    best = tuning.best(document["published"])
     sizes = ("window_size", "ngram_size", "verification_set_size")
     assert [recommended[size] for size in sizes] == [best[size] for size in sizes]
     assert Lookahead(tuning=output).step_times() is not None
