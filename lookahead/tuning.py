@@ -1,5 +1,4 @@
-"""Measure what passes cost on this machine, and which drafts that makes worth while; the curves' files
-(``lookahead.generation.curves``) are named here, too."""
+"""Measure what passes cost on this machine, and which drafts that recommends. Curves' files are named here, too."""
 
 import logging
 import statistics
@@ -40,10 +39,10 @@ _log = logging.getLogger("lookahead")
 _LADE = ("window_size", "ngram_size", "verification_set_size")  # W, N, G
 # Nodes, and W/N/G: they take turns, so that some of both are tried where time is short.
 _TRIED = "4 1/4/2 8 1/5/5 16 1/5/10 24 4/4/4 32 3/5/5 48 7/5/7 64 10/5/10 96 15/5/15 128"
-_NUMBERS = [[int(number) for number in each.split("/")] for each in _TRIED.split()]
-SIZES = [dict(zip(_LADE if len(each) == 3 else ("nodes",), each, strict=True)) for each in _NUMBERS]
-_PROMPTS = 8  # at most
-_LEAST_S = 0.1  # of a size
+SIZES = [
+    dict(zip(_LADE if "/" in each else ("nodes",), map(int, each.split("/")), strict=True)) for each in _TRIED.split()
+]
+_PROMPTS, _LEAST_S = 8, 0.1  # prompts that are tried, at most; seconds for a size, at least
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 _SURELY_S = 5.0  # that a second curve may begin after, however little time there is
 _MOST_WARM_UPS = 4  # passes of a size: a CUDA graph is run, captured and compared before it is only replayed
@@ -138,13 +137,13 @@ def _checked(model: Any, tokenizer: Any, prompts: Any, seconds: Any, new_tokens:
         raise LookaheadError(f"model must be a loaded model, as of lookahead.load_model: got {model!r:.60}.")
     given = prompts if prompts is not None or tokenizer is None else built_in(tokenizer, raw)
     if isinstance(given, str) or not isinstance(given, Sequence | Tensor) or not len(given):
-        wanted = "prompts must be a list of texts, or of lists of token ids, or None where a tokenizer is given"
-        raise LookaheadError(f"{wanted}: got {given!r:.60}.")
+        wanted = "a list of texts, or of lists of token ids, or None where a tokenizer is given"
+        raise LookaheadError(f"prompts must be {wanted}: got {given!r:.60}.")
     ids, traits = [_ids(tokenizer, prompt, raw) for prompt in given[:_PROMPTS]], ModelTraits.of(model)
     for prompt in ids:
         support.check(model, traits, torch.tensor([prompt], dtype=torch.long), {})
         if (reach := len(prompt) + new_tokens) > (traits.depth_limit or reach):
-            told = f"A prompt of {len(prompt)} tokens with {new_tokens} new ones, new_tokens, reaches past the model's"
+            told = f"A prompt of {len(prompt)} tokens with {new_tokens} new ones (new_tokens) reaches past the model's"
             raise LookaheadError(f"{told} {traits.depth_limit} positions. Shorten it, or ask for fewer.")
     if (obstacle := training_obstacle(model)) is not None:
         raise LookaheadError(f"{traits.name} {obstacle}.")
