@@ -1,9 +1,11 @@
-"""Run the notebooks from top to bottom and store them with what they print: ``python tools/run_notebooks.py [NAME]``.
+"""Run the notebooks from top to bottom and store them with what they print: ``python tools/run_notebooks.py [--model
+FOLDER] [NAME ...]``. A folder takes the place of what they name as ``MODEL``, while they run.
 
 Only what a reader sees is kept: no times of cells, no numbers of runs, no names of machines or folders.
 """
 
-import sys
+import argparse
+import re
 from pathlib import Path
 
 import nbformat
@@ -15,15 +17,19 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+NAMED = re.compile(r'^MODEL = "[^"]*"', re.MULTILINE)
 
 
-def run(file: Path) -> None:
+def run(file: Path, model: str | None) -> None:
     notebook = nbformat.read(file, as_version=4)
-    where = {"metadata": {"path": str(ROOT)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where, coalesce_streams=True).execute()
-    notebook.metadata = nbformat.from_dict(METADATA)
+    sources = [cell.source for cell in notebook.cells]
     for cell in notebook.cells:
-        cell.metadata = {}
+        cell.source = cell.source if model is None else NAMED.sub(lambda _: f"MODEL = {model!r}", cell.source)
+    where = {"metadata": {"path": str(ROOT)}}
+    NotebookClient(notebook, timeout=1800, kernel_name="python3", resources=where, coalesce_streams=True).execute()
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell, source in zip(notebook.cells, sources, strict=True):
+        cell.metadata, cell.source = {}, source
         if cell.cell_type == "code":
             cell.execution_count = None
             cell.outputs = [kept for kept in cell.outputs if kept.get("name") != "stderr"]  # bars, and warnings
@@ -35,5 +41,9 @@ def run(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or sorted(file.stem for file in NOTEBOOKS.glob("*.ipynb")):
-        run(NOTEBOOKS / f"{name}.ipynb")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", metavar="FOLDER")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    given = parser.parse_args()
+    for name in given.names or sorted(file.stem for file in NOTEBOOKS.glob("*.ipynb")):
+        run(NOTEBOOKS / f"{name}.ipynb", given.model)
