@@ -27,3 +27,14 @@ def test_outputs_are_stored_and_small(file: Path) -> None:
         "name": "python"
     }
     assert not re.search(r"/(home|root|tmp|work|usr)/", text)
+
+
+@pytest.mark.parametrize("file", [file for file in NOTEBOOKS if file.stem != "medusa"], ids=lambda file: file.stem)
+def test_a_chat_model_is_named_once_and_was_run(file: Path) -> None:
+    """At the top; what is stored was not written by the bundled model, which takes its place where there is none."""
+    cells = json.loads(file.read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert re.match(r'MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"', sources[0])
+    assert sum(source.count("MODEL =") for source in sources) == 1
+    told = ["".join(output["text"]) for cell in cells for output in cell.get("outputs", ())]
+    assert told[0] == "LlamaForCausalLM, 134,515,008 parameters\n"
