@@ -28,7 +28,7 @@ from lookahead.training.evaluation import spread
 from lookahead.training.items import Item
 from lookahead.training.medusa.calibration import calibrate
 from lookahead.training.medusa.recipe import fit
-from lookahead.training.medusa.settings import MedusaSettings
+from lookahead.training.settings import MedusaSettings
 
 NAME = "tiny-coder"
 PIECE = 600  # characters of the corpus to begin an answer with; the model reads the first 128 tokens of them

@@ -2,6 +2,6 @@
 
 from lookahead.sources.eagle.head import EagleHead as EagleHead
 from lookahead.strategies.eagle import Eagle as Eagle
-from lookahead.training.eagle.settings import EagleSettings as EagleSettings
 from lookahead.training.heads import fit as fit
 from lookahead.training.heads import train as train
+from lookahead.training.settings import EagleSettings as EagleSettings

@@ -5,4 +5,4 @@ from lookahead.sources.redrafter.head import RecurrentSizes as RecurrentSizes
 from lookahead.strategies.redrafter import ReDrafter as ReDrafter
 from lookahead.training.heads import fit as fit
 from lookahead.training.heads import train as train
-from lookahead.training.redrafter.settings import ReDrafterSettings as ReDrafterSettings
+from lookahead.training.settings import ReDrafterSettings as ReDrafterSettings

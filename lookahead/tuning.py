@@ -21,7 +21,6 @@ from lookahead.generation.curves import cache_file as cache_file
 from lookahead.generation.curves import cache_folder as cache_folder
 from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
-from lookahead.models.dropout import training_obstacle
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.packed_layers import Packed
@@ -145,7 +144,7 @@ def _checked(model: Any, tokenizer: Any, prompts: Any, seconds: Any, new_tokens:
         if (reach := len(prompt) + new_tokens) > (traits.depth_limit or reach):
             told = f"A prompt of {len(prompt)} tokens with {new_tokens} new ones (new_tokens) reaches past the model's"
             raise LookaheadError(f"{told} {traits.depth_limit} positions. Shorten it, or ask for fewer.")
-    if (obstacle := training_obstacle(model)) is not None:
+    if (obstacle := support.training_obstacle(model)) is not None:
         raise LookaheadError(f"{traits.name} {obstacle}.")
     return ids
 

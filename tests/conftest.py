@@ -19,7 +19,7 @@ import lookahead
 from lookahead import _native
 from lookahead.draft.guard import Guard
 from lookahead.generation import decode as generate
-from lookahead.runtime import call_times
+from lookahead.runtime import packing
 from lookahead.runtime.cuda_graphs import buffers
 from lookahead.runtime.open import open_tree
 from lookahead.runtime.tree import TreeModel
@@ -43,7 +43,7 @@ def _no_ledger(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def _passes_count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes may be traced and run on packed weights, however long the clock says that prompts take."""
     if request.path.name != "test_call_times.py":
-        monkeypatch.setattr(call_times, "_LEAST_SHARE", 0.0)
+        monkeypatch.setattr(packing, "_LEAST_SHARE", 0.0)
 
 
 @pytest.fixture(autouse=True)

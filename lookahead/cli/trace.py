@@ -8,8 +8,7 @@ from lookahead._files import write_text
 from lookahead.cli import common
 from lookahead.cli.arguments import Trace
 from lookahead.generation.watch import Pass, watching
-from lookahead.pictures.figure import draw
-from lookahead.pictures.records import document_of, page_of
+from lookahead.pictures.figure import document_of, draw, page_of
 from lookahead.stats import counted
 from lookahead.strategies.lookahead import Lookahead
 

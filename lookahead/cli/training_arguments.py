@@ -21,11 +21,8 @@ from lookahead.cli.options import (
     check_file,
 )
 from lookahead.model_folder import check_exists
-from lookahead.training.eagle.settings import EagleSettings
 from lookahead.training.items import Item, read_items, split
-from lookahead.training.medusa.settings import MedusaSettings
-from lookahead.training.redrafter.settings import ReDrafterSettings
-from lookahead.training.settings import TrainingSettings
+from lookahead.training.settings import EagleSettings, MedusaSettings, ReDrafterSettings, TrainingSettings
 
 _HOLD_OUT = 20
 _BUNDLED_HOLD_OUT = 50  # as the bundled model was trained: its held-out files are these

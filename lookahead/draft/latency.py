@@ -189,9 +189,6 @@ class StepTimes:
                 found = f"This step-time curve has format {data['format']!r} and sizes {nodes}"
                 raise LookaheadError(f"{found}: expected {FORMAT} and some of {list(NODES)}. Measure it again.")
             times = cls(frozen=frozen, about=dict(data["about"]))
-            most = (
-                math.inf if frozen else _TRUSTED
-            )  # the machine may have been loaded: the first fast passes count more
             for context, at, mean, weight in data["cells"]:
                 if not (0 <= at < len(nodes) and context >= 0 and 0.0 < mean < math.inf and weight > 0.0):
                     cell = [context, at, mean, weight]

@@ -23,8 +23,7 @@ from lookahead.generation.observers import Observers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, decoded
 from lookahead.generation.watch import records
 from lookahead.models.traits import boundary
-from lookahead.parallel.replicas import Replicas
-from lookahead.parallel.split import refusal
+from lookahead.parallel.split import Replicas, refusal
 from lookahead.parallel.tensor import TensorParallel
 from lookahead.runtime.attention import grouped_attention, switched_attention
 from lookahead.runtime.experts import expert_kernels

@@ -1,6 +1,7 @@
-"""A model's own first layers as a smaller model."""
+"""Twins of modules, and a model's own first layers as a smaller model."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -9,7 +10,19 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel
 from lookahead.models.fingerprint import weights_stamp
-from lookahead.models.twins import twin_of
+
+
+def twin_of(module: nn.Module, change: Callable[[Any], None]) -> Any:
+    """A copy of a module and its submodules that shares all they hold; ``change`` may replace what a copy holds, but
+    not write into it: dicts and tensors are still the module's own."""
+    twin: Any = module.__class__.__new__(module.__class__)
+    twin.__dict__.update(vars(module))
+    twin.__dict__["_modules"] = {
+        name: None if child is None else twin_of(child, change) for name, child in module._modules.items()
+    }
+    change(twin)
+    return twin
+
 
 _kept: PerModel[dict[int, tuple[Any, Any]]] = PerModel(dict)
 

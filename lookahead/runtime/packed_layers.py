@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from lookahead.models.twins import twin_of
+from lookahead.models.early_exit import twin_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ROWS_HINT = 16  # of the input, for which oneDNN chooses a layout; the others cost hardly more

@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import ModelOutput
 
 from jacobi import Path, Scores, TokenTree
-from lookahead._heap import hand_back
+from lookahead._per_model import hand_back
 from lookahead.models.hidden_states import Outputs, watched
 from lookahead.models.names import CACHE
 from lookahead.runtime.cache.buffers import Extent

@@ -5,9 +5,8 @@ from time import perf_counter
 
 from transformers import PreTrainedModel
 
-from lookahead.runtime.call_times import call_times
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.packing import packed_weights, packing_of
+from lookahead.runtime.packing import call_times, packed_weights, packing_of
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import LOOKS, SURELY, TraceSchedule
 from lookahead.runtime.tree import TreeModel

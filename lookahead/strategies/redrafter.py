@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.head_trees import BeamSearch
 from lookahead.models.hidden_states import LAST
-from lookahead.sources.redrafter.head import RecurrentHead
-from lookahead.sources.redrafter.passes import RecurrentPasses
+from lookahead.sources.redrafter.head import RecurrentHead, RecurrentPasses
 from lookahead.strategies.automatic import FREE_SOURCES
 from lookahead.strategies.heads import HeadStrategy
 

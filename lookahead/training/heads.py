@@ -15,13 +15,12 @@ from lookahead.training.data import Example
 from lookahead.training.drafter import BesideModel, TrainedHead
 from lookahead.training.eagle.fresh import fresh_head as fresh_eagle
 from lookahead.training.eagle.learner import TrainedEagle
-from lookahead.training.eagle.settings import EagleSettings
 from lookahead.training.evaluation import NODES, DrafterEvaluation, card, compare, continued, score_drafter
 from lookahead.training.items import Item
 from lookahead.training.recipe import Run
 from lookahead.training.redrafter.learner import TrainedRecurrent
 from lookahead.training.redrafter.learner import fresh_head as fresh_recurrent
-from lookahead.training.redrafter.settings import ReDrafterSettings
+from lookahead.training.settings import EagleSettings, ReDrafterSettings
 from lookahead.training.stage import Trained, check_stage, kept_flags, train_stage
 from lookahead.training.trainer import Report
 

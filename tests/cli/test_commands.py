@@ -13,7 +13,7 @@ from helpers.cli import RUN
 import lookahead
 from lookahead.cli import COMMANDS, load_command
 from lookahead.cli.training_arguments import TrainMedusa
-from lookahead.training.medusa.settings import MedusaSettings
+from lookahead.training.settings import MedusaSettings
 
 ROOT = Path(lookahead.__file__).parent.parent
 

@@ -1,7 +1,7 @@
 """Which size of the trees pays best for a batch."""
 
 from lookahead.draft.latency import NODES
-from lookahead.draft.tree_worth import shared_width
+from lookahead.draft.planner import shared_width
 
 GOOD, BAD = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], [0.02] * 6
 COSTS = [1.0 + 0.2 * nodes for nodes in range(8)]

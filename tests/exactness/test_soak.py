@@ -11,7 +11,7 @@ from helpers.hybrids import counting_hybrid
 from helpers.models import counting_model, fresh_model, prompts, run
 
 from lookahead import Jacobi, Lookahead
-from lookahead._heap import resident_bytes, trim
+from lookahead._per_model import resident_bytes, trim
 from lookahead.draft.memory import exchange
 
 TOKENS = 100_000

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lookahead.medusa import MedusaHeads
 from lookahead.training.data import Example, collate
-from lookahead.training.medusa.settings import MedusaSettings
+from lookahead.training.settings import MedusaSettings
 
 SETTINGS = MedusaSettings(num_heads=2, block_size=12, batch_size=2, epochs=1.0, min_steps=0)
 LORA = dataclasses.replace(SETTINGS, method="medusa-2", schedule="sine", lora_rank=2, lora_dropout=0.3)

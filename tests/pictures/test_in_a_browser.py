@@ -9,7 +9,7 @@ import pytest
 from helpers.cli import run
 from helpers.serving import served
 
-from lookahead.pictures.records import page_of
+from lookahead.pictures.figure import page_of
 
 pytestmark = [pytest.mark.integrations, pytest.mark.usefixtures("augmented")]
 playwright = pytest.importorskip("playwright.sync_api")

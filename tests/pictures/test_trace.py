@@ -9,8 +9,7 @@ import pytest
 from helpers.cli import run, save_tiny_model
 
 from lookahead import bundled
-from lookahead.pictures.figure import visible
-from lookahead.pictures.records import page_of, places
+from lookahead.pictures.figure import page_of, places, visible
 
 TREE = Path(__file__).parents[2] / "docs" / "tree.svg"
 

@@ -8,8 +8,7 @@ from helpers.packing import AT_ONCE, packs
 
 from lookahead import Lookahead
 from lookahead.runtime import packing
-from lookahead.runtime.call_times import CallTimes, call_times
-from lookahead.runtime.packing import packing_of
+from lookahead.runtime.packing import CallTimes, call_times, packing_of
 from lookahead.runtime.tracing import schedule as tracing
 from lookahead.runtime.upgrades import Upgrades
 

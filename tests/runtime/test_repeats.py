@@ -1,6 +1,6 @@
 """How much of a text would have been drafted rightly."""
 
-from lookahead.runtime.repeats import PaidTest, Repeats
+from lookahead.runtime.linear import PaidTest, Repeats
 
 
 def test_the_example_of_the_docstring() -> None:

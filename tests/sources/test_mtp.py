@@ -14,7 +14,7 @@ from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
 from lookahead.models.names import CACHE
 from lookahead.mtp import Mtp, MtpHeads
-from lookahead.runtime.repeats import PaidTest
+from lookahead.runtime.linear import PaidTest
 from lookahead.strategies.registry import strategy_from
 
 

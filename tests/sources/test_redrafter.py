@@ -17,7 +17,7 @@ from jacobi import LookaheadError, Path
 from lookahead.models.names import CACHE
 from lookahead.models.output_layer import beside
 from lookahead.redrafter import RecurrentHead, ReDrafter
-from lookahead.sources.redrafter.passes import RecurrentPasses
+from lookahead.sources.redrafter.head import RecurrentPasses
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["safetensors", "bin"])

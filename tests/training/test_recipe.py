@@ -24,7 +24,7 @@ from lookahead.training.evaluation import continued, measure, spread
 from lookahead.training.items import Item
 from lookahead.training.medusa.calibration import score
 from lookahead.training.medusa.recipe import Evaluation, fit
-from lookahead.training.medusa.settings import MedusaSettings
+from lookahead.training.settings import MedusaSettings
 
 TEXTS = [
     "def add(a, b):\n    return a + b\n" * 3,

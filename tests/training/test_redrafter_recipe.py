@@ -19,7 +19,7 @@ from jacobi import LookaheadError
 from jacobi import Path as TreePath
 from lookahead import bundled
 from lookahead.redrafter import RecurrentHead, ReDrafter, ReDrafterSettings, fit, train
-from lookahead.sources.redrafter.passes import RecurrentPasses
+from lookahead.sources.redrafter.head import RecurrentPasses
 from lookahead.training.data import IGNORE, Example
 from lookahead.training.drafter import BesideModel
 from lookahead.training.evaluation import score_drafter

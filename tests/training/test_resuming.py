@@ -10,8 +10,8 @@ from helpers.training import LORA, SETTINGS, changed, small_model, texts, weight
 from transformers import TrainerCallback
 
 from jacobi import LookaheadError
-from lookahead.training.medusa.settings import MedusaSettings
 from lookahead.training.medusa.training import train
+from lookahead.training.settings import MedusaSettings
 from lookahead.training.stage import Trained
 
 

@@ -19,8 +19,8 @@ from jacobi import LookaheadError
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.training.data import Example
 from lookahead.training.medusa.losses import heads_loss
-from lookahead.training.medusa.settings import MedusaSettings
 from lookahead.training.medusa.training import train
+from lookahead.training.settings import MedusaSettings
 from lookahead.training.trainer import Clock, DrafterTrainer
 
 

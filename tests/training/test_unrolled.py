@@ -15,7 +15,7 @@ from lookahead.sources.eagle.passes import eagle_passes
 from lookahead.training.data import Example, collate
 from lookahead.training.drafter import BesideModel
 from lookahead.training.eagle.learner import TrainedEagle
-from lookahead.training.eagle.settings import EagleSettings
+from lookahead.training.settings import EagleSettings
 
 LAYERS = (2, 3, 4)
 KINDS: dict[str, Any] = {

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import Path, TokenTree, Wants
+from lookahead.models.early_exit import twin_of
 from lookahead.models.traits import ModelTraits
-from lookahead.models.twins import twin_of
 from lookahead.runtime.attention import attention_as, tree_forward
 from lookahead.runtime.forward import TreeForward, masks_given
 from lookahead.runtime.host_reads import HostReads

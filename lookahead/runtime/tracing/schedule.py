@@ -19,8 +19,8 @@ from lookahead._per_model import PerModel
 from lookahead.models.conformance import modified, unrecorded
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.call_times import call_times
 from lookahead.runtime.packed_layers import Packed
+from lookahead.runtime.packing import call_times
 from lookahead.runtime.tracing.record import record
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
 from lookahead.runtime.tree import TreeModel

@@ -12,7 +12,7 @@ from lookahead.models.output_layer import copyable_weight, output_layer, output_
 from lookahead.sources.eagle.head import EagleHead
 from lookahead.sources.eagle.network import EagleNetwork, EagleSizes
 from lookahead.training.data import Example
-from lookahead.training.eagle.settings import EagleSettings
+from lookahead.training.settings import EagleSettings
 from lookahead.training.stage import check_gradient
 
 _FRESH = 0.1  # how much of a fresh projection of features stays beside what passes one of them on

@@ -13,7 +13,7 @@ from lookahead.sources.eagle.head import EagleHead
 from lookahead.strategies.eagle import Eagle
 from lookahead.training.data import IGNORE
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
-from lookahead.training.eagle.settings import EagleSettings
+from lookahead.training.settings import EagleSettings
 
 _SOFT = 0.1  # (eagle-1) weight of the cross-entropy beside that of the features
 _NOISE_TOKENS = 512  # (eagle-1) length of the texts for which the noise is given

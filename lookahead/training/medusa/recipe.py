@@ -18,9 +18,9 @@ from lookahead.strategies.medusa import Medusa
 from lookahead.training.evaluation import Measured, continued, measure
 from lookahead.training.items import Item
 from lookahead.training.medusa.calibration import OwnScores, score
-from lookahead.training.medusa.settings import MedusaSettings
 from lookahead.training.medusa.training import check_training, fresh_heads, train
 from lookahead.training.recipe import Run
+from lookahead.training.settings import MedusaSettings
 from lookahead.training.stage import Trained
 from lookahead.training.trainer import Report
 

@@ -15,7 +15,7 @@ from lookahead.models.output_layer import output_layer
 from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.training.data import Example
 from lookahead.training.medusa.losses import distillation_loss, heads_loss, next_token_loss
-from lookahead.training.medusa.settings import MedusaSettings
+from lookahead.training.settings import MedusaSettings
 from lookahead.training.stage import Trained, check_gradient, check_stage, kept_flags, train_stage
 from lookahead.training.trainer import Learner, Report
 

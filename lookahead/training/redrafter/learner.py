@@ -13,7 +13,7 @@ from lookahead.sources.redrafter.head import RecurrentHead, RecurrentSizes, Resi
 from lookahead.strategies.redrafter import ReDrafter
 from lookahead.training.data import IGNORE
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
-from lookahead.training.redrafter.settings import ReDrafterSettings
+from lookahead.training.settings import ReDrafterSettings
 
 # Of the model's output layer, in a fresh head. Nats a token after 60 steps of the bundled model: 0.3 5.1, 1 5.2; drawn
 # at random 5.5.
