@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said() -> None:
     speedups, table = _native.speedups, SuccessorTable()
     table.put((1, 2, 3), [-1], [3], Successors(np.array([[4, 5]], np.int32), np.array([[1.0, 0.0]], np.float32)))
     at = table.rows, table.written
-    settings = (1.0, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0, 0.4), np.array([0.1, 0.2]).data, 8
+    settings = (1.0, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0, 0.4), np.array([0.1, 0.2]).data, 8, 0
     usual = np.zeros(0, np.int64).data, np.zeros(0, np.float32).data
     with pytest.raises(TypeError, match="7 arguments"):
         speedups.heard(table.rows)

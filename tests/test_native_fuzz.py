@@ -139,7 +139,7 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         return [rows, 16, context, [-1, 0, 0, 1], [5, 6, 7, 8]]
     _native.speedups.put(rows, 16, context, [-1, 0, 0, 1], [5, 6, 7, 8])
     assert name == "heard"
-    settings = (0.7, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0, 0.4), np.array([0.01, 0.02, 0.5]), 8
+    settings = (0.7, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0, 0.4), np.array([0.01, 0.02, 0.5]), 8, 18
     text = np.arange(20), numbers.random(20).astype(np.float32)
     return [settings, rows, 20, context, noise_or_none(rng, numbers), text, [(rng.randrange(8), 0.5)]]
 

@@ -122,8 +122,7 @@ offered(Draw *draw, Py_ssize_t most, const Array *bounds, long first)
     return found;
 }
 
-/* The votes of rows, more of longer contexts and newer rows; where the last token is new, also rows and votes of tokens
- * `near` it. How many rows; -1: an error. */
+/* The votes of rows, by context and age, and of those `near` a new last token. How many rows; -1: an error. */
 static int
 weigh(const Rows *rows, int count, int *orders, long *found, double *weights, const double *votes, PyObject *near)
 {
@@ -147,8 +146,8 @@ weigh(const Rows *rows, int count, int *orders, long *found, double *weights, co
     return count;
 }
 
-/* heard((warp, most, votes, bounds, best), rows, written, context, line, usual, near): RecyclingSource._heard; `line`
- * has the noise of each token, or is None; `usual` are tokens and their chances. */
+/* heard((warp, most, votes, bounds, best, begun), rows, written, context, line, usual, near): RecyclingSource._heard;
+ * `line` has the noise of each token, or is None; `usual` are tokens and their chances. */
 PyObject *
 heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -159,12 +158,12 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
     PyObject *views[4], *offer = NULL;
     Py_ssize_t best;
     int most, orders[MOST_ROWS];
-    long found[MOST_ROWS];
+    long found[MOST_ROWS], begun;
     double votes[7], weights[MOST_ROWS], whole;
     if (!takes("heard", 7, count) ||
-        !read_tuple(args[0], "(dndd)i(ddddddd)On;settings", &warp->temperature, &warp->top_k, &warp->top_p,
+        !read_tuple(args[0], "(dndd)i(ddddddd)Onl;settings", &warp->temperature, &warp->top_k, &warp->top_p,
                     &warp->min_p, &most, votes, votes + 1, votes + 2, votes + 3, votes + 4, votes + 5, votes + 6, views,
-                    &best) ||
+                    &best, &begun) ||
         !read_tuple(args[5], "OO;usual tokens and chances", views + 2, views + 3) || !is_warp(warp))
         return NULL;
     views[1] = args[4];
@@ -191,8 +190,10 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
         for (int at = 0; !failed && at < known; at++)
             failed = add_row(&draw, rows, found[at], weights[at] / whole) < 0;
         failed = failed || (usual && add_usual(&draw, arrays + 2, votes[6] / whole, known) < 0);
-        long first = (known ? place_of_order(orders[0]) : PLACES) * (long)(arrays->length + 1);
-        offer = failed ? NULL : offered(&draw, best, arrays, first);
+        uint32_t age = known ? (rows->written - 1 - (uint32_t)found[0]) & (uint32_t)(rows->capacity - 1) : 0;
+        int others = known && orders[0] && age >= rows->written - (uint32_t)begun; /* only they have had the context */
+        long first = known ? place_of_order(orders[0]) + (others ? PLACES + 1 : 0) : PLACES;
+        offer = failed ? NULL : offered(&draw, best, arrays, first * (long)(arrays->length + 1));
     }
     PyMem_Free(draw.weights);
     PyMem_Free(draw.shares);

@@ -26,8 +26,13 @@ _PRIORS = (
     (0.04, 0.08, 0.15, 0.27, 0.44, 0.61, 0.73, 0.80, 0.85, 0.88, 0.90, 0.91),
     (0.015, 0.03, 0.06, 0.11, 0.19, 0.28, 0.37, 0.44, 0.50, 0.54, 0.57, 0.60),
     (0.01, 0.02, 0.033, 0.053, 0.085, 0.125, 0.165, 0.20, 0.23, 0.26, 0.30, 0.33),
+    # The first three again, where only other texts have had the context.
+    (0.015, 0.03, 0.05, 0.09, 0.15, 0.20, 0.25, 0.28, 0.30, 0.35, 0.40, 0.45),
+    (0.015, 0.03, 0.05, 0.10, 0.18, 0.26, 0.34, 0.40, 0.45, 0.50, 0.55, 0.60),
+    (0.015, 0.03, 0.07, 0.14, 0.25, 0.36, 0.46, 0.52, 0.57, 0.62, 0.67, 0.70),
 )
 _NEW = PLACES * BINS  # the first kind of a candidate in a new context
+_OTHERS = _NEW + BINS  # in a context that only other texts have had
 
 _LIMITS = np.array(BOUNDS).data
 _ROWS = 2  # of each context
@@ -128,7 +133,8 @@ class RecyclingSource:
         self._draw = draw
         self._index = 0  # of the next token
         self.by_noise = 0
-        self._settings = draw.warp, _ROWS, _VOTES, _LIMITS, _MOST
+        self._begun = table.written  # when this text began
+        self._settings = draw.warp, _ROWS, _VOTES, _LIMITS, _MOST, self._begun
         self._usual = UsualTokens()
         self._lines: dict[int, np.ndarray | None] = {}  # of noise, read in this pass, by index
         self._usuals: dict[int, dict[int, float]] = {}  # the usual tokens under them
@@ -187,7 +193,8 @@ class RecyclingSource:
             for token, share in self._usual_at(index).items():
                 if token in shares or usual / whole * share >= LEAST_SHARE:
                     shares[token] = shares.get(token, 0.0) + usual / whole * share
-        return offer(shares, place_of(orders[0]) * BINS, _MOST)
+        own = not orders[0] or self._table.ages(rows[:1])[0] < self._table.since(self._begun)
+        return offer(shares, place_of(orders[0]) * BINS + (0 if own else _OTHERS), _MOST)
 
     def _usual_at(self, index: int) -> dict[int, float]:
         if index not in self._usuals:

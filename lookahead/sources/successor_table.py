@@ -54,18 +54,19 @@ class SuccessorTable:
     Args:
         capacity: rows, a power of 2.
         vocab_size: of the model.
+        width: tokens of a row, at first.
 
     Attributes:
         rows: all of them, and how they are found, as functions in C read them; None where nothing is built.
         written: the next row's number.
     """
 
-    def __init__(self, capacity: int = 1 << 16, vocab_size: int = 1 << 31) -> None:
+    def __init__(self, capacity: int = 1 << 16, vocab_size: int = 1 << 31, width: int = 0) -> None:
         if capacity < 1 or capacity & (capacity - 1):
             raise LookaheadError(f"A successor table holds 1, 2, 4, 8... rows: got capacity={capacity}.")
         self.capacity = capacity
         self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.int32
-        self._begin(0)
+        self._begin(width)
 
     def _begin(self, width: int) -> None:
         """Begin anew with rows of so many tokens; only lines that are written take memory."""
@@ -127,9 +128,10 @@ class SuccessorTable:
         if (tag := hashed & _LOW) not in tags:
             return None
         number: int = numbers[tags.index(tag)]
-        return number if self._age(number) <= self.capacity else None
+        return number if self.since(number) <= self.capacity else None
 
-    def _age(self, number: int) -> int:
+    def since(self, number: int) -> int:
+        """How many rows were written from the one of a number on."""
         return (self.written - number) & _LOW
 
     def get(self, context: Context) -> tuple[int, int] | None:
@@ -153,7 +155,7 @@ class SuccessorTable:
                 orders.append(order)
                 rows.append(number % self.capacity)
                 before = int(self._before[rows[-1], order - 1]) if order else number
-                number = before if self._age(number) < self._age(before) <= self.capacity else None
+                number = before if self.since(number) < self.since(before) <= self.capacity else None
         return orders, rows
 
     def ages(self, rows: Sequence[int]) -> list[int]:
