@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lookahead._per_model import release as release
     from lookahead.bundled import load_bundled as load_bundled
     from lookahead.draft.latency import StepTimes as StepTimes
+    from lookahead.generation.memories import learning as learning
     from lookahead.generation.output import LookaheadOutput as LookaheadOutput
     from lookahead.generation.watch import watching as watching
     from lookahead.loading import load_model as load_model
@@ -35,6 +36,7 @@ _HOMES = {
     "Scheduler": "lookahead.scheduling.scheduler",
     "StepTimes": "lookahead.draft.latency",
     "augment_all": "lookahead.patch",
+    "learning": "lookahead.generation.memories",
     "load_bundled": "lookahead.bundled",
     "load_model": "lookahead.loading",
     "release": "lookahead._per_model",

@@ -15,16 +15,21 @@ _FAR = (1 << 31) - 2  # a byte that hardly any file of text reaches, and the C l
 
 
 def write_text(path: str | Path, text: str) -> None:
+    """Write a file of text as :func:`write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file: all of it or nothing, whatever other processes write there. A link stays one, and what is no file,
     a device or a pipe, is written to."""
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         return
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
-        with part.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with part.open("xb") as file:
+            file.write(content)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -11,12 +11,13 @@ from lookahead.draft.planner import Planner
 from lookahead.draft.trials import Mode
 from lookahead.sources import Source
 from lookahead.sources.base import is_batch, runs_a_model
+from lookahead.sources.learned import Notes, NoteTaker
 from lookahead.sources.recycling import BEST, RecyclingSource
 
 
 class AutomaticDrafter:
     """The drafter of one sequence; all sequences of a call share the planner. A ``chain`` has one branch only. The
-    ``top_k`` best next tokens are gathered at every node.
+    ``top_k`` best next tokens are gathered at every node; ``notes`` keep those of what is written.
 
     Attributes:
         credited: accepted tokens by source.
@@ -30,12 +31,14 @@ class AutomaticDrafter:
         planner: Planner,
         chain: bool = False,
         top_k: int = BEST,
+        notes: Notes | None = None,
     ) -> None:
         self.credited: Counter[str] = Counter()
         self.by_noise = 0
         self._top_k = top_k
         self._prompt = prompt
         self._sources = list(sources)
+        self._listeners = self._sources + ([] if notes is None else [NoteTaker(notes)])
         self._planner = planner
         self._acceptance = planner.acceptance
         self._trees = BestFirstTree(sources, planner.acceptance, chain)
@@ -64,7 +67,9 @@ class AutomaticDrafter:
         planner = self._planner
         self._rested = planner.mode is Mode.REST or (self._chain and not room)
         if self._rested:
-            return TokenTree(self._root)
+            tree = TokenTree(self._root)
+            tree.top_k = self._top_k if len(self._listeners) > len(self._sources) else 0
+            return tree
         tree = self._grow_shared(room) if planner.shares else self._grow_own(room)
         tree.top_k = self._top_k
         return tree
@@ -130,7 +135,7 @@ class AutomaticDrafter:
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         if not self._started:  # the prompt's pass: its tree stands for the prompt's last token
             self._started = True
-            for source in self._sources:
+            for source in self._listeners:
                 source.start(self._prompt, successors)
             successors = None
         elif not self._rested:
@@ -144,7 +149,7 @@ class AutomaticDrafter:
         self._wrote = True
         for source in self._batched:
             source.rollback(path)
-        for source in self._sources:
+        for source in self._listeners:
             source.learn(tree, path, successors)
         if self._drawn is not None:
             self.by_noise += self._drawn.by_noise

@@ -2,10 +2,12 @@
 table of likely next tokens, counts of what was right, latency curves. A call borrows the memory and brings it back; of
 two calls at the same time the second starts afresh."""
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lookahead._per_model import PerModel
 from lookahead.draft.acceptance import Acceptance
@@ -13,15 +15,26 @@ from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.sources import Source, SuccessorTable
+from lookahead.sources.learned import Learned, Notes
+from lookahead.sources.recycling import DRAWN_BEST
 
 _MOST_MODES = 16
 
 
 @dataclass
 class Memory:
-    """One model's: estimates by what they were learnt under (sources, way of choosing), and latency curves."""
+    """One model's: estimates by what they were learnt under (sources, way of choosing), and latency curves.
+
+    Attributes:
+        file: what was recalled; None = nothing yet.
+        weights: of acceptance, that a file gave, by sources.
+        notes: what the model says where it writes, if that is gathered.
+    """
 
     vocab_size: int  # of the model, when this was made
+    file: Path | None = None
+    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    notes: Notes | None = None
     table: SuccessorTable = field(init=False)
     acceptances: "OrderedDict[tuple[Hashable, Hashable], Acceptance]" = field(default_factory=OrderedDict)
     expensive: dict[tuple[Hashable, Hashable], ExpensiveSources] = field(default_factory=dict)
@@ -37,10 +50,22 @@ class Memory:
         if known is None:
             near = [other for (same, _), other in self.acceptances.items() if same == key[0]]
             known = near[-1].copy(trust) if near else Acceptance(sources, trust)
+            fitted = self.weights.get(named(key[0]), ())
+            if not near and len(fitted) == len(known.weights):
+                known.weights = list(fitted)
         self.acceptances[key] = known
         while len(self.acceptances) > _MOST_MODES:
             self.acceptances.popitem(last=False)
         return known
+
+    def recall(self, file: Path, learned: Learned) -> None:
+        """Start from what a file holds."""
+        self.file, self.weights, self.table = file, learned.weights, learned.table(self.vocab_size, DRAWN_BEST)
+
+    def learned(self) -> Learned:
+        """What was gathered, and the weights that were learnt last for each choice of sources."""
+        fitted = {named(sources): known.weights for (sources, _), known in self.acceptances.items()}
+        return (self.notes or Notes()).learned(fitted)
 
     def expensive_sources(self, key: tuple[Hashable, Hashable]) -> ExpensiveSources:
         """What is known under ``key`` of sources that cost time, for as long as its estimates are kept."""
@@ -51,6 +76,11 @@ class Memory:
         """What is known under ``key``, for so many sequences, of whether drafting pays; kept as its estimates are."""
         self.guards = {kept: known for kept, known in self.guards.items() if kept[0] in self.acceptances}
         return self.guards.setdefault((key, batch), Guard(batch))
+
+
+def named(sources: Hashable) -> str:
+    """Sources, as a key of theirs names them, in a file."""
+    return hashlib.sha256(repr(sources).encode()).hexdigest()[:16]
 
 
 _memories: PerModel[Memory] = PerModel(lambda: Memory(0))
@@ -64,7 +94,7 @@ def borrowed(model: object, vocab_size: int, remember: bool) -> Iterator[Memory]
     if kept is None or kept.vocab_size != vocab_size:
         kept = Memory(vocab_size)
     try:
-        yield kept if remember else Memory(vocab_size, times=kept.times)
+        yield kept if remember else Memory(vocab_size, notes=kept.notes, times=kept.times)
     finally:
         _memories.put(model, kept)
 

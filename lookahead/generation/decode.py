@@ -19,6 +19,7 @@ from lookahead.generation import transformers_loop
 from lookahead.generation.call import Call
 from lookahead.generation.curves import step_times
 from lookahead.generation.drafting import WhileWriting, draft_context
+from lookahead.generation.memories import recall
 from lookahead.generation.observers import Observers
 from lookahead.generation.output import LookaheadOutput, LookaheadSeq2SeqOutput, decoded
 from lookahead.generation.watch import records
@@ -64,6 +65,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
         closing(_opened(call, plan, sequences, wants, strategy.static, traces, packed)) as model,
         ExitStack() as ends,
     ):
+        recall(memory, call.model, getattr(strategy, "memory", None), strategy.remembers)
         passes = model if ranks is None else ranks.around(model)
         rules = sequences, call.processors, call.criteria, call.config, passes
         verifier = Verifier(

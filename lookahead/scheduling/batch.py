@@ -14,6 +14,8 @@ from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory, borrowed
 from lookahead.draft.planner import Planner
+from lookahead.draft.strategy import DraftStrategy
+from lookahead.generation.memories import recall
 from lookahead.models.traits import ModelTraits
 from lookahead.scheduling.prompts import Asked, groups, read
 from lookahead.scheduling.rows import Row, part_of
@@ -41,11 +43,16 @@ class Rows:
         self._planner: Planner | None = None
         self._changed = False  # rows have joined or left since the last pass
 
-    def memory(self, remember: bool) -> Memory:
-        """What drafts have learnt on the model, as far as one request may know it."""
+    def memory(self, strategy: DraftStrategy | None) -> Memory:
+        """What drafts have learnt on the model, as far as a request of this strategy may know it."""
         if self._memory is None:
             self._memory = self._busy.enter_context(borrowed(self._model, self._traits.vocab_size, True))
-        return self._memory if remember else Memory(self._traits.vocab_size, times=self._memory.times)
+        kept = self._memory
+        remembers = strategy is not None and strategy.remembers
+        if not remembers:
+            kept = Memory(self._traits.vocab_size, notes=kept.notes, times=kept.times)
+        recall(kept, self._model, getattr(strategy, "memory", None), remembers)
+        return kept
 
     def read(self, rows: Sequence[Row]) -> None:
         """Let rows read their prompts, several in a pass, and join the others."""

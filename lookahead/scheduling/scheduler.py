@@ -191,7 +191,7 @@ class Scheduler:
             return None
         if support.self_test(self._model, call.traits) is not None:
             return None
-        memory = self._rows.memory(ticket.strategy is not None and ticket.strategy.remembers)
+        memory = self._rows.memory(ticket.strategy)
         return Row(ticket, call, sequences, wants, self._rows.shared, memory)
 
     def _alone(self, ticket: Ticket, call: Call) -> Any:

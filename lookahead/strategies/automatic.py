@@ -16,6 +16,7 @@ from lookahead.draft.published import HeadDrafter
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource
 from lookahead.sources.checked import CheckedSource
 from lookahead.sources.draft_model import DraftModelSource, Passes
+from lookahead.sources.learned import Learned
 from lookahead.sources.neighbours import embed_of
 from lookahead.sources.recycling import BEST, DRAWN_BEST
 from lookahead.sources.references import References, ReferenceSource, references_of
@@ -49,6 +50,7 @@ class AutomaticStrategy(Strategy):
     max_nodes: int = 128
     tuning: StepTimes | dict[str, Any] | str | Path | None = None
     remember: bool = True
+    memory: str | Path | None = None
     references: References | None = None
 
     def __post_init__(self) -> None:
@@ -72,6 +74,10 @@ class AutomaticStrategy(Strategy):
         elif not isinstance(self.tuning, StepTimes | None):
             expected = "a StepTimes or the file of a saved one"
             raise LookaheadError(f"{name}(tuning=) must be {expected}: got {self.tuning!r}.")
+        if self.memory is not None:
+            if not isinstance(self.memory, str | Path):
+                raise LookaheadError(f"{name}(memory=) must be the file of a memory: got {self.memory!r:.80}.")
+            Learned.load(Path(self.memory).expanduser())  # what cannot be read is told now
         if self.references is not None:
             object.__setattr__(self, "references", references_of(self.references))
         given = self.sources
@@ -89,7 +95,7 @@ class AutomaticStrategy(Strategy):
         object.__setattr__(self, "sources", tuple(given))
 
     def _refuse_automatic(self, got: str) -> None:
-        for field in ("sources", "nodes", "tuning", "references"):
+        for field in ("sources", "nodes", "tuning", "memory", "references"):
             if getattr(self, field) is not None:
                 raise LookaheadError(f"{type(self).__name__}({field}=) belongs to the automatic mode: got {got}")
 
@@ -127,6 +133,8 @@ class AutomaticStrategy(Strategy):
             settings["tuning"] = self.tuning.to_dict()
         elif self.tuning is not None:
             settings["tuning"] = str(self.tuning)
+        if self.memory is not None:
+            settings["memory"] = str(self.memory)
         return settings
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
@@ -194,7 +202,7 @@ class AutomaticStrategy(Strategy):
         )
         top_k = BEST if call.rows[0].draw is None else DRAWN_BEST
         drafters = [
-            AutomaticDrafter(row.prompt, sources, planner, chain, top_k)
+            AutomaticDrafter(row.prompt, sources, planner, chain, top_k, call.memory.notes)
             for row, sources in zip(call.rows, rows, strict=True)
         ]
         return Drafts(drafters, planner)

@@ -61,6 +61,8 @@ class Lookahead(AutomaticStrategy):
             the passes themselves.
         remember: (automatic) start from what drafts learnt in earlier calls on this model (see
             :mod:`lookahead.draft.memory`). Calls with a ``seed`` never do. The latency curve is kept in any case.
+        memory: (automatic) the file of a memory that `lookahead learn` made: what the model has said in other texts.
+            None = the one in the user's cache folder, if there is one for this model, and calls remember.
         references: (automatic) texts, as token ids, that the answer may repeat: an earlier version of it, a document.
             They are drafted from the first pass on, the source ``"reference"``; wrong ones cost little.
         parallel: ``"lookahead"`` = every rank of torch.distributed has the whole model, and scores a part of each tree

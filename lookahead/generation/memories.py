@@ -1,0 +1,107 @@
+"""Which file of learnt drafts belongs to a model, and what takes it in or adds to it."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+
+import torch
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead._files import lock
+from lookahead.draft.memory import Memory, exchange
+from lookahead.generation.curves import cache_folder, describe
+from lookahead.models.traits import ModelTraits
+from lookahead.sources.learned import Learned, Notes
+
+_SAMPLE = 64  # tokens, and numbers of each, whose embeddings tell a model from others
+_WAITS_S = 60.0  # for another process that writes the same file
+
+
+def about(model: PreTrainedModel) -> dict[str, str]:
+    """What a memory's file says of its model: class, shape, and a sample of its weights. A checkpoint is the same in
+    any dtype that holds its numbers."""
+    known = describe(model)
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    sample = b""
+    if isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.ndim == 2 and not weight.is_meta:
+        lines = weight.detach()[:: -(-weight.shape[0] // _SAMPLE), :_SAMPLE]
+        sample = lines.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
+    text = json.dumps(known["shape"], sort_keys=True, default=str).encode()
+    return {"model": known["model"], "weights_id": hashlib.sha256(text + sample).hexdigest()}
+
+
+def memory_file(model: PreTrainedModel) -> Path:
+    """Where a model's memory is kept, and found by calls: in the user's cache folder."""
+    told = json.dumps(about(model), sort_keys=True)
+    return cache_folder() / f"memory-{hashlib.sha256(told.encode()).hexdigest()[:24]}.safetensors"
+
+
+def recall(memory: Memory, model: PreTrainedModel, given: str | Path | None, remembers: bool) -> None:
+    """Start from the memory's file that was ``given``, or, where calls remember, from the one in the cache folder."""
+    if given is None and (memory.file is not None or not remembers):
+        return
+    if given is not None:
+        file = Path(given).expanduser().absolute()
+        if file != memory.file:
+            memory.recall(file, Learned.load(file, about(model), memory.vocab_size))
+        return
+    memory.file = Path()  # it is looked for once
+    try:
+        if any(cache_folder().glob("memory-*")) and (file := memory_file(model)).exists():
+            memory.recall(file, Learned.load(file, about(model), memory.vocab_size))
+    except (LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
+        pass
+
+
+@contextmanager
+def learning(model: PreTrainedModel, file: str | Path | None = None) -> Iterator[Path]:
+    """While the block runs, gather what the model says in the automatic mode's calls; at its end, even one by an error,
+    add that to its memory.
+
+    Args:
+        file: the memory's file; None = the one in the user's cache folder, which later calls find. It
+            keeps what is there, as far as there is room: of several writers none loses anything.
+
+    Raises:
+        LookaheadError: the file is another model's, is no memory, or cannot be written; before the block runs.
+    """
+    path = memory_file(model) if file is None else Path(file).expanduser().absolute()
+    told = about(model)
+    if path.exists():
+        Learned.load(path, told)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path):
+            pass
+    except OSError as error:
+        raise LookaheadError(f"{path} cannot be written ({error}). Name another file.") from error
+    memory = exchange(model) or Memory(ModelTraits.of(model).vocab_size)
+    notes, memory.notes = memory.notes, Notes()
+    exchange(model, memory)
+    try:
+        yield path
+    finally:
+        found, memory.notes = memory.learned(), notes
+        if len(found):
+            with _alone(path):
+                (Learned.load(path, told) + found if path.exists() else found).save(path, told)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Inside, no other process adds to the file."""
+    end = monotonic() + _WAITS_S
+    with path.with_name(path.name + ".lock").open("ab") as held:
+        while True:
+            try:
+                lock(held)
+                break
+            except OSError:
+                if monotonic() > end:
+                    raise
+                sleep(0.05)
+        yield
