@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lookahead.strategies.jacobi import Jacobi as Jacobi
     from lookahead.strategies.lookahead import Lookahead as Lookahead
     from lookahead.strategies.medusa import Medusa as Medusa
+    from lookahead.teaching import learn as learn
     from lookahead.tuning import tune as tune
 
 _HOMES = {
@@ -36,6 +37,7 @@ _HOMES = {
     "Scheduler": "lookahead.scheduling.scheduler",
     "StepTimes": "lookahead.draft.latency",
     "augment_all": "lookahead.patch",
+    "learn": "lookahead.teaching",
     "learning": "lookahead.generation.memories",
     "load_bundled": "lookahead.bundled",
     "load_model": "lookahead.loading",

@@ -22,6 +22,7 @@ COMMANDS: dict[str, type] = {
     "convert-medusa": training_arguments.ConvertMedusa,
     "demo": arguments.Demo,
     "generate": arguments.Generate,
+    "learn": arguments.Learn,
     "serve": arguments.Serve,
     "support": arguments.Support,
     "trace": arguments.Trace,

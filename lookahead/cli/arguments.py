@@ -156,6 +156,21 @@ class Generate(ModelOptions, SizeOptions, RawOptions):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
+class Learn(ModelOptions, PromptOptions):
+    """Let a model write, and keep what it said: later calls on it draft better. Their texts stay the same."""
+
+    tokens: Annotated[int, Option(min=1, help="About how many to write; more are better, up to 200,000.")] = 20_000
+    out: Annotated[Path | None, Option(metavar="FILE", help="Default: in the cache folder, where calls find it.")] = (
+        None
+    )
+    seed: Annotated[int, Option(help="Of what is drawn.")] = 0
+    as_json: JsonOption = False
+
+    def check(self) -> None:
+        super().check()
+        check_file("--out", self.out)
+
+
 class Serve(ServedOptions, DraftOptions):
     """Serve a model to OpenAI's clients, with lookahead decoding; a chat page is at /."""
 

@@ -11,6 +11,7 @@ from lookahead.cli.prompts import read_stdin
 from lookahead.stats import counted, duration
 from lookahead.strategies.base import Strategy
 from lookahead.strategies.jacobi import Jacobi
+from lookahead.strategies.lookahead import Lookahead
 
 
 class _Echo(TextStreamer):
@@ -49,7 +50,7 @@ def generate(options: Generate) -> None:
 
 def _strategy(options: Generate) -> Strategy | None:
     if options.strategy == "lookahead":
-        return common.forgetful(options, options.seed)
+        return Lookahead(**options.sizes(), seed=options.seed)
     return Jacobi(seed=options.seed) if options.strategy == "jacobi" else None
 
 
