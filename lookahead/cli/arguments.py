@@ -27,6 +27,8 @@ _TEMPERATURE_HELP = "0 takes the likeliest tokens. Default, as of all sampling: 
 _SEED_HELP = "Makes a sampled text repeatable in float32, and the number of passes."
 _HOST_HELP = "A name by which the server may be called without a key, or whose pages may ask. Repeatable; * = all."
 _MEMORY_HELP = "Keep caches and recycled tokens for later requests, of other clients, too."
+_MEMORY_FILE_HELP = "What `lookahead learn` made. Default: the model's in the cache folder, if there is one."
+_LEARN_HELP = "Add what the model answers to its memory when the server ends. Else nothing of answers is kept."
 _SECONDS_HELP = "How long to measure passes and to try drafts, together."
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 SpecialTokens = Literal["escape", "refuse", "allow"]
@@ -183,7 +185,9 @@ class Serve(ServedOptions, DraftOptions):
     timeout: Annotated[float, Option(min=0.1, help="Seconds that a request may take, waiting included.")] = 600.0
     client_timeout: Annotated[float, Option(min=0.1, help="Seconds for a client to send a request, or to read.")] = 60.0
     special_tokens: Annotated[SpecialTokens, Option(help="Of the model, in messages of a chat.")] = "escape"
-    memory: Annotated[bool, Option(help=_MEMORY_HELP)] = True
+    memory: Annotated[Path | None, Option(metavar="FILE", help=_MEMORY_FILE_HELP)] = None
+    remember: Annotated[bool, Option("--remember/--no-memory", help=_MEMORY_HELP)] = True
+    learn: Annotated[bool, Option("--learn", help=_LEARN_HELP)] = False
     warm_up: Annotated[bool, Option(help="Learn what passes cost before the first request.")] = True
     grace: Annotated[int, Option(min=0, help="Seconds that running requests have when the server is stopped.")] = 30
     max_replicas: Annotated[int, Option(min=0, help="As many under load; 0 = no more than --replicas.")] = 0
@@ -200,6 +204,10 @@ class Serve(ServedOptions, DraftOptions):
         if self.max_replicas and not 1 <= self.replicas <= self.max_replicas:
             told = f"--max-replicas {self.max_replicas} with --replicas {self.replicas}"
             raise LookaheadError(f"{told}: expected at least one, and no fewer at most than at least.")
+        if self.learn and not self.remember:
+            raise LookaheadError("--learn adds to the memory that --no-memory is without. Drop one of the two.")
+        if self.memory is not None and not (self.memory.is_file() or self.learn):
+            raise LookaheadError(f"--memory {self.memory} cannot be read: expected what `lookahead learn` made.")
         super().check()
 
 

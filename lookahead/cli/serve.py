@@ -52,6 +52,8 @@ def app_of(options: Serve) -> Any:
     """The application that the options describe."""
     model, tokenizer = common.load_for(options)
     strategy = common.drafting(options, model, tokenizer)
+    if options.memory is not None and options.memory.exists():
+        strategy = replace(strategy, memory=options.memory)
     limits = Limits(
         context=getattr(model.config.get_text_config(), "max_position_embeddings", None),
         new_tokens=options.max_new_tokens,
@@ -62,7 +64,11 @@ def app_of(options: Serve) -> Any:
         special_tokens=options.special_tokens,
     )
     settings: dict[str, Any] = {"strategy": strategy, "limits": limits, "api_key": options.api_key}
-    settings |= {"hosts": options.hosts, "memory": options.memory}
+    settings |= {
+        "hosts": options.hosts,
+        "memory": options.remember,
+        "learn": options.learn and (options.memory or True),
+    }
     settings |= {"template": options.template, "conversations": options.conversations, "rows": options.rows}
     made = application(model, tokenizer, _name(options), **settings)
     if options.warm_up:

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -24,6 +24,7 @@ except ImportError as error:
     raise LookaheadError('The server needs FastAPI: pip install "lookahead-decoding[serve]".') from error
 
 from lookahead._version import __version__
+from lookahead.generation.memories import learning
 from lookahead.patch import augment_all
 from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError, ClientLeft, give_up, internal_error
@@ -204,6 +205,7 @@ def application(
     conversations: int = 4,
     rows: int = 8,
     memory: bool = True,
+    learn: bool | Path = False,
 ) -> FastAPI:
     """An ASGI application that answers OpenAI's chat and text completions with one model.
 
@@ -218,6 +220,8 @@ def application(
         conversations: KV caches kept for conversations that go on; 0 = none.
         rows: answers that are written at a time, which share passes.
         memory: False = nothing of a request is remembered for others: no KV caches, no recycled tokens.
+        learn: at the end, add what the model has answered to this memory's file, or, True, the one in the cache folder.
+            False = nothing of requests and answers is kept.
 
     Raises:
         LookaheadError: FastAPI is not installed, or the model cannot be decoded by ``generate``.
@@ -232,9 +236,11 @@ def application(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        engine.cut()  # what is still under way has no client any more
-        await run_in_threadpool(engine.close)
+        file = learn if isinstance(learn, Path) else None
+        with learning(model, file) if learn else nullcontext():
+            yield
+            engine.cut()  # what is still under way has no client any more
+            await run_in_threadpool(engine.close)
 
     app = FastAPI(title="lookahead", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.service = service

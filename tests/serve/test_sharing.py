@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ import torch
 from helpers.serving import NAME, PROMPT, bundled, client, plain, served
 from transformers import LogitsProcessorList
 
+from lookahead import Lookahead
 from lookahead.draft.memory import exchange
 from lookahead.serve.engine import Engine
 from lookahead.serve.jobs import Answer, Job
 from lookahead.serve.plans import LogProbs, Plan
 from lookahead.serve.server import Server
+from lookahead.sources.learned import Learned
 
 pytestmark = pytest.mark.usefixtures("augmented")
 NO_END: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "sequence_bias": {(0,): -100.0}}
@@ -128,6 +131,26 @@ def test_nothing_is_remembered_where_that_is_asked(memory: bool) -> None:
         assert learnt is not None
         assert (cached[1] > 0, bool(learnt.acceptances)) == (memory, memory) and cached[0] == 0
     finally:
+        exchange(model, before)
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_answers_teach_later_servers_where_that_is_asked(learn: bool, tmp_path: Path) -> None:
+    model, _ = bundled()
+    file, before = tmp_path / "memory.safetensors", exchange(model)
+    try:
+        with served(learn=learn and file) as address, client(address) as openai:
+            given: Any = {"model": NAME, "prompt": PROMPT * 2, "max_tokens": 20, "temperature": 0}
+            openai.completions.create(**given)
+        assert file.exists() == learn
+        if learn:
+            assert len(Learned.load(file)) == 20
+            with served(strategy=Lookahead(memory=file)) as address, client(address) as openai:
+                assert openai.completions.create(**given).choices[0].text == plain(
+                    PROMPT * 2, max_new_tokens=20, do_sample=False
+                )
+    finally:
+        exchange(model)
         exchange(model, before)
 
 
