@@ -31,7 +31,10 @@ def anchors(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", WITH_CODE)
-def test_the_python_of_a_document_runs_from_top_to_bottom(name: str) -> None:
+def test_the_python_of_a_document_runs_from_top_to_bottom(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path))  # what it saves is no other test's
     blocks = python_blocks((ROOT / name).read_text())
     assert blocks
     names: dict[str, object] = {"__name__": "__main__"}
