@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.models import fresh_model, prompts
 
-from lookahead import _heap as heap
+from lookahead import _per_model as heap
 from lookahead import release
 
 _CALLS = """

@@ -83,8 +83,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
             times = memory.times if ranks is None else ranks.times(memory.times)
             return step_times(call.model, batch, times, None, *how)
 
-        by_chance = strategy.draws_candidates and bool(call.config.do_sample)
-        known = call, sequences, memory, model, curve, strategy.seed, verifier.noise, ends.callback, by_chance
+        known = call, sequences, memory, model, curve, strategy, verifier.noise, ends.callback
         own = ranks is None or ranks.leads  # drafts: other ranks are told their trees
         drafts = strategy.drafts(draft_context(*known)) if own else Drafts([PlainDrafter() for _ in range(call.batch)])
         shared = sequences, [0] * call.batch, call.traits.vocab_size  # depths of trees, in the middle

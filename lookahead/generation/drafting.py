@@ -13,6 +13,7 @@ from lookahead.draft.context import CallContext, RowContext
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.pass_costs import ModelLimits
+from lookahead.draft.strategy import DraftStrategy
 from lookahead.generation.call import Call
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.runtime.linear import LinearModel
@@ -40,20 +41,19 @@ def draft_context(
     memory: Memory,
     model: DraftedModel,
     curve: Callable[[], StepTimes],
-    seed: int | None,
+    strategy: DraftStrategy,
     noise: Noise | None,
     closing: Callable[[Callable[[], None]], object],
-    by_chance: bool,
 ) -> CallContext:
     """What a strategy may know of a call; ``curve`` finds the latency curve of passes as they are run now, ``noise`` is
-    what sequences draw from, where that can be known, ``closing`` is told what to call in the end, and ``by_chance``
-    says that candidates are drawn, too."""
+    what sequences draw from, where that can be known, and ``closing`` is told what to call in the end."""
     _native.warn_if_missing()
     vocab_size = call.traits.vocab_size
     pad = sequences.pad if 0 <= sequences.pad < vocab_size else 0  # drafts must be tokens that the model can be fed
     linear = isinstance(model, LinearModel)
     warp = warp_of(call.processors)
-    chance = Draw(lambda index: None, **warp) if by_chance else None
+    by_chance = strategy.draws_candidates and bool(call.config.do_sample)
+    chance, seed = Draw(lambda index: None, **warp) if by_chance else None, strategy.seed
     rows = []
     for index, prompt in enumerate(call.prompts()):
         draw = None if noise is None else Draw(partial(noise.line, index), **warp)

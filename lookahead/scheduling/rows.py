@@ -100,7 +100,7 @@ class Row:
     def _start(self, curve: Callable[[], StepTimes]) -> None:
         call, strategy, sequences = self._call, self.strategy, self._sequences
         if strategy is not None:
-            how = self._memory, self._shared, curve, strategy.seed, self.verifier.noise, self._ends.callback, False
+            how = self._memory, self._shared, curve, strategy, self.verifier.noise, self._ends.callback
             self._drafts = strategy.drafts(draft_context(call, sequences, *how))
         (drafter,) = self._drafts.drafters
         self._drafter = WhileWriting(drafter, 0, sequences, [0], call.traits.vocab_size)

@@ -72,6 +72,7 @@ def test_lookahead_defaults() -> None:
         "max_nodes": 128,
         "tuning": None,
         "remember": True,
+        "memory": None,
         "references": None,
         "static": None,
         "traces": True,
