@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from helpers.drafting import successors
 
-from jacobi import Path, TokenTree
+from jacobi import Path, Successors, TokenTree
 from lookahead.sources import RecyclingSource, SuccessorTable
+from lookahead.sources.perturbed import BINS, Draw
 
 
 def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:
@@ -74,3 +76,24 @@ def test_rows_share_a_table() -> None:
     first.start([1, 2, 3], successors([8, 9]))
     second.start([1, 2, 3], None)
     assert tokens_of(second.propose(second.root()))[:2] == [8, 9]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_what_other_texts_taught_has_kinds_of_its_own(drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, rng = SuccessorTable(64), np.random.default_rng(0)
+    noise = rng.exponential(size=(8, 30)).astype(np.float32)
+    draw = Draw(lambda index: noise[index % 8]) if drawn else None
+
+    def said(count: int) -> Successors:
+        tokens = np.stack([rng.permutation(30)[:5] for _ in range(count)]).astype(np.int32)
+        return Successors(tokens, -np.sort(rng.exponential(size=(count, 5)).astype(np.float32)))
+
+    table.put((1, 2, 3), [-1, 0, 1], [3, 4, 5], said(3))
+    source = RecyclingSource(table, draw)
+    source.start([7, 8, 9], said(3))
+    assert source.root() == ((7, 8, 9), 0)
+    contexts = [(1, 2, 3), (9, 9, 5), (2, 9, 4), (7, 8, 9), (9, 1, 8), (6, 6, 6)]
+    built = [source.propose((context, 0)) for context in contexts]
+    assert [{kind // BINS for _, kind in offer} for offer in built] == [{7}, {5}, {5}, {2}, {0}, {4}]
+    monkeypatch.setattr("lookahead._native.speedups", None)
+    assert [source.propose((context, 0)) for context in contexts] == built
