@@ -16,6 +16,7 @@ from lookahead.draft.memory import Memory, exchange
 from lookahead.generation.curves import cache_folder, describe
 from lookahead.models.traits import ModelTraits
 from lookahead.sources.learned import Learned, Notes
+from lookahead.sources.neighbours import embedding_of
 
 _SAMPLE = 64  # tokens, and numbers of each, whose embeddings tell a model from others
 _WAITS_S = 60.0  # for another process that writes the same file
@@ -25,10 +26,9 @@ def about(model: PreTrainedModel) -> dict[str, str]:
     """What a memory's file says of its model: class, shape, and a sample of its weights. A checkpoint is the same in
     any dtype that holds its numbers."""
     known = describe(model)
-    weight = getattr(model.get_input_embeddings(), "weight", None)
-    sample = b""
-    if isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.ndim == 2 and not weight.is_meta:
-        lines = weight.detach()[:: -(-weight.shape[0] // _SAMPLE), :_SAMPLE]
+    weight, sample = embedding_of(model), b""
+    if weight is not None:
+        lines = weight[:: -(-weight.shape[0] // _SAMPLE), :_SAMPLE]
         sample = lines.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
     text = json.dumps(known["shape"], sort_keys=True, default=str).encode()
     return {"model": known["model"], "weights_id": hashlib.sha256(text + sample).hexdigest()}

@@ -225,3 +225,17 @@ def test_scheduled_requests_learn_and_recall() -> None:
         later = scheduler.submit(**asked, return_dict_in_generate=True)
         scheduler.run()
     assert torch.equal(later.result().sequences, plain(model)) and later.result().stats.steps < 40
+
+
+class Packed(torch.Tensor):
+    """Weights that are no plain numbers, as those of quantized models."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("no numbers at hand")
+
+
+def test_models_whose_embeddings_are_no_plain_numbers_have_memories() -> None:
+    model = fresh_model("llama")
+    embeddings = model.get_input_embeddings()
+    embeddings.weight = torch.nn.Parameter(embeddings.weight.detach().as_subclass(Packed), requires_grad=False)
+    assert about(model)["model"] == about(fresh_model("llama"))["model"]
