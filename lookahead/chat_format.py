@@ -77,6 +77,12 @@ def written(
     return str(text), chosen == PLAIN_TEMPLATE
 
 
+def end_tokens(model: Any) -> list[int]:
+    """The tokens at which a model's texts end, by its generation config."""
+    ends = model.generation_config.eos_token_id
+    return list(ends) if isinstance(ends, list) else [] if ends is None else [ends]
+
+
 def turns(model: Any, tokenizer: Any, template: str | None = None) -> tuple[list[int], dict[int, str]]:
     """The tokens that end an assistant's answer: those of the model's generation config, and what the template ends a
     turn with, which some configs lack. And those that must not come from a message, with their texts: special ones, and
@@ -90,8 +96,7 @@ def turns(model: Any, tokenizer: Any, template: str | None = None) -> tuple[list
     except LookaheadError:
         around = behind = ""
     first, last = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (around, behind))
-    ends = model.generation_config.eos_token_id
-    ends = list(ends) if isinstance(ends, list) else [] if ends is None else [ends]
+    ends = end_tokens(model)
     ends += [token for token in last[:1] if token in added and token not in ends]
     marks = [token for token, special in added.items() if special or token in {*first, *last[:1]}]
     return ends, {token: str(tokenizer.convert_ids_to_tokens(token)) for token in marks}

@@ -17,6 +17,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.support import route as support
+from lookahead.training.distillation import padded
 
 _TOGETHER = 8  # texts that are written in a batch
 _ANSWER, _QUESTION = 256, 64  # tokens of one, at most
@@ -75,7 +76,7 @@ def learn(
         raise LookaheadError(f"{traits.name} cannot learn for later: {reason}. Its drafts have no memory.")
     ends, room, stats = turns(model, tokenizer)[0], traits.depth_limit or inf, DecodingStats()
     texts = _own(model, tokenizer, raw, ends) if asked is None else _again(asked)
-    with learning(model, out) as file, torch.random.fork_rng():
+    with learning(model, out) as file, torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         while (left := tokens - stats.emitted) > 0:
             batch, drawn = next(texts)
@@ -112,14 +113,9 @@ def _own(model: PreTrainedModel, tokenizer: Any, raw: bool, ends: Ids) -> Iterat
 
 def _written(model: PreTrainedModel, prompts: list[Ids], drawn: bool, ends: Ids, most: float, **settings: Any) -> Any:
     """What ``generate`` writes after prompts of several lengths."""
-    width, pad = max(map(len, prompts)), model.generation_config.pad_token_id
-    filler = pad if isinstance(pad, int) else (ends or [0])[0]
-    lines = [[filler] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     if drawn and "temperature" not in settings:
         own = model.generation_config.temperature
         settings["temperature"] = own if own and own != 1.0 else _TEMPERATURE
-    given = {"input_ids": torch.tensor(lines), "attention_mask": torch.tensor(mask)}
-    given = {name: each.to(model.device) for name, each in given.items()}
-    how = {"do_sample": drawn, "max_new_tokens": int(most), "eos_token_id": ends or None, "pad_token_id": filler}
-    return model.generate(**given, **how, custom_generate=Lookahead(), return_dict_in_generate=True, **settings)
+    settings |= {"do_sample": drawn, "max_new_tokens": int(most), "eos_token_id": ends or None}
+    given = padded(model, prompts) | settings
+    return model.generate(**given, custom_generate=Lookahead(), return_dict_in_generate=True)

@@ -23,7 +23,7 @@ from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead._version import versions
 from lookahead.chat_format import built_in as built_in
-from lookahead.chat_format import prompt_ids
+from lookahead.chat_format import end_tokens, prompt_ids
 from lookahead.cli.evidence import LOADED
 from lookahead.cli.options import DraftOptions, ModelOptions, SizeOptions
 from lookahead.loading import load_model
@@ -105,8 +105,7 @@ def load(folder: str | None, dtype: str, device: str, gguf_file: str | None = No
         source = bundled.BUNDLED if folder is None else folder
         model, tokenizer = load_model(source, weights_dtype(dtype), name, gguf_file)
     if model.generation_config.pad_token_id is None:  # transformers would choose the same, and warn at every call
-        ends = model.generation_config.eos_token_id
-        end = ends[0] if isinstance(ends, list) else ends
+        end = next(iter(end_tokens(model)), None)
         model.generation_config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
     return model, tokenizer
 

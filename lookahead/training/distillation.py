@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from lookahead.chat_format import end_tokens
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.training.data import Example, Progress
 from lookahead.training.settings import TrainingSettings
@@ -81,18 +82,21 @@ def _read(folder: Path, name: str) -> dict[int, list[int]]:
     return answers
 
 
+def padded(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Prompts of several lengths as ``generate`` takes them: padded on the left."""
+    pad = next(token for token in (model.generation_config.pad_token_id, *end_tokens(model), 0) if token is not None)
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
+    return {"input_ids": ids, "attention_mask": mask, "pad_token_id": pad}
+
+
 @torch.no_grad()
 def _answer(
     model: PreTrainedModel, prompts: list[Sequence[int]], settings: TrainingSettings, seed: int
 ) -> list[list[int]]:
-    config: Any = model.generation_config
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    pad = next(token for token in (config.pad_token_id, ends[0], 0) if token is not None)
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    ends, inputs = end_tokens(model), padded(model, prompts)
     with writing(settings.temperature, seed) as given:
-        given |= {"max_new_tokens": settings.answer_tokens, "pad_token_id": pad}
-        output = model.generate(input_ids=ids, attention_mask=mask, **given)
-    answers: list[list[int]] = output[:, longest:].tolist()
+        output = model.generate(**inputs, **given, max_new_tokens=settings.answer_tokens)
+    answers: list[list[int]] = output[:, inputs["input_ids"].shape[1] :].tolist()
     return [answer[: next((at + 1 for at, token in enumerate(answer) if token in ends), None)] for answer in answers]
