@@ -63,6 +63,7 @@ setup(
         "typer",
         "rich",
         "safetensors",
+        "filelock",
     ],
     extras_require={
         "train": ["accelerate", "peft"],

@@ -38,6 +38,7 @@ class AutomaticDrafter:
         self._top_k = top_k
         self._prompt = prompt
         self._sources = list(sources)
+        self._notes = notes is not None
         self._listeners = self._sources + ([] if notes is None else [NoteTaker(notes)])
         self._planner = planner
         self._acceptance = planner.acceptance
@@ -68,10 +69,9 @@ class AutomaticDrafter:
         self._rested = planner.mode is Mode.REST or (self._chain and not room)
         if self._rested:
             tree = TokenTree(self._root)
-            tree.top_k = self._top_k if len(self._listeners) > len(self._sources) else 0
-            return tree
-        tree = self._grow_shared(room) if planner.shares else self._grow_own(room)
-        tree.top_k = self._top_k
+        else:
+            tree = self._grow_shared(room) if planner.shares else self._grow_own(room)
+        tree.top_k = self._top_k if self._notes or not self._rested else 0
         return tree
 
     def grow_ahead(self) -> Growth[tuple[Sequence[float], int] | None]:

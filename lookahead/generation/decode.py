@@ -65,7 +65,7 @@ def decode(strategy: Strategy, call: Call) -> Output:
         closing(_opened(call, plan, sequences, wants, strategy.static, traces, packed)) as model,
         ExitStack() as ends,
     ):
-        recall(memory, call.model, getattr(strategy, "memory", None), strategy.remembers)
+        recall(memory, call.model, strategy)
         passes = model if ranks is None else ranks.around(model)
         rules = sequences, call.processors, call.criteria, call.config, passes
         verifier = Verifier(

@@ -5,14 +5,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
 
 import torch
+from filelock import FileLock
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead._files import lock
 from lookahead.draft.memory import Memory, exchange
+from lookahead.draft.strategy import DraftStrategy
 from lookahead.generation.curves import cache_folder, describe
 from lookahead.models.traits import ModelTraits
 from lookahead.sources.learned import Learned, Notes
@@ -36,25 +36,24 @@ def about(model: PreTrainedModel) -> dict[str, str]:
 
 def memory_file(model: PreTrainedModel) -> Path:
     """Where a model's memory is kept, and found by calls: in the user's cache folder."""
-    told = json.dumps(about(model), sort_keys=True)
-    return cache_folder() / f"memory-{hashlib.sha256(told.encode()).hexdigest()[:24]}.safetensors"
+    text = json.dumps(about(model), sort_keys=True)
+    return cache_folder() / f"memory-{hashlib.sha256(text.encode()).hexdigest()[:24]}.safetensors"
 
 
-def recall(memory: Memory, model: PreTrainedModel, given: str | Path | None, remembers: bool) -> None:
-    """Start from the memory's file that was ``given``, or, where calls remember, from the one in the cache folder."""
-    if given is None and (memory.file is not None or not remembers):
-        return
+def recall(memory: Memory, model: PreTrainedModel, strategy: DraftStrategy | None) -> None:
+    """Start from the file that a strategy names, or, where it remembers, from the one in the cache folder."""
+    given: str | Path | None = getattr(strategy, "memory", None)
     if given is not None:
         file = Path(given).expanduser().absolute()
         if file != memory.file:
             memory.recall(file, Learned.load(file, about(model), memory.vocab_size))
-        return
-    memory.file = Path()  # it is looked for once
-    try:
-        if any(cache_folder().glob("memory-*")) and (file := memory_file(model)).exists():
-            memory.recall(file, Learned.load(file, about(model), memory.vocab_size))
-    except (LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
-        pass
+    elif memory.file is None and strategy is not None and strategy.remembers:
+        memory.file = Path()  # it is looked for once
+        try:
+            if any(cache_folder().glob("memory-*")) and (file := memory_file(model)).exists():
+                memory.recall(file, Learned.load(file, about(model), memory.vocab_size))
+        except (LookaheadError, OSError, RuntimeError):  # RuntimeError: there is no home folder
+            pass
 
 
 @contextmanager
@@ -69,8 +68,8 @@ def learning(model: PreTrainedModel, file: str | Path | None = None) -> Iterator
     Raises:
         LookaheadError: the file is another model's, is no memory, or cannot be written; before the block runs.
     """
-    path = memory_file(model) if file is None else Path(file).expanduser().absolute()
     told = about(model)
+    path = memory_file(model) if file is None else Path(file).expanduser().absolute()
     if path.exists():
         Learned.load(path, told)
     try:
@@ -91,17 +90,6 @@ def learning(model: PreTrainedModel, file: str | Path | None = None) -> Iterator
                 (Learned.load(path, told) + found if path.exists() else found).save(path, told)
 
 
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path) -> FileLock:
     """Inside, no other process adds to the file."""
-    end = monotonic() + _WAITS_S
-    with path.with_name(path.name + ".lock").open("ab") as held:
-        while True:
-            try:
-                lock(held)
-                break
-            except OSError:
-                if monotonic() > end:
-                    raise
-                sleep(0.05)
-        yield
+    return FileLock(f"{path}.lock", timeout=_WAITS_S)

@@ -48,10 +48,9 @@ class Rows:
         if self._memory is None:
             self._memory = self._busy.enter_context(borrowed(self._model, self._traits.vocab_size, True))
         kept = self._memory
-        remembers = strategy is not None and strategy.remembers
-        if not remembers:
+        if strategy is None or not strategy.remembers:
             kept = Memory(self._traits.vocab_size, notes=kept.notes, times=kept.times)
-        recall(kept, self._model, getattr(strategy, "memory", None), remembers)
+        recall(kept, self._model, strategy)
         return kept
 
     def read(self, rows: Sequence[Row]) -> None:

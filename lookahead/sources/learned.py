@@ -13,13 +13,16 @@ from safetensors.numpy import save
 from jacobi import LookaheadError, Successors, TokenTree
 from jacobi import Path as Walk
 from lookahead._files import write_bytes
-from lookahead.sources.successor_table import Context, SuccessorTable
+from lookahead.sources.successor_table import BEFORE, BEGIN, Context, SuccessorTable
 
 MOST_ROWS = 3 << 16  # of a file, 40 MB at most; with 2**16 of the calls that use it they fill a table
 _WIDTH = 32  # tokens of a row
 _FORMAT = "1"
-_BEFORE = -1  # stands for the tokens before the text's first
 _SHAPES = {"contexts": 3, "tokens": _WIDTH, "logits": _WIDTH}
+
+
+class MemoryFile(str):
+    """The path of a file that was read when it was named: copies of a strategy do not read it again."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,13 @@ class Learned:
                     got = f"it is of {wrong.get('model')}, and this is {about.get('model')}, or has other weights"
                     raise LookaheadError(f"{file} is of another model: {got}. {made} for this one.")
                 arrays = {name: held.get_tensor(name) for name in _SHAPES}
-                weights = {
-                    str(name): [float(each) for each in line] for name, line in json.loads(told["weights"]).items()
-                }
+                weights = {name: list(map(float, line)) for name, line in json.loads(told["weights"]).items()}
         except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise LookaheadError(f"{file} cannot be read as a memory ({error}). {made}.") from error
         count = len(arrays["contexts"])
         fits = all(each.shape == (count, _SHAPES[name]) for name, each in arrays.items())
         numbers = np.concatenate([arrays["contexts"].ravel(), arrays["tokens"].ravel()])
-        if not fits or numbers.max(initial=0) >= vocab_size or numbers.min(initial=0) < _BEFORE:
+        if not fits or numbers.max(initial=0) >= vocab_size or numbers.min(initial=0) < BEFORE:
             raise LookaheadError(f"{file} holds other tokens or shapes than a memory of this model. {made}.")
         return cls(**arrays, weights=weights)
 
@@ -120,10 +121,10 @@ class NoteTaker:
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
-        self._last: Context = (_BEFORE, _BEFORE, _BEFORE)
+        self._last: Context = BEGIN
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        first, second, third = [_BEFORE, _BEFORE, _BEFORE, *prompt][-3:]
+        first, second, third = [*BEGIN, *prompt][-3:]
         self._last = first, second, third
         if successors is not None and prompt:
             self._notes.add([self._last], successors.tokens[-1:], successors.logits[-1:])

@@ -9,10 +9,9 @@ from jacobi import Path, Successors, TokenTree
 from lookahead import _native
 from lookahead.sources.neighbours import Embed, Neighbours
 from lookahead.sources.perturbed import BINS, BOUNDS, LEAST_SHARE, Draw, Offer, offer
-from lookahead.sources.successor_table import PLACES, Context, SuccessorTable, place_of
+from lookahead.sources.successor_table import BEGIN, PLACES, Context, SuccessorTable, place_of
 
 BEST, DRAWN_BEST = 16, 64  # next tokens kept of each scored node, and where they are drawn
-_BEFORE = -1  # stands for the tokens before the text's first
 _FADE = 0.97  # of what the text's usual tokens are, from token to token; 0.95 and 0.99 do as well
 _USUAL = 512  # of them that are asked; with 128, S is 3 % lower
 _REFRESH = 16  # tokens after which these are chosen again
@@ -127,7 +126,7 @@ class RecyclingSource:
         self, table: SuccessorTable, draw: Draw | None = None, embed: Embed | None = None, *, guess: bool = True
     ) -> None:
         self._table, self._guess = table, guess
-        self._root = (_BEFORE, _BEFORE, _BEFORE)
+        self._root = BEGIN
         self._near = Neighbours(table, embed)
         self._drawn, draw = draw is not None, draw or Draw(lambda index: None)
         self._draw = draw
@@ -140,7 +139,7 @@ class RecyclingSource:
         self._usuals: dict[int, dict[int, float]] = {}  # the usual tokens under them
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        text = [_BEFORE, _BEFORE, _BEFORE, *prompt]
+        text = [*BEGIN, *prompt]
         if successors is not None and prompt:
             count = min(len(successors.tokens), len(prompt))  # earlier ones stand for padding
             first, second, *tokens = text[len(text) - count - 2 :]

@@ -8,6 +8,8 @@ from jacobi import LookaheadError, Successors
 from lookahead import _native
 
 Context = tuple[int, int, int]
+BEFORE = -1  # stands for the tokens before the text's first
+BEGIN: Context = (BEFORE, BEFORE, BEFORE)
 
 _ORDERS = 3  # tokens in the longest context
 PLACES = _ORDERS + 1  # of contexts of one, two and three tokens, and of the two before the last; and of their kinds

@@ -16,7 +16,7 @@ from lookahead.draft.published import HeadDrafter
 from lookahead.sources import PoolSource, RecyclingSource, Source, SuffixSource
 from lookahead.sources.checked import CheckedSource
 from lookahead.sources.draft_model import DraftModelSource, Passes
-from lookahead.sources.learned import Learned
+from lookahead.sources.learned import Learned, MemoryFile
 from lookahead.sources.neighbours import embed_of
 from lookahead.sources.recycling import BEST, DRAWN_BEST
 from lookahead.sources.references import References, ReferenceSource, references_of
@@ -77,7 +77,9 @@ class AutomaticStrategy(Strategy):
         if self.memory is not None:
             if not isinstance(self.memory, str | Path):
                 raise LookaheadError(f"{name}(memory=) must be the file of a memory: got {self.memory!r:.80}.")
-            Learned.load(Path(self.memory).expanduser())  # what cannot be read is told now
+            if not isinstance(self.memory, MemoryFile):
+                Learned.load(Path(self.memory).expanduser())  # what cannot be read is told now
+                object.__setattr__(self, "memory", MemoryFile(self.memory))
         if self.references is not None:
             object.__setattr__(self, "references", references_of(self.references))
         given = self.sources

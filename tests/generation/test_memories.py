@@ -1,6 +1,7 @@
 """Memories: what a model has said, kept in a file for later calls, whose texts stay the same."""
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,13 @@ def test_models_whose_embeddings_are_no_plain_numbers_have_memories() -> None:
     embeddings = model.get_input_embeddings()
     embeddings.weight = torch.nn.Parameter(embeddings.weight.detach().as_subclass(Packed), requires_grad=False)
     assert about(model)["model"] == about(fresh_model("llama"))["model"]
+
+
+def test_copies_of_a_strategy_do_not_read_the_file_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh_model("llama")
+    with learning(model) as file:
+        said(model)
+    strategy, read = Lookahead(memory=file), list[Any]()
+    monkeypatch.setattr(Learned, "load", lambda *given: read.append(given))
+    assert replace(strategy, references=[[1, 2]]).memory == str(file) and not read
+    assert Lookahead.from_dict(strategy.to_dict()) == strategy and len(read) == 1
