@@ -30,14 +30,13 @@ def about(model: PreTrainedModel) -> dict[str, str]:
     if weight is not None:
         lines = weight[:: -(-weight.shape[0] // _SAMPLE), :_SAMPLE]
         sample = lines.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
-    text = json.dumps(known["shape"], sort_keys=True, default=str).encode()
+    text = json.dumps([known["model"], known["shape"]], sort_keys=True, default=str).encode()
     return {"model": known["model"], "weights_id": hashlib.sha256(text + sample).hexdigest()}
 
 
 def memory_file(model: PreTrainedModel) -> Path:
     """Where a model's memory is kept, and found by calls: in the user's cache folder."""
-    text = json.dumps(about(model), sort_keys=True)
-    return cache_folder() / f"memory-{hashlib.sha256(text.encode()).hexdigest()[:24]}.safetensors"
+    return cache_folder() / f"memory-{about(model)['weights_id'][:24]}.safetensors"
 
 
 def recall(memory: Memory, model: PreTrainedModel, strategy: DraftStrategy | None) -> None:

@@ -1,5 +1,6 @@
 """What learns to draft beside a model that stays as it is: EAGLE heads, recurrent heads, and whatever comes."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,7 +33,7 @@ class Seen:
     logits: Tensor
 
 
-class TrainedHead(nn.Module):
+class TrainedHead(nn.Module, ABC):
     """A head that is trained beside a model; ``head`` is what decoding takes.
 
     Attributes:
@@ -51,17 +52,17 @@ class TrainedHead(nn.Module):
         self._settings = settings
 
     @property
+    @abstractmethod
     def title(self) -> str:
         """What cards call it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def taps(self, model: Any) -> tuple[str, ...]:
         """Which hidden states of the model it learns from (:mod:`lookahead.models.hidden_states`)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch, and what it is made of, by the names that logs take, without gradients."""
-        raise NotImplementedError
 
 
 class BesideModel(Learner):
