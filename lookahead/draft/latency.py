@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,8 +30,7 @@ _DRIFT = 0.15  # of a pass's deviation (as a power) is put down to the whole mac
 _FORM = 8  # passes that a computed form of the curve serves, to carry a pass over to the nearest of ``NODES``
 _BEYOND = 0.5  # past the largest measured size, as steep as so much of the curve up to it, at least
 _GUESS_STEP = 1.3  # times t(1) for several nodes, where they take other kernels than one
-GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
-ROWWISE_SLOPE = 0.4  # the same where weights are read once a row: 0.33 to 0.6, by size, of a model of 135M parameters
+_GUESS_SLOPE = 0.008  # of t(1) for each further node, before anything is measured: optimistic, so that sizes are tried
 
 
 def _context_index(context: int) -> int:
@@ -43,15 +42,15 @@ class StepTimes:
 
     A ``frozen`` one never learns, so that choices made by it repeat. ``about`` says what it was measured on. It
     ``steps`` where a pass over several nodes takes other kernels than one over a single node, as with recurrent layers
-    and on CUDA: then t(1) says nothing of how steep the rest is. Before anything is measured it rises by ``slope``
-    times t(1) with each further node.
+    and on CUDA: then t(1) says nothing of how steep the rest is. ``costs`` are what is known of it before any pass:
+    milliseconds of so many nodes, without what every pass takes, whatever their number.
     """
 
     def __init__(
-        self, *, frozen: bool = False, about: dict[str, Any] | None = None, slope: float = GUESS_SLOPE
+        self, *, frozen: bool = False, about: dict[str, Any] | None = None, costs: Mapping[int, float] | None = None
     ) -> None:
         self.frozen = frozen
-        self._slope = slope
+        self._costs = costs
         self.steps = False
         self.about = about or {}
         self._mean: dict[tuple[int, int], float] = {}  # by context index and index into NODES, milliseconds
@@ -134,8 +133,18 @@ class StepTimes:
         knots = self._knots(_context_index(context))
         return [_at(knots, nodes) for nodes in range(1, most + 1)]
 
+    def _first(self) -> list[float]:
+        """The curve by ``costs``, above what a pass over one node is known to take, up to a factor."""
+        assert self._costs is not None
+        known, (*_, before, last) = dict(self._costs), self._costs
+        slope = (known[last] - known[before]) / (last - before)
+        known[NODES[-1]] = known[last] + max(0.0, slope) * (NODES[-1] - last)
+        costs: list[float] = np.interp(NODES, list(known), list(known.values())).tolist()
+        least = max((mean for (_, at), mean in sorted(self._mean.items()) if not at), default=costs[0])
+        return [least + max(0.0, cost - costs[0]) for cost in costs]
+
     def _knots(self, index: int) -> list[float]:
-        base = [1.0 + self._slope * (nodes - 1) for nodes in NODES]
+        base = [1.0 + _GUESS_SLOPE * (nodes - 1) for nodes in NODES] if self._costs is None else self._first()
         single = 0.0
         known = self._cells
         others = sorted({context for context, _ in known} - {index}, key=lambda other: abs(other - index))

@@ -14,10 +14,11 @@ import transformers
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead.draft.latency import FORMAT, GUESS_SLOPE, ROWWISE_SLOPE, StepTimes
+from lookahead.draft.latency import FORMAT, StepTimes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import dynamic_reason
 from lookahead.runtime.packed_layers import computed_dtype
+from lookahead.runtime.row_costs import row_costs
 from lookahead.runtime.tracing.replay import Traces
 from lookahead.support.route import no_tree
 
@@ -135,8 +136,8 @@ def step_times(
         ]
         everything = {kind.single for kind in traced} == {True, False}
         saved = cached(model, batch, static, everything, packed) if everything or not traced else None
-        slope = ROWWISE_SLOPE if rowwise and not packed else GUESS_SLOPE
-        memory[key] = saved.doubt() if saved else (near[-1].as_guess() if near else StepTimes(slope=slope))
+        costs = None if saved or near or packed else row_costs(model)
+        memory[key] = saved.doubt() if saved else (near[-1].as_guess() if near else StepTimes(costs=costs))
         # On CUDA libraries multiply with one row in ways of their own; with several the time may even fall with their
         # number: an H200 takes 0.8 ms for a float32 pass of the bundled model over 1 node, 2.3 over 8 and 1.1 over 32.
         memory[key].steps = steps or (fixed and traits.device.type == "cuda")

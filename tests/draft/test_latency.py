@@ -13,6 +13,19 @@ from lookahead.draft.latency import NODES, StepTimes
 CURVES = st.lists(st.floats(0.1, 50.0), min_size=len(NODES), max_size=len(NODES))
 
 
+def test_what_rows_cost_stands_above_what_every_pass_takes() -> None:
+    times = StepTimes(costs={1: 10.0, 4: 13.0, 16: 25.0})
+    assert times.curve(64, 32) == pytest.approx([10.0 + nodes for nodes in range(32)])
+    times.add(1, 64, 50.0)
+    assert times.curve(64, 32) == pytest.approx([50.0 + nodes for nodes in range(32)])
+    for _ in range(4):
+        times.add(8, 64, 114.0)
+    assert times.ms(8, 64) == pytest.approx(114.0)
+    assert times.ms(32, 64) > 140.0, "larger ones keep the form"
+    flat = StepTimes(costs={1: 10.0, 4: 9.0, 16: 8.0})
+    assert flat.curve(64, 128) == pytest.approx([10.0] * 128), "several are never taken to cost less than one"
+
+
 def test_an_empty_curve_is_a_guess_relative_to_one_node() -> None:
     times = StepTimes()
     curve = times.curve(100, 200)

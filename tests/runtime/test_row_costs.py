@@ -1,0 +1,57 @@
+"""What rows cost in a few linear layers, by a clock that the test moves."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lookahead.runtime import row_costs as module
+from lookahead.runtime.row_costs import row_costs
+
+
+class Clock:
+    """A linear layer takes a millisecond a row; the first of a size, and each third one, take longer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds, self.sizes, self.weights = 0.0, list[int](), list[int]()
+        monkeypatch.setattr(module, "perf_counter", lambda: self.seconds)
+        monkeypatch.setattr(module, "linear", self.linear)
+
+    def linear(self, rows: torch.Tensor, weight: torch.Tensor) -> None:
+        late = 1.0 if len(rows) not in self.sizes or len(self.sizes) % 3 == 2 else 0.0
+        self.sizes.append(len(rows))
+        self.weights.append(weight.data_ptr())
+        self.seconds += 1e-3 * len(rows) + late
+
+
+def layers(count: int, **settings: Any) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(8, 4, bias=False, **settings) for _ in range(count)))
+
+
+def test_all_layers_are_told_by_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    model = nn.Sequential(layers(30), nn.Linear(8, 30), nn.Linear(6, 10))  # 960 weights, 240 and 60
+    assert row_costs(model) == pytest.approx({rows: rows * 1260 / 32 for rows in (1, 4, 16)})
+    assert len(set(clock.weights)) == len(clock.weights) == 18, "none twice: its weights would be in the cache"
+
+
+def test_large_layers_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(module, "_BYTES", 300)
+    assert row_costs(layers(30)) is not None
+    assert clock.sizes == [1] * 3 + [4] * 3 + [16] * 3
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_too_few_layers_tell_nothing(count: int) -> None:
+    assert row_costs(layers(count)) is None
+
+
+def test_what_is_elsewhere_or_no_plain_layer_tells_nothing() -> None:
+    class Other(nn.Linear):
+        pass
+
+    assert row_costs(layers(9, device="meta")) is None
+    assert row_costs(nn.Sequential(*(Other(8, 4) for _ in range(9)))) is None
+    assert row_costs(layers(9).to(torch.bfloat16)) is not None
