@@ -1,11 +1,11 @@
 """A race in one process: every method writes every text in turn, within a limit of time."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from rich.console import Console
@@ -20,14 +20,50 @@ from lookahead.strategies.lookahead import Lookahead
 
 Comparison = Literal["same", "tie", "differs", "bug", "other draws"]
 Encoded = dict[str, torch.Tensor]
+_Unit, _Written = TypeVar("_Unit"), TypeVar("_Written")
 
-LABELS = {"plain": "plain", "lookup2": "prompt lookup, 2", "lookup3": "prompt lookup, 3", "lookahead": "lookahead"}
 _FIGURES = ("speed", "95 %", "tokens/s", "S", "texts")
 _BAR = 40  # cells of the longest bar
-_LOOKUPS = {"lookup2": 2, "lookup3": 3}  # longest n-gram that is looked up
 _PROBE = 8  # tokens by which the time is judged
 _LEAST_TOKENS = 8  # of a text
 _WARM = 24  # tokens that warm up, at most
+
+
+@dataclass(frozen=True)
+class Method:
+    """One contender; ``label`` is its name in tables, ``settings`` are further arguments of ``generate``."""
+
+    label: str
+    kind: Literal["plain", "assisted", "ours"]  # passes: one token each, counted by a hook, counted by our statistics
+    settings: dict[str, Any] = field(default_factory=dict)
+    remembers: bool = False  # learns from call to call, so it may see every prompt only once
+    one_row: bool = False  # decodes single prompts only
+    same_draws: bool = True  # sampled texts equal plain ones for the same seed
+
+
+def prompt_lookup(ngram: int) -> Method:
+    """transformers' prompt lookup of n-grams up to ``ngram`` tokens."""
+    settings = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": ngram}
+    return Method(f"prompt lookup 10, n-gram {ngram}", "assisted", settings, one_row=True, same_draws=False)
+
+
+METHODS = {
+    "plain": Method("plain", "plain"),
+    "lookup2": replace(prompt_lookup(2), label="prompt lookup, 2"),
+    "lookup3": replace(prompt_lookup(3), label="prompt lookup, 3"),
+    "lookahead": Method("lookahead", "ours"),
+}
+
+
+def interleaved(
+    names: Iterable[str], units: Iterable[_Unit], turn: int, write: Callable[[str, _Unit], _Written]
+) -> Iterator[dict[str, _Written]]:
+    """What each method makes of each unit; the order turns round, so that none always follows the same one."""
+    names = list(names)
+    for place, unit in enumerate(units, start=turn):
+        first = place % len(names)
+        done = {name: write(name, unit) for name in names[first:] + names[:first]}
+        yield {name: done[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -81,7 +117,7 @@ class Race:
         temperatures: Sequence[float | None],
         new_tokens: int,
         seconds: float = inf,
-        methods: Sequence[str] = tuple(LABELS),
+        methods: Sequence[str] = tuple(METHODS),
         strategy: Lookahead | None = None,
         rounds: int = 1,
     ) -> None:
@@ -141,24 +177,22 @@ class Race:
     def _write(
         self, inputs: Encoded, method: str, temperature: float | None, seed: int, new_tokens: int
     ) -> common.Decoded:
-        settings = {"max_new_tokens": new_tokens} | common.sampling(temperature)
-        if method in _LOOKUPS:
-            settings |= {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": _LOOKUPS[method]}
+        settings = {"max_new_tokens": new_tokens} | common.sampling(temperature) | METHODS[method].settings
         torch.manual_seed(seed)
         strategy = self._strategy if method == "lookahead" else None
         return common.decode(self._model, inputs, strategy, **settings)
 
     def _unit(self, kind: str, inputs: Encoded, temperature: float | None, place: int, turn: int) -> list[RacedText]:
-        names, first = list(self._methods), (place + turn) % len(self._methods)  # nobody always goes first
-        turned = names[first:] + names[:first]
-        done = {name: self._write(inputs, name, temperature, place, self.new_tokens) for name in turned}
-        self.written += [done[name] for name in names]
+        def write(method: str, inputs: Encoded) -> common.Decoded:
+            return self._write(inputs, method, temperature, place, self.new_tokens)
+
+        (done,) = interleaved(self._methods, [inputs], place + turn, write)
+        self.written += done.values()
         plain = done["plain"]
         each = plain.seconds / max(1, len(plain.tokens))
         mode = "greedy" if temperature is None else f"t{temperature:g}"
         runs = []
-        for name in names:
-            found = done[name]
+        for name, found in done.items():
             ratio = each / (found.seconds / max(1, len(found.tokens)))
             verdict = self._verdict(inputs, name, plain.tokens, found.tokens, temperature, place)
             stats = None if found.stats is None else found.stats.to_dict()
@@ -171,7 +205,7 @@ class Race:
         if plain == tokens:
             return "same"
         if temperature is not None:
-            return "other draws" if method in _LOOKUPS else "differs"
+            return "differs" if METHODS[method].same_draws else "other draws"
         found = self.differing[place, method] = judged(self._model, inputs, plain, tokens)
         return "tie" if found.verdict == "tie" else "bug" if method == "lookahead" else "differs"
 
@@ -244,14 +278,14 @@ def _figures(row: RaceRow) -> tuple[str, ...]:
 
 
 def _show_kind(console: Console, rows: list[RaceRow], title: str | None) -> None:
-    cells = [(row.mode, LABELS[row.method], *_figures(row)) for row in rows]
+    cells = [(row.mode, METHODS[row.method].label, *_figures(row)) for row in rows]
     console.print(common.columns(("mode", "method", *_FIGURES), cells, title))
     console.print()
     most = max(row.speedup for row in rows)
     for row in rows:
         bar = "█" * max(1, round(_BAR * row.speedup / most))
         style = "dim" if row.method == "plain" else "green" if row.speedup >= 1.0 else "red"
-        label = f"{row.mode} {LABELS[row.method]}"
+        label = f"{row.mode} {METHODS[row.method].label}"
         console.print(Text(f"{label:<24} ").append(bar, style=style).append(f" {row.speedup:.2f}x"))
     console.print()
 
