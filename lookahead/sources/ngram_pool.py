@@ -6,9 +6,9 @@ from itertools import islice
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
 
-_NGRAM_SIZE = 5
+_NGRAM_SIZE = 5  # as the lookahead paper has N
 _PER_KEY = 7  # guesses kept under one token
-_RANKS = 3
+_RANKS = 3  # with estimates of their own, as those of suffixes
 PoolState = tuple[int, int, tuple[tuple[int, ...], ...]]  # last token, tokens into the n-gram, its possible rests
 
 
