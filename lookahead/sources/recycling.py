@@ -15,7 +15,7 @@ BEST, DRAWN_BEST = 16, 64  # next tokens kept of each scored node, and where the
 _FADE = 0.97  # of what the text's usual tokens are, from token to token; 0.95 and 0.99 do as well
 _USUAL = 512  # of them that are asked; with 128, S is 3 % lower
 _REFRESH = 16  # tokens after which these are chosen again
-_LARGEST = 1e20  # weight from which sums are scaled down: far below what float64 holds
+_LARGEST = 1e20  # weight from which sums are scaled down: far below what float32 holds
 # By bin, where the context of one, two or three tokens is known, only the two before the last or neighbours, or none:
 # the chances of lone candidates that explain best which were right (SmolLM2-135M, chat, greedy, 2026-11-27), and large
 # shares raised by hand towards those that were right under noise.

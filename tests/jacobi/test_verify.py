@@ -162,9 +162,6 @@ def test_reject_draws_from_the_default_generator_too() -> None:
     assert default == [reject(probabilities, [0, 3], generator) for _ in range(20)]
 
 
-# --- candidates drawn by chance ------------------------------------------------------------------------------------
-
-
 class Coins:
     """Stands for ``torch.rand``: falls as it is told to, and keeps with which probability it did."""
 
