@@ -9,7 +9,6 @@ import transformers
 from helpers.encoder_decoders import START, TREES, config_of, from_config, seq2seq_model, sources
 from helpers.marks import few
 from helpers.models import F32, VOCAB, run, same_as_plain
-from helpers.streaming import Puts
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
 
@@ -56,17 +55,6 @@ def test_family_is_exact(name: str, batch: int) -> None:
     for kind in ("automatic", "w5n4g4", "hybrid"):
         same_as_plain(model, inputs, STRATEGIES[kind], max_new_tokens=24)
         same_as_plain(model, inputs, STRATEGIES[kind], max_new_tokens=20, do_sample=True, temperature=0.6)
-
-
-@pytest.mark.parametrize("kind", STRATEGIES)
-@pytest.mark.parametrize("name", ["marian", "t5", "m2m_100"])
-def test_strategies(name: str, kind: str) -> None:
-    """Every strategy, with end tokens in reach."""
-    model = seq2seq_model(name)
-    for batch in (1, 3):
-        inputs = sources(name, batch, seed=1)
-        same_as_plain(model, inputs, STRATEGIES[kind], max_new_tokens=30, eos_token_id=[7, 11])
-        same_as_plain(model, inputs, STRATEGIES[kind], max_new_tokens=30, eos_token_id=[7, 11], do_sample=True, top_k=8)
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
@@ -160,24 +148,6 @@ def test_settings(name: str, setting: str) -> None:
     settings = SETTINGS[setting]
     for kind in ("automatic", "hybrid"):
         same_as_plain(seq2seq_model(name), sources(name, 2), STRATEGIES[kind], max_new_tokens=16, **settings)
-
-
-def test_streaming() -> None:
-    """A streamer receives what plain decoding puts, in the same shapes."""
-    model, inputs = seq2seq_model("marian"), sources("marian", 1)
-    plain, ours = Puts(), Puts()
-    run(model, inputs, streamer=plain, max_new_tokens=16)
-    run(model, inputs, streamer=ours, max_new_tokens=16, use_lookahead=True)
-    assert ours.ends == plain.ends == 1
-    assert [value.tolist() for value in ours.puts] == [value.tolist() for value in plain.puts]
-
-
-def test_custom_generate() -> None:
-    """A strategy is a ``custom_generate`` function for these models too."""
-    model, inputs = seq2seq_model("t5"), sources("t5", 2)
-    plain, _ = run(model, inputs, max_new_tokens=16)
-    ours, _ = run(model, inputs, max_new_tokens=16, custom_generate=STRATEGIES["w5n4g4"])
-    assert torch.equal(plain, ours)
 
 
 def test_trajectories_and_stats() -> None:

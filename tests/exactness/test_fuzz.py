@@ -11,12 +11,13 @@ from helpers.calls import Drawing, allowed_tokens
 from helpers.devices import working_alone
 from helpers.encoder_decoders import config_of, from_config, seq2seq_model, sources
 from helpers.hybrids import counting_hybrid, fresh_hybrid
+from helpers.medusa import COMBINED, random_heads
 from helpers.models import F32, F64, VOCAB, initialised, letters_tokenizer, prompts, same_as_plain
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from lookahead import Jacobi, Lookahead
+from lookahead import Jacobi, Lookahead, Medusa
 
 TOKENIZER = letters_tokenizer()
 
@@ -118,9 +119,11 @@ class _RowEnds:
 
 @st.composite
 def strategies(draw: st.DrawFn) -> Any:
-    """A random strategy, the automatic mode as often as the others."""
-    kind = draw(st.sampled_from(["automatic", "lookahead", "jacobi"]))
+    """A random strategy, the automatic mode as often as the others; Medusa by its settings, as heads are a model's."""
+    kind = draw(st.sampled_from(["automatic", "lookahead", "jacobi", "medusa"]))
     start = draw(st.integers(0, 99))
+    if kind == "medusa":
+        return draw(st.sampled_from([{}, {"choices": [[0, 0], [0, 1], [1, 0], [2], [3]]}, {"sources": COMBINED}]))
     if kind == "automatic":
         nodes, remember = draw(st.sampled_from([None, 2, 12, 40])), draw(st.booleans())
         return Lookahead(nodes=nodes, seed=None if remember else start, remember=remember)
@@ -181,6 +184,8 @@ def check(
         inputs = sources(kind, batch, max(length, 5), call["seed"])
     else:
         inputs = prompts(batch, length, call["seed"], ragged=ragged)
+    if isinstance(strategy, dict):
+        strategy = Medusa(random_heads(network, 2), seed=0, **strategy) if kind == "causal" else None
     # Recurrent layers compute in float32, and in another order for several tokens.
     with working_alone() if alone and kind == "causal" else nullcontext():
         output = same_as_plain(network, inputs, strategy, tolerance=1e-3 if kind == "hybrid" else None, **call)
@@ -206,7 +211,7 @@ _DRAWN = {
 def test_random_models() -> None:
     """A few always."""
     quiet = [HealthCheck.too_slow, HealthCheck.large_base_example, HealthCheck.data_too_large]
-    shown = settings(max_examples=80, derandomize=True, deadline=None, database=None, suppress_health_check=quiet)
+    shown = settings(max_examples=120, derandomize=True, deadline=None, database=None, suppress_health_check=quiet)
     shown(given(**_DRAWN)(check))()
 
 

@@ -11,7 +11,6 @@ from helpers.hybrids import CHAIN, CROPPED, PLAIN, counting_hybrid, fresh_hybrid
 from helpers.marks import few
 from helpers.medusa import counting_heads
 from helpers.models import judged, prompts, run, same_as_plain, same_caches
-from helpers.streaming import Puts
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from jacobi import LookaheadError, Path, TokenTree, Wants
@@ -119,24 +118,6 @@ def test_strategies(name: str, strategy: Any) -> None:
 
 
 @pytest.mark.usefixtures("augmented")
-def test_settings() -> None:
-    """Processors, stopping rules, lengths."""
-    model = counting_hybrid("qwen3_next")
-    draft = Lookahead(nodes=5, seed=1)
-    for settings in (
-        {"repetition_penalty": 1.3, "do_sample": True, "top_k": 5},
-        {"eos_token_id": [5], "min_new_tokens": 9},
-        {"max_new_tokens": 1},
-        {"max_new_tokens": 2},
-        {"output_scores": True, "output_logits": True},
-        {"use_cache": False},
-        {"prefill_chunk_size": 5},
-    ):
-        same(model, prompts(1), draft, **settings)
-    same(model, {"inputs_embeds": model.get_input_embeddings()(prompts(1)["input_ids"])}, draft)
-
-
-@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("name", known({name: CHAIN[name] for name in FEW}))
 def test_going_on_from_a_cache(name: str) -> None:
     """What one call leaves, the next one continues, in plain decoding and with chains, in every order."""
@@ -159,19 +140,6 @@ def test_going_on_from_a_cache(name: str) -> None:
     for text, cache in texts[1:]:
         assert text == texts[0][0]
         same_caches(cache, texts[0][1], 1e-4)
-
-
-@pytest.mark.usefixtures("augmented")
-@pytest.mark.parametrize("name", ["qwen3_next", "jamba"])
-def test_streaming(name: str) -> None:
-    """Token by token, whichever loop decodes."""
-    streams = []
-    for settings in ({}, {"use_lookahead": True, "lookahead_strategy": Lookahead(nodes=5)}):
-        streamer = Puts()
-        hybrid(name).generate(**prompts(1), max_new_tokens=16, do_sample=False, streamer=streamer, **settings)
-        assert streamer.ends == 1
-        streams.append([value.tolist() for value in streamer.puts])
-    assert streams[0] == streams[1]
 
 
 @pytest.mark.usefixtures("augmented")
