@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +15,169 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks import theory
-from benchmarks.contenders import Method, Settings, Texts, Unit
-from benchmarks.harness import bootstrap, in_turn, loops, timed, typical, wait, watched
-from benchmarks.options import MODES
+from benchmarks.harness import bootstrap, loops, random_prompt, texts_of, timed, typical, wait, watched
+from benchmarks.options import MODES, chosen
 from benchmarks.tables import show
-from lookahead import DecodingStats
+from lookahead import DecodingStats, Jacobi, Lookahead, Medusa
+from lookahead.cli.racing import Method, interleaved, prompt_lookup
 from lookahead.draft import memory
+from lookahead.eagle import Eagle
+
+Settings = dict[str, Any]
+
+
+def ours(label: str, strategy: Any, remembers: bool = False) -> Method:
+    """A method that decodes with a strategy."""
+    return Method(label, "ours", {"lookahead_strategy": strategy}, remembers)
+
+
+def _fixed(label: str, window: int, ngram: int, guesses: int) -> Method:
+    """The paper's strategy: W, N and G as given."""
+    return ours(label, Lookahead(window_size=window, ngram_size=ngram, verification_set_size=guesses, seed=0))
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "plain": lambda: Method("generate", "plain"),
+    "static": lambda: Method("generate, static cache, compiled", "plain", {"cache_implementation": "static"}),
+    "lookup2": lambda: prompt_lookup(2),
+    "lookup3": lambda: prompt_lookup(3),
+    "auto": lambda: ours("lookahead", Lookahead(remember=True), remembers=True),  # a seed would switch memory off
+    "untraced": lambda: ours("lookahead, no traces", Lookahead(traces=False), remembers=True),
+    "cold": lambda: ours("lookahead, every call cold", Lookahead(remember=False)),
+    "w7": lambda: _fixed("lookahead 7/5/7", 7, 5, 7),
+    "w15": lambda: _fixed("lookahead 15/5/15", 15, 5, 15),
+    "jacobi": lambda: ours("jacobi sliding 16", Jacobi(seed=0)),
+}
+# Those that need something beside them: what, and how they are made with it.
+BESIDE: dict[str, tuple[str, Callable[[Any], Method]]] = {
+    "assistant": (
+        "assistant",
+        lambda model: Method("assistant model", "assisted", {"assistant_model": model}, one_row=True, same_draws=False),
+    ),
+    "draft": (
+        "assistant",
+        lambda model: ours("draft model", Lookahead(draft_model=model, sources=("draft",)), remembers=True),
+    ),
+    "draft+free": (
+        "assistant",
+        lambda model: ours("draft model and free sources", Lookahead(draft_model=model), remembers=True),
+    ),
+    "eagle": ("head", lambda head: ours("EAGLE head", Eagle(head, sources=("eagle",)), remembers=True)),
+    "eagle+free": ("head", lambda head: ours("EAGLE head and free sources", Eagle(head), remembers=True)),
+    "medusa": ("heads", lambda heads: ours("medusa, fixed tree", Medusa(heads))),
+    "medusa+free": (
+        "heads",
+        lambda heads: ours(
+            "medusa and lookahead", Medusa(heads, sources=("heads", "recycling", "suffix")), remembers=True
+        ),
+    ),
+}
+NAMES = (*METHODS, *BESIDE)
+
+
+def methods(names: Sequence[str], device: str, **beside: Any) -> tuple[dict[str, Method], dict[str, str]]:
+    """Make the contenders, the baseline first; what cannot run here comes back with the reason.
+
+    Of ``beside``, ``assistant`` is a model, ``head`` and ``heads`` are folders of an EAGLE head and of Medusa's. A
+    strategy that cannot be constructed raises here, before anything is measured.
+    """
+    table: dict[str, Method] = {}
+    skipped: dict[str, str] = {}
+    for name in dict.fromkeys(("plain", *names)):
+        needed, make = BESIDE.get(name, ("", None))
+        if name == "static" and not device.startswith("cuda"):
+            skipped[name] = f"generate compiles a static cache's step on CUDA only; this run is on {device}"
+        elif make is None:
+            table[name] = METHODS[name]()
+        elif beside.get(needed) is not None:
+            table[name] = make(beside[needed])
+        else:
+            skipped[name] = f"nothing was given by --{needed}"
+    return table, skipped
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Where prompts come from and what is asked for; None is whatever the run asks for."""
+
+    source: str  # a file of JSON lines, one in prompts/ without its suffix, or ``random`` for tokens drawn at random
+    modes: tuple[str, ...] | None = None
+    new_tokens: int | None = None  # at most
+    rounds: int = 1  # times those of the run: one call so short says little
+
+
+WARM = 2  # texts at the end of every set that are only warmed up with
+SETS = {
+    "code": PromptSet("code"),
+    # Those of the code prompts whose greedy text of 128 tokens by the bundled model does not end in a loop.
+    "no-loop": PromptSet("code-no-loop"),
+    "prose": PromptSet("prose"),
+    "random": PromptSet("random", ("greedy",)),
+    "hot": PromptSet("code", ("t1.5",)),
+    "short": PromptSet("code", ("greedy", "t0.8"), new_tokens=8, rounds=5),
+    "single": PromptSet("code", ("greedy",), new_tokens=1, rounds=10),
+}
+
+
+def prompt_sets(given: str) -> dict[str, PromptSet]:
+    """Read a comma-separated option of sets' names and files; ``all`` is every set."""
+    found: dict[str, PromptSet] = {}
+    for name in map(str.strip, given.split(",")):
+        file = name.endswith(".jsonl")
+        found |= {Path(name).stem: PromptSet(name)} if file else {key: SETS[key] for key in chosen(name, SETS, "set")}
+    return found
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one call of ``generate`` gets: one prompt, or a batch of consecutive ones; ``index`` is its seed, too."""
+
+    index: int
+    inputs: dict[str, Tensor]
+
+
+Texts = tuple[Sequence[Unit], Sequence[Unit]]  # to be decoded, and to warm up with
+
+
+def unit_of(index: int, rows: Sequence[list[int]], device: Any, pad: int = 0) -> Unit:
+    """One call's prompts, padded on the left."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    return Unit(index, {"input_ids": ids, "attention_mask": mask})
+
+
+def tokens_of(tokenizer: Any, texts: Sequence[str], questions: bool) -> list[list[int]]:
+    """Texts as tokens; ``questions`` by the chat template, where there is one, which has the special tokens."""
+    if not (questions and tokenizer.chat_template):
+        return [tokenizer(text)["input_ids"] for text in texts]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+def units(model: Any, tokenizer: Any, source: str, prompts: int, batch: int, new_tokens: int) -> Texts:
+    """The calls of a contest, and others of the same kind to warm up with. A batch of more sequences
+    than its set has prompts repeats them."""
+    wanted = max(prompts, batch)
+    if source == "random":
+        vocab = model.get_input_embeddings().weight.shape[0]
+        rows = [random_prompt(index, vocab) for index in range(wanted + WARM)]
+    else:
+        texts = texts_of(source)
+        own = texts[:-WARM]
+        count = min(wanted, max(len(own), batch))
+        texts = [own[index % len(own)] for index in range(count)] + texts[-WARM:]
+        rows = tokens_of(tokenizer, texts, questions=source.endswith(".jsonl") or source == "chat")
+    table = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if table:
+        rows = [row[-max(1, table - new_tokens) :] for row in rows]
+    unit = partial(unit_of, device=model.device, pad=model.generation_config.pad_token_id)
+    groups = [rows[start : start + batch] for start in range(0, len(rows) - WARM - batch + 1, batch)]
+    # Seeds of their own: with a unit's noise a similar prompt may be sampled on to the very same text.
+    warm = [unit(1_000_000 + index, [rows[index - WARM]] * batch) for index in range(WARM)]
+    return [unit(index, group) for index, group in enumerate(groups)], warm
+
 
 Methods = dict[str, Method]
 Watch = Callable[[Sequence[Unit]], Iterable[Unit]]
@@ -119,21 +277,28 @@ def contest(
         memories[method.label] = memory.exchange(model)
         return output
 
+    def counted(name: str, unit: Unit) -> Calls:
+        return _count(model, table[name], partial(call, table[name], unit), new_tokens, batch)
+
+    def raced(name: str, unit: Unit) -> tuple[Tensor, float, float]:
+        ids, seconds = timed(model.device, partial(call, table[name], unit, **streamed))
+        return ids, seconds, time.perf_counter() - heard.at
+
     for turn in range(rounds + 1):
         for method in table.values():
             memories.pop(method.label, None)
             if method.remembers or turn == 0:
                 for unit in warm if method.remembers else [longest, *warm]:
                     call(method, unit)
-        for place, unit in enumerate(watch(given)):
-            for name in in_turn(table, place + turn):
-                bound = partial(call, table[name], unit)
-                if turn == 0:
-                    results[name].append(_count(model, table[name], bound, new_tokens, batch))
-                    continue
-                ids, seconds = timed(model.device, partial(bound, **streamed))
+        if turn == 0:
+            for calls_of in interleaved(table, watch(given), turn, counted):
+                for name, calls in calls_of.items():
+                    results[name].append(calls)
+            continue
+        for place, done in enumerate(interleaved(table, watch(given), turn, raced)):
+            for name, (ids, seconds, after) in done.items():
                 calls = results[name][place]
-                calls.after.append(time.perf_counter() - heard.at)
+                calls.after.append(after)
                 calls.seconds.append(seconds)
                 calls.compare(ids, results["plain"][place].ids)
     for found in results.values():

@@ -15,8 +15,7 @@ from torch import Tensor
 
 import lookahead
 from benchmarks import theory
-from benchmarks.contenders import METHODS, Unit, methods, units
-from benchmarks.contest import contest, row
+from benchmarks.contest import METHODS, Unit, contest, methods, row, units
 from benchmarks.embedding import SHAPES, Shape, embedded
 from benchmarks.harness import ROOT, load, timed
 from benchmarks.options import MODES

@@ -20,10 +20,9 @@ from rich.console import Console
 
 import lookahead
 from benchmarks import contest, options, theory
-from benchmarks.contenders import NAMES, SETS, PromptSet, methods, prompt_sets, units
+from benchmarks.contest import NAMES, SETS, PromptSet, methods, prompt_sets, units
 from benchmarks.harness import Run, load, quiet_console
 from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
-from lookahead.eagle import EagleHead
 
 
 def modes_of(kind: PromptSet, wanted: list[str]) -> list[str]:
@@ -53,12 +52,11 @@ def race_model(
     asked: Asked,
     place: dict[str, Any],
     context: int = 256,
-    assistant: Any = None,
-    head: EagleHead | None = None,
+    **beside: Any,
 ) -> None:
     """Race on one model (``loaded`` with its tokenizer); ``place`` says which and in which dtype, in every row."""
     model, tokenizer = loaded
-    table, skipped = methods(names, model.device.type, assistant, head)
+    table, skipped = methods(names, model.device.type, **beside)
     run.add("skipped", [{"method": name, **place, "reason": why} for name, why in skipped.items()])
     card = run.document["theory"][" ".join(place.values())] = theory.card(model, asked.batches, context)
     for (name, kind), batch in [(each, batch) for each in asked.sets.items() for batch in asked.batches]:
@@ -85,7 +83,8 @@ def main(
     threads: options.Threads = None,
     device: str = "cpu",
     assistant: Annotated[Path | None, typer.Option(help="A smaller model's folder: the model that drafts.")] = None,
-    head_dir: Annotated[Path | None, typer.Option("--head", help="An EAGLE head's folder.")] = None,
+    head: Annotated[Path | None, typer.Option(help="An EAGLE head's folder.")] = None,
+    heads: Annotated[Path | None, typer.Option(help="The folder of Medusa's heads.")] = None,
     context: Annotated[int, typer.Option(help="Tokens in the KV cache of the theory card's passes.")] = 256,
     out: options.Out = None,
 ) -> None:
@@ -98,7 +97,8 @@ def main(
     settings = {
         "model": model_dir,
         "assistant": assistant,
-        "head": head_dir,
+        "head": head,
+        "heads": heads,
         "device": device,
         "new_tokens": new_tokens,
     }
@@ -106,8 +106,8 @@ def main(
     for dtype in wanted_dtypes:
         loaded = load(model_dir, dtype, device)
         helper = load(assistant, dtype, device)[0] if assistant else None
-        head = EagleHead.from_pretrained(head_dir, model=loaded[0]) if head_dir else None
-        race_model(console, run, loaded, wanted, asked, {"dtype": dtype}, context, helper, head)
+        beside = {"assistant": helper, "head": head, "heads": heads}
+        race_model(console, run, loaded, wanted, asked, {"dtype": dtype}, context, **beside)
         del loaded, helper
     run.finish()
 

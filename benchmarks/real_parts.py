@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import contenders, contest
+from benchmarks import contest
 from benchmarks.compare import METHODS, Side
-from benchmarks.contenders import Method, Texts, Unit, tokens_of, unit_of
+from benchmarks.contest import Method, Texts, Unit, tokens_of, unit_of
 from benchmarks.harness import ROOT, bootstrap, in_turn, prompts_in, texts_of, watched
 from benchmarks.options import MODES
 from lookahead import DecodingStats, Lookahead
@@ -164,14 +164,14 @@ def acceptance(bench: Bench, count: int, budget: Budget) -> Iterator[Row]:
 def methods(bench: Bench) -> dict[str, Method]:
     """The contenders: plain, prompt lookup, W/N/G, automatic; and for each model that drafts, transformers' way to use
     it and ours."""
-    table, _ = contenders.methods(["lookup2", "w7", "auto"], bench.model.device.type)
+    table, _ = contest.methods(["lookup2", "w7", "auto"], bench.model.device.type)
     for name, (draft, tokenizer) in bench.drafts.items():
         same = tokenizer.get_vocab() == bench.tokenizer.get_vocab()
         pair = {} if same else {"tokenizer": bench.tokenizer, "assistant_tokenizer": tokenizer}
         settings, label = {"assistant_model": draft, **pair}, f"assistant {name}"
         table[label] = Method(label, "assisted", settings, one_row=True, same_draws=False)
         strategy = Lookahead(draft_model=draft, tokenizers=None if same else (bench.tokenizer, tokenizer))
-        table[f"draft {name}"] = contenders.ours(f"lookahead, draft {name}", strategy, remembers=True)
+        table[f"draft {name}"] = contest.ours(f"lookahead, draft {name}", strategy, remembers=True)
     return table
 
 

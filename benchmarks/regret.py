@@ -16,7 +16,7 @@ import typer
 
 import lookahead
 from benchmarks import contest, options
-from benchmarks.contenders import SETS, Method, ours, prompt_sets, units
+from benchmarks.contest import SETS, Method, ours, prompt_sets, units
 from benchmarks.harness import Run, load, quiet_console, watched
 from benchmarks.options import DTYPES, MODES, chosen, whole_numbers
 from benchmarks.tables import show

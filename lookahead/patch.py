@@ -61,10 +61,11 @@ def _assisted_decoding(
     inputs_tensor: Any = None,  # transformers looks for its name
     **kwargs: Any,
 ) -> Any:
-    given = (input_ids, logits_processor, stopping_criteria, generation_config)
+    given = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
+    given |= {"generation_config": generation_config}
     if not _asked(generation_config):
-        return _originals["_assisted_decoding"](self, *given, inputs_tensor=inputs_tensor, **kwargs)
-    return _sample(self, *given, **kwargs)
+        return _originals["_assisted_decoding"](self, input_ids, **given, inputs_tensor=inputs_tensor, **kwargs)
+    return _sample(self, input_ids, **given, **kwargs)
 
 
 def _validate_generation_mode(

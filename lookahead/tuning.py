@@ -46,7 +46,7 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 400  # of a sweep
 _SURELY_S = 5.0  # that a second curve may begin after, however little time there is
 _MOST_WARM_UPS = 4  # passes of a size: a CUDA graph is run, captured and compared before it is only replayed
 
-Report = Callable[[float], None]
+Notify = Callable[[float], None]
 Samples = dict[int, list[float]]  # milliseconds of passes, by the number of nodes
 
 
@@ -190,7 +190,7 @@ def sweep(
     packed: Packed | None = None,
     save: bool = True,
     bounded: bool = False,
-    report: Report | None = None,
+    report: Notify | None = None,
 ) -> StepTimes:
     """Measure the latency curve of a model as it is loaded: the median of each size of pass, as a decode runs it, with
     the best next tokens at every node.
@@ -249,7 +249,7 @@ def sweep(
 
 
 def sweep_all(
-    model: PreTrainedModel, context: int, *, batch: int = 1, seconds: float = 8.0, report: Report | None = None
+    model: PreTrainedModel, context: int, *, batch: int = 1, seconds: float = 8.0, report: Notify | None = None
 ) -> tuple[StepTimes, StepTimes]:
     """Measure and save two curves: passes as long decodes run them, and as transformers' own code does.
 
@@ -277,12 +277,12 @@ def sweep_all(
         return own, own
 
 
-def _tell_part(tell: Report, part: int, parts: int, share: float) -> None:
+def _tell_part(tell: Notify, part: int, parts: int, share: float) -> None:
     tell((part + share) / parts)
 
 
 def _linear(
-    model: PreTrainedModel, prompt: Tensor, nodes: Sequence[int], seconds: float, report: Report, bounded: bool
+    model: PreTrainedModel, prompt: Tensor, nodes: Sequence[int], seconds: float, report: Notify, bounded: bool
 ) -> Samples:
     vocab = ModelTraits.of(model).vocab_size
     drafts = {count: [TokenTree.chain(0, [node % vocab for node in range(1, count)])] * len(prompt) for count in nodes}
@@ -296,7 +296,7 @@ def _trees(
     prompt: Tensor,
     nodes: Sequence[int],
     seconds: float,
-    report: Report,
+    report: Notify,
     bounded: bool,
     *,
     static: bool | None,
@@ -323,7 +323,7 @@ def bushy_tree(count: int, vocab: int) -> TokenTree:
 
 
 def _measure(
-    model: TreeModel | LinearModel, drafts: dict[int, list[TokenTree]], seconds: float, report: Report, bounded: bool
+    model: TreeModel | LinearModel, drafts: dict[int, list[TokenTree]], seconds: float, report: Notify, bounded: bool
 ) -> Samples:
     begin, samples = perf_counter(), Samples()
     for count, trees in drafts.items():  # kernels for a new shape are made at its first passes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers.models import letters_tokenizer
+from helpers.models import letters_tokenizer, prompts, tiny_model
 from transformers import PreTrainedTokenizerFast
 
 import lookahead
@@ -67,6 +67,14 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def augmented() -> None:
     """``generate`` knows ``use_lookahead`` during the test."""
     lookahead.augment_all()
+
+
+@pytest.fixture
+def self_tested(restored: None) -> None:
+    """``generate`` knows ``use_lookahead``, and the usual tiny models have passed their self-test."""
+    lookahead.augment_all()
+    for name in ("llama", "gpt2", "mistral"):
+        tiny_model(name).generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
 
 
 @pytest.fixture(scope="session")

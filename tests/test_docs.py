@@ -13,7 +13,7 @@ from lookahead import Jacobi, Lookahead
 from lookahead.medusa import Medusa
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_CODE = ["README.md", "CONTRIBUTING.md", "docs/guide.md", "docs/medusa.md"]
 # Of the README's rows, in their order.
 RACES = ("T 0.8", "no-loop")
@@ -52,7 +52,7 @@ def test_what_contributing_quotes_stands_in_the_example() -> None:
     assert all(quote in example for quote in quotes)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.relative_to(ROOT).as_posix())
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
         if target.startswith("http"):

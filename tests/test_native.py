@@ -5,7 +5,7 @@ import random
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from helpers.drafting import TableSource
 from helpers.marks import built
 from helpers.models import counting_model, prompts, same_as_plain, tiny_model
+from helpers.native import either
 from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,13 +41,6 @@ def in_python() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_native, "speedups", None)
         yield
-
-
-def both_ways(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """What a call gives in C, and in Python."""
-    found = call()
-    with in_python():
-        return found, call()
 
 
 def test_make_builds_it_where_there_is_a_compiler() -> None:
@@ -109,7 +103,7 @@ def test_trees_are_the_same(seed: int) -> None:
             trees.asked,
         )
 
-    in_c, python = both_ways(grow)
+    in_c, python = either(grow)
     assert in_c == python
 
 
@@ -132,7 +126,7 @@ def test_drawn_candidates_are_the_same(seed: int) -> None:
         source.start([rng.randrange(4) for _ in range(12)], Successors(tokens, logits))
     source.root()
     states = [((rng.randrange(4), rng.randrange(4), rng.randrange(6)), index) for index in range(10)]
-    for in_c, python in zip(*both_ways(lambda: [dict(source.propose(state)) for state in states]), strict=True):
+    for in_c, python in zip(*either(lambda: [dict(source.propose(state)) for state in states]), strict=True):
         same = {token for token in in_c if in_c[token] == python.get(token)}
         others = (set(in_c) | set(python)) - same
         assert len(others) <= 1, (in_c, python)
@@ -162,7 +156,7 @@ def test_rows_are_entered_the_same(seed: int) -> None:
     for name in ("_entries", "_before"):
         assert np.array_equal(*(getattr(table, name) for table in tables))
     for each in [context() for _ in range(30)]:
-        in_c, python = both_ways(lambda each=each: RecyclingSource(tables[0]).propose((each, 0)))
+        in_c, python = either(lambda each=each: RecyclingSource(tables[0]).propose((each, 0)))
         assert in_c == python
 
 
@@ -240,5 +234,5 @@ def test_texts_without_it(settings: dict[str, Any]) -> None:
             told = {"lookahead_strategy": strategy, "return_dict_in_generate": True, "max_new_tokens": 30}
             return int(model.generate(**prompts(1), **told, **settings).stats.steps)
 
-        in_c, python = both_ways(passes)
+        in_c, python = either(passes)
         assert in_c == python

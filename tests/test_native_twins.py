@@ -105,26 +105,6 @@ def test_what_is_sure_is_drawn(seed: int) -> None:
         assert token == int((chances / noise).argmax())
 
 
-@examples(60)
-@given(st.integers(0, 1 << 30))
-def test_noise_is_torchs(seed: int) -> None:
-    """From anywhere in a generator's numbers, with the state behind each line, and the tokens of low noise."""
-    rng = random.Random(seed)
-    ours, theirs = (torch.Generator().manual_seed(seed) for _ in range(2))
-    skipped = rng.choice([0, 1, 311, 312, 623, 624, 700])
-    for generator in (ours, theirs):
-        torch.empty(skipped).random_(generator=generator)
-    count, batch, vocab = rng.randrange(1, 4), rng.randrange(1, 3), rng.choice([*WIDTHS, 20_000])
-    for line in exponential.draw(count, batch, vocab, ours):
-        assert line.noise.equal(torch.empty(batch, vocab).exponential_(generator=theirs))
-        assert line.state.equal(theirs.get_state())
-        if line.views[1] is not None:
-            for noise, low in zip(line.noise, np.asarray(line.views[1]), strict=True):
-                few = (noise < exponential.low_noise(vocab)).nonzero().flatten().tolist()
-                assert low[1 : 1 + low[0]].tolist() == few if len(few) < 192 else low[0] == -1
-    assert ours.get_state().equal(theirs.get_state())
-
-
 def test_noise_of_0_is_torchs() -> None:
     """A generator may give nothing but zeros: then the noise is 0, and not -0, by which a chance would become -inf."""
     generator = torch.Generator().manual_seed(1)

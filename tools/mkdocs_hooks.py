@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 
-def on_page_markdown(markdown: str, config: Any, **others: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, **others: Any) -> str:
     """Rewrite a page's links, as mkdocs asks for."""
-    return re.sub(r"\]\(\.\./([^)]+)\)", rf"]({config.repo_url}/blob/main/\1)", markdown)
+    out = "../" * (1 + page.file.src_uri.count("/"))
+    return re.sub(rf"\]\({out}([^)]+)\)", rf"]({config.repo_url}/blob/main/\1)", markdown)

@@ -25,7 +25,7 @@ COMMANDS: dict[str, type] = {
     "learn": arguments.Learn,
     "serve": arguments.Serve,
     "support": arguments.Support,
-    "trace": arguments.Trace,
+    "trace": arguments.TraceOptions,
     "train-eagle": training_arguments.TrainEagle,
     "train-medusa": training_arguments.TrainMedusa,
     "train-redrafter": training_arguments.TrainRedrafter,

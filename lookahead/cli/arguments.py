@@ -1,4 +1,4 @@
-"""What each command takes: a dataclass, whose fields are its options and whose docstring is its help."""
+"""Arguments of each command: a dataclass, whose fields are its options and whose docstring is its help."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,7 +31,7 @@ _MEMORY_FILE_HELP = "What `lookahead learn` made. Default: the model's in the ca
 _LEARN_HELP = "Add what the model answers to its memory when the server ends. Else nothing of answers is kept."
 _SECONDS_HELP = "How long to measure passes and to try drafts, together."
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
-SpecialTokens = Literal["escape", "refuse", "allow"]
+SpecialTokensOption = Literal["escape", "refuse", "allow"]
 Way = Literal["lookahead", "jacobi", "plain"]
 
 
@@ -153,7 +153,7 @@ class Generate(ModelOptions, SizeOptions, RawOptions):
         super().check()
 
     def sampling(self) -> dict[str, float]:
-        """What is given of how tokens are drawn."""
+        """Settings given of how tokens are drawn."""
         names = ("temperature", "top_p", "top_k")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -184,7 +184,9 @@ class Serve(ServedOptions, DraftOptions):
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 8 << 20
     timeout: Annotated[float, Option(min=0.1, help="Seconds that a request may take, waiting included.")] = 600.0
     client_timeout: Annotated[float, Option(min=0.1, help="Seconds for a client to send a request, or to read.")] = 60.0
-    special_tokens: Annotated[SpecialTokens, Option(help="Of the model, in messages of a chat.")] = "escape"
+    special_tokens: Annotated[
+        Literal["escape", "refuse", "allow"], Option(help="Of the model, in messages of a chat.")
+    ] = "escape"
     memory: Annotated[Path | None, Option(metavar="FILE", help=_MEMORY_FILE_HELP)] = None
     remember: Annotated[bool, Option("--remember/--no-memory", help=_MEMORY_HELP)] = True
     learn: Annotated[bool, Option("--learn", help=_LEARN_HELP)] = False
@@ -226,7 +228,7 @@ class Support(ModelOptions):
         check_exists(self.model)
 
 
-class Trace(ModelOptions, SizeOptions, RawOptions):
+class TraceOptions(ModelOptions, SizeOptions, RawOptions):
     """Write a page that shows every pass of a decode: its tree, what was accepted, and the time it took."""
 
     output: Annotated[Path, Option("--output", "-o", metavar="FILE", help="The page.")] = Path("trace.html")

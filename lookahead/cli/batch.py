@@ -51,7 +51,7 @@ def _answer(lines: list[Line], out: BinaryIO, aside: Aside, options: Batch) -> i
 
 
 def _outcomes(lines: list[Line], options: Batch) -> Generator[Outcome, None, None]:
-    """What becomes of the requests, as they end."""
+    """Outcomes of the requests, as they end."""
     if lines and options.replicas:
         with connected() as ray:
             yield from answered(ray, partial(_answerer, options), lines, options.replicas, options.rows)

@@ -19,7 +19,7 @@ from lookahead.chat_format import CHAT_QUESTIONS, PROMPTS
 from lookahead.cli import common
 from lookahead.cli.arguments import Bench
 from lookahead.cli.prompts import read_questions
-from lookahead.cli.racing import LABELS, Race, Row, rows_of, show_rows, show_verdicts
+from lookahead.cli.racing import METHODS, Race, RaceRow, rows_of, show_rows, show_verdicts
 from lookahead.generation.curves import processor_name
 from lookahead.strategies.lookahead import Lookahead
 
@@ -58,7 +58,7 @@ def bench(options: Bench) -> None:
         raise Exit(1)
 
 
-def _show(console: Console, race: Race, rows: list[Row]) -> None:
+def _show(console: Console, race: Race, rows: list[RaceRow]) -> None:
     show_rows(console, rows)
     show_verdicts(console, race, rows)
     if any(row.verdict == "a loss" for row in rows if row.method == "lookahead"):
@@ -76,12 +76,12 @@ def _machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def _draw(rows: list[Row], file: Path) -> None:
+def _draw(rows: list[RaceRow], file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 1.5 + 0.35 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    names = [f"{row.kind}, {row.mode}, {LABELS[row.method]}" for row in rows][::-1]
+    names = [f"{row.kind}, {row.mode}, {METHODS[row.method].label}" for row in rows][::-1]
     speeds = [row.speedup for row in rows][::-1]
     colours = ["#2a7f62" if row.method == "lookahead" else "#9aa5b1" for row in rows][::-1]
     axes.barh(names, speeds, color=colours)

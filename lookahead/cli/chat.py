@@ -60,7 +60,7 @@ def chat(options: Chat) -> None:
 
 
 def settings_of(options: Chat) -> dict[str, Any]:
-    """What ``generate`` is asked for. As with the server, the model's generation_config says what is not given."""
+    """Settings for ``generate``. As with the server, the model's generation_config says what is not given."""
     names = ("temperature", "top_p", "top_k", "repetition_penalty")
     settings: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     if settings.get("temperature") == 0.0:
@@ -71,7 +71,7 @@ def settings_of(options: Chat) -> dict[str, Any]:
 
 
 def _read(console: Console) -> str | None:
-    """What the user says; None at the end of input."""
+    """Line that the user writes; None at the end of input."""
     lines: list[str] = []
     while True:
         try:
@@ -178,12 +178,12 @@ class Talk:
         return voice.text
 
     def _measured(self, pace: float) -> float | None:
-        """How much faster than this conversation's plain answers so many tokens a second are; None without any."""
+        """Speed of so many tokens a second against this conversation's plain answers; None without any."""
         count, seconds = self.paces[True]
         return pace * seconds / count if count else None
 
     def told(self) -> str:
-        """What the last answer took, and all of them."""
+        """Figures of the last answer, and of all of them."""
         count, seconds = self.paces[False]
         measured = self._measured(count / seconds) if count else None
         return f"{self.last}\nAll answers with lookahead: {self.stats.explain(measured)}"
@@ -262,7 +262,7 @@ def _stopped_by_interrupts(voice: _Voice) -> Iterator[None]:
 
 
 def _counted(record: Pass) -> DecodingStats:
-    """What one pass adds to the counts of its answer."""
+    """Counts that one pass adds to those of its answer."""
     row, times = record.rows[0], ("draft_ms", "verify_ms", "keep_ms")
     written, first = len(row.written), record.index == 0
     return DecodingStats(

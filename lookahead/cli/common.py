@@ -1,4 +1,4 @@
-"""What the commands share: loading, one timed call of ``generate``, tables, and telling the result."""
+"""Parts that commands share: loading, one timed call of ``generate``, tables, and telling the result."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -141,7 +141,7 @@ def forgetful(options: SizeOptions, seed: int | None = None, stats: Stats = "sum
 def described(
     options: ModelOptions, model: PreTrainedModel, strategy: Strategy | None, others: dict[str, Any]
 ) -> dict[str, Any]:
-    """What decided about a text, for a JSON document."""
+    """Facts that decided about a text, for a JSON document."""
     named = {"strategy": "plain"} if strategy is None else strategy.to_dict()
     ends = {"dtype": dtype_name(model), "device": str(model.device)}
     return {"model": options.model_name, "strategy": named} | others | ends
@@ -183,7 +183,7 @@ def report(document: Mapping[str, Any], as_json: bool, show: Callable[[Console],
         show(Console(highlight=False))
 
 
-class Told(Progress):
+class SpokenProgress(Progress):
     """Bars on stderr, which vanish at the end; outside a terminal, a line as each begins, and now and then."""
 
     _said = 0.0
@@ -207,12 +207,19 @@ class Told(Progress):
             typer.echo(f"{task.description}: {task.percentage:.0f}%", err=True)
 
 
-def progress(auto_refresh: bool = True) -> Told:
+def progress(auto_refresh: bool = True) -> SpokenProgress:
     """Bars for what takes long. Without ``auto_refresh``, the caller draws them when it disturbs no timing."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    off = not console.is_terminal
-    return Told(*columns, console=console, transient=True, auto_refresh=auto_refresh, disable=off)
+    return SpokenProgress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        auto_refresh=auto_refresh,
+        disable=not console.is_terminal,
+    )
 
 
 def bar(progress: Progress, what: str) -> Callable[[float], None]:

@@ -8,7 +8,7 @@ from typer import Exit
 
 from lookahead.cli import common
 from lookahead.cli.arguments import Demo
-from lookahead.cli.racing import Race, Run, rows_of, show_rows, show_verdicts
+from lookahead.cli.racing import Race, RacedText, rows_of, show_rows, show_verdicts
 from lookahead.cli.verify import tell
 from lookahead.stats import counted
 
@@ -55,7 +55,7 @@ def coloured(tokenizer: Any, decoded: common.Decoded) -> Text:
     return text
 
 
-def _show_texts(console: Console, prompts: list[str], race: Race, tokenizer: Any, runs: list[Run]) -> None:
+def _show_texts(console: Console, prompts: list[str], race: Race, tokenizer: Any, runs: list[RacedText]) -> None:
     legend = Text("The prompt is dim. ").append("Green tokens came for free", style=FREE)
     console.print(legend.append(": a pass writes one token anyway, and these, drafted, were accepted on top."))
     if console.color_system is None:

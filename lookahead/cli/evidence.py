@@ -1,4 +1,4 @@
-"""What paired times of two methods say: a gain, a loss, or that there were too few texts to say."""
+"""Verdict on paired times of two methods: a gain, a loss, or too few texts to say."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Evidence:
 
     @classmethod
     def of(cls, ratios: Sequence[float], tokens: int) -> "Evidence":
-        """What ratios say, one for each text, of ``tokens`` in all; above 1 is a gain."""
+        """Verdict on ratios, one for each text, of ``tokens`` in all; above 1 is a gain."""
         logs, count = [log(ratio) for ratio in ratios], len(ratios)
         middle = fmean(logs)
         if count == 1:

@@ -30,7 +30,7 @@ _RAW_HELP = "Prompts as they are, also where the tokenizer has a chat template."
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Arguments:
-    """What a command is given. All subclasses are frozen dataclasses, which check themselves when they are made."""
+    """Arguments of a command. All subclasses are frozen dataclasses, which check themselves when they are made."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)

@@ -1,11 +1,11 @@
 """A race in one process: every method writes every text in turn, within a limit of time."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from rich.console import Console
@@ -18,20 +18,56 @@ from lookahead.cli.verify import Divergence, judged
 from lookahead.stats import DecodingStats, counted
 from lookahead.strategies.lookahead import Lookahead
 
-Verdict = Literal["same", "tie", "differs", "bug", "other draws"]
-Inputs = dict[str, torch.Tensor]
+Comparison = Literal["same", "tie", "differs", "bug", "other draws"]
+Encoded = dict[str, torch.Tensor]
+_Unit, _Written = TypeVar("_Unit"), TypeVar("_Written")
 
-LABELS = {"plain": "plain", "lookup2": "prompt lookup, 2", "lookup3": "prompt lookup, 3", "lookahead": "lookahead"}
 _FIGURES = ("speed", "95 %", "tokens/s", "S", "texts")
 _BAR = 40  # cells of the longest bar
-_LOOKUPS = {"lookup2": 2, "lookup3": 3}  # longest n-gram that is looked up
 _PROBE = 8  # tokens by which the time is judged
 _LEAST_TOKENS = 8  # of a text
 _WARM = 24  # tokens that warm up, at most
 
 
 @dataclass(frozen=True)
-class Run:
+class Method:
+    """One contender; ``label`` is its name in tables, ``settings`` are further arguments of ``generate``."""
+
+    label: str
+    kind: Literal["plain", "assisted", "ours"]  # passes: one token each, counted by a hook, counted by our statistics
+    settings: dict[str, Any] = field(default_factory=dict)
+    remembers: bool = False  # learns from call to call, so it may see every prompt only once
+    one_row: bool = False  # decodes single prompts only
+    same_draws: bool = True  # sampled texts equal plain ones for the same seed
+
+
+def prompt_lookup(ngram: int) -> Method:
+    """transformers' prompt lookup of n-grams up to ``ngram`` tokens."""
+    settings = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": ngram}
+    return Method(f"prompt lookup 10, n-gram {ngram}", "assisted", settings, one_row=True, same_draws=False)
+
+
+METHODS = {
+    "plain": Method("plain", "plain"),
+    "lookup2": replace(prompt_lookup(2), label="prompt lookup, 2"),
+    "lookup3": replace(prompt_lookup(3), label="prompt lookup, 3"),
+    "lookahead": Method("lookahead", "ours"),
+}
+
+
+def interleaved(
+    names: Iterable[str], units: Iterable[_Unit], turn: int, write: Callable[[str, _Unit], _Written]
+) -> Iterator[dict[str, _Written]]:
+    """What each method makes of each unit; the order turns round, so that none always follows the same one."""
+    names = list(names)
+    for place, unit in enumerate(units, start=turn):
+        first = place % len(names)
+        done = {name: write(name, unit) for name in names[first:] + names[:first]}
+        yield {name: done[name] for name in names}
+
+
+@dataclass(frozen=True)
+class RacedText:
     """One text by one method; ``verdict`` says how it compares with the plain one."""
 
     kind: str
@@ -41,12 +77,12 @@ class Run:
     tokens: int
     seconds: float
     ratio: float  # of plain decoding's seconds a token to this method's
-    verdict: Verdict
+    verdict: Comparison
     stats: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Row:
+class RaceRow:
     """A method's runs of one kind and mode, against plain decoding's of the same texts."""
 
     kind: str
@@ -77,11 +113,11 @@ class Race:
     def __init__(
         self,
         model: PreTrainedModel,
-        given: Sequence[tuple[str, Inputs]],
+        given: Sequence[tuple[str, Encoded]],
         temperatures: Sequence[float | None],
         new_tokens: int,
         seconds: float = inf,
-        methods: Sequence[str] = tuple(LABELS),
+        methods: Sequence[str] = tuple(METHODS),
         strategy: Lookahead | None = None,
         rounds: int = 1,
     ) -> None:
@@ -93,14 +129,14 @@ class Race:
         self._strategy = strategy or Lookahead()
         self._end, self._warm = 0.0, min(_WARM, new_tokens)
 
-    def run(self, moved: Callable[[float], None]) -> list[Run]:
+    def run(self, moved: Callable[[float], None]) -> list[RacedText]:
         """Run the race; ``moved`` is told how far it has got, from 0 to 1."""
         self._end = perf_counter() + self._seconds
         self._fit(self._seconds_a_token())
         for method in self._methods:
             for temperature in self._temperatures:
                 self._write(self._given[0][1], method, temperature, 0, self._warm)
-        runs, turns = list[Run](), [(turn, each) for turn in range(self._rounds) for each in self._temperatures]
+        runs, turns = list[RacedText](), [(turn, each) for turn in range(self._rounds) for each in self._temperatures]
         for place, (kind, inputs) in enumerate(self._given):
             for number, (turn, temperature) in enumerate(turns, start=1):
                 runs += self._unit(kind, inputs, temperature, place, turn)
@@ -139,44 +175,42 @@ class Race:
         )
 
     def _write(
-        self, inputs: Inputs, method: str, temperature: float | None, seed: int, new_tokens: int
+        self, inputs: Encoded, method: str, temperature: float | None, seed: int, new_tokens: int
     ) -> common.Decoded:
-        settings = {"max_new_tokens": new_tokens} | common.sampling(temperature)
-        if method in _LOOKUPS:
-            settings |= {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": _LOOKUPS[method]}
+        settings = {"max_new_tokens": new_tokens} | common.sampling(temperature) | METHODS[method].settings
         torch.manual_seed(seed)
         strategy = self._strategy if method == "lookahead" else None
         return common.decode(self._model, inputs, strategy, **settings)
 
-    def _unit(self, kind: str, inputs: Inputs, temperature: float | None, place: int, turn: int) -> list[Run]:
-        names, first = list(self._methods), (place + turn) % len(self._methods)  # nobody always goes first
-        turned = names[first:] + names[:first]
-        done = {name: self._write(inputs, name, temperature, place, self.new_tokens) for name in turned}
-        self.written += [done[name] for name in names]
+    def _unit(self, kind: str, inputs: Encoded, temperature: float | None, place: int, turn: int) -> list[RacedText]:
+        def write(method: str, inputs: Encoded) -> common.Decoded:
+            return self._write(inputs, method, temperature, place, self.new_tokens)
+
+        (done,) = interleaved(self._methods, [inputs], place + turn, write)
+        self.written += done.values()
         plain = done["plain"]
         each = plain.seconds / max(1, len(plain.tokens))
         mode = "greedy" if temperature is None else f"t{temperature:g}"
         runs = []
-        for name in names:
-            found = done[name]
+        for name, found in done.items():
             ratio = each / (found.seconds / max(1, len(found.tokens)))
             verdict = self._verdict(inputs, name, plain.tokens, found.tokens, temperature, place)
             stats = None if found.stats is None else found.stats.to_dict()
-            runs.append(Run(kind, mode, place, name, len(found.tokens), found.seconds, ratio, verdict, stats))
+            runs.append(RacedText(kind, mode, place, name, len(found.tokens), found.seconds, ratio, verdict, stats))
         return runs
 
     def _verdict(
-        self, inputs: Inputs, method: str, plain: list[int], tokens: list[int], temperature: float | None, place: int
-    ) -> Verdict:
+        self, inputs: Encoded, method: str, plain: list[int], tokens: list[int], temperature: float | None, place: int
+    ) -> Comparison:
         if plain == tokens:
             return "same"
         if temperature is not None:
-            return "other draws" if method in _LOOKUPS else "differs"
+            return "differs" if METHODS[method].same_draws else "other draws"
         found = self.differing[place, method] = judged(self._model, inputs, plain, tokens)
         return "tie" if found.verdict == "tie" else "bug" if method == "lookahead" else "differs"
 
 
-def rows_of(runs: Sequence[Run]) -> list[Row]:
+def rows_of(runs: Sequence[RacedText]) -> list[RaceRow]:
     """A row for each kind, mode and method, and for all kinds together where there are several."""
     kinds = list(dict.fromkeys(run.kind for run in runs))
     groups = [(kind, [run for run in runs if run.kind == kind]) for kind in kinds]
@@ -191,8 +225,8 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def _row(kind: str, mode: str, method: str, own: Sequence[Run]) -> Row:
-    texts: dict[int, list[Run]] = {}
+def _row(kind: str, mode: str, method: str, own: Sequence[RacedText]) -> RaceRow:
+    texts: dict[int, list[RacedText]] = {}
     for run in own:
         texts.setdefault(run.prompt, []).append(run)
     ratios = [median(run.ratio for run in runs) for runs in texts.values()]
@@ -201,7 +235,7 @@ def _row(kind: str, mode: str, method: str, own: Sequence[Run]) -> Row:
     drafts, passes = stats.split(found.speedup) or (None, None)
     counts = {verdict: sum(run.verdict == verdict for run in own) for verdict in dict.fromkeys(r.verdict for r in own)}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    return Row(
+    return RaceRow(
         kind,
         mode,
         method,
@@ -219,7 +253,7 @@ def _row(kind: str, mode: str, method: str, own: Sequence[Run]) -> Row:
     )
 
 
-def show_rows(console: Console, rows: Sequence[Row]) -> None:
+def show_rows(console: Console, rows: Sequence[RaceRow]) -> None:
     """A table and bars for each kind; kinds of one text each share a table of what lookahead brings."""
     kinds = dict.fromkeys(row.kind for row in rows)
     if few := [row for row in rows if _is_single(row, rows) and row.method == "lookahead"]:
@@ -232,32 +266,32 @@ def show_rows(console: Console, rows: Sequence[Row]) -> None:
             _show_kind(console, whole, kind if len(kinds) > 1 else None)
 
 
-def _is_single(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether a kind beside others has one text, which says little."""
+def _is_single(row: RaceRow, rows: Sequence[RaceRow]) -> bool:
+    """True if a kind beside others has one text, which says little."""
     return row.interval is None and any(other.kind != row.kind for other in rows)
 
 
-def _figures(row: Row) -> tuple[str, ...]:
+def _figures(row: RaceRow) -> tuple[str, ...]:
     interval = "" if row.method == "plain" or row.interval is None else "{:.2f}-{:.2f}".format(*row.interval)
     length = "" if row.tokens_per_pass is None else f"{row.tokens_per_pass:.2f}"
     return f"{row.speedup:.2f}x", interval, f"{row.tokens_per_second:.1f}", length, row.texts
 
 
-def _show_kind(console: Console, rows: list[Row], title: str | None) -> None:
-    cells = [(row.mode, LABELS[row.method], *_figures(row)) for row in rows]
+def _show_kind(console: Console, rows: list[RaceRow], title: str | None) -> None:
+    cells = [(row.mode, METHODS[row.method].label, *_figures(row)) for row in rows]
     console.print(common.columns(("mode", "method", *_FIGURES), cells, title))
     console.print()
     most = max(row.speedup for row in rows)
     for row in rows:
         bar = "█" * max(1, round(_BAR * row.speedup / most))
         style = "dim" if row.method == "plain" else "green" if row.speedup >= 1.0 else "red"
-        label = f"{row.mode} {LABELS[row.method]}"
+        label = f"{row.mode} {METHODS[row.method].label}"
         console.print(Text(f"{label:<24} ").append(bar, style=style).append(f" {row.speedup:.2f}x"))
     console.print()
 
 
-def show_verdicts(console: Console, race: Race, rows: Sequence[Row]) -> None:
-    """What the race says of lookahead, and why."""
+def show_verdicts(console: Console, race: Race, rows: Sequence[RaceRow]) -> None:
+    """Print the verdicts on lookahead, and their reasons."""
     legend = ""
     for line in race.told:
         console.print(line)

@@ -77,5 +77,5 @@ def app_of(options: Serve) -> Any:
 
 
 def _name(options: Serve) -> str:
-    """What requests call the model."""
+    """Name by which requests call the model."""
     return options.served_model_name or common.name_of(options)

@@ -6,14 +6,14 @@ import typer
 from jacobi import LookaheadError
 from lookahead._files import write_text
 from lookahead.cli import common
-from lookahead.cli.arguments import Trace
+from lookahead.cli.arguments import TraceOptions
 from lookahead.generation.watch import Pass, watching
 from lookahead.pictures.figure import document_of, draw, page_of
 from lookahead.stats import counted
 from lookahead.strategies.lookahead import Lookahead
 
 
-def trace(options: Trace) -> None:
+def trace(options: TraceOptions) -> None:
     strategy = common.forgetful(options, options.seed)
     if options.nodes is not None:
         strategy = Lookahead(**options.sizes(), nodes=options.nodes, seed=options.seed)

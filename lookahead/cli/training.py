@@ -49,7 +49,7 @@ class Teller:
 
 
 def show_drafter(console: Console, evaluation: DrafterEvaluation) -> None:
-    """What the drafter's losses are, and what it is worth in decoding."""
+    """Print the drafter's losses, and its worth in decoding."""
     rows = [(name, f"{value:.3f}") for name, value in evaluation.parts.items()]
     console.print(common.columns(("", "mean"), rows, f"On {evaluation.tokens:,} held-out tokens"))
     rates = evaluation.tokens_per_pass

@@ -1,4 +1,4 @@
-"""What the commands take that train, convert and calibrate heads: see :mod:`lookahead.cli.arguments`."""
+"""Arguments of the commands that train, convert and calibrate heads: see :mod:`lookahead.cli.arguments`."""
 
 import sysconfig
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ class TrainingOptions(ModelOptions):
 
     @cached_property
     def items(self) -> tuple[list[Item], list[Item]]:
-        """What to train on, and what is held out."""
+        """Texts to train on, and those held out."""
         hold_out = self.hold_out
         if self.data:
             items = [item for path in self.data for item in read_items(path)]

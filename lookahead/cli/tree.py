@@ -24,7 +24,7 @@ from lookahead.sources.medusa.heads import MedusaHeads
 from lookahead.stats import DecodingStats, counted
 from lookahead.strategies.medusa import Medusa
 from lookahead.training.medusa.calibration import calibrate, heads_ms
-from lookahead.tuning import Report
+from lookahead.tuning import Notify
 
 _HALVES = 8  # prompts; fewer are not split
 _SHOWN = (1, 2, 5, 10)  # best candidates in the table of accuracies
@@ -69,7 +69,7 @@ def tree(options: Tree) -> None:
 
 
 def _budget(
-    model: PreTrainedModel, heads: MedusaHeads, table: HeadAccuracies, context: int, seconds: float, report: Report
+    model: PreTrainedModel, heads: MedusaHeads, table: HeadAccuracies, context: int, seconds: float, report: Notify
 ) -> tuple[dict[str, Any], list[Any]]:
     """Choose the size by the saved latency curve, or by one measured now; and what other sizes would give, as rows."""
     own, origin = tuning.cached(model, static=False), "saved in"

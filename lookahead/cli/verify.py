@@ -19,7 +19,7 @@ from lookahead.models.compat import last_logits
 from lookahead.models.names import CACHE
 from lookahead.stats import counted
 
-Verdict = Literal["identical", "tie", "bug"]
+Severity = Literal["identical", "tie", "bug"]
 _STYLES = {"identical": "green", "tie": "yellow", "bug": "bold red"}
 _SHOWN = 40  # letters of a prompt
 _WIDTHS = (4, 16, 64)  # tokens in the passes that the rounding error is measured with, besides the whole text
@@ -35,7 +35,7 @@ class Divergence:
     margin: float | None  # plain decoding's best score less its second best
     gap: float | None  # plain decoding's score of its own token less that of ours
     rounding_error: float | None  # how far a logit moves when a pass holds more tokens than one
-    verdict: Verdict  # "tie" if two rounding errors can close the gap, else "bug"
+    verdict: Severity  # "tie" if two rounding errors can close the gap, else "bug"
 
 
 def judged(model: PreTrainedModel, inputs: dict[str, Tensor], plain: Sequence[int], ours: Sequence[int]) -> Divergence:
@@ -43,21 +43,21 @@ def judged(model: PreTrainedModel, inputs: dict[str, Tensor], plain: Sequence[in
     shared = min(len(plain), len(ours))
     at = next((i for i in range(shared) if plain[i] != ours[i]), shared)
     if at == shared:  # one text goes on where the other has ended: no rounding does that
-        over = plain[at] if at < len(plain) else None, ours[at] if at < len(ours) else None
-        return Divergence(at, *over, margin=None, gap=None, rounding_error=None, verdict="bug")
+        theirs, own = (text[at] if at < len(text) else None for text in (plain, ours))
+        return Divergence(at, theirs, own, margin=None, gap=None, rounding_error=None, verdict="bug")
     wanted = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     output = model.generate(**inputs, do_sample=False, max_new_tokens=at + 1, **wanted)
     scores = output.scores[at][0]
     best, second = scores.topk(2).values.tolist()
     gap = float(scores[plain[at]] - scores[ours[at]])
     error = _rounding_error(model, output.sequences[:, :-1], output.logits[at][0])
-    verdict: Verdict = "tie" if gap <= 2 * error else "bug"
+    verdict: Severity = "tie" if gap <= 2 * error else "bug"
     return Divergence(at, plain[at], ours[at], best - second, gap, error, verdict)
 
 
 @torch.no_grad()
 def _rounding_error(model: PreTrainedModel, ids: Tensor, single: Tensor) -> float:
-    """How far the logits after ``ids`` ``[1, token]`` move, at most, from ``single`` ``[vocab]`` in longer passes."""
+    """Largest distance of the logits after ``ids`` ``[1, token]`` in longer passes from ``single`` ``[vocab]``."""
     few = last_logits(model, 1)
     length, errors = ids.shape[1], []
     for width in (length, *(width for width in _WIDTHS if width < length)):
@@ -101,7 +101,7 @@ def tell(found: Divergence, tokenizer: Any) -> str:
     return f"{place}; gap {found.gap:.3g}, top-1/top-2 margin {found.margin:.3g}, rounding {found.rounding_error:.3g}"
 
 
-def _show(console: Console, results: list[dict[str, Any]], tokenizer: Any, worst: Verdict, dtype: str) -> None:
+def _show(console: Console, results: list[dict[str, Any]], tokenizer: Any, worst: Severity, dtype: str) -> None:
     rows = []
     for number, result in enumerate(results, start=1):
         per_pass, verdict, prompt = result["tokens_per_pass"], result["verdict"], " ".join(result["prompt"].split())

@@ -1,4 +1,4 @@
-"""Whether the code of a model's passes is known: transformers' and torch's own, unwrapped and unwatched."""
+"""Check that the code of a model's passes is known: transformers' and torch's own, unwrapped and unwatched."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ def is_safe(model: PreTrainedModel) -> bool:
 
 
 def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
-    """What is registered for a model's attention implementation, under our wrapper; None = the model has its own."""
+    """Function registered for a model's attention implementation, under our wrapper; None = the model has its own."""
     function = ALL_ATTENTION_FUNCTIONS.get(model.config.get_text_config()._attn_implementation)
     return getattr(function, "lookahead_original", function)
 
@@ -53,7 +53,7 @@ def replaced_step(model: PreTrainedModel) -> str | None:
 
 
 def _stands_in(function: Any, file: str) -> bool:
-    """Whether a function and all that it wraps are code of a file, of transformers or of torch."""
+    """True if a function and all that it wraps are code of a file, of transformers or of torch."""
     while function is not None:
         home = str(getattr(function, "__globals__", {}).get("__name__", ""))
         if home != file and not home.startswith(("transformers.", "torch.")):

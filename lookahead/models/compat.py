@@ -1,4 +1,4 @@
-"""What the library uses of transformers and torch beyond what is documented: one table, checked once. A change in one
+"""Undocumented parts of transformers and torch that the library uses: one table, checked once. A change in one
 of these would show as an odd failure in the middle of a call, or not at all. Only ``models``, ``runtime``,
 ``generation.transformers_loop`` and ``patch`` use private names; other rooms call the functions below."""
 
@@ -141,7 +141,7 @@ def check_privates() -> None:
 
 
 def private_error(private: Private) -> str | None:
-    """What is wrong with one of them; None = nothing."""
+    """Error of one of them; None = it is as expected."""
     try:
         found: Any = importlib.import_module(private.home)
     except ImportError:
@@ -180,7 +180,7 @@ def handing_on(model: PreTrainedModel, tokenizer: Any) -> PreTrainedModel:
 
 
 def is_users_cache(cache: Any) -> bool:
-    """Whether ``generate`` was given a cache, and has not made it."""
+    """True if ``generate`` was given a cache, and has not made it."""
     return bool(getattr(cache, "_is_user_defined", False))
 
 

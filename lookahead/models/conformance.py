@@ -58,7 +58,7 @@ def unrecorded(model: PreTrainedModel, traits: ModelTraits, route: str) -> str |
 
 
 def modified(model: PreTrainedModel) -> str | None:
-    """What was done to a model since its class was recorded; None = it runs transformers' and torch's own code."""
+    """Change made to a model since its class was recorded; None = it runs transformers' and torch's own code."""
     if any(module.training for module in model.modules()) or not is_safe(model):
         return "code other than transformers' runs in its passes, or may see their tensors"
     return None

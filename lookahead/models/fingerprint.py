@@ -1,4 +1,4 @@
-"""Whether a model is still the one that something was made for: its weights, its settings and its code."""
+"""Fingerprint of the model that something was made for: its weights, its settings and its code."""
 
 import sys
 import weakref
@@ -70,7 +70,7 @@ def _place(tensor: Tensor | None) -> tuple[Hashable, ...]:
 
 
 def _switches() -> Iterator[Hashable]:
-    """What chooses kernels for all models; asked by old and new names, of which torch may refuse to tell one."""
+    """Switches of kernels for all models; asked by old and new names, of which torch may refuse to tell one."""
     for home, names in _SWITCHES:
         for name in names:
             try:

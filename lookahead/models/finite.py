@@ -1,4 +1,4 @@
-"""Whether a module's weights are numbers: looked at once, for as long as none moves or changes."""
+"""Check that a module's weights are numbers: looked at once, for as long as none moves or changes."""
 
 from collections.abc import Hashable
 
@@ -13,7 +13,7 @@ _seen: PerModel[dict[Hashable, str | None]] = PerModel(dict)  # of a module, wha
 
 
 def broken_weight(module: nn.Module) -> str | None:
-    """What is broken, as "3 of 1024 numbers of fc.weight are NaN or infinite"; None = nothing. Weights that are
+    """Broken weight, as "3 of 1024 numbers of fc.weight are NaN or infinite"; None = nothing. Weights that are
     quantised, sharded or on no device are not looked at. What is written through ``.data`` later goes unseen."""
     stamp, seen = weights_stamp(module.parameters()), _seen.of(module)
     if stamp not in seen:

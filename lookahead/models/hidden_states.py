@@ -21,7 +21,7 @@ class Outputs(NamedTuple):
 
 
 class HiddenStates:
-    """What tapped modules read in the last pass of one call, one thread. A context manager, with forward pre-hooks on
+    """Inputs of tapped modules in the last pass of one call, one thread. A context manager, with forward pre-hooks on
     the modules. They note nothing in other threads, nor outside of the passes that :meth:`expect` and :meth:`take`
     stand around. One module alone is taken for the output layer."""
 
@@ -45,7 +45,7 @@ class HiddenStates:
         self._handles, self._states, self._noted, self._thread = [], {}, {}, None
 
     def of(self, tap: str = LAST) -> Tensor:
-        """What a tapped module read in the last pass, ``[batch, node, hidden]``; the next pass may overwrite it."""
+        """Input of a tapped module in the last pass, ``[batch, node, hidden]``; the next pass may overwrite it."""
         return self._states[tap]
 
     def note(self, tap: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -137,5 +137,5 @@ def passed(model: Any, layer: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor
 
 
 def own_hook(hook: Any) -> bool:
-    """Whether a hook on a module is :class:`HiddenStates`', which changes nothing of what the module does."""
+    """True if a hook on a module is :class:`HiddenStates`', which changes nothing of what the module does."""
     return isinstance(getattr(getattr(hook, "func", None), "__self__", None), HiddenStates)

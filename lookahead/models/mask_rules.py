@@ -49,7 +49,7 @@ def mask_rules(model: PreTrainedModel, traits: ModelTraits) -> Any:
 
 
 def shortest_window(traits: ModelTraits, rules: Any) -> int | None:
-    """How many of the last tokens every layer sees, whatever its rule; None = all of them."""
+    """Number of last tokens that every layer sees, whatever its rule; None = all of them."""
     every = list(rules.values()) if isinstance(rules, dict) else [rules]
     if all(rule.function is None for rule in every):
         return None
@@ -58,7 +58,7 @@ def shortest_window(traits: ModelTraits, rules: Any) -> int | None:
 
 
 def held_window(model: PreTrainedModel, traits: ModelTraits, rules: Any, cache: Any) -> int | None:
-    """How many of the last slots sliding-window layers have to hold, as those of plain decoding's ``cache`` do (None =
+    """Number of last slots that sliding-window layers have to hold, as those of plain decoding's ``cache`` do (None =
     the usual one). None = all slots: the layers, the cache or the rule are others."""
     kinds = rules if isinstance(rules, dict) else {SLIDING: rules}
     own = {kind: rule.function for kind, rule in kinds.items() if rule.function is not None}
@@ -79,12 +79,12 @@ def held_window(model: PreTrainedModel, traits: ModelTraits, rules: Any, cache: 
 
 
 def windows_of_the_cache(model: PreTrainedModel, traits: ModelTraits) -> bool:
-    """Whether a model leaves its windows to the cache, which drops tokens, and masks none itself (Moshi)."""
+    """True if a model leaves its windows to the cache, which drops tokens, and masks none itself (Moshi)."""
     return shortest_window(traits, mask_rules(model, traits)) is not None and not _masks_windows(model)
 
 
 def _masks_windows(model: PreTrainedModel) -> bool:
-    """Whether some module of a model makes masks of windows."""
+    """True if some module of a model makes masks of windows."""
     makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
     homes = {type(module).__module__ for module in model.modules()}
     return any(hasattr(sys.modules[home], maker) for home in homes for maker in makers)

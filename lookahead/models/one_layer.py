@@ -85,7 +85,7 @@ def _one_layer_config(model: PreTrainedModel, tensors: Mapping[str, Tensor], ind
 
 
 def _fits(decoder: type, config: Any, kind: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether attention of a layer of this type has the shapes of ``tensors``."""
+    """True if attention of a layer of this type has the shapes of ``tensors``."""
     config.layer_types = [kind]
     with torch.device("meta"):
         expected = decoder(copy.deepcopy(config)).state_dict()

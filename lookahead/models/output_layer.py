@@ -1,4 +1,4 @@
-"""What the heads need of the model that they run beside: its output layer."""
+"""Output layer of the model that heads run beside."""
 
 from copy import deepcopy
 from itertools import chain

@@ -1,4 +1,4 @@
-"""What a model's class and config say of the part that writes: all of a causal model, an encoder-decoder's decoder."""
+"""Traits of the part that writes, by class and config: all of a causal model, an encoder-decoder's decoder."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ _PREPARE_AXES = "_prepare_position_ids_for_generation"
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """What a model's class and config say, read once a call."""
+    """Facts of a model's class and config, read once a call."""
 
     name: str  # of the model's class
     config: Any  # of the layers that write
@@ -146,7 +146,7 @@ def _position_table(config: Any) -> int | None:
 
 
 def _has_own_biases(config: Any) -> bool:
-    """Whether layers count slots for biases (ALiBi), windows (GPT-Neo) or scales (Llama 4)."""
+    """True if layers count slots for biases (ALiBi), windows (GPT-Neo) or scales (Llama 4)."""
     local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
     return local or getattr(config, "alibi", False) is True or bool(getattr(config, "attn_temperature_tuning", False))
 

@@ -33,7 +33,7 @@ class RankError(LookaheadError):
 
 
 class Messages:
-    """What the ranks of one group tell each other in a call. Every method that says so is called by all ranks."""
+    """Messages between the ranks of one group in a call. Every method that says so is called by all ranks."""
 
     def __init__(self, group: Any) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -42,7 +42,7 @@ class Messages:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank decides."""
+        """True if this rank decides."""
         return self.rank == 0
 
     def agree(self, what: dict[str, Any]) -> None:

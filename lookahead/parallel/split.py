@@ -122,7 +122,7 @@ class SplitModel:
     def _said(
         self, trees: Sequence[TokenTree], mine: Sequence[Sequence[int]], scores: Scores, best: int
     ) -> list[np.ndarray]:
-        """What this rank says of its nodes, int64 ``[row][node of the widest tree, 2 + best]``: the argmax and whether
+        """Message of this rank on its nodes, int64 ``[row][node of the widest tree, 2 + best]``: the argmax and whether
         it is broken, the choice and whether it is finite, and the best next tokens with their logits."""
         width = max(map(len, trees))
         best = min(best, self._size // (len(trees) * width) - 2)
@@ -189,7 +189,7 @@ class SplitModel:
         self._model.store(cache)
 
     def room(self) -> list[int] | None:
-        """How deep each sequence's tree may be; None = no limit."""
+        """Largest depth of each sequence's tree; None = no limit."""
         limits = self._model.room()
         return limits and [max(0, most - len(owed)) for most, owed in zip(limits, self._owed, strict=True)]
 

@@ -48,7 +48,7 @@ class TensorParallel:
         return kept
 
     def around(self, model: Any) -> Any:
-        """What runs the passes, around the rank's own view of the model."""
+        """Model that runs the passes, around the rank's own view of it."""
         return model
 
     def asks(self, verifier: Verifier) -> None:

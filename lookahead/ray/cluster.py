@@ -42,7 +42,7 @@ def ray_of() -> Any:
 
 
 def share(ray: Any, replicas: int, gpus: float | None = None) -> dict[str, float]:
-    """What each of some replicas asks for: an even part of the processors, of which one stays free for Ray's own
+    """Resources of each of some replicas: an even part of the processors, of which one stays free for Ray's own
     tasks, and of the GPUs, if there are any; whole ones where there are enough."""
     there = ray.cluster_resources()
     found = {"num_cpus": _part(max(0.5, there.get("CPU", 1.0) - 1), replicas)}

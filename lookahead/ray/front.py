@@ -35,7 +35,7 @@ _PAUSE = 0.1  # seconds before the next one is asked, in which the dead one beco
 
 
 @dataclass(frozen=True)
-class Asked:
+class AsgiRequest:
     """A request as it travels to a replica: its ASGI scope, and its whole body."""
 
     scope: dict[str, Any]
@@ -48,7 +48,7 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Errors:
-    """What a handle raises where the replica is gone, and where no replica has room."""
+    """Errors of a handle where the replica is gone, and where no replica has room."""
 
     dead: tuple[type[BaseException], ...]
     full: type[BaseException]
@@ -82,7 +82,7 @@ class Front:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way."""
+        """True if no request is under way."""
         return not self._under_way
 
     def refuse(self) -> None:
@@ -103,7 +103,7 @@ class Front:
         try:
             if self._closing:
                 raise shutting_down()
-            asked = Asked(_plain(scope), await body_of(receive, self._client_timeout))
+            asked = AsgiRequest(_plain(scope), await body_of(receive, self._client_timeout))
             if scope["path"] == "/metrics":
                 await client.text(merged(await self._replicas.broadcast("metrics").results_async()))
                 return
@@ -123,7 +123,7 @@ class Front:
             log.error("A request failed.", exc_info=error)
             await client.end(internal_error())
 
-    async def _forward(self, asked: Asked, client: "_Client") -> None:
+    async def _forward(self, asked: AsgiRequest, client: "_Client") -> None:
         end = monotonic() + self._timeout
         handle = self._replicas.options(method_name="answer", stream=True, session_id=session_of(asked))
         for _ in range(_TRIES):
@@ -161,7 +161,7 @@ class Front:
 
 
 async def _within(stream: Any, client: "_Client", end: float) -> AsyncIterator[Any]:
-    """What a stream gives, the first of it before ``end``, as long as the client is there."""
+    """Items of a stream, the first of them before ``end``, as long as the client is there."""
     gone = asyncio.ensure_future(client.gone())
     try:
         while True:
@@ -221,14 +221,14 @@ class _Client:
 
 
 def _plain(scope: Scope) -> dict[str, Any]:
-    """What can travel of a scope."""
+    """Part of a scope that can travel."""
     names = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
     found = {name: scope[name] for name in (*names, "client", "server") if name in scope}
     return found | {"headers": [(bytes(name), bytes(value)) for name, value in scope["headers"]]}
 
 
-def session_of(asked: Asked) -> str:
-    """What the requests of one conversation share; empty where a request is of none."""
+def session_of(asked: AsgiRequest) -> str:
+    """Key that the requests of one conversation share; empty where a request is of none."""
     for name, value in asked.scope["headers"]:
         if name.lower() == b"x-session-id":
             return "id " + hashlib.sha256(value).hexdigest()

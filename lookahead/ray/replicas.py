@@ -10,12 +10,12 @@ from typing import Any
 
 from jacobi import LookaheadError
 from lookahead.ray.cluster import ray_of, share
-from lookahead.ray.front import Asked, Front
+from lookahead.ray.front import AsgiRequest, Front
 from lookahead.serve.batches import Answerer, Line, Outcome
 from lookahead.serve.gate import Gate
 
 log = logging.getLogger("lookahead.ray")
-Message = dict[str, Any]
+AsgiMessage = dict[str, Any]
 _LAST_WORDS = 5.0  # seconds that the application has to end a request nobody waits for
 _ROUNDS = 4  # times that a replica's rows are filled by one task: fewer lose less to a kill, more waste less at its end
 
@@ -31,13 +31,13 @@ class Replica:
         self._application = make()
         self._service = self._application.state.service
 
-    async def answer(self, asked: Asked) -> AsyncIterator[list[Message]]:
+    async def answer(self, asked: AsgiRequest) -> AsyncIterator[list[AsgiMessage]]:
         """The application's ASGI messages, in lists of what is at hand."""
-        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        messages: asyncio.Queue[AsgiMessage | None] = asyncio.Queue()
         left = asyncio.Event()
         body = [asked.body]
 
-        async def receive() -> Message:
+        async def receive() -> AsgiMessage:
             if body:
                 return {"type": "http.request", "body": body.pop()}
             await left.wait()
@@ -63,12 +63,12 @@ class Replica:
                     log.error("A request failed.", exc_info=error)
 
     def check_health(self) -> None:
-        """What Ray asks now and then; a replica that does not answer, or raises, is replaced."""
+        """Health check that Ray runs now and then; a replica that does not answer, or raises, is replaced."""
         if not self._service.engine.alive:
             raise RuntimeError("The engine's thread has ended.")
 
     def metrics(self) -> str:
-        """What ``/metrics`` of this replica says."""
+        """Text of this replica's ``/metrics``."""
         return self._service.metrics.text().decode()
 
     def __del__(self) -> None:
@@ -79,7 +79,7 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How many replicas there are, and what each takes.
+    """Number of replicas, and what each takes.
 
     Attributes:
         replicas: at least.
@@ -209,7 +209,7 @@ def answered(
     rows: int = 8,
     resources: dict[str, Any] | None = None,
 ) -> Iterator[Outcome]:
-    """What becomes of requests, in the order in which tasks end. A task whose replica dies is done again by another
+    """Outcomes of requests, in the order in which tasks end. A task whose replica dies is done again by another
     one; nothing of it has been told before.
 
     Args:

@@ -31,7 +31,7 @@ class _Settings(threading.local):
 _thread = _Settings()
 
 # On a CPU, packed rows win for passes of few nodes, where a key head is otherwise read once for each query head of its.
-# Below so many elements of repeated keys they lose, as the copies cost more than that. docs/log.md has the figures.
+# Below so many elements of repeated keys they lose, as the copies cost more than that. Figures: docs/log/passes.md.
 _PACKED_NODES = 8
 _PACKED_ELEMENTS = 200_000
 _PACKED_COST = 0.6  # of one thread's time without packing, at most

@@ -31,7 +31,7 @@ from lookahead.serve.errors import ApiError, ClientLeft, give_up, internal_error
 from lookahead.serve.gate import Gate, body_of
 from lookahead.serve.jobs import Answer, Cancelled, Job, Piece
 from lookahead.serve.metrics import Metrics
-from lookahead.serve.plans import Limits, Plan, Planner
+from lookahead.serve.plans import Limits, RequestPlan, RequestPlanner
 from lookahead.serve.shapes import Shape
 from lookahead.strategies.lookahead import Lookahead
 
@@ -45,7 +45,7 @@ _LOOKS = 0.1  # seconds between two looks at whether a client is still there
 class Service:
     """One model behind an application."""
 
-    def __init__(self, engine: Engine, planner: Planner, name: str, limits: Limits) -> None:
+    def __init__(self, engine: Engine, planner: RequestPlanner, name: str, limits: Limits) -> None:
         self.engine, self.planner, self.name, self.limits = engine, planner, name, limits
         self.metrics = Metrics(name, lambda: engine.running, lambda: engine.waiting)
         self._reading = asyncio.Semaphore(_READERS)
@@ -95,7 +95,7 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
 class _Running:
     """A job as the event loop sees it."""
 
-    def __init__(self, service: Service, plan: Plan) -> None:
+    def __init__(self, service: Service, plan: RequestPlan) -> None:
         self._service, self._begin = service, perf_counter()
         self._events: asyncio.Queue[Piece | Answer | BaseException | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class _Running:
             self.job.cancel()
 
     async def next(self) -> Piece | Answer | None:
-        """What comes next; None when all answers are done."""
+        """Next piece; None when all answers are done."""
         left = self._service.limits.timeout - (perf_counter() - self._begin)
         try:
             event = await asyncio.wait_for(self._events.get(), max(0.0, left))
@@ -232,7 +232,7 @@ def application(
     strategy = strategy or Lookahead()
     strategy = replace(strategy, remember=strategy.remember and memory)
     engine = Engine(model, tokenizer, strategy, limits.queue, conversations * memory, rows)
-    service = Service(engine, Planner(model, tokenizer, limits, template), name, limits)
+    service = Service(engine, RequestPlanner(model, tokenizer, limits, template), name, limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

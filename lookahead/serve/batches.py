@@ -14,7 +14,7 @@ from lookahead.patch import augment_all
 from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError
 from lookahead.serve.jobs import Answer, Job, Piece
-from lookahead.serve.plans import Limits, Plan, Planner
+from lookahead.serve.plans import Limits, RequestPlan, RequestPlanner
 from lookahead.serve.shapes import Shape
 
 _REQUEST = "batch_req_"
@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the request of line ``number``: a record of OpenAI's batch output, or why it was refused."""
+    """Outcome of the request of line ``number``: a record of OpenAI's batch output, or why it was refused."""
 
     number: int
     record: dict[str, Any] | None = None
@@ -61,7 +61,7 @@ class Answerer:
     ) -> None:
         augment_all()
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._planner = Planner(model, tokenizer, Limits(context=context, new_tokens=new_tokens))
+        self._planner = RequestPlanner(model, tokenizer, Limits(context=context, new_tokens=new_tokens))
         self._most = 2 * rows  # asked for at a time: the next ones wait at hand
         self._engine = Engine(model, tokenizer, most_waiting=self._most, conversations=conversations, rows=rows)
         self._name = name
@@ -70,7 +70,7 @@ class Answerer:
     def answer(self, lines: Iterable[Line]) -> Iterator[Outcome]:
         """Answer requests, or refuse them, one after the other as they end. Any other error ends the batch."""
         told: queue.Queue[tuple[int, Any]] = queue.Queue()
-        waiting, asked = deque(lines), dict[int, tuple[Line, Plan, list[Answer]]]()
+        waiting, asked = deque(lines), dict[int, tuple[Line, RequestPlan, list[Answer]]]()
         while waiting or asked:
             while waiting and len(asked) < self._most:
                 line = waiting.popleft()

@@ -1,4 +1,4 @@
-"""What may stand in a request's body. Null is as if left out. Fields that are not listed are ignored, as OpenAI's
+"""Fields of a request's body. Null is as if left out. Fields that are not listed are ignored, as OpenAI's
 clients send many; fields that would change the answer and are not supported are refused by name."""
 
 import json
@@ -49,7 +49,7 @@ _Ids = Annotated[list[int], _FIRST]
 _Content = str | Annotated[list[TextPart], _FIRST]
 
 
-class Message(_Body):
+class ChatMessage(_Body):
     where = "messages"
     unsupported = _UNSUPPORTED["message"]
     role: Literal["system", "developer", "user", "assistant"]
@@ -80,7 +80,7 @@ class Details(_Body):
 
 
 class Request(_Body):
-    """What both kinds of completion share."""
+    """Fields that both kinds of completion share."""
 
     model: str | None = None
     stream: bool = False
@@ -110,7 +110,7 @@ class Request(_Body):
 
 class ChatRequest(Request):
     unsupported = _UNSUPPORTED["request"] | _UNSUPPORTED["chat"]
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

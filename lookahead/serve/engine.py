@@ -18,8 +18,8 @@ from lookahead.models.names import CACHE
 from lookahead.pieces import text_of, tokens_of
 from lookahead.scheduling import Scheduler, Ticket
 from lookahead.serve.errors import ApiError, shutting_down
-from lookahead.serve.jobs import Answer, Job, Piece, Stream
-from lookahead.serve.plans import LogProbs, Penalties, Plan, StopStrings
+from lookahead.serve.jobs import Answer, AnswerStream, Job, Piece
+from lookahead.serve.plans import LogProbs, Penalties, RequestPlan, StopStrings
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
 
@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is decoded, and nothing waits."""
+        """True if nothing is decoded, and nothing waits."""
         with self._changed:
             return not self.running and not self._waiting
 
@@ -110,7 +110,7 @@ class Engine:
         for _ in range(3):
             told: Queue[Any] = Queue()
             settings = {"do_sample": False, "min_new_tokens": tokens}
-            plan = Plan([prompt], 1, 0, settings, (0.0, 0.0), [], True, references, room=[tokens])
+            plan = RequestPlan([prompt], 1, 0, settings, (0.0, 0.0), [], True, references, room=[tokens])
             self.submit(Job(plan, told.put))
             while (event := told.get()) is not None:
                 if isinstance(event, Answer):
@@ -202,7 +202,7 @@ class Engine:
         which, copy = divmod(index, plan.n)
         ids = plan.prompts[which]
         cache, cached = self._kept.take(ids)
-        stream = Stream(job, index, self.tokenizer)
+        stream = AnswerStream(job, index, self.tokenizer)
         settings = plan.settings | {"max_new_tokens": plan.room[which], "streamer": stream}
         processors: list[LogitsProcessor] = [Penalties(len(ids), *plan.penalties)] * any(plan.penalties)
         logs = None if plan.logprobs is None else LogProbs(plan.logprobs)
@@ -250,7 +250,7 @@ class _Task:
     index: int
     ids: list[int]
     cached: int
-    stream: Stream
+    stream: AnswerStream
     ticket: Ticket
     keep: Callable[[list[int]], None]
     logs: LogProbs | None

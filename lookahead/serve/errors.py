@@ -26,13 +26,13 @@ class ApiError(Exception):
 
 
 def shutting_down() -> ApiError:
-    """What is told while the server stops."""
+    """Error that is told while the server stops."""
     told, headers = "The server is shutting down.", {"Retry-After": "5"}
     return ApiError(told, 503, kind="server_error", code="shutting_down", headers=headers)
 
 
 def internal_error() -> ApiError:
-    """What is told where the fault is the server's, and the reason stands in its log alone."""
+    """Error that is told where the fault is the server's, and the reason stands in its log alone."""
     told = "The server failed to answer. Its log says why."
     return ApiError(told, 500, kind="server_error", code="internal_error")
 

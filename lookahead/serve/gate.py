@@ -1,4 +1,4 @@
-"""What stands before every request: the API key, where it comes from, and the type, size and reading of the body."""
+"""Checks before every request: the API key, where it comes from, and the type, size and reading of the body."""
 
 import asyncio
 import hmac

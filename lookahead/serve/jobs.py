@@ -10,7 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from lookahead.generation.watch import Pass
 from lookahead.pieces import Pieces
-from lookahead.serve.plans import Plan
+from lookahead.serve.plans import RequestPlan
 from lookahead.stats import DecodingStats
 
 
@@ -51,13 +51,13 @@ class Answer:
     logprobs: list[tuple[float, list[tuple[int, float]]]] | None = None
 
 
-Told = Callable[[Piece | Answer | BaseException | None], None]  # None = all answers are done
+Listener = Callable[[Piece | Answer | BaseException | None], None]  # None = all answers are done
 
 
 class Job:
     """A request on its way. ``tell`` is called from the engine's thread."""
 
-    def __init__(self, plan: Plan, tell: Told) -> None:
+    def __init__(self, plan: RequestPlan, tell: Listener) -> None:
         self.plan, self.tell = plan, tell
         self.begun = 0  # answers that were begun
         self.begin = 0.0  # when the first of them was
@@ -73,7 +73,7 @@ class Job:
             raise self._ended
 
 
-class Stream(BaseStreamer):
+class AnswerStream(BaseStreamer):
     """Tells a job of its text as it is written, and ends the call when nobody waits for it."""
 
     lookahead_draws_nothing = True

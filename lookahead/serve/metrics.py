@@ -52,7 +52,7 @@ class Metrics:
         self._success.labels(self._model, answer.finish).inc()
 
     def text(self) -> bytes:
-        """What ``/metrics`` shows."""
+        """Text of ``/metrics``."""
         return generate_latest(self.registry)
 
 

@@ -23,7 +23,7 @@ SpecialTokens = Literal["escape", "refuse", "allow"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server allows.
+    """Limits of a server's requests.
 
     Attributes:
         context: tokens of prompt and answer together; None = the model says nothing.
@@ -45,7 +45,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RequestPlan:
     """A request, ready to be decoded: one answer after the other, in the order of ``prompts``, n of each."""
 
     prompts: list[list[int]]
@@ -65,11 +65,11 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """How many answers."""
+        """Number of answers."""
         return len(self.prompts) * self.n
 
 
-class Planner:
+class RequestPlanner:
     """Makes plans for one model."""
 
     def __init__(self, model: Any, tokenizer: Any, limits: Limits, template: str | None = None) -> None:
@@ -81,14 +81,14 @@ class Planner:
         pairs = ((token, tokenizer(self._broken(text), add_special_tokens=False)) for token, text in marks.items())
         self._sticks = any(token in ids["input_ids"] for token, ids in pairs if token != tokenizer.unk_token_id)
 
-    def plan(self, raw: bytes, chat: bool, name: str) -> Plan:
+    def plan(self, raw: bytes, chat: bool, name: str) -> RequestPlan:
         """The plan of a request for the model of that name, by its body."""
         kind: type[ChatRequest | CompletionRequest] = ChatRequest if chat else CompletionRequest
         request = read(raw, kind, max(MOST_VALUES, 2 * (self.limits.context or 0)))
         check_model(request, name)
         return self.chat(request) if isinstance(request, ChatRequest) else self.completion(request)
 
-    def chat(self, request: ChatRequest) -> Plan:
+    def chat(self, request: ChatRequest) -> RequestPlan:
         """The plan of a conversation's next answer."""
         messages = [message.as_text() for message in request.messages]
         _check_text(*(text for message in messages for text in message.values()))
@@ -98,7 +98,7 @@ class Planner:
             raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
         return self._plan(request, [prompt], most, (request.top_logprobs or 0) if request.logprobs else None)
 
-    def completion(self, request: CompletionRequest) -> Plan:
+    def completion(self, request: CompletionRequest) -> RequestPlan:
         """The plan of a prompt's continuation; OpenAI's default are 16 tokens."""
         if request.echo and request.logprobs is not None:
             told = "logprobs are of the answer's tokens alone, and echo adds the prompt. Leave one of them out."
@@ -143,7 +143,7 @@ class Planner:
 
     def _plan(
         self, request: Request, prompts: list[list[int]], most: int | None, logprobs: int | None, echo: bool = False
-    ) -> Plan:
+    ) -> RequestPlan:
         if not prompts or not all(prompts):
             raise ApiError("The prompt is empty: expected at least one token.", param="prompt")
         references: tuple[tuple[int, ...], ...] = ()
@@ -158,7 +158,7 @@ class Planner:
         if any(not stop for stop in request.stops):
             raise ApiError("stop holds an empty text.", param="stop")
         _check_text(*request.stops)
-        return Plan(
+        return RequestPlan(
             prompts,
             request.n or 1,
             secrets.randbits(62) if request.seed is None else request.seed,

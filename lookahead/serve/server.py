@@ -22,7 +22,7 @@ _LAST_BYTES = 5  # seconds for what was written to reach the clients
 
 
 class Drains(Protocol):
-    """What the server asks before it stops: the engine of an application, or a front of replicas."""
+    """Requests that a server waits for before it stops: of the engine of an application, or a front of replicas."""
 
     @property
     def idle(self) -> bool: ...

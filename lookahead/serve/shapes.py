@@ -8,7 +8,7 @@ from typing import Any
 
 from lookahead.pieces import bytes_of, starts_of
 from lookahead.serve.jobs import Answer, Piece
-from lookahead.serve.plans import Plan
+from lookahead.serve.plans import RequestPlan
 from lookahead.stats import DecodingStats
 
 
@@ -18,7 +18,7 @@ class Shape:
 
     model: str
     tokenizer: Any
-    plan: Plan
+    plan: RequestPlan
     chat: bool
     id: str = field(init=False)
     created: int = field(init=False)
@@ -42,7 +42,7 @@ class Shape:
         return self._document(kind, choices) | {"usage": self.usage(answers)}
 
     def echo(self, index: int) -> str:
-        """What stands before an answer: its prompt, if asked for."""
+        """Text before an answer: its prompt, if asked for."""
         if not self.plan.echo:
             return ""
         return str(self.tokenizer.decode(self.plan.prompts[index // self.plan.n], skip_special_tokens=True))

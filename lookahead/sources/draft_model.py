@@ -24,7 +24,7 @@ DRAWN_PRIORS = (
     *(0.01, 0.02, 0.03, 0.05, 0.11, 0.22, 0.4, 0.61, 0.75, 0.85, 0.91, 0.97),
     *(0.01, 0.015, 0.025, 0.05, 0.1, 0.21, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
 )
-_FIRST_RUNS = 3
+_FIRST_RUNS = 3  # of which the fastest counts, as of passes
 _OUTLIER = 2.0  # times the usual, as which a slower run counts
 _NEWEST = 0.1  # of a run in the estimate
 

@@ -6,10 +6,10 @@ from itertools import islice
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
 
-_NGRAM_SIZE = 5
+_NGRAM_SIZE = 5  # as the lookahead paper has N
 _PER_KEY = 7  # guesses kept under one token
-_RANKS = 3
-State = tuple[int, int, tuple[tuple[int, ...], ...]]  # last token, tokens into the n-gram, its possible rests
+_RANKS = 3  # with estimates of their own, as those of suffixes
+PoolState = tuple[int, int, tuple[tuple[int, ...], ...]]  # last token, tokens into the n-gram, its possible rests
 
 
 class NgramPool:
@@ -91,18 +91,18 @@ class PoolSource:
         self._text = list(prompt)
         self.pool.add_text(self._text)
 
-    def root(self) -> State:
+    def root(self) -> PoolState:
         return self._at(self._text[-1]) if self._text else (-1, 0, ())
 
-    def _at(self, token: int) -> State:
+    def _at(self, token: int) -> PoolState:
         return (token, 0, tuple(islice(self.pool.get(token), _PER_KEY)))
 
-    def step(self, state: State, token: int) -> State:
+    def step(self, state: PoolState, token: int) -> PoolState:
         """The guesses that go on with ``token``, or, where none is left, those that start at it."""
         rests = tuple(rest[1:] for rest in state[2] if rest[0] == token and len(rest) > 1)
         return (token, state[1] + 1, rests) if rests else self._at(token)
 
-    def propose(self, state: State) -> list[tuple[int, int]]:
+    def propose(self, state: PoolState) -> list[tuple[int, int]]:
         found: dict[int, int] = {}
         for rest in state[2]:
             if rest[0] not in found:

@@ -22,7 +22,7 @@ from operator import itemgetter
 import numpy as np
 
 Offer = list[tuple[int, int]]  # tokens and the bins of their shares, best first
-Line = Callable[[int], np.ndarray | None]  # from a token's index to its noise [vocab]; None where it is not known
+NoiseLine = Callable[[int], np.ndarray | None]  # from a token's index to its noise [vocab]; None where it is not known
 
 BOUNDS = tuple(1.0 / (1.0 + exp(5.0 - 0.9 * step)) for step in range(11))  # shares at which the next bin begins
 BINS = len(BOUNDS) + 1
@@ -41,7 +41,7 @@ class Draw:
         temperature, top_k, top_p, min_p: what happens to logits before; 0 or 1 where nothing does.
     """
 
-    line: Line
+    line: NoiseLine
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0

@@ -15,7 +15,7 @@ BEST, DRAWN_BEST = 16, 64  # next tokens kept of each scored node, and where the
 _FADE = 0.97  # of what the text's usual tokens are, from token to token; 0.95 and 0.99 do as well
 _USUAL = 512  # of them that are asked; with 128, S is 3 % lower
 _REFRESH = 16  # tokens after which these are chosen again
-_LARGEST = 1e20
+_LARGEST = 1e20  # weight from which sums are scaled down: far below what float32 holds
 # By bin, where the context of one, two or three tokens is known, only the two before the last or neighbours, or none:
 # the chances of lone candidates that explain best which were right (SmolLM2-135M, chat, greedy, 2026-11-27), and large
 # shares raised by hand towards those that were right under noise.
@@ -40,7 +40,7 @@ _MOST = 10  # candidates below one node
 # rows, at which a row has lost a third of them; and votes of the usual tokens: what explains best what came next.
 _VOTES = (0.5, 2.0, 2.7, 3.3, 0.4, 50.0, 0.4)
 
-State = tuple[Context, int]  # and the index of the next token
+ContextState = tuple[Context, int]  # and the index of the next token
 
 
 def votes_of(orders: Sequence[int], ages: Sequence[int]) -> list[float]:
@@ -153,15 +153,15 @@ class RecyclingSource:
         for node, chances in zip(nodes, self._draw.chances(said.logits.take(nodes, 0)), strict=True):
             self._usual.add(said.tokens[node], chances)
 
-    def root(self) -> State:
+    def root(self) -> ContextState:
         self._usual.refresh()
         return self._root, self._index
 
-    def step(self, state: State, token: int) -> State:
+    def step(self, state: ContextState, token: int) -> ContextState:
         (_, first, second), index = state
         return (first, second, token), index + 1
 
-    def propose(self, state: State) -> Offer:
+    def propose(self, state: ContextState) -> Offer:
         context, index = state
         if not self._guess and (self._table.get(context) or (0,))[0] == 0:
             return []

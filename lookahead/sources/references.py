@@ -62,10 +62,10 @@ class ReferenceSource(SuffixSource):
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
         """Stand where the prompt's end occurs in a reference, if it does, or else before the first token of all."""
-        at = (0, 0)
+        state, length = 0, 0
         for token in prompt[-_LOOKS_BACK:]:
-            at = self._automaton.step(*at, token)
-        self._at = at if at[1] >= _CERTAIN else self._automaton.step(0, 0, _BEGIN)
+            state, length = self._automaton.step(state, length, token)
+        self._at = (state, length) if length >= _CERTAIN else self._automaton.step(0, 0, _BEGIN)
 
     def root(self) -> tuple[int, int]:
         return self._at

@@ -23,8 +23,8 @@ _FACTORS = (  # of a context's tokens, by place: odd, or 0 for those that do not
     (0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0x9E3779B97F4A7C15),
     (0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0),
 )
-_MIXED = 0xFF51AFD7ED558CCD
-_LOW, _WHOLE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+_MIXED = 0xFF51AFD7ED558CCD  # the multiplier of MurmurHash3's finalizer
+_LOW, _WHOLE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF  # 32 and 64 bits
 
 
 class SuccessorTable:

@@ -1,4 +1,4 @@
-"""What one call asks for: modes, prompts and caches that drafts cannot serve, each named with the way out."""
+"""Checks of one call: modes, prompts and caches that drafts cannot serve, each named with the way out."""
 
 from typing import Any
 
@@ -127,7 +127,7 @@ def change_within(traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str
 
 
 def _sees_images(traits: ModelTraits, model_kwargs: dict[str, Any], cache: Any) -> bool:
-    """Whether layers of cross-attention (Mllama's) have anything to attend to in a call."""
+    """True if layers of cross-attention (Mllama's) have anything to attend to in a call."""
     crossing = getattr(traits.config, "cross_attention_layers", None)
     if not crossing or traits.is_encoder_decoder:
         return False

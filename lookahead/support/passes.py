@@ -26,7 +26,7 @@ _LONG = 70  # tokens of a long pass: more than the 64 that many recurrent layers
 
 
 def _apart(ours: Tensor, alone: Tensor) -> float | None:
-    """How far scores lie apart, as a share of their spread; None if they are not numbers."""
+    """Distance of scores, as a share of their spread; None if they are not numbers."""
     finite = ours.isfinite() & alone.isfinite()  # a model may rule tokens out with -inf
     if bool(alone.isnan().any()) or not bool(finite.any()):
         return None
@@ -39,7 +39,7 @@ def _allowed(dtype: torch.dtype) -> float:
 
 @torch.no_grad()
 def layers_verdict(model: PreTrainedModel, traits: ModelTraits) -> str | None:
-    """What a pass does to the number of its cache's layers (Dory appends copies of some); None = nothing."""
+    """Error of a pass that changes the number of its cache's layers (Dory appends copies of some); None = none."""
     cache = DynamicCache(config=traits.config)
     before = len(cache.layers)
     ids = torch.tensor([[7 % traits.vocab_size]], device=traits.device)
@@ -54,7 +54,7 @@ def layers_verdict(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 
 @torch.no_grad()
 def tree_verdict(model: PreTrainedModel, traits: ModelTraits, drafts: bool = False) -> Verdict:
-    """What is wrong with the model's handling of a tree; much less is asked of one that only ``drafts``.
+    """Error in the model's handling of a tree; much less is asked of one that only ``drafts``.
 
     One pass over four sequences of a causal model, all with the prompt ``abcd``; then two of transformers' own passes
     over ``ei``, after the whole prompt and the padded one::
@@ -110,7 +110,7 @@ def _padded_last(model: PreTrainedModel, prompt: Tensor) -> dict[str, Any]:
 def _fallback_error(
     model: PreTrainedModel, traits: ModelTraits, prompt: Tensor, tokens: list[int], scores: Tensor
 ) -> str | None:
-    """How the ``scores`` ``[batch, token, vocab]`` of a tree's path differ from those of transformers' own passes.
+    """Difference of the ``scores`` ``[batch, token, vocab]`` of a tree's path from those of transformers' own passes.
     ``tokens`` are the path's; the last sequence of ``prompt`` ``[batch, token]`` is padded on the left."""
     inputs = _padded_last(model, prompt)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -134,7 +134,7 @@ def _fallback_error(
 
 
 def linear_obstacle(model: PreTrainedModel, traits: ModelTraits, known: bool) -> str | None:
-    """What speaks against linear drafts without any pass of the model, which may be ``known`` to be right otherwise."""
+    """Obstacle to linear drafts, found without any pass of the model, which may be ``known`` to be right otherwise."""
     error = bound_error(model)
     if error is None and not known and _allowed(traits.dtype) > _SHARP and recorded_routes(model) != {"chain"}:
         error = (
@@ -146,7 +146,7 @@ def linear_obstacle(model: PreTrainedModel, traits: ModelTraits, known: bool) ->
 
 @torch.no_grad()
 def linear_verdict(model: PreTrainedModel, traits: ModelTraits) -> Verdict:
-    """What is wrong with the model's way of continuing a state with several tokens.
+    """Error in the model's way of continuing a state with several tokens.
 
     After one prompt a text is fed token by token, and then as linear drafts, whose scores and last states have to be
     the same (``x`` = rejected, ``()`` = replayed). Behind it stands one long pass, against the same text in two::
@@ -219,6 +219,6 @@ def _linear_passes(model: PreTrainedModel, traits: ModelTraits) -> list[list[Ten
 
 
 def _own_tensors(model: PreTrainedModel) -> list[dict[str, Any]]:
-    """What modules hold beside parameters and buffers that may be a state of their own (RecurrentGemma)."""
+    """Tensors of modules beside parameters and buffers that may be a state of their own (RecurrentGemma)."""
     of_each = (vars(module).items() for module in model.modules())
     return [{name: value for name, value in own if value is None or isinstance(value, Tensor)} for own in of_each]

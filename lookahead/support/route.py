@@ -57,7 +57,7 @@ def check(model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_
 def plan(
     model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], cache: Any, room: int
 ) -> Plan:
-    """How a call is decoded that writes up to ``room`` tokens; an error if its cache cannot follow the route."""
+    """Route of a call that writes up to ``room`` tokens; an error if its cache cannot follow the route."""
     unlike = training_obstacle(model)
     if unlike is not None:
         return Plan("plain", f"{traits.name} {unlike}")
@@ -113,7 +113,7 @@ def _route(model: PreTrainedModel, traits: ModelTraits, *, tested: bool = False,
 
 
 def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:
-    """How a model is decoded, and why not better: the checks of a call, and the self-test with its weights."""
+    """Route of a model, and why it is no better one: the checks of a call, and the self-test with its weights."""
     traits = ModelTraits.of(model)
     way, why = route(model, traits, tested=True)
     try:

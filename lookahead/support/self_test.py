@@ -1,4 +1,4 @@
-"""Whether a model does with several tokens of a pass what it does with them one by one: tried, once per model."""
+"""Self-test, once per model: does it do with several tokens of a pass what it does with them one by one?"""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,12 +21,12 @@ _FEWER = "and fewer passes would leave other ones for the text. Drop use_lookahe
 
 
 def tree_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
-    """What is wrong with a model's handling of trees: masks, positions, plain decoding's own scores; None = nothing."""
+    """Error in a model's handling of trees: masks, positions, plain decoding's own scores; None = nothing."""
     return _remembered("tree", model, traits, tree_verdict)
 
 
 def drafts_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
-    """What keeps a model from drafting trees. Its rounding cannot change a text, so that much is let pass."""
+    """Error that keeps a model from drafting trees. Its rounding cannot change a text, so that much is let pass."""
     return _remembered("drafts", model, traits, partial(tree_verdict, drafts=True))
 
 
@@ -41,17 +41,17 @@ def layers_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
 
 
 def linear_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
-    """What is wrong with a model's way of continuing a cached state with several tokens; None = nothing."""
+    """Error in a model's way of continuing a cached state with several tokens; None = none."""
     return _remembered("linear", model, traits, linear_verdict)
 
 
 def is_judged(model: PreTrainedModel, traits: ModelTraits) -> bool:
-    """Whether :func:`linear_error` is known without any pass."""
+    """True if :func:`linear_error` is known without any pass."""
     return _key("linear", model, traits) in _verdicts.of(model)
 
 
 def is_on_record(model: PreTrainedModel, traits: ModelTraits, route: str = "tree") -> bool:
-    """Whether the conformance record answers for a model and a route: by its class, on a CPU, unmodified, in the
+    """True if the conformance record answers for a model and a route: by its class, on a CPU, unmodified, in the
     recorded versions."""
     return _remembered(f"record of {route}", model, traits, partial(_record_verdict, route=route)) is None
 
@@ -92,7 +92,7 @@ def _key(test: str, model: PreTrainedModel, traits: ModelTraits) -> tuple[Any, .
 
 
 def _code_of(model: PreTrainedModel) -> tuple[Any, ...]:
-    """What a model's passes run: modules' classes and modes, and what stands in a ``forward``'s place."""
+    """Code of a model's passes: modules' classes and modes, and what stands in a ``forward``'s place."""
     parts: list[Any] = []
     kinds: dict[type, Any] = {}
     for module in model.modules():  # hundreds in each call

@@ -3,16 +3,16 @@
 from collections.abc import Generator, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
-from lookahead.verify.sampler import Pass, Place, Sampler
+from lookahead.verify.sampler import Place, Sampler, ScoredPass
 
 _T = TypeVar("_T")
 
 
 class Choice(NamedTuple):
-    """What a walk waits for: the tokens at one place of each of several rows of a pass."""
+    """Choice that a walk waits for: the tokens at one place of each of several rows of a pass."""
 
     sampler: Sampler
-    now: Pass
+    now: ScoredPass
     places: Sequence[Place]
 
     def tokens(self) -> list[int]:
@@ -20,7 +20,7 @@ class Choice(NamedTuple):
 
 
 def walked(walk: Generator[Choice, list[int], _T]) -> _T:
-    """What a walk comes to."""
+    """Result of a walk."""
     try:
         choice = next(walk)
         while True:
@@ -31,7 +31,7 @@ def walked(walk: Generator[Choice, list[int], _T]) -> _T:
 
 
 def walked_together(walks: Sequence[Generator[Choice, list[int], _T]]) -> list[_T | Exception]:
-    """What several walks come to, or how each of them fails. They go from choice to choice in step, and those that are
+    """Results of several walks, or the error of each that fails. They go from choice to choice in step, and those
     made alike are made in one computation::
 
         first sequence, T 0.8     root    node 3    done

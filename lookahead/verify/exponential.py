@@ -73,7 +73,7 @@ class NoiseAt:
 
 
 def low_noise(vocab: int) -> float:
-    """What noise has to be below, so that a few tokens of a line have it."""
+    """Bound that noise of a few tokens of a line is below."""
     return _LOW / vocab
 
 
@@ -107,7 +107,7 @@ def _draw_in_c(count: int, batch: int, vocab: int, generator: torch.Generator) -
 
 
 def draws_in_c() -> bool:
-    """Whether C is built, and draws what this torch draws."""
+    """True if C is built, and draws what this torch draws."""
     return _native.speedups is not None and _is_alike()
 
 

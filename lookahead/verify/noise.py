@@ -96,7 +96,7 @@ class Noise:
         return None if known is None else known.noise[row].numpy()
 
     def views(self, index: int, vocab: int) -> list[Views]:
-        """What C reads of the line of a token that is to be written now, and of those drawn behind it."""
+        """Memory that C reads: the line of a token that is to be written now, and those drawn behind it."""
         self._draw(index + 1, False, vocab)
         return [self._kept[each].views for each in range(index, self._drawn)]
 
@@ -115,7 +115,7 @@ class Noise:
         return lines.view(torch.int32).unflatten(0, (len(self._brought), self._sequences.batch))
 
     def told(self, brought: np.ndarray) -> None:
-        """What :meth:`bring` gave has come to the host."""
+        """Take in what :meth:`bring` gave, once it has come to the host."""
         if self._brought:
             self._told.update(zip(self._brought, brought.view(np.float32), strict=True))
             self._brought = range(0)
@@ -146,7 +146,7 @@ class Noise:
         return True
 
     def is_stale(self) -> bool:
-        """Whether somebody else has drawn since the generator was left."""
+        """True if somebody else has drawn since the generator was left."""
         return self._left is not None and _bytes(self._left) != _bytes(self._generator.get_state())
 
     def _resume(self) -> None:
@@ -175,7 +175,7 @@ class Noise:
         return replace(step, draft_ms=max(0.0, draft_ms), verify_ms=max(0.0, verify_ms))
 
     def limit(self) -> int:
-        """How many tokens a sequence may have written before it waits for the slowest."""
+        """Most tokens that a sequence may have written before it waits for the slowest."""
         most = _MOST_BYTES // self._bytes_each
         return self._sequences.slowest() + max(1, min(_MOST_LEAD, most) if self._sequences.batch > 1 else most)
 
@@ -200,7 +200,7 @@ def _bytes(state: Tensor) -> bytes:
 
 @cache
 def is_drawn_by_noise(device: torch.device) -> bool:
-    """Whether ``multinomial`` draws on this device as :class:`Noise` does; one that this library does not know may not.
+    """True if ``multinomial`` draws on this device as :class:`Noise` does; one that this library does not know may not.
     The generator stays as it is."""
     if device.type not in ("cpu", "cuda"):
         return False

@@ -48,7 +48,7 @@ def not_row_wise(processors: LogitsProcessorList, criteria: StoppingCriteriaList
 
 
 def warp_of(processors: LogitsProcessorList) -> dict[str, Any]:
-    """What the usual warpers do to scores: temperature, top_k, top_p and min_p, those that are there."""
+    """Settings of the usual warpers: temperature, top_k, top_p and min_p, those that are there."""
     names = ("temperature", "top_k", "top_p", "min_p")
     warpers = [each for each in processors if type(each) in PREFIX_FREE]
     given = {name: getattr(each, name) for each in warpers for name in names if hasattr(each, name)}
@@ -85,7 +85,7 @@ class RowProcessors:
 
 
 def _ignored(processor: Any) -> int | Tensor | None:
-    """How many tokens at the beginning of a text, or of each row's, a processor does not look at."""
+    """Number of tokens at the beginning of a text, or of each row's, that a processor does not look at."""
     return getattr(processor, "prompt_ignore_length", None)
 
 

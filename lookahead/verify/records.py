@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 
 class Records:
-    """What was noted for each written token; false if nothing is asked for."""
+    """Scores and logits noted for each written token; false if nothing is asked for."""
 
     def __init__(self, config: GenerationConfig, batch: int) -> None:
         wanted = {"scores": config.output_scores, "logits": config.output_logits}

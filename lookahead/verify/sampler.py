@@ -20,14 +20,14 @@ from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct, settings_of
 from lookahead.verify.records import Records
 from lookahead.verify.sequences import Sequences
-from lookahead.verify.shortlist import UNSURE, Choice, Shortlist
+from lookahead.verify.shortlist import UNSURE, Pick, Shortlist
 
 Place = tuple[int, int]  # (row, node)
 Chosen = Sequence[int]  # a token and, if it is drawn, whether its scores give probabilities
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ScoredPass:
     """One pass while it is decided about; ``number`` counts from 1, ``paths`` grow, and ``known`` are choices at places
     that are likely to be asked about."""
 
@@ -35,7 +35,7 @@ class Pass:
     trees: Sequence[TokenTree]
     scores: Scores
     paths: list[Path]
-    known: dict[Place, Choice] = field(default_factory=dict)
+    known: dict[Place, Pick] = field(default_factory=dict)
 
     def draw(self, shortlist: Shortlist, row: int, node: int, lines: Sequence[Views]) -> None:
         """Choose at a place, and on from there as far as noise has been drawn for drafts."""
@@ -149,7 +149,7 @@ class Sampler:
             return None
         return self._sample, self._settings
 
-    def choose(self, now: Pass, places: Sequence[Place]) -> list[int]:
+    def choose(self, now: ScoredPass, places: Sequence[Place]) -> list[int]:
         """The next token at one place of each of several rows."""
         self.check_finite(now, places)
         greedy = now.scores.greedy
@@ -159,7 +159,7 @@ class Sampler:
         finished = self._sequences.finished
         return [self._sequences.pad if done else token for token, done in zip(tokens, finished, strict=True)]
 
-    def _read(self, now: Pass, places: Sequence[Place]) -> list[int]:
+    def _read(self, now: ScoredPass, places: Sequence[Place]) -> list[int]:
         if (now.scores.beside or now.known) and self.noise is not None and self.noise.is_stale():
             now.forget()
         chosen = self._looked_up(now, places) if now.scores.beside else self._listed(now, places)
@@ -175,8 +175,8 @@ class Sampler:
             self._check_chances([fine for _, fine in chosen], [row for row, _ in places])
         return [token for token, *_ in chosen]
 
-    def _looked_up(self, now: Pass, places: Sequence[Place]) -> Sequence[Chosen]:
-        """What :meth:`look` has found at these places."""
+    def _looked_up(self, now: ScoredPass, places: Sequence[Place]) -> Sequence[Chosen]:
+        """Tokens that :meth:`look` has found at these places."""
         rows, nodes = zip(*places, strict=True)
         if self.noise is not None and len(now.scores.beside) > 1:
             self.noise.told(now.scores.beside[1])
@@ -188,8 +188,8 @@ class Sampler:
             return list(found.tolist())
         return self._shortlist.unpacked(found, now.scores.logits.shape[-1])
 
-    def _listed(self, now: Pass, places: Sequence[Place]) -> Sequence[Chosen] | None:
-        """What the best logits decide on a host; None where they do not."""
+    def _listed(self, now: ScoredPass, places: Sequence[Place]) -> Sequence[Chosen] | None:
+        """Tokens that the best logits decide on a host; None where they do not."""
         shortlist = self._shortlist_for(now.scores.logits)
         if shortlist is None or self.noise is None or not on_host(self._sequences.device):
             return None
@@ -215,7 +215,7 @@ class Sampler:
             at = [(row, self.noise.reachable(row, trees[row].depths[node])) for row, node in places]
         return self.noise.at(at, like.shape[-1], ahead)
 
-    def choose_alike(self, choices: Sequence[tuple["Sampler", Pass, Place]]) -> list[int] | None:
+    def choose_alike(self, choices: Sequence[tuple["Sampler", ScoredPass, Place]]) -> list[int] | None:
         """The tokens at one place of each of several passes, whose samplers are :attr:`alike`; None where they are not
         finite numbers: each sampler by itself says what is wrong."""
         if any(now.scores.broken or now.scores.beside for _, now, _ in choices):
@@ -245,14 +245,14 @@ class Sampler:
             return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), firsts
         return _argmax(chances.div_(self._noise_at(trees, places, chances, ahead).all())), firsts
 
-    def _rejected(self, now: Pass, places: Sequence[Place], chances: Tensor) -> list[int]:
+    def _rejected(self, now: ScoredPass, places: Sequence[Place], chances: Tensor) -> list[int]:
         tokens = []
         for (row, node), line in zip(places, chances, strict=True):
             tree = now.trees[row]
             tokens.append(reject(line, list(tree.children[node]), drawn_from=chances_of(tree, node, line)))
         return tokens
 
-    def processed(self, now: Pass, places: Sequence[Place]) -> Tensor:
+    def processed(self, now: ScoredPass, places: Sequence[Place]) -> Tensor:
         """Processed scores ``[place, vocab]`` for each row's next token, which are recorded."""
         raw = self.logits(now, places)
         processed = self.process(places, raw)
@@ -260,7 +260,7 @@ class Sampler:
             self.records.note(row, len(self._sequences.written[row]), processed[place], raw[place])
         return processed
 
-    def logits(self, now: Pass, places: Sequence[Place]) -> Tensor:
+    def logits(self, now: ScoredPass, places: Sequence[Place]) -> Tensor:
         """The logits ``[place, vocab]`` as processors may have them; an error if they are NaN."""
         self.check_finite(now, places)
         logits = now.scores.logits
@@ -277,7 +277,7 @@ class Sampler:
         return logits.to(copy=copy, dtype=torch.float32, device=self._sequences.device)
 
     def process(self, places: Sequence[Place], raw: Tensor, below: Sequence[TokenTree] | None = None) -> Tensor:
-        """What processors make of logits ``[place, vocab]`` after each row's text (and its path in ``below``)."""
+        """Scores that processors make of logits ``[place, vocab]`` after each row's text (and path in ``below``)."""
         if self._prefix_free:
             return self._processors(self._no_text, raw)
         if self._lockstep and below is None:
@@ -296,7 +296,7 @@ class Sampler:
             processed[at] = self._row_processors(mine, texts, raw[at])
         return processed
 
-    def check_finite(self, now: Pass, places: Sequence[Place]) -> None:
+    def check_finite(self, now: ScoredPass, places: Sequence[Place]) -> None:
         """Refuse NaN at ``places`` of unfinished rows, unless a processor removes it."""
         if not now.scores.broken or self._nan_is_fine:
             return

@@ -92,11 +92,11 @@ class Sequences:
         return self.longest - len(self.written[row]) if self.keep_up else 0
 
     def idle(self, row: int) -> bool:
-        """Whether a sequence has nothing more to write, not even padding."""
+        """True if a sequence has nothing more to write, not even padding."""
         return self.finished[row] and not self.behind(row)
 
     def leaves(self, row: int) -> bool:
-        """Whether a sequence need not even be fed any more."""
+        """True if a sequence need not even be fed any more."""
         return self.finished[row] and not self.stay
 
     def prefix(self, row: int) -> Tensor:

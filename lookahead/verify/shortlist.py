@@ -18,7 +18,7 @@ _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its
 _LISTED = 64  # logits that are listed for ``top_p`` where there is no ``top_k``
 _LEAST_LISTED = 16  # of those that are listed anyway
 SURE, UNSURE = 1, 2  # where a token may be another one
-Choice = tuple[int, int]  # a token, and one of these
+Pick = tuple[int, int]  # a token, and one of these
 _ROUNDING = 1e-6  # of a score, for each unit of what it is computed from: ten times float32's
 _TOO_NEAR = 1.0  # where logits are as large as that, plain decoding may find no probabilities
 _CLOSE = 1e-5  # the same for sums of chances
@@ -73,7 +73,7 @@ class Shortlist:
         return found if usual and found.top_k <= _LARGEST else None
 
     def decides(self, waits: bool) -> bool:
-        """Whether it is of use, on a device that ``waits`` or not."""
+        """True if it is of use, on a device that ``waits`` or not."""
         return bool(self.top_k) or (waits and _native.speedups is not None)
 
     def path(
@@ -84,7 +84,7 @@ class Shortlist:
         lines: Sequence[Views],
         row: int = 0,
         said: Successors | None = None,
-    ) -> list[Choice]:
+    ) -> list[Pick]:
         """The choice of logits ``[node, vocab]`` at one node, in C on the host, and those at its children that are
         drawn, as far as they are certain and ``lines`` go; of each line the noise of a ``row`` counts. A list is needed
         where ``top_k`` or ``top_p`` cuts."""
@@ -95,26 +95,27 @@ class Shortlist:
             logits, ids = self._highest(raw.float())
             said = Successors(ids.numpy(), logits.numpy())
         lists = (None, None) if said is None else (np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data)
-        settings = (self.temperature, self.top_k, self.top_p, self.min_p), (_ROUNDING, _CLOSE, low_noise(raw.shape[1]))
         view = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy().data
-        found: list[Choice] = _native.speedups.drawn(view, *lists, children, node, lines, row, *settings)
+        warped = (self.temperature, self.top_k, self.top_p, self.min_p)
+        close = (_ROUNDING, _CLOSE, low_noise(raw.shape[1]))
+        found: list[Pick] = _native.speedups.drawn(view, *lists, children, node, lines, row, warped, close)
         return found
 
     def _highest(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         return highest(raw, min(raw.shape[1], self.top_k + _TIES if self.top_k else _LISTED))
 
     def listed(self, raw: Tensor, noise: NoiseAt) -> Tensor:
-        """What :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
+        """Lists that :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
         ``[place, 3 count]``."""
         logits, ids = self._highest(raw)
         return torch.cat([ids.int(), logits.view(torch.int32), noise.of(ids).view(torch.int32)], dim=1)
 
-    def unpacked(self, listed: np.ndarray, vocab: int) -> list[Choice]:
+    def unpacked(self, listed: np.ndarray, vocab: int) -> list[Pick]:
         """The choices of such lists."""
         ids, logits, noise = np.split(listed, 3, axis=1)
         return self.choices(ids, logits.view(np.float32), noise.view(np.float32), vocab)
 
-    def choices(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> list[Choice]:
+    def choices(self, ids: np.ndarray, logits: np.ndarray, noise: np.ndarray, vocab: int) -> list[Pick]:
         """The tokens that are drawn, by the best ids and logits ``[place, rank]``, best first, and their noise."""
         with np.errstate(all="ignore"):
             found = [self._choice(*lists, vocab) for lists in zip(ids, logits, noise, strict=True)]
@@ -136,7 +137,7 @@ class Shortlist:
         return int(ids[drawn]), sure
 
     def _kept(self, scaled: np.ndarray, near: float) -> tuple[int, int]:
-        """How many of some tokens ``[rank]``, scaled and less the best, ``top_p`` and ``min_p`` keep for certain, and
+        """Numbers of tokens ``[rank]``, scaled and less the best, that ``top_p`` and ``min_p`` keep for certain, and
         at most: of equal ones ``top_p`` may cut any."""
         chances, kept, likely = np.exp(scaled), len(scaled), len(scaled)
         close = _CLOSE + near  # plain decoding rounds logits that are not less the best yet

@@ -58,7 +58,7 @@ class Stream:
         self._streamer.end()
 
     def _complete(self) -> int:
-        """How many tokens all sequences have."""
+        """Number of tokens that all sequences have."""
         sequences = self._sequences
         lengths = [len(row) for row in sequences.written]
         going = [length for length, done in zip(lengths, sequences.finished, strict=True) if not done]

@@ -10,7 +10,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from jacobi import LookaheadError, longest
 from lookahead.verify.processors import STATEFUL, not_row_wise
-from lookahead.verify.sampler import Pass, Place, Sampler
+from lookahead.verify.sampler import Place, Sampler, ScoredPass
 
 Decided = tuple[int, int, Tensor, Tensor]  # node, token, its processed scores and its logits [vocab]
 
@@ -58,7 +58,7 @@ def check_paths(
 
 
 def accepted(
-    now: Pass, rows: Sequence[int], sampler: Sampler, rule: Callable[[Tensor], Tensor], end_tokens: frozenset[int]
+    now: ScoredPass, rows: Sequence[int], sampler: Sampler, rule: Callable[[Tensor], Tensor], end_tokens: frozenset[int]
 ) -> dict[int, list[Decided]]:
     """For each row the longest path of candidates that ``rule`` accepts, and after it the most likely token. Nothing is
     drawn. Processors are asked at every accepted candidate, along its own prefix."""

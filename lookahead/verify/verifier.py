@@ -27,26 +27,26 @@ from lookahead.runtime.scores import fetch
 from lookahead.verify.choices import Choice, walked
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
-from lookahead.verify.sampler import Pass, Place, Sampler
+from lookahead.verify.sampler import Place, Sampler, ScoredPass
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.streams import Stream
 from lookahead.verify.typical import Decided, accepted
 
 Deciding = Generator[Choice, list[int], list[Path]]
-Mode = Literal["lossy", "lockstep", "in turn", "abreast"]
+Procedure = Literal["lossy", "lockstep", "in turn", "abreast"]
 
 
 Verification = Literal["exact", "rejection"]
 
 
-class Limits(Protocol):
-    """How far the model lets sequences go."""
+class LengthLimits(Protocol):
+    """Limits that the model sets to sequences."""
 
     def room(self) -> list[int] | None:
-        """How deep each sequence's next tree may be; None = no limit."""
+        """Largest depth of each sequence's next tree; None = no limit."""
 
     def holds(self, row: int) -> bool:
-        """Whether a sequence has to wait for the others."""
+        """True if a sequence has to wait for the others."""
 
 
 class Verifier:
@@ -64,7 +64,7 @@ class Verifier:
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
-        limits: Limits,
+        limits: LengthLimits,
         *,
         verification: Verification,
         in_lockstep: bool = False,
@@ -92,7 +92,7 @@ class Verifier:
         self._stream = stream if tells else None
         if stream is not None:
             stream.attach(self.noise, watch=tells)
-        modes: dict[Mode, bool] = {
+        modes: dict[Procedure, bool] = {
             "lossy": rule is not None,
             "lockstep": lockstep,
             "in turn": own_draws,
@@ -115,7 +115,7 @@ class Verifier:
         return all(map(self._sequences.idle, range(self._sequences.batch)))
 
     def room(self) -> list[int]:
-        """How deep each next tree may be: a node at depth d decides token d+1 after the root, which must still fit."""
+        """Largest depth of each next tree: a node at depth d decides token d+1 after the root, which must still fit."""
         sequences = self._sequences
         left = [sequences.most_new - len(written) - 1 for written in sequences.written]
         rooms = [max(0, min(pair)) for pair in zip(left, self._limits.room() or left, strict=True)]
@@ -136,7 +136,7 @@ class Verifier:
     def deciding(self, trees: Sequence[TokenTree], scores: Scores) -> Deciding:
         """:meth:`decide`, which stops wherever tokens have to be chosen, so that several can be in step."""
         self._passes += 1
-        now = Pass(self._passes, trees, scores, [Path() for _ in trees])
+        now = ScoredPass(self._passes, trees, scores, [Path() for _ in trees])
         with self._settled():
             if self._everywhere and not scores.beside:
                 scores.beside = tuple(map(fetch, self._sampler.look(trees, scores.logits)))
@@ -153,7 +153,7 @@ class Verifier:
             if self._sampler.noise is not None:
                 self._sampler.noise.settle()
 
-    def _decide(self, now: Pass) -> Generator[Choice, list[int], None]:
+    def _decide(self, now: ScoredPass) -> Generator[Choice, list[int], None]:
         if self._mode == "lockstep":
             yield from self._walk(now, range(len(now.trees)))
             return
@@ -180,7 +180,7 @@ class Verifier:
             noise.forget()
 
     def choices(self, trees: Sequence[TokenTree], logits: Tensor, depths: Sequence[int]) -> Tensor | None:
-        """What is chosen at all nodes, int32 ``[batch, node, 2]``: tokens, and whether scores gave probabilities; None
+        """Choices at all nodes, int32 ``[batch, node, 2]``: tokens, and whether scores gave probabilities; None
         once all sequences have ended. The trees are parts of others of these ``depths``, as deep as texts may go on."""
         with self._settled():
             found = self._sampler.look(trees, logits, depths)
@@ -188,7 +188,7 @@ class Verifier:
 
     @property
     def chooses(self) -> bool:
-        """Whether tokens are chosen from processed scores; if not, they are the argmax."""
+        """True if tokens are chosen from processed scores; if not, they are the argmax."""
         return not self._sampler.is_argmax
 
     def why_not_ahead(self) -> str | None:
@@ -200,7 +200,7 @@ class Verifier:
 
     @property
     def noise(self) -> Noise | None:
-        """What sequences draw from; None where they do not draw, or not by noise that can be known before."""
+        """Noise that sequences draw from; None where they do not draw, or not by noise that can be known before."""
         return self._sampler.noise
 
     def recorded(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
@@ -208,7 +208,7 @@ class Verifier:
         are handed out once."""
         return self._sampler.records.taken(kind)
 
-    def _walk(self, now: Pass, rows: Sequence[int]) -> Generator[Choice, list[int], None]:
+    def _walk(self, now: ScoredPass, rows: Sequence[int]) -> Generator[Choice, list[int], None]:
         """:func:`jacobi.walk` several trees, depth by depth: one choice for all of them, then the stopping rules."""
         nodes = dict.fromkeys(rows, 0)
         while nodes:
@@ -223,7 +223,7 @@ class Verifier:
             if self._mode == "lockstep" and len(nodes) < len(places):
                 return
 
-    def _write_paths(self, now: Pass, paths: Mapping[int, Sequence[Decided]]) -> None:
+    def _write_paths(self, now: ScoredPass, paths: Mapping[int, Sequence[Decided]]) -> None:
         for row, decided in paths.items():
             for node, token, scores, logits in decided:
                 self._sampler.records.note(row, len(self._sequences.written[row]), scores, logits)
@@ -231,7 +231,7 @@ class Verifier:
                 if self._sequences.finished[row]:
                     break
 
-    def _pad(self, now: Pass, row: int) -> None:
+    def _pad(self, now: ScoredPass, row: int) -> None:
         written, longest = self._sequences.written[row], self._sequences.longest
 
         def choose(node: int) -> int:
@@ -251,10 +251,10 @@ class Verifier:
         return self._sequences.finished[row] or self._waits(row)
 
     def _waits(self, row: int) -> bool:
-        """Whether a sequence has to wait for the others: for the model's sake, in step, or sampled and far ahead."""
+        """True if a sequence has to wait for the others: for the model's sake, in step, or sampled and far ahead."""
         return self._limits.holds(row) or len(self._sequences.written[row]) >= self._most_written
 
-    def _write(self, now: Pass, places: Sequence[Place], tokens: Sequence[int]) -> None:
+    def _write(self, now: ScoredPass, places: Sequence[Place], tokens: Sequence[int]) -> None:
         sequences = self._sequences
         for (row, node), token in zip(places, tokens, strict=True):
             now.paths[row].nodes.append(node)
@@ -281,7 +281,7 @@ class Verifier:
         return bool(done.item() if isinstance(done, Tensor) else done)
 
 
-def _tell(stream: Stream | None, now: Pass) -> None:
+def _tell(stream: Stream | None, now: ScoredPass) -> None:
     """Put the token that has just been written."""
     if stream is not None and stream.step():
         now.forget()

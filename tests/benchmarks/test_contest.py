@@ -9,7 +9,7 @@ import typer
 from helpers.models import tiny_model
 from typer.testing import CliRunner
 
-from benchmarks import contenders, contest, harness, options, race, report, theory
+from benchmarks import contest, harness, options, race, report, theory
 from lookahead import Lookahead
 
 
@@ -58,23 +58,23 @@ def test_methods_are_made_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise TypeError("no such field")
 
-    monkeypatch.setitem(contenders.METHODS, "auto", broken)
-    table, skipped = contenders.methods(["w7", "static", "assistant"], "cpu")
+    monkeypatch.setitem(contest.METHODS, "auto", broken)
+    table, skipped = contest.methods(["w7", "static", "assistant"], "cpu")
     assert list(table) == ["plain", "w7"]
     assert set(skipped) == {"static", "assistant"}
-    table, skipped = contenders.methods(["assistant", "draft", "draft+free"], "cpu", tiny_model("llama"))
+    table, skipped = contest.methods(["assistant", "draft", "draft+free"], "cpu", assistant=tiny_model("llama"))
     assert list(table) == ["plain", "assistant", "draft", "draft+free"] and not skipped
     with pytest.raises(TypeError, match="no such field"):
-        contenders.methods(["auto"], "cpu")
+        contest.methods(["auto"], "cpu")
 
 
 @pytest.mark.usefixtures("augmented")
 def test_methods_that_remember_learn_apart(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two alike the second drafts no better than the first: it has not seen what the first wrote."""
     for name in ("auto", "untraced"):
-        monkeypatch.setitem(contenders.METHODS, name, lambda n=name: contenders.ours(n, Lookahead(nodes=8), True))
-    table, _ = contenders.methods(["auto", "untraced"], "cpu")
-    texts = contenders.units(*loaded, "code", 2, 1, 24)
+        monkeypatch.setitem(contest.METHODS, name, lambda n=name: contest.ours(n, Lookahead(nodes=8), True))
+    table, _ = contest.methods(["auto", "untraced"], "cpu")
+    texts = contest.units(*loaded, "code", 2, 1, 24)
     results = contest.contest(loaded[0], table, texts, {"do_sample": False}, 24, rounds=0)
     first, second = ([calls.passes for calls in results[name]] for name in ("auto", "untraced"))
     assert first == second
@@ -104,7 +104,7 @@ def test_prose_prompts() -> None:
 
 def test_batches_are_padded_on_the_left(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
-    given, warm = contenders.units(model, tokenizer, "code", 7, 3, 16)
+    given, warm = contest.units(model, tokenizer, "code", 7, 3, 16)
     assert [unit.index for unit in given] == [0, 1]
     assert len(warm) == 2
     assert not {unit.index for unit in warm} & {0, 1}
@@ -119,7 +119,7 @@ def test_batches_are_padded_on_the_left(loaded: tuple[Any, Any]) -> None:
 
 
 def test_a_batch_that_is_larger_than_its_set_repeats_prompts(loaded: tuple[Any, Any]) -> None:
-    given, warm = contenders.units(*loaded, "code-no-loop", 16, 16, 24)
+    given, warm = contest.units(*loaded, "code-no-loop", 16, 16, 24)
     assert [len(unit.inputs["input_ids"]) for unit in (*given, *warm)] == [16, 16, 16]
     ids = given[0].inputs["input_ids"]
     assert ids[10:].tolist() == ids[:6].tolist()
@@ -129,8 +129,8 @@ def test_a_batch_that_is_larger_than_its_set_repeats_prompts(loaded: tuple[Any, 
 @pytest.mark.parametrize(("mode", "batch"), [("greedy", 1), ("t0.8", 2)])
 def test_contest(loaded: tuple[Any, Any], mode: str, batch: int) -> None:
     model, tokenizer = loaded
-    table, _ = contenders.methods(["lookup2", "w7"] if batch == 1 else ["w7"], "cpu")
-    texts = contenders.units(model, tokenizer, "code", 2, batch, 12)
+    table, _ = contest.methods(["lookup2", "w7"] if batch == 1 else ["w7"], "cpu")
+    texts = contest.units(model, tokenizer, "code", 2, batch, 12)
     given, _ = texts
     results = contest.contest(model, table, texts, options.MODES[mode], 12, 1)
     rows = {name: contest.row(results, name, 12, batch) for name in table}
@@ -198,12 +198,12 @@ def test_prompts_of_ones_own(loaded: tuple[Any, Any], tmp_path: Path) -> None:
         {"prompt": "up"},
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sets = contenders.prompt_sets(f"prose, {file}")
+    sets = contest.prompt_sets(f"prose, {file}")
     assert list(sets) == ["prose", "question"]
     assert harness.texts_of(sets["question"].source) == ["def add(a, b):", "import os", "warm", "up"]
-    given, _ = contenders.units(model, tokenizer, sets["question"].source, 20, 1, 4)
+    given, _ = contest.units(model, tokenizer, sets["question"].source, 20, 1, 4)
     assert given[0].inputs["input_ids"][0].tolist() == tokenizer("def add(a, b):")["input_ids"]
-    given, _ = contenders.units(model, _Chat(), sets["question"].source, 20, 1, 4)
+    given, _ = contest.units(model, _Chat(), sets["question"].source, 20, 1, 4)
     assert given[1].inputs["input_ids"][0].tolist() == list(map(ord, "<u>import os<a>"))
     for bad in ('{"question_id": 1}', '{"turns": []}', '{"prompt": 7}'):
         file.write_text(f"{json.dumps(rows[0])}\n{bad}\n")

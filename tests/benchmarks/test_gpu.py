@@ -9,7 +9,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import contenders, embedding, gpu, gpu_parts
+from benchmarks import contest, embedding, gpu, gpu_parts
 from benchmarks.gpu_parts import Bench
 
 QUICK = Bench("cpu", quick=True)
@@ -97,8 +97,8 @@ def test_a_pretrained_model_is_taken_where_it_is_built(monkeypatch: pytest.Monke
 def test_a_text_that_differs_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding does not explain what another setting of ``generate`` writes."""
     model, _ = QUICK.small()
-    other = contenders.Method("other", "plain", {"repetition_penalty": 5.0})
-    monkeypatch.setitem(contenders.METHODS, "other", lambda: other)
+    other = contest.Method("other", "plain", {"repetition_penalty": 5.0})
+    monkeypatch.setitem(contest.METHODS, "other", lambda: other)
     given, _ = QUICK.texts(model, None, "code", 2, 1, 8)
     found = gpu_parts._differences(model, given, "greedy", "other", 8)
     assert found["texts"] == 2

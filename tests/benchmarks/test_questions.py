@@ -1,15 +1,12 @@
 """One script a question, each on a few tokens, from the command line to JSON to a report."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
-from benchmarks import contenders, contest, medusa, step_time, theory
+from benchmarks import contest, step_time, theory
 from lookahead import Lookahead
 from lookahead.medusa import MedusaHeads
 
@@ -45,34 +42,22 @@ def test_random_weights_give_a_working_model() -> None:
 @pytest.mark.usefixtures("augmented")
 def test_tokens_a_pass(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
-    texts = contenders.units(model, tokenizer, "code", 2, 1, 12)
-    strategy = Lookahead(window_size=3, ngram_size=3, verification_set_size=3, seed=0)
-    found = medusa.measure(model, strategy, texts, {"do_sample": False}, 12)
-    assert set(found) == {"all", "not looping"}  # 12 tokens are too few for a loop
-    assert found["all"]["texts"] == 2
-    assert found["all"]["S"] >= 1.0
-    assert found["all"]["nodes_per_pass"] > 0
+    texts = contest.units(model, tokenizer, "code", 2, 1, 12)
     given, others = texts
     told = contest.decode(model, Lookahead(nodes=8, remember=True), given, {"do_sample": False}, 12, others)
     assert [len(tokens) for _, tokens in told] == [12, 12]
+    figures = contest.acceptance([stats for stats, _ in told])
+    assert figures["texts"] == 2 and figures["S"] >= 1.0 and figures["nodes_per_pass"] > 0
 
 
-def test_medusa(loaded: tuple[Any, Any], tmp_path: Path) -> None:
-    """Untrained heads are the model's own output layer, which is enough to be measured."""
-    MedusaHeads.for_model(loaded[0], 2).save_pretrained(tmp_path / "heads")
-    app = typer.Typer()
-    app.command()(medusa.main)
-    options = "--prompts 1 --modes greedy --parts nodes,curve --nodes 9 --temperatures 0.2,1 --new-tokens 10"
-    folders = ["--heads", str(tmp_path / "heads"), "--out", str(tmp_path / "o.json")]
-    result = CliRunner().invoke(app, [*options.split(), *folders])
-    assert result.exit_code == 0, result.output
-    document = json.loads((tmp_path / "o.json").read_text())
-    assert document["benchmark"] == "medusa" and document["tree_nodes"] > 20
-    found = {row["draft"]: row for row in document["drafts"] if row["group"] == "all"}
-    assert set(found) == set(medusa.drafts(tmp_path / "heads", 9))
-    assert all(row["S"] >= 1.0 and row["nodes_per_pass"] > 0 for row in found.values())
-    assert found["medusa, budgeted tree"]["nodes_per_pass"] <= 9
-    assert [(row["temperature"], row["acceptance"]) for row in document["curve"]] == [
-        (degree, name) for degree in (0.2, 1.0) for name in ("exact", "typical", "nucleus")
-    ]
-    assert list(medusa.contenders(tmp_path / "heads", 9)) == ["plain", "medusa", "auto", "combined"]
+@pytest.mark.usefixtures("augmented")
+def test_medusa_takes_part(loaded: tuple[Any, Any], tmp_path: Path) -> None:
+    """Untrained heads are the model's own output layer, which is enough to be raced."""
+    MedusaHeads.for_model(loaded[0], 2).save_pretrained(tmp_path)
+    table, skipped = contest.methods(["medusa", "medusa+free", "eagle"], "cpu", heads=tmp_path)
+    assert list(table) == ["plain", "medusa", "medusa+free"] and set(skipped) == {"eagle"}
+    texts = contest.units(*loaded, "code", 1, 1, 8)
+    results = contest.contest(loaded[0], table, texts, {"do_sample": False}, 8, rounds=1)
+    rows = {name: contest.row(results, name, 8) for name in table}
+    assert all(row["S"] >= 1.0 and row["texts_that_differ"] == 0 for row in rows.values())
+    assert all(rows[name]["nodes"] > 0 for name in ("medusa", "medusa+free"))

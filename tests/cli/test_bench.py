@@ -14,7 +14,7 @@ from helpers.cli import other_token, run, spoil
 from lookahead import bundled
 from lookahead.chat_format import CHAT_QUESTIONS
 from lookahead.cli import common
-from lookahead.cli.racing import LABELS
+from lookahead.cli.racing import METHODS
 
 QUICK = ("--new-tokens", 12, "--modes", "greedy,t0.7", "--minutes", 1)
 
@@ -31,7 +31,7 @@ def test_every_method_and_mode(tmp_path: Path) -> None:
     ran = run("bench", "--prompts", file, "--out", out, *QUICK)
     assert ran.status == 0, ran.out
     document = json.loads(out.read_text())
-    assert len(document["runs"]) == 2 * 2 * len(LABELS) and len(document["rows"]) == 2 * len(LABELS)
+    assert len(document["runs"]) == 2 * 2 * len(METHODS) and len(document["rows"]) == 2 * len(METHODS)
     ours = [each for each in document["runs"] if each["method"] == "lookahead"]
     assert all(each["verdict"] == "same" and each["tokens"] == 12 and each["stats"]["steps"] for each in ours)
     plain = [each for each in document["rows"] if each["method"] == "plain"]

@@ -30,11 +30,7 @@ def test_demo_says_identical_and_the_speedup(folder: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("factor", "said"),
-    [
-        (2.0, "lookahead 2.00x, a win."),
-        (1.0, "lookahead 1.00x, no difference."),
-        (0.5, "lookahead 0.50x, a loss."),
-    ],
+    [(2.0, "lookahead 2.00x, a win."), (1.0, "lookahead 1.00x, no difference."), (0.5, "lookahead 0.50x, a loss.")],
 )
 def test_demo_says_win_or_loss_plainly(folder: Path, monkeypatch: pytest.MonkeyPatch, factor: float, said: str) -> None:
     decode = common.decode

@@ -84,10 +84,7 @@ def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: P
         (b"", "holds no prompt: expected at least one line."),
         (b" \n\n", "holds no prompt"),
         (b'def\n{"text": "a"}\n', 'line 2: expected an object with a "prompt" that is text; got {"text": "a"}'),
-        (
-            b'{"prompt": \n',
-            'line 1, is not JSON (Expecting value): expected an object with a "prompt".',
-        ),
+        (b'{"prompt": \n', 'line 1, is not JSON (Expecting value): expected an object with a "prompt".'),
         (b'{"prompt": 3}\n', 'line 1: expected an object with a "prompt" that is text; got {"prompt": 3}'),
         (b'{"prompt": ""}\n', 'line 1: expected an object with a "prompt" that is text; got {"prompt": ""}'),
     ],

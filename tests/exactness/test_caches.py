@@ -92,11 +92,7 @@ def test_static_cache(batch: int) -> None:
     mask = torch.cat([inputs["attention_mask"], torch.ones(batch, 10, dtype=torch.long)], dim=1)
     plain, _ = run(model, {"input_ids": plain, "attention_mask": mask}, **{CACHE: caches[0]}, max_new_tokens=9)
     ours, _ = run(
-        model,
-        {"input_ids": ours, "attention_mask": mask},
-        **{CACHE: caches[1]},
-        max_new_tokens=9,
-        use_lookahead=True,
+        model, {"input_ids": ours, "attention_mask": mask}, **{CACHE: caches[1]}, max_new_tokens=9, use_lookahead=True
     )
     assert ours.tolist() == plain.tolist()
     same_caches(caches[1], caches[0], 1e-9)

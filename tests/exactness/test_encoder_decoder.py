@@ -11,7 +11,6 @@ from helpers.marks import few
 from helpers.models import F32, VOCAB, run, same_as_plain
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
-from transformers.generation.streamers import BaseStreamer
 
 from jacobi import LookaheadError, TokenTree
 from lookahead import Jacobi, Lookahead, Medusa
@@ -36,9 +35,6 @@ STRATEGIES = {
 pytestmark = pytest.mark.usefixtures("augmented")
 
 
-# --- every family ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", TREES)
 def test_family_follows_trees(name: str) -> None:
     """The verdict of each family; one that silently turns to another fails here."""
@@ -59,17 +55,6 @@ def test_family_is_exact(name: str, batch: int) -> None:
     for kind in ("automatic", "w5n4g4", "hybrid"):
         same_as_plain(model, inputs, STRATEGIES[kind], max_new_tokens=24)
         same_as_plain(model, inputs, STRATEGIES[kind], max_new_tokens=20, do_sample=True, temperature=0.6)
-
-
-@pytest.mark.parametrize("kind", STRATEGIES)
-@pytest.mark.parametrize("name", ["marian", "t5", "m2m_100"])
-def test_strategies(name: str, kind: str) -> None:
-    """Every strategy, with end tokens in reach."""
-    model = seq2seq_model(name)
-    for batch in (1, 3):
-        inputs = sources(name, batch, seed=1)
-        same_as_plain(model, inputs, STRATEGIES[kind], max_new_tokens=30, eos_token_id=[7, 11])
-        same_as_plain(model, inputs, STRATEGIES[kind], max_new_tokens=30, eos_token_id=[7, 11], do_sample=True, top_k=8)
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
@@ -121,9 +106,6 @@ def test_experts_chosen_by_chance_are_handed_over(changes: dict[str, Any]) -> No
     assert "chooses experts by chance or by what else is in a pass" in (reason or "")
 
 
-# --- modes and settings ----------------------------------------------------------------------------------------------
-
-
 def test_beams_are_refused() -> None:
     """Marian's and NLLB's checkpoints ask for beams in their generation config."""
     model = from_config(config_of("marian"))
@@ -168,42 +150,11 @@ def test_settings(name: str, setting: str) -> None:
         same_as_plain(seq2seq_model(name), sources(name, 2), STRATEGIES[kind], max_new_tokens=16, **settings)
 
 
-class _Recorder(BaseStreamer):
-    def __init__(self) -> None:
-        self.put_in: list[Any] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.put_in.append((tuple(value.shape), value.tolist()))
-
-    def end(self) -> None:
-        self.put_in.append("end")
-
-
-def test_streaming() -> None:
-    """A streamer receives what plain decoding puts, in the same shapes."""
-    model, inputs = seq2seq_model("marian"), sources("marian", 1)
-    plain, ours = _Recorder(), _Recorder()
-    run(model, inputs, streamer=plain, max_new_tokens=16)
-    run(model, inputs, streamer=ours, max_new_tokens=16, use_lookahead=True)
-    assert ours.put_in == plain.put_in
-
-
-def test_custom_generate() -> None:
-    """A strategy is a ``custom_generate`` function for these models too."""
-    model, inputs = seq2seq_model("t5"), sources("t5", 2)
-    plain, _ = run(model, inputs, max_new_tokens=16)
-    ours, _ = run(model, inputs, max_new_tokens=16, custom_generate=STRATEGIES["w5n4g4"])
-    assert torch.equal(plain, ours)
-
-
 def test_trajectories_and_stats() -> None:
     strategy = Jacobi(mode="jacobi", block_size=4, return_trajectory=True, seed=0)
     output = same_as_plain(seq2seq_model("bart"), sources("bart", 1), strategy, max_new_tokens=12)
     assert len(output.trajectories[0]) == output.stats.steps - 1
     assert "stats" not in output, "what is an item is taken apart by rows in Whisper's generate"
-
-
-# --- prompts of the decoder ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["bart", "t5", "m2m_100", "umt5", "whisper", "t5gemma"])
@@ -285,9 +236,6 @@ def test_prompt_errors() -> None:
         model.generate(**inputs, decoder_input_ids=long, use_lookahead=True, max_new_tokens=4)
 
 
-# --- caches ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["bart", "t5", "m2m_100"])
 def test_cache_of_an_earlier_call(name: str) -> None:
     """A user's cache is filled, returned, and goes on being usable: by plain decoding and by ours."""
@@ -313,9 +261,6 @@ def test_wrong_caches() -> None:
         model.generate(**inputs, **{CACHE: DynamicCache()}, use_lookahead=True, max_new_tokens=4)
 
 
-# --- Whisper ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def whisper() -> Any:
     """A Whisper whose vocabulary ends in two timestamps, as its own ``generate`` wants it."""
@@ -338,9 +283,6 @@ def test_whispers_own_generate(whisper: Any, frames: int, timestamps: bool) -> N
         ours, _ = run(whisper, inputs, use_lookahead=True, lookahead_strategy=STRATEGIES[kind], **settings)
         assert torch.equal(plain, ours)
         assert whisper.generation_config.to_dict() == config
-
-
-# --- positions -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "modules"), [("bart", 1), ("t5", 1), ("umt5", 2), ("t5gemma", 0), ("whisper", 1)])

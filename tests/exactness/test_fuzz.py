@@ -1,19 +1,23 @@
 """Random tiny models under random settings: text, draws, scores and cache are plain decoding's, whatever is drawn."""
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from helpers.calls import Drawing, allowed_tokens
+from helpers.devices import working_alone
 from helpers.encoder_decoders import config_of, from_config, seq2seq_model, sources
 from helpers.hybrids import counting_hybrid, fresh_hybrid
+from helpers.medusa import COMBINED, random_heads
 from helpers.models import F32, F64, VOCAB, initialised, letters_tokenizer, prompts, same_as_plain
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from lookahead import Jacobi, Lookahead
+from lookahead import Jacobi, Lookahead, Medusa
 
 TOKENIZER = letters_tokenizer()
 
@@ -46,10 +50,7 @@ def tiny_models(draw: st.DrawFn) -> Any:
             F64,
         ),
         "MistralConfig": (sizes | {"sliding_window": window}, F64),
-        "Gemma3TextConfig": (
-            sizes | {"sliding_window": window, "layer_types": mixed, "query_pre_attn_scalar": 8},
-            F64,
-        ),
+        "Gemma3TextConfig": (sizes | {"sliding_window": window, "layer_types": mixed, "query_pre_attn_scalar": 8}, F64),
         "Gemma2Config": (sizes | {"sliding_window": window, "query_pre_attn_scalar": 8}, F32),
         "GPT2Config": (learned | {"n_embd": 8 * heads, "n_layer": layers, "n_head": heads, "n_positions": 96}, F64),
         "BloomConfig": (shared | {"hidden_size": 8 * heads, "n_layer": layers, "n_head": heads}, F32),
@@ -68,10 +69,7 @@ def tiny_models(draw: st.DrawFn) -> Any:
         ),
         "DeepseekV3Config": (sizes | latent, F32),
         "DeepseekV32Config": (sizes | latent | {"index_topk": limit, "index_n_heads": 2, "index_head_dim": 8}, F32),
-        "GptOssConfig": (
-            sizes | {"sliding_window": window, "num_local_experts": 4, "num_experts_per_tok": 2},
-            F32,
-        ),
+        "GptOssConfig": (sizes | {"sliding_window": window, "num_local_experts": 4, "num_experts_per_tok": 2}, F32),
     }
     name = draw(st.sampled_from(sorted(every)))
     fields, dtype = every[name]
@@ -121,11 +119,14 @@ class _RowEnds:
 
 @st.composite
 def strategies(draw: st.DrawFn) -> Any:
-    """A random strategy, the automatic mode as often as the others."""
-    kind = draw(st.sampled_from(["automatic", "lookahead", "jacobi"]))
+    """A random strategy, the automatic mode as often as the others; Medusa by its settings, as heads are a model's."""
+    kind = draw(st.sampled_from(["automatic", "lookahead", "jacobi", "medusa"]))
     start = draw(st.integers(0, 99))
+    if kind == "medusa":
+        return draw(st.sampled_from([{}, {"choices": [[0, 0], [0, 1], [1, 0], [2], [3]]}, {"sources": COMBINED}]))
     if kind == "automatic":
-        return draw(st.sampled_from([None, Lookahead(nodes=12, seed=start), Lookahead(nodes=40, seed=start)]))
+        nodes, remember = draw(st.sampled_from([None, 2, 12, 40])), draw(st.booleans())
+        return Lookahead(nodes=nodes, seed=None if remember else start, remember=remember)
     if kind == "jacobi":
         mode: Any = draw(st.sampled_from(["jacobi", "gauss-seidel", "hybrid", "sliding"]))
         guess: Any = draw(st.sampled_from(["text", "tail", "pad", (1, 2, 3)]))
@@ -135,6 +136,7 @@ def strategies(draw: st.DrawFn) -> Any:
         ngram_size=draw(st.sampled_from([2, 3, 5, 8])),
         verification_set_size=draw(st.sampled_from([0, 1, 7, 20])),
         pool_from_prompt=draw(st.booleans()),
+        pool_from_output=draw(st.booleans()),
         always_forward_one=draw(st.booleans()),
         seed=start,
     )
@@ -154,12 +156,17 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
         maybe(temperature=draw(st.sampled_from([0.3, 0.7, 1.5])))
         maybe(top_k=5, top_p=0.9)
         maybe(min_p=0.05)
+        maybe(typical_p=0.8)
         maybe(num_return_sequences=2)
+        maybe(logits_processor_new=lambda: LogitsProcessorList([Drawing()]))
     if draw(st.booleans()):
         chosen["eos_token_id"] = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6, unique=True))
         maybe(min_new_tokens=min(5, chosen["max_new_tokens"]))
+        maybe(pad_token_id=draw(st.integers(0, VOCAB - 1)))
     maybe(repetition_penalty=1.3)
     maybe(no_repeat_ngram_size=3)
+    maybe(prefix_allowed_tokens_fn=allowed_tokens)
+    maybe(use_cache=False)
     maybe(output_scores=True)
     maybe(output_logits=True)
     maybe(stop_strings=[draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz"))], tokenizer=TOKENIZER)
@@ -168,24 +175,35 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     return chosen
 
 
-def check(model: tuple[str, Any], call: dict[str, Any], strategy: Any, batch: int, length: int, ragged: bool) -> None:
-    """One random call."""
+def check(
+    model: tuple[str, Any], call: dict[str, Any], strategy: Any, batch: int, length: int, ragged: bool, alone: bool
+) -> None:
+    """One random call; ``alone`` on a device that works by itself."""
     kind, network = model
     if kind in _SEQ2SEQ:
         inputs = sources(kind, batch, max(length, 5), call["seed"])
     else:
         inputs = prompts(batch, length, call["seed"], ragged=ragged)
+    if isinstance(strategy, dict):
+        strategy = Medusa(random_heads(network, 2), seed=0, **strategy) if kind == "causal" else None
     # Recurrent layers compute in float32, and in another order for several tokens.
-    same_as_plain(network, inputs, strategy, tolerance=1e-3 if kind == "hybrid" else None, **call)
+    with working_alone() if alone and kind == "causal" else nullcontext():
+        output = same_as_plain(network, inputs, strategy, tolerance=1e-3 if kind == "hybrid" else None, **call)
+    if kind == "causal" and not {"stop_strings", "stopping_criteria_new"} & call.keys():
+        ends = set(call.get("eos_token_id", ()))
+        rows = output.sequences[:, length:].tolist()
+        written = [next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
+        assert output.stats.plain or output.stats.emitted == sum(written)
 
 
 _DRAWN = {
     "model": any_models(),
     "call": calls(),
     "strategy": strategies(),
-    "batch": st.sampled_from([1, 1, 2, 3]),
+    "batch": st.sampled_from([1, 1, 2, 3, 5]),
     "length": st.integers(1, 30),
     "ragged": st.booleans(),
+    "alone": st.sampled_from([False, False, True]),
 }
 
 
@@ -193,7 +211,7 @@ _DRAWN = {
 def test_random_models() -> None:
     """A few always."""
     quiet = [HealthCheck.too_slow, HealthCheck.large_base_example, HealthCheck.data_too_large]
-    shown = settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=quiet)
+    shown = settings(max_examples=120, derandomize=True, deadline=None, database=None, suppress_health_check=quiet)
     shown(given(**_DRAWN)(check))()
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from helpers.calls import BLOCKS, STRATEGIES, ids_of, random_strategy
+from helpers.calls import BLOCKS, STRATEGIES, ids_of
 from helpers.marks import few
 from helpers.models import MODELS, counting_model, fresh_model, prompts, run, same_as_plain, tiny_model
 from transformers import GenerationConfig
@@ -44,15 +44,6 @@ def test_every_shape(window: int, ngram: int, guesses: int, batch: int) -> None:
     strategy = Lookahead(window_size=window, ngram_size=ngram, verification_set_size=guesses, seed=1)
     for new_tokens in (1, 2, 9, 40):
         same_as_plain(tiny_model("llama"), prompts(batch), strategy, max_new_tokens=new_tokens)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_random_settings(seed: int) -> None:
-    """Model, batch, prompt and (W, N, G) drawn together, on texts that repeat themselves more and less."""
-    rng = random.Random(100 + seed)
-    name = rng.choice(["llama", "mistral", "gpt2", "qwen2_mixed", "gpt_neox"])
-    inputs = prompts(rng.choice([1, 2, 5]), rng.randint(2, 20), seed)
-    same_as_plain(tiny_model(name), inputs, random_strategy(rng), max_new_tokens=rng.randint(2, 44))
 
 
 @pytest.mark.parametrize("batch", [1, 3])

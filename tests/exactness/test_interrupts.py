@@ -17,13 +17,7 @@ import lookahead
 from lookahead import Lookahead
 from lookahead.models.names import CACHE
 
-
-@pytest.fixture(autouse=True)
-def patched(restored: None) -> None:
-    """All tests here run with the patch, unless they take it off, and with models that have passed their self-test."""
-    lookahead.augment_all()
-    for name in ("llama", "gpt2", "mistral"):
-        tiny_model(name).generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+pytestmark = pytest.mark.usefixtures("self_tested")
 
 
 class Interrupted(BaseException):
@@ -70,13 +64,7 @@ def troublemaker(where: str, tick: Callable[[], None], model: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("boom"),
-        pytest.param(KeyboardInterrupt(), marks=pytest.mark.slow),
-        Interrupted(),
-    ],
-    ids=repr,
+    "error", [RuntimeError("boom"), pytest.param(KeyboardInterrupt(), marks=pytest.mark.slow), Interrupted()], ids=repr
 )
 @pytest.mark.parametrize("where", ["streamer", "processor", "criterion", "model"])
 @pytest.mark.parametrize("count", few([1, 2, 5], 1, 5))

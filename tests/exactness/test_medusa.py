@@ -1,6 +1,5 @@
 """Medusa: the text is plain decoding's, with every setting of ``generate``."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,14 +7,11 @@ import pytest
 import torch
 from helpers.marks import few
 from helpers.medusa import COMBINED, counting, fitted, flat, random_heads
-from helpers.models import VOCAB, prompts, run, same_as_plain, tiny_model
+from helpers.models import prompts, run, same_as_plain, tiny_model
 from helpers.streaming import Puts
-from torch import Tensor
-from transformers import LogitsProcessor, PreTrainedTokenizerFast, StoppingCriteria
+from transformers import PreTrainedTokenizerFast
 
-import lookahead
 from lookahead.medusa import Medusa, MedusaHeads
-from lookahead.models.names import CACHE
 
 pytestmark = pytest.mark.usefixtures("augmented")
 SMALL = [[0, 0, 0], [0, 1], [1, 0], [2], [3]]
@@ -47,21 +43,6 @@ def test_plain_decodings_text(batch: int, settings: dict[str, Any], kind: str) -
         assert output.stats.emitted == 24 * batch
 
 
-OTHERS = ["gpt2", "mistral", "qwen2_mixed", "gemma2", "gemma3", "cohere2", "phi3", "llama4"]
-
-
-@pytest.mark.parametrize("name", few(OTHERS, "gpt2", "gemma3", "llama4"))
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-def test_other_models(name: str, sample: bool) -> None:
-    """Tied and scaled output layers, sliding windows, learned positions that end soon."""
-    model = tiny_model(name)
-    heads = random_heads(model, 2)
-    for kind in ("published", "combined"):
-        same_as_plain(model, prompts(3), KINDS[kind](heads), max_new_tokens=20, do_sample=sample)
-    room = getattr(model.config, "n_positions", 64) - 12
-    same_as_plain(model, prompts(1), Medusa(heads), max_new_tokens=min(room, 52), do_sample=sample)
-
-
 @pytest.mark.parametrize("seed", few(range(8), 0, 1, 2))
 def test_seeds(seed: int) -> None:
     """Fitted heads, so that much is accepted; sampled texts are those of plain decoding, seed for seed."""
@@ -81,43 +62,6 @@ def test_heads_in_another_dtype(dtype: torch.dtype) -> None:
     same_as_plain(model, prompts(2), Medusa(heads, SMALL), max_new_tokens=20)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
-        {"min_new_tokens": 9, "eos_token_id": [3, 5]},
-        {"suppress_tokens": [1, 4], "do_sample": True, "top_p": 0.7},
-        {"repetition_penalty": 1.2, "do_sample": True, "temperature": 1.4},
-        {"output_scores": True, "output_logits": True},
-        {"max_new_tokens": 1},
-        {"max_new_tokens": 2},
-        {"max_length": 17},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("batch", few([1, 3], 3))
-def test_settings_of_generate(batch: int, settings: dict[str, Any]) -> None:
-    for model, heads in (counting(3), (tiny_model("llama"), random_heads(tiny_model("llama")))):
-        for kind in ("published", "combined"):
-            length = {} if "max_length" in settings else {"max_new_tokens": 24}
-            same_as_plain(model, prompts(batch), KINDS[kind](heads), **length | settings)
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-def test_end_tokens_inside_a_path(batch: int) -> None:
-    """Rows end one after another, each inside what its pass accepts."""
-    model, heads = counting(4)
-    for end in ([2], [5], [7, 3], [1]):
-        for recorded in (False, True):
-            output = same_as_plain(
-                model, prompts(batch), Medusa(heads), max_new_tokens=30, eos_token_id=end, output_scores=recorded
-            )
-            new = output.sequences[:, 12:].tolist()
-            ends = [min([line.index(token) + 1 for token in end if token in line]) for line in new]
-            assert output.stats.emitted == sum(ends)
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 def test_stop_strings(batch: int, tokenizer: PreTrainedTokenizerFast) -> None:
     model, heads = counting(4)
@@ -127,31 +71,6 @@ def test_stop_strings(batch: int, tokenizer: PreTrainedTokenizerFast) -> None:
             same_as_plain(model, prompts(batch), strategy, **settings)
 
 
-class Even(LogitsProcessor):
-    """A processor of the user's own, which looks at the whole batch: what the other rows wrote last is excluded."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        for row in range(len(scores)):
-            others = [other for other in range(len(scores)) if other != row]
-            scores[row, input_ids[others, -1]] = -1e4
-        return scores
-
-
-class Halts(StoppingCriteria):
-    """A rule of the user's own: a row ends at its third token that 5 divides."""
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        return (input_ids[:, 12:] % 5 == 0).sum(1) >= 3
-
-
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-def test_processors_and_rules_of_the_users_own(sample: bool) -> None:
-    settings = {"do_sample": sample, "logits_processor": [Even()], "stopping_criteria": [Halts()]}
-    for model, heads in (counting(3), (tiny_model("llama"), random_heads(tiny_model("llama")))):
-        for kind in ("published", "combined"):
-            same_as_plain(model, prompts(3), KINDS[kind](heads), max_new_tokens=20, **settings)
-
-
 def test_rejection() -> None:
     """The papers' scheme goes with exact acceptance: greedy text is plain decoding's, sampled text has its odds."""
     model, heads = counting(3, sharpness=5.0)
@@ -159,28 +78,6 @@ def test_rejection() -> None:
     same_as_plain(model, prompts(2), strategy, max_new_tokens=20)
     output, _ = run(model, prompts(2), lookahead_strategy=strategy, do_sample=True, max_new_tokens=20)
     assert output.shape == (2, 32)
-
-
-@pytest.mark.parametrize("patched", [False, True])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_custom_generate_and_streams(batch: int, patched: bool) -> None:
-    if not patched:
-        lookahead.restore_all()
-    model, heads = counting(3)
-    for settings in SAMPLED:
-        plain, state = run(model, prompts(batch), max_new_tokens=20, **settings)
-        streamer = Puts()
-        ours, after = run(
-            model,
-            prompts(batch),
-            max_new_tokens=20,
-            custom_generate=Medusa(heads),
-            lookahead_streamer=streamer,
-            **settings,
-        )
-        assert ours.tolist() == plain.tolist()
-        assert torch.equal(after, state)
-        assert torch.stack(streamer.puts[1:], dim=1).tolist() == plain[:, 12:].tolist()
 
 
 @pytest.mark.parametrize("acceptance", ["exact", "typical", "nucleus"])
@@ -196,20 +93,6 @@ def test_streaming(batch: int, acceptance: str) -> None:
     assert streamer.puts[0].tolist() == prompts(batch)["input_ids"].tolist()
     assert torch.stack(streamer.puts[1:], dim=1).tolist() == text[:, 12:].tolist()
     assert streamer.ends == 1
-
-
-def test_a_cache_is_continued() -> None:
-    """Turn by turn in one cache, with Medusa and without."""
-    model = tiny_model("llama")
-    heads = random_heads(model)
-    for strategy in (Medusa(heads), Medusa(heads, sources=COMBINED, seed=0)):
-        first = same_as_plain(model, prompts(2, ragged=False), strategy, max_new_tokens=9)
-        following = torch.cat([first.sequences, torch.randint(1, VOCAB, (2, 5))], dim=1)
-        caches = [copy.deepcopy(first[CACHE]) for _ in range(2)]
-        inputs = {"input_ids": following, "attention_mask": torch.ones_like(following)}
-        plain, _ = run(model, inputs, **{CACHE: caches[0]}, max_new_tokens=15)
-        ours, _ = run(model, inputs, **{CACHE: caches[1]}, max_new_tokens=15, lookahead_strategy=strategy)
-        assert ours.tolist() == plain.tolist()
 
 
 def test_a_chunked_prompt() -> None:

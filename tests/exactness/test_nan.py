@@ -10,17 +10,10 @@ from helpers.models import VOCAB, counting_model, fresh_model, prompts, same_as_
 from helpers.refusals import filled, unchanged
 from torch import Tensor
 
-import lookahead
 from lookahead import Lookahead, LookaheadError
 from lookahead.models.names import CACHE
 
-
-@pytest.fixture(autouse=True)
-def patched(restored: None) -> None:
-    """All tests here run with the patch, unless they take it off, and with models that have passed their self-test."""
-    lookahead.augment_all()
-    for name in ("llama", "gpt2", "mistral"):
-        tiny_model(name).generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+pytestmark = pytest.mark.usefixtures("self_tested")
 
 
 @contextmanager

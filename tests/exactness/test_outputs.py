@@ -1,9 +1,8 @@
 """Scores and logits that a call returns are those of plain decoding."""
 
 import pytest
-from helpers.calls import ids_of
 from helpers.marks import BATCH_AND_SAMPLE
-from helpers.models import MODELS, VOCAB, prompts, run, same_as_plain, tiny_model
+from helpers.models import MODELS, VOCAB, prompts, same_as_plain, tiny_model
 
 from lookahead.models.names import CACHE
 
@@ -28,17 +27,3 @@ def test_one_kind_of_scores(kind: str) -> None:
     output = same_as_plain(tiny_model("llama"), prompts(3), max_new_tokens=9, repetition_penalty=1.3, **{kind: True})
     assert (output.scores is None) == (kind == "output_logits")
     assert (output.logits is None) == (kind == "output_scores")
-
-
-def test_processors_change_scores_but_not_logits() -> None:
-    """Also in rows that have ended."""
-    same_as_plain(
-        tiny_model("llama"),
-        prompts(3),
-        max_new_tokens=24,
-        no_repeat_ngram_size=2,
-        suppress_tokens=[3, 4],
-        eos_token_id=ids_of(run(tiny_model("llama"), prompts(3), max_new_tokens=9)[0], 7),
-        output_scores=True,
-        output_logits=True,
-    )

@@ -23,25 +23,6 @@ from lookahead.redrafter import ReDrafter
 pytestmark = pytest.mark.usefixtures("augmented")
 
 
-WARPERS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.3},
-    {"temperature": 0.7, "top_k": 8, "top_p": 0.9},
-    {"temperature": 0.6, "repetition_penalty": 1.2},
-]
-
-
-@pytest.mark.parametrize("warper", WARPERS, ids=str)
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize(
-    "name", few(["llama", "mistral", "gpt2", "gemma2", "qwen2_mixed", "gpt_oss"], "llama", "gpt2", "gpt_oss")
-)
-def test_sampling_from_a_seed(name: str, batch: int, warper: dict[str, Any]) -> None:
-    """The same text, and the generator is left in the same state."""
-    for seed in range(3):
-        same_as_plain(tiny_model(name), prompts(batch), max_new_tokens=30, do_sample=True, seed=seed, **warper)
-
-
 @pytest.mark.parametrize("strategy", [*STRATEGIES[1:], Jacobi(), Jacobi(mode="jacobi", block_size=None), *BLOCKS])
 def test_sampling_with_any_strategy(strategy: Any) -> None:
     """Drafts have no influence on draws."""
@@ -93,22 +74,6 @@ def test_a_sampled_row_runs_far_ahead() -> None:
         eos_token_id=40,
         seed=1,
     )
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_num_return_sequences(batch: int) -> None:
-    """Several samples of each prompt."""
-    output = same_as_plain(
-        tiny_model("llama"),
-        prompts(batch),
-        max_new_tokens=30,
-        do_sample=True,
-        temperature=0.5,
-        num_return_sequences=3,
-        output_scores=True,
-        eos_token_id=[5, 6],
-    )
-    assert output.sequences.shape[0] == 3 * batch
 
 
 _WINDOW: dict[str, Any] = {"window_size": 4, "ngram_size": 4, "verification_set_size": 5}

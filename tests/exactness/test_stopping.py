@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.calls import LengthIs, RowEnds
+from helpers.calls import LengthIs
 from helpers.marks import few
 from helpers.models import counting_model, prompts, run, same_as_plain, same_outputs, same_tensors, tiny_model
 from helpers.streaming import Puts
@@ -17,25 +17,6 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from lookahead import Lookahead
 
 augmented = pytest.mark.usefixtures("augmented")
-
-
-@augmented
-@pytest.mark.parametrize("batch", [1, 3])
-def test_several_end_tokens(batch: int) -> None:
-    """Each of them ends a row, also in the middle of an accepted block."""
-    for ends in ([5], [5, 6], [6, 5, 40], [40]):
-        for new_tokens in (9, 30):
-            output = same_as_plain(
-                counting_model(),
-                prompts(batch),
-                Lookahead(window_size=7, seed=0),
-                max_new_tokens=new_tokens,
-                eos_token_id=ends,
-            )
-            assert output.stats.emitted == sum(
-                next((i + 1 for i, token in enumerate(row) if token in ends), new_tokens)
-                for row in output.sequences[:, 12:].tolist()
-            )
 
 
 @augmented
@@ -81,26 +62,6 @@ def test_a_criterion_inside_a_block(length: int, batch: int, eos: int | None) ->
     assert ours.shown == plain.shown == list(range(13, output.sequences.shape[1] + 1))
     if eos is None and length > 30:
         assert output.stats.mean_acceptance_length > 2
-
-
-@augmented
-@pytest.mark.parametrize("eos", [None, 40], ids=["no-eos", "eos"])
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("lengths", [[15, 20, 33], [33, 14, 14], [13, 13, 13], [40, 50, 60]])
-def test_a_criterion_for_each_row(lengths: list[int], sample: bool, eos: int | None) -> None:
-    """Rows stop one by one; without an end token, stopped rows write on until the last has stopped."""
-    for model in (counting_model(sharpness=7.0), tiny_model("mistral")):
-        same_as_plain(
-            model,
-            prompts(3),
-            Lookahead(window_size=7, seed=0),
-            max_new_tokens=40,
-            stopping_criteria_new=lambda: StoppingCriteriaList([RowEnds(lengths)]),
-            eos_token_id=eos,
-            do_sample=sample,
-            output_scores=True,
-            output_logits=True,
-        )
 
 
 class EndsAt(StoppingCriteria):

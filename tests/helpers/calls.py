@@ -54,16 +54,6 @@ class LengthIs(StoppingCriteria):
         return torch.full((input_ids.shape[0],), input_ids.shape[1] == self.length)
 
 
-class RowEnds(StoppingCriteria):
-    """Stops row r at the r-th length; a row that has stopped is not stopped again."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.lengths = torch.tensor(lengths)
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        return self.lengths == input_ids.shape[1]
-
-
 def random_strategy(rng: random.Random) -> Lookahead:
     """A legal (W, N, G) with its other settings, small ones more often than large ones."""
     return Lookahead(

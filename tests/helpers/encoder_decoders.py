@@ -135,11 +135,7 @@ def config_of(name: str) -> Any:
     return getattr(transformers, kind)(**fields)
 
 
-_MAPPINGS = (
-    "AutoModelForSeq2SeqLM",
-    "AutoModelForSpeechSeq2Seq",
-    "AutoModelForImageTextToText",
-)
+_MAPPINGS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForImageTextToText")
 
 
 def from_config(config: Any, dtype: torch.dtype = F64, seed: int = 0) -> Any:

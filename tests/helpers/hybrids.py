@@ -123,10 +123,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 1, "num_experts": 2}
         | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0},
     ),
-    "zamba": (
-        "ZambaConfig",
-        _DENSE | _HYBRID | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0},
-    ),
+    "zamba": ("ZambaConfig", _DENSE | _HYBRID | {"mamba_d_state": 8, "use_mamba_kernels": False, "pad_token_id": 0}),
     "recurrent_gemma": (
         "RecurrentGemmaConfig",
         {key: value for key, value in _DENSE.items() if key != "max_position_embeddings"}

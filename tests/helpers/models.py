@@ -238,6 +238,7 @@ def same_caches(ours: Any, plain: Any, tolerance: float) -> None:
         return
     assert [type(layer) for layer in ours.layers] == [type(layer) for layer in plain.layers]
     for got, expected in zip(ours.layers, plain.layers, strict=True):
+        assert getattr(got, "record_past", False) == getattr(expected, "record_past", False)
         for name in ("conv_states", "recurrent_states"):
             for index, theirs in getattr(expected, name, {}).items():
                 mine = getattr(got, name)[index]

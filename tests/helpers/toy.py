@@ -81,11 +81,7 @@ class ToyModel:
 
 
 def decode(
-    drafter: Drafter,
-    next_token: NextToken,
-    prompt: Sequence[int],
-    count: int,
-    end_tokens: frozenset[int] = frozenset(),
+    drafter: Drafter, next_token: NextToken, prompt: Sequence[int], count: int, end_tokens: frozenset[int] = frozenset()
 ) -> tuple[list[int], list[Step]]:
     """One row through the common loop: the text, and every step with the prompt's pass first."""
     verifier = GreedyVerifier(1, count, end_tokens)

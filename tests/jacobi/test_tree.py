@@ -223,12 +223,6 @@ def test_ancestor_bits_are_the_same_closure(parents: list[int]) -> None:
     assert seen == closure(parents)
 
 
-def test_chain_is_a_causal_mask() -> None:
-    tree = TokenTree.chain(7, [1, 1, 2])
-    assert tree.parents == [-1, 0, 1, 2]
-    assert torch.equal(tree.mask(), torch.ones(4, 4, dtype=torch.bool).tril())
-
-
 @pytest.mark.parametrize(
     ("tokens", "parents", "message"),
     [

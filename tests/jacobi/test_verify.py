@@ -61,12 +61,6 @@ def test_walk_of_the_docstring() -> None:
     assert longest({0: tree}, lambda places: [judged[node] for _, node in places]) == {0: [0, 1, 4]}
 
 
-def test_walk_follows_children_and_carries_the_next_token() -> None:
-    tree = TokenTree.from_paths(0, [[1, 2, 3], [1, 4], [5]])
-    chosen = {0: 1, 1: 4, 4: 9}
-    assert walk(tree, chosen.__getitem__, never) == Path([0, 1, 4], [1, 4, 9])
-
-
 def test_walk_asks_once_for_each_visited_node_in_order() -> None:
     tree = TokenTree.chain(0, [1, 2, 3])
     asked: list[int] = []
@@ -77,14 +71,6 @@ def test_walk_asks_once_for_each_visited_node_in_order() -> None:
 
     assert walk(tree, choose, never).tokens == [1, 2, 7]
     assert asked == [0, 1, 2]
-
-
-def test_walk_of_the_root_alone_is_plain_decoding() -> None:
-    assert walk(TokenTree(3), lambda node: 8, never) == Path([0], [8])
-
-
-def test_walk_carries_a_token_past_a_leaf() -> None:
-    assert walk(TokenTree.chain(0, [1]), [1, 2].__getitem__, never) == Path([0, 1], [1, 2])
 
 
 def test_walk_stops_at_a_token_although_it_was_drafted() -> None:
@@ -160,9 +146,6 @@ def test_reject_draws_from_the_default_generator_too() -> None:
         default = [reject(probabilities, [0, 3]) for _ in range(20)]
     generator = torch.Generator().manual_seed(3)
     assert default == [reject(probabilities, [0, 3], generator) for _ in range(20)]
-
-
-# --- candidates drawn by chance ------------------------------------------------------------------------------------
 
 
 class Coins:

@@ -1,11 +1,15 @@
 """Lookahead parallelism: replicas that score parts of trees write what one process writes."""
 
 import random
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.models import tiny_model
 from helpers.ranks import compare, model_in, on_ranks
 from hypothesis import given
@@ -13,6 +17,7 @@ from hypothesis import strategies as st
 
 from jacobi import LookaheadError, TokenTree
 from lookahead import Lookahead
+from lookahead.parallel.messages import Messages, RankError
 from lookahead.parallel.split import split
 
 SPLIT = ["split", "split nodes", "split published"]
@@ -103,3 +108,34 @@ def test_one_process_is_refused() -> None:
         tiny_model("llama").generate(ids, custom_generate=Lookahead(parallel="lookahead"), max_new_tokens=3)
     with pytest.raises(LookaheadError, match="parallel"):
         Lookahead(parallel="tensor")  # type: ignore[arg-type]
+
+
+def test_a_rank_that_does_not_answer_may_decode_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*given: object, **settings: object) -> None:
+        raise RuntimeError("Connection closed by peer\nmore")
+
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(dist, "all_reduce", gone)
+    told = r"without parallel= .*expected the same call on every rank \(Connection closed by peer\)\.$"
+    with pytest.raises(RankError, match=told):
+        Messages(None).exchange(torch.zeros(1, dtype=torch.int64))
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "parallel.py"
+
+
+@pytest.mark.parametrize("options", [[], ["--shard"], ["--window", "5", "4", "5", "--temperature", "0.8"]])
+def test_the_example_runs(options: list[str]) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    launcher += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    command = [*launcher, str(EXAMPLE), "--new-tokens", "24", *options]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found = re.search(r"2 ranks: S = ([\d.]+), ([\d.]+) nodes a pass, ([\d.]+) of them on the busiest", ran.stdout)
+    assert found and float(found[1]) >= 1
+    nodes, busiest = float(found[2]), float(found[3])
+    if "--window" in options:  # always a tree of many nodes
+        assert busiest < nodes
+    else:  # the automatic mode may find, on a loaded machine, that drafts do not pay
+        assert busiest == nodes if "--shard" in options else busiest <= nodes

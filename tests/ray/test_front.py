@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lookahead.ray.front import Asked, Errors, Front, session_of
+from lookahead.ray.front import AsgiRequest, Errors, Front, session_of
 from lookahead.serve.gate import Gate
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -57,7 +57,7 @@ class Replicas:
 
     def __init__(self, *scripts: Sequence[Any]) -> None:
         self.scripts = list(scripts)
-        self.asked: list[Asked] = []
+        self.asked: list[AsgiRequest] = []
         self.streams: list[Stream] = []
         self.options_given: list[dict[str, Any]] = []
 
@@ -65,7 +65,7 @@ class Replicas:
         self.options_given.append(given)
         return self
 
-    def remote(self, asked: Asked) -> Stream:
+    def remote(self, asked: AsgiRequest) -> Stream:
         self.asked.append(asked)
         self.streams.append(Stream(self.scripts[len(self.streams)]))
         return self.streams[-1]
@@ -212,7 +212,7 @@ def test_it_stops() -> None:
 
 
 def session(body: Any, headers: Sequence[tuple[bytes, bytes]] = ()) -> str:
-    return session_of(Asked({"headers": headers}, json.dumps(body).encode()))
+    return session_of(AsgiRequest({"headers": headers}, json.dumps(body).encode()))
 
 
 def test_requests_of_one_conversation_share_a_session() -> None:
@@ -228,4 +228,4 @@ def test_requests_of_one_conversation_share_a_session() -> None:
 @pytest.mark.parametrize("body", [[], 3, {}, {"messages": 3}, {"messages": ["x"]}, {"messages": [{}]}, {"prompt": "x"}])
 def test_what_is_of_no_conversation(body: Any) -> None:
     assert session(body) == ""
-    assert session_of(Asked({"headers": []}, b"{")) == ""
+    assert session_of(AsgiRequest({"headers": []}, b"{")) == ""

@@ -157,9 +157,6 @@ def test_no_key_value_cache() -> None:
         tree_cache(2).consolidate()
 
 
-# --- to and from transformers' caches ------------------------------------------------------------------------------
-
-
 def new_cache(kind: str) -> Any:
     """An empty cache of two layers that stores key/value heads [2, 4]."""
     config = MistralConfig(
@@ -246,9 +243,6 @@ def test_store_does_not_share_memory() -> None:
     for layer in given.layers:
         assert layer.keys.untyped_storage().nbytes() == layer.keys.numel() * layer.keys.element_size()
         assert layer.values.untyped_storage().nbytes() == layer.values.numel() * layer.values.element_size()
-
-
-# --- which caches are accepted -------------------------------------------------------------------------------------
 
 
 def refusal(cache: Any, **changes: Any) -> str:

@@ -192,8 +192,6 @@ def test_the_prompts_logits_are_plain_decodings_to_the_last_bit(name: str, batch
         assert torch.equal(ours.logits[0], plain.logits[0])
 
 
-# --- what stays ----------------------------------------------------------------------------------------------------
-
 KINDS = (TreeCache, LayerBuffer, TreeModel, LinearModel, TreeForward, Sequences, Verifier, Planner, Observers)
 
 

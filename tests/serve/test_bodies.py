@@ -12,7 +12,7 @@ from helpers.serving import NAME, PROMPT, bundled, client, plain, served
 
 from lookahead.serve.bodies import ChatRequest, CompletionRequest, read
 from lookahead.serve.errors import ApiError
-from lookahead.serve.plans import Limits, Planner
+from lookahead.serve.plans import Limits, RequestPlanner
 
 pytestmark = pytest.mark.usefixtures("augmented")
 HI = [{"role": "user", "content": "hi"}]
@@ -38,7 +38,7 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("chat", [True, False])
 def test_large_bodies_are_refused_in_little_memory(name: str, chat: bool) -> None:
-    planner = Planner(*bundled(), Limits(1024))
+    planner = RequestPlanner(*bundled(), Limits(1024))
     raw = json.dumps(LARGE[name]).encode()
     tracemalloc.start()
     try:
@@ -151,7 +151,7 @@ def test_null_is_as_if_left_out() -> None:
     ],
 )  # fmt: skip
 def test_what_would_change_the_answer_is_refused_by_name(path: str, field: dict[str, Any]) -> None:
-    planner, chat, (name,) = Planner(*bundled(), Limits(1024)), path == CHAT, field
+    planner, chat, (name,) = RequestPlanner(*bundled(), Limits(1024)), path == CHAT, field
     body = {"messages": HI} if chat else {"prompt": "x"}
     with pytest.raises(ApiError, match=name) as refused:
         planner.plan(json.dumps(body | field).encode(), chat, NAME)
@@ -179,7 +179,7 @@ def test_what_changes_nothing_passes() -> None:
     }
     for kind, needed in ((ChatRequest, {"messages": HI}), (CompletionRequest, {"prompt": "x"})):
         read(json.dumps(usual | needed).encode(), kind)
-    assert Planner(*bundled(), Limits(1024)).plan(b'{"prompt": "x", "n": 2, "best_of": 2}', False, NAME).n == 2
+    assert RequestPlanner(*bundled(), Limits(1024)).plan(b'{"prompt": "x", "n": 2, "best_of": 2}', False, NAME).n == 2
 
 
 def test_sampling_that_is_off_is_generates() -> None:

@@ -15,9 +15,9 @@ from lookahead.generation.watch import Pass, RowPass
 from lookahead.serve import application
 from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError
-from lookahead.serve.jobs import Answer, Job, Stream
+from lookahead.serve.jobs import Answer, AnswerStream, Job
 from lookahead.serve.metrics import Metrics
-from lookahead.serve.plans import Plan
+from lookahead.serve.plans import RequestPlan
 from lookahead.serve.server import Server
 from lookahead.stats import DecodingStats
 
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.usefixtures("augmented")
 NO_END = {"do_sample": False, "sequence_bias": {(0,): -100.0}}
 
 
-def plan(new_tokens: int, **settings: Any) -> Plan:
+def plan(new_tokens: int, **settings: Any) -> RequestPlan:
     ids = bundled()[1](PROMPT)["input_ids"]
-    return Plan([ids], 1, 0, NO_END | settings, (0.0, 0.0), [], True, room=[new_tokens])
+    return RequestPlan([ids], 1, 0, NO_END | settings, (0.0, 0.0), [], True, room=[new_tokens])
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def test_answers_share_passes_and_are_plain_ones() -> None:
 
 def test_passes_with_drafts_are_counted() -> None:
     job = Asked(8)
-    stream = Stream(job, 0, bundled()[1])
+    stream = AnswerStream(job, 0, bundled()[1])
     alone = RowPass((5,), (-1,), ("",), (1.0,), (0,), (6,))
     drafted = RowPass((5, 6), (-1, 0), ("", "pool"), (1.0, 0.5), (0,), (7,))
     for index, row in enumerate((alone, alone, drafted, alone)):

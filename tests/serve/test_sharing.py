@@ -17,7 +17,7 @@ from lookahead import Lookahead
 from lookahead.draft.memory import exchange
 from lookahead.serve.engine import Engine
 from lookahead.serve.jobs import Answer, Job
-from lookahead.serve.plans import LogProbs, Plan
+from lookahead.serve.plans import LogProbs, RequestPlan
 from lookahead.serve.server import Server
 from lookahead.sources.learned import Learned
 
@@ -32,7 +32,7 @@ class Asked(Job):
         self.events: list[Any] = []
         self.over = threading.Event()
         ids = bundled()[1](PROMPT)["input_ids"]
-        super().__init__(Plan([ids], n, 0, NO_END, (0.0, 0.0), [], True, room=[new_tokens]), self._hear)
+        super().__init__(RequestPlan([ids], n, 0, NO_END, (0.0, 0.0), [], True, room=[new_tokens]), self._hear)
 
     def _hear(self, event: Any) -> None:
         self.events.append(event)

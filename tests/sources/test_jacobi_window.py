@@ -28,17 +28,6 @@ def columns(window: JacobiWindow) -> int:
     return len(window.levels[-1]) + (len(window.levels) == 1)
 
 
-def test_warm_up_of_a_window_of_5_by_4() -> None:
-    """W=5, N=4: level 0 starts with W+N-3 tokens; after N-2 passes it has W-1 and the others W."""
-    window = JacobiWindow(5, 4, range(100))
-    tokens = counter()
-    seen = [sizes(window)]
-    for _ in range(4):
-        window.advance(0, list(islice(tokens, columns(window))))
-        seen.append(sizes(window))
-    assert seen == [[6], [5, 6], [4, 5, 5], [4, 5, 5], [4, 5, 5]]
-
-
 @examples(60)
 @given(W, N)
 def test_warm_up_sizes(w: int, n: int) -> None:
@@ -73,26 +62,6 @@ def test_harvest_and_shift_by_hand() -> None:
     window.levels = [[2, 3], [11, 12, 13], [21, 22, 23]]
     assert window.advance(1, [31, 32, 33]) == [(1, (11, 21, 31)), (2, (12, 22, 32)), (3, (13, 23, 33))]
     assert window.levels == [[12, 13], [21, 22, 23], [31, 32, 33]]
-
-
-def test_two_token_ngrams_are_jacobi_decoding() -> None:
-    """N=2: one level, which becomes its own argmax."""
-    window = JacobiWindow(3, 2, [2, 3])
-    assert window.warm
-    assert window.advance(1, [11, 12, 13]) == [(1, (11,)), (2, (12,)), (3, (13,))]
-    assert window.levels == [[12, 13]]
-
-
-def test_one_column() -> None:
-    """W=1: level 0 is the root alone; with N=2 nothing at all is left of the window."""
-    window = JacobiWindow(1, 4, [1, 2])
-    assert window.advance(0, [11, 12, 13]) == []
-    assert window.advance(0, [21, 22]) == []
-    assert window.levels == [[], [13], [22]]
-    assert window.advance(9, [32]) == [(9, (13, 22, 32))]
-    smallest = JacobiWindow(1, 2, [])
-    assert smallest.advance(9, [5]) == [(9, (5,))]
-    assert smallest.levels == [[]]
 
 
 @examples(150)

@@ -70,37 +70,6 @@ def test_policy_is_the_slow_model(uses: list[tuple[int, Ngram | None]], per_key:
     assert sum(map(len, found.values())) == len(pool)
 
 
-def test_newest_is_first_and_the_oldest_leaves() -> None:
-    pool = NgramPool(3, 2)
-    for tail in [(1, 1), (2, 2), (3, 3)]:
-        pool.add(7, tail)
-    assert list(pool.get(7)) == [(3, 3), (2, 2)]
-    assert len(pool) == 2
-
-
-def test_adding_again_refreshes() -> None:
-    pool = NgramPool(3, 2)
-    for tail in [(1, 1), (2, 2), (1, 1), (3, 3)]:
-        pool.add(7, tail)
-    assert list(pool.get(7)) == [(3, 3), (1, 1)]
-
-
-def test_full_pool_forgets_the_key_that_was_not_used() -> None:
-    pool = NgramPool(2, 2, capacity=3)
-    for key in (1, 2, 3):
-        pool.add(key, (0,))
-    list(pool.get(1))
-    pool.add(4, (0,))
-    assert contents(pool, [1, 2, 3, 4]) == {1: [(0,)], 2: [], 3: [(0,)], 4: [(0,)]}
-
-
-def test_asking_for_an_unknown_key_leaves_nothing_behind() -> None:
-    pool = NgramPool(2, 1, capacity=1)
-    pool.add(1, (0,))
-    assert list(pool.get(2)) == []
-    assert list(pool.get(1)) == [(0,)]
-
-
 @examples(150)
 @given(st.lists(st.integers(0, 3), max_size=20), st.integers(2, 5))
 def test_add_text_adds_every_ngram(text: list[int], size: int) -> None:
@@ -112,20 +81,6 @@ def test_add_text_adds_every_ngram(text: list[int], size: int) -> None:
     for key in range(4):
         newest_first = dict.fromkeys(ngram[1:] for ngram in reversed(ngrams) if ngram[0] == key)
         assert list(pool.get(key)) == list(newest_first)
-
-
-def test_add_text_example() -> None:
-    pool = NgramPool(3, 4)
-    pool.add_text([1, 2, 3, 1, 2, 4])
-    assert contents(pool, [1, 2, 3, 4]) == {1: [(2, 4), (2, 3)], 2: [(3, 1)], 3: [(1, 2)], 4: []}
-
-
-def test_no_guesses_is_a_pool_that_stays_empty() -> None:
-    pool = NgramPool(3, 0)
-    pool.add_text([1, 2, 3, 4])
-    pool.add(1, (2, 3))
-    assert len(pool) == 0
-    assert list(pool.get(1)) == []
 
 
 @pytest.mark.parametrize(

@@ -100,14 +100,6 @@ def test_rows_of_the_longest_known_context_win() -> None:
     assert last_of(table, (7, 7, 7)) is None
 
 
-def test_an_older_row_of_a_longer_context_wins_over_a_newer_shorter_one() -> None:
-    table = SuccessorTable(4)
-    put(table, (1, 2, 3), row_of(10))
-    put(table, (9, 2, 3), row_of(12))
-    assert last_of(table, (1, 2, 3)) == (3, 10)
-    assert last_of(table, (7, 2, 3)) == (2, 12)
-
-
 @pytest.mark.usefixtures("either_way")
 def test_last_rows_come_newest_first() -> None:
     table = SuccessorTable(8)

@@ -1,7 +1,6 @@
 """The suffix automaton against plain searches, and the source that copies with it."""
 
 import copy
-import random
 from collections.abc import Sequence
 
 from helpers.toy import examples
@@ -116,15 +115,6 @@ def test_automaton_is_linear(text: list[int]) -> None:
     assert states <= max(1, 2 * len(text))
     assert sum(map(len, automaton._next)) <= 3 * len(text) + 1
     assert len(automaton._next) == len(automaton._link) == states
-
-
-def test_appending_is_amortised() -> None:
-    """States and transitions stay within a few for each token, in texts that repeat most."""
-    for text in ([1] * 3000, [1, 2] * 1500, [random.Random(0).randrange(2) for _ in range(3000)]):
-        automaton = SuffixAutomaton()
-        for token in text:
-            automaton.append(token)
-        assert len(automaton._length) <= 2 * len(text)
 
 
 def suffix_source(text: Sequence[int]) -> SuffixSource:

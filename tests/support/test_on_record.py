@@ -102,19 +102,3 @@ def test_a_stranger_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     model = STRANGERS["derived"](fresh_model("llama"))
     with pytest.raises(LookaheadError, match="mixes branches up"):
         model.generate(**prompts(1), max_new_tokens=16, use_lookahead=True)
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("tokens", [1, 2, 8, 24])
-def test_short_calls(tokens: int, do_sample: bool) -> None:
-    """They are decoded like long ones, and write what plain decoding writes."""
-    same_as_plain(fresh_model("llama"), prompts(1), max_new_tokens=tokens, do_sample=do_sample)
-
-
-@pytest.mark.parametrize("tokens", [1, 8])
-def test_a_short_call_refuses_nan(tokens: int) -> None:
-    model = fresh_model("llama")
-    with torch.no_grad():
-        model.lm_head.weight.fill_(float("nan"))
-    with pytest.raises(LookaheadError, match=r"NaN at step 1 \(row 0, token 1\)"):
-        model.generate(**prompts(1), max_new_tokens=tokens, use_lookahead=True)

@@ -10,14 +10,9 @@ from helpers.models import F32, fresh_model, letters_tokenizer, prompts, same_as
 from helpers.refusals import Passes, refused
 from transformers import PreTrainedTokenizerFast
 
-import lookahead
 from lookahead import Jacobi, Lookahead, LookaheadError
 
-
-@pytest.fixture(autouse=True)
-def patched(restored: None) -> None:
-    lookahead.augment_all()
-    tiny_model("llama").generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+pytestmark = pytest.mark.usefixtures("self_tested")
 
 
 def broken(rows: slice = slice(None)) -> Any:

@@ -10,16 +10,9 @@ from helpers.refusals import Passes, filled, refused
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer
 
-import lookahead
 from lookahead.models.names import CACHE
 
-
-@pytest.fixture(autouse=True)
-def patched(restored: None) -> None:
-    """All tests here run with the patch, unless they take it off, and with models that have passed their self-test."""
-    lookahead.augment_all()
-    for name in ("llama", "gpt2", "mistral"):
-        tiny_model(name).generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+pytestmark = pytest.mark.usefixtures("self_tested")
 
 
 @pytest.mark.usefixtures("works_afterwards")

@@ -10,13 +10,7 @@ from transformers import GenerationConfig
 import lookahead
 from lookahead import Jacobi, Lookahead, LookaheadError
 
-
-@pytest.fixture(autouse=True)
-def patched(restored: None) -> None:
-    """All tests here run with the patch, unless they take it off, and with models that have passed their self-test."""
-    lookahead.augment_all()
-    for name in ("llama", "gpt2", "mistral"):
-        tiny_model(name).generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+pytestmark = pytest.mark.usefixtures("self_tested")
 
 
 @pytest.mark.parametrize(
@@ -35,10 +29,7 @@ def patched(restored: None) -> None:
         ({"ngram_size": [5]}, r"must be a whole number: got \[5\]"),
         ({"pool_from_prompt": 1}, r"pool_from_prompt=\) must be True or False: got 1"),
         ({"always_forward_one": "yes"}, r"always_forward_one=\) must be True or False: got 'yes'"),
-        (
-            {"verification": "typical"},
-            r"verification=\) must be one of 'exact', 'rejection': got 'typical'",
-        ),
+        ({"verification": "typical"}, r"verification=\) must be one of 'exact', 'rejection': got 'typical'"),
         ({"verification": ["exact"]}, r"verification=\) must be one of"),
         ({"stats": "some"}, r"stats=\) must be one of 'none', 'summary', 'detailed': got 'some'"),
         ({"seed": "x"}, r"seed=\) must be a whole number: got 'x'"),

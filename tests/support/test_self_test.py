@@ -11,20 +11,13 @@ from helpers.models import fresh_model, prompts, run, same_as_plain, tiny_model
 from helpers.refusals import Passes, refused, unchanged
 from transformers import LlamaForCausalLM, Qwen3NextForCausalLM
 
-import lookahead
 from lookahead import Lookahead, LookaheadError
 from lookahead.models.names import CACHE
 from lookahead.support import self_test
 from lookahead.support.route import route, verdict
 from lookahead.support.route import self_test as self_test_of
 
-
-@pytest.fixture(autouse=True)
-def patched(restored: None) -> None:
-    """All tests here run with the patch, unless they take it off, and with models that have passed their self-test."""
-    lookahead.augment_all()
-    for name in ("llama", "gpt2", "mistral"):
-        tiny_model(name).generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+pytestmark = pytest.mark.usefixtures("self_tested")
 
 
 class IgnoresMasks(LlamaForCausalLM):

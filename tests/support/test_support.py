@@ -141,9 +141,6 @@ def test_embeddings_without_a_table_of_their_own() -> None:
         run(model, {"input_ids": torch.tensor([[5, 48]])}, max_new_tokens=4, use_lookahead=True)
 
 
-# --- positions of several axes -------------------------------------------------------------------------------------
-
-
 def vision_model(kind: str) -> Any:
     """A tiny vision-language model whose text positions have three axes."""
     sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -217,9 +214,6 @@ def test_static_passes_have_one_axis() -> None:
         run(vision_model("Qwen2VL"), prompts(1), max_new_tokens=4, lookahead_strategy=Lookahead(static=True))
 
 
-# --- images in the text's cache ------------------------------------------------------------------------------------
-
-
 def crossing_model() -> Any:
     """A tiny Mllama: one of its layers attends to images, whose states lie in the text's cache."""
     sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
@@ -265,9 +259,6 @@ def test_images_that_are_attended_to() -> None:
         settings["use_lookahead"] = use
         turns.append(run(model, following, **{CACHE: first[CACHE]}, **settings)[0].sequences.tolist())
     assert turns[0] == turns[1]
-
-
-# --- attention for one call ----------------------------------------------------------------------------------------
 
 
 def test_attention_for_one_call(passes: Passes) -> None:
@@ -317,9 +308,6 @@ def test_an_attention_that_a_model_does_not_have() -> None:
     with pytest.raises(LookaheadError, match="attention='sdpa' cannot be used with GptOssForCausalLM"):
         run(model, prompts(1), max_new_tokens=4, lookahead_strategy=Lookahead(attention="sdpa"))
     assert model.config._attn_implementation == "eager"
-
-
-# --- weights -------------------------------------------------------------------------------------------------------
 
 
 def test_layers_that_were_exchanged_are_tested_again() -> None:

@@ -135,5 +135,5 @@ def own_steps(model: PreTrainedModel) -> str | None:
 
 
 def forgets_padding(model: PreTrainedModel) -> bool:
-    """Whether plain decoding's steps see what ``decoder_attention_mask`` hides from the prompt's pass."""
+    """True if plain decoding's steps see what ``decoder_attention_mask`` hides from the prompt's pass."""
     return model.config.model_type in _FORGETFUL

@@ -60,7 +60,7 @@ class DecoderPositions:
 
 
 def current_positions() -> Any:
-    """What the pass that this thread is in tells overrides; None outside of a pass."""
+    """Positions of the pass that this thread is in, for overrides; None outside of a pass."""
     return getattr(_thread, "positions", None)
 
 

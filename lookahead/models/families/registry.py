@@ -76,7 +76,7 @@ DECODERS = (
 
 
 def _overrides(families: Sequence[Family], model: nn.Module, told: type) -> list[Override]:
-    """What each module of ``model`` needs, by the first row that it matches."""
+    """Overrides of each module of ``model``, by the first row that it matches."""
     found: list[Override] = []
     for name, module in model.named_modules():
         family = next((family for family in families if family.matches(name, module)), None)
@@ -87,10 +87,10 @@ def _overrides(families: Sequence[Family], model: nn.Module, told: type) -> list
 
 
 def decoder_overrides(decoder: nn.Module) -> list[Override]:
-    """What in a decoder would treat the nodes of a pass otherwise than single tokens."""
+    """Overrides for what in a decoder would treat the nodes of a pass otherwise than single tokens."""
     return _overrides(DECODERS, decoder, DecoderPositions)
 
 
 def overrides_for(model: PreTrainedModel) -> list[Override]:
-    """What needs an override in every pass over a causal model whose traits say that it counts slots by itself."""
+    """Overrides for every pass over a causal model whose traits say that it counts slots by itself."""
     return _overrides(SLOT_COUNTERS, model, SlotPositions) or decoder_overrides(model)

@@ -26,7 +26,7 @@ _ROOM = 8  # buffers have an eighth of their slots free when the prompt has been
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How many slots the buffers of a call have, in multiples of ``granule``: little more than the text has, and never
+    """Number of slots of a call's buffers, in multiples of ``granule``: little more than the text has, and never
     more than the prompt, ``new_tokens`` and one tree, but for a pass with a larger tree. Layers that see a sliding
     ``window`` hold little more than that; None = they hold all slots, as the others do."""
 
@@ -251,7 +251,7 @@ class Store:
         return self.places[-1]
 
     def _entries(self, layer: int, name: str, kind: Hashable, alike: int, most: int) -> int:
-        """How many entries of up to ``most`` bytes the next buffer of a kind has: as many as are expected, or few and
+        """Number of entries of up to ``most`` bytes in the next buffer of a kind: as many as are expected, or few and
         then more of them."""
         own = self._types[layer] if layer < len(self._types) else None
         everything = 2 * len(self._types)
@@ -271,7 +271,7 @@ class Store:
 
     @property
     def extent(self) -> Extent:
-        """How large buffers are to be."""
+        """Size that buffers are to have."""
         return self._extent
 
     def widen(self, extent: Extent) -> None:

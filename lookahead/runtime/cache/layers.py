@@ -89,7 +89,7 @@ class TreeLayer(DynamicLayer):
         return [place for place in places if place is not None]
 
     def lengths(self) -> set[int]:
-        """How many tokens of the prompt its entries hold."""
+        """Number of the prompt's tokens that its entries hold."""
         return {self.length} if self.index_entry is None else {self.length, self._index_length}
 
     def _read(self, place: Entry, start: int, states: Tensor) -> Tensor:

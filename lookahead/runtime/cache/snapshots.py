@@ -17,7 +17,7 @@ def recurrent_layers(cache: Cache) -> list[Any]:
 
 
 def holds_text(cache: Cache) -> bool:
-    """Whether a cache of any kind holds a part of a text."""
+    """True if a cache of any kind holds a part of a text."""
     layers = getattr(cache, "layers", None)
     if layers and len(recurrent_layers(cache)) == len(layers):  # nothing there counts tokens
         return any(any(layer.has_previous_state.values()) for layer in layers)

@@ -143,8 +143,8 @@ class TreeCache(Cache):
             group.slots[rows, targets] = group.slots[rows, sources]
 
     def open_views(self, nodes: int) -> list[Tensor]:
-        """What a pass over ``nodes`` nodes writes to, for all states in the order in which they turned up, and then
-        what it reads."""
+        """Views that a pass over ``nodes`` nodes writes to, for all states in the order in which they turned up, and
+        then those that it reads."""
         start, stop = self.base, self.base + nodes
         for group in self._store.groups:
             group.open(start, stop)

@@ -1,4 +1,4 @@
-"""What passes with static shapes run on: packed inputs, buffers and graphs, kept for a model's next call.
+"""Memory of passes with static shapes: packed inputs, buffers and graphs, kept for a model's next call.
 
 They wait in a weak dictionary, up to some bytes a model. A call takes what it uses out of it, so two calls at once
 never share a buffer.
@@ -304,7 +304,7 @@ def give_back(model: PreTrainedModel, buffers: StaticBuffers, cache: Sequence[Te
 
 
 def spare_bytes(model: PreTrainedModel) -> int:
-    """What keys and values may take that need not be saved: little beside the weights."""
+    """Bytes of keys and values that need not be saved: few beside the weights."""
     return weight_bytes(model) // _SMALL
 
 
@@ -313,7 +313,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 
 def is_small(forward: TreeForward, slots: int) -> bool:
-    """Whether keys and values of so many slots, as the config speaks of them, are little beside the weights."""
+    """True if keys and values of so many slots, as the config speaks of them, are little beside the weights."""
     config = forward.traits.config
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
     layers, heads, hidden, key_heads, channels = (getattr(config, name, None) for name in names)

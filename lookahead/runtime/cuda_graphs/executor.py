@@ -332,5 +332,5 @@ class GraphExecutor:
 
 
 def refusal(reason: str) -> str:
-    """What is raised for ``static=True`` where it cannot be."""
+    """Error for ``static=True`` where it cannot be."""
     return f"static=True cannot be used: {reason}. Leave static unset, or set it to False."

@@ -25,7 +25,7 @@ from lookahead.runtime.tracing.record import record
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces
 from lookahead.runtime.tree import TreeModel
 
-# What it takes to make a trace, and what that is worth in a pass (docs/log.md has the figures).
+# What it takes to make a trace, and what that is worth in a pass (docs/log/passes.md has the figures).
 _COST = 35.0  # passes' Python
 _COMPARED = 9.0  # whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
