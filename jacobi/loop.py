@@ -84,7 +84,7 @@ class Verifier(Protocol):
         """No pass is needed any more."""
 
 
-class Group:
+class RowGroup:
     """Sequences that one verifier decides, each with a drafter: all of a call, or one of many that share passes.
 
     Attributes:
@@ -111,10 +111,10 @@ class Group:
                 drafter.learn(tree, greedy, path, best)
 
 
-AnyGroup = TypeVar("AnyGroup", bound=Group)
+AnyGroup = TypeVar("AnyGroup", bound=RowGroup)
 
 
-def decide_each(groups: Sequence[Group], parts: Sequence[Scores]) -> None:
+def decide_each(groups: Sequence[RowGroup], parts: Sequence[Scores]) -> None:
     """Let one group after the other write, each by its own part of a pass."""
     for group, scores in zip(groups, parts, strict=True):
         group.paths = group.verifier.decide(group.trees, scores)
@@ -124,8 +124,8 @@ def nothing() -> None:
     """There is nothing to do meanwhile."""
 
 
-class Passes(Generic[AnyGroup]):
-    """The passes that ``groups`` share, which may come and go between them; each is told of its own trees alone::
+class Stepper(Generic[AnyGroup]):
+    """Stepper over ``groups`` that share passes, and may come and go between two. Each is told of its own trees::
 
         trees of a pass     a a a | b | c c        groups of 3, 1 and 2 sequences
 
@@ -198,14 +198,14 @@ class Passes(Generic[AnyGroup]):
         return Step(trees, paths, draft_ms, forward_ms, verify_ms, keep_ms + since_ms(begin))
 
 
-def _rows(groups: Sequence[Group]) -> list[tuple[slice, int]]:
+def _rows(groups: Sequence[RowGroup]) -> list[tuple[slice, int]]:
     """Where each group's trees lie in a pass: its rows, and the nodes of the widest one."""
     stops = accumulate(len(group.trees) for group in groups)
     pairs = zip(groups, stops, strict=True)
     return [(slice(stop - len(group.trees), stop), max(map(len, group.trees))) for group, stop in pairs]
 
 
-def _looked(groups: Sequence[Group], counts: list[int], logits: Tensor) -> tuple[Tensor, ...]:
+def _looked(groups: Sequence[RowGroup], counts: list[int], logits: Tensor) -> tuple[Tensor, ...]:
     """What all groups look for in the logits of a pass, and ``counts`` of how much each."""
     if len(groups) == 1:
         return groups[0].verifier.look(groups[0].trees, logits)
@@ -217,7 +217,7 @@ def _looked(groups: Sequence[Group], counts: list[int], logits: Tensor) -> tuple
     return tuple(found)
 
 
-def _parts(scores: Scores, groups: Sequence[Group], counts: Sequence[int]) -> list[Scores]:
+def _parts(scores: Scores, groups: Sequence[RowGroup], counts: Sequence[int]) -> list[Scores]:
     """What a pass says of the trees of each group."""
     if len(groups) == 1:
         return [scores]
@@ -238,8 +238,8 @@ def solve(
     model: Model, drafters: Sequence[Drafter], verifier: Verifier, aside: Callable[[], None] = nothing
 ) -> Iterator[Step]:
     """Decode one group, a sequence for each drafter; yields one :class:`Step` a forward pass, the prefill first.
-    ``aside`` is that of :class:`Passes`."""
-    passes = Passes(model, [Group(drafters, verifier)], aside)
+    ``aside`` is that of :class:`Stepper`."""
+    passes = Stepper(model, [RowGroup(drafters, verifier)], aside)
     yield passes.prefill()
     while not verifier.done:
         yield passes.step()

@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from jacobi import Drafter, Path, PlainDrafter, Successors, TokenTree
-from jacobi.loop import Group
+from jacobi.loop import RowGroup
 from lookahead import _native
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.latency import StepTimes
@@ -29,7 +29,7 @@ from lookahead.verify.sequences import Sequences
 from lookahead.verify.verifier import Limits, Verifier
 
 
-class CallGroup(Group):
+class CallGroup(RowGroup):
     """The sequences of one call while they are written: all rows of ``generate``'s, or the one of a served request.
 
     Args:

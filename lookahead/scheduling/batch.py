@@ -7,7 +7,7 @@ from time import perf_counter
 from transformers import PreTrainedModel
 
 from jacobi import Step
-from jacobi.loop import Passes, since_ms
+from jacobi.loop import Stepper, since_ms
 from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory, borrowed
@@ -86,7 +86,7 @@ class Rows:
         self._changed = True
         for at, row in enumerate(rows, joined):
             row.join(shared, at, self._curve)
-        step = self._passes.settle(rows, scores, 0.0, prefill_ms, first=True, kept=True)
+        step = self._stepper.settle(rows, scores, 0.0, prefill_ms, first=True, kept=True)
         for row in rows:
             row.see(step)
             row.catch_up()
@@ -99,7 +99,7 @@ class Rows:
             return self._view
         traced, packed = faster_passes(self._model, self._traits, traces=self._traced, packs=self._packs)
         view = open_shared(read, traced, packed)
-        self._passes = Passes(view, self.held, self._catch_up, decide_together)
+        self._stepper = Stepper(view, self.held, self._catch_up, decide_together)
         self._upgrades = Upgrades(self._model, view, self._packs, _NEW_TOKENS, self._renewed)
         self._view = view
         return view
@@ -161,7 +161,7 @@ class Rows:
             planner.open(self._view.context)
         try:
             with kernels():
-                step = self._passes.step()
+                step = self._stepper.step()
         except Exception as error:
             for row in rows:
                 self.leave(row, row.error or error)
@@ -205,7 +205,7 @@ class Rows:
             view.close()
             self._view = self._planner = None
             self._planners.clear()
-            del self._passes, self._upgrades
+            del self._stepper, self._upgrades
         row.end(output, error)
 
     def rest(self) -> None:

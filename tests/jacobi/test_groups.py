@@ -8,7 +8,7 @@ from helpers.toy import ToyModel, hashed, plain
 from torch import Tensor
 
 from jacobi import GreedyVerifier, JacobiDrafter, Path, Scores, Successors, TokenTree
-from jacobi.loop import Group, Passes
+from jacobi.loop import RowGroup, Stepper
 
 NEXT, PROMPTS = hashed(6, 5, 2), [[1], [2, 3], [4, 1, 2], [3]]
 
@@ -64,9 +64,9 @@ def test_each_group_writes_what_it_writes_alone() -> None:
     model, counts = Launching(NEXT, PROMPTS), (20, 20, 9, 14)
     verifiers = [Watching(2, 20, 2, 3), Watching(1, 9, 0, 0), Watching(1, 14, 1, 5)]
     drafters = [[asking(5, 1), asking(2, 3)], [asking(1, 0)], [asking(7, 5)]]
-    groups = [Group(each, verifier) for each, verifier in zip(drafters, verifiers, strict=True)]
+    groups = [RowGroup(each, verifier) for each, verifier in zip(drafters, verifiers, strict=True)]
     asides: list[int] = []
-    passes = Passes(model, groups, lambda: asides.append(0))
+    passes = Stepper(model, groups, lambda: asides.append(0))
     scores, places = model.prefill(), (slice(0, 2), slice(2, 3), slice(3, 4))
     parts = [Scores(scores.logits[rows], scores.greedy[rows]) for rows in places]
     steps = [passes.settle(groups, parts, 0.0, 3.0, first=True)]
