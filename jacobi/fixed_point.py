@@ -12,6 +12,7 @@ import operator
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, cycle, islice
 from typing import Literal, get_args
 
@@ -52,6 +53,7 @@ class RejectedTails:
         return found
 
 
+@dataclass(eq=False)
 class JacobiDrafter:
     """One sequence's Jacobi block.
 
@@ -80,37 +82,34 @@ class JacobiDrafter:
         tails: how many rejected states are kept, each of which may give a branch; 0 where there may be only one.
     """
 
-    def __init__(
-        self,
-        mode: JacobiMode,
-        block_size: int | None,
-        guess: Callable[[int], list[int]],
-        end_tokens: frozenset[int] = frozenset(),
-        text: list[int] | None = None,
-        keep_trajectory: bool = False,
-        blocks: int = 1,
-        spawn_ratio: float = 0.85,
-        tails: int = 0,
-    ) -> None:
+    mode: JacobiMode
+    block_size: int | None
+    guess: Callable[[int], list[int]]
+    end_tokens: frozenset[int] = frozenset()
+    text: list[int] | None = None
+    keep_trajectory: bool = False
+    blocks: int = 1
+    spawn_ratio: float = 0.85
+    tails: int = 0
+
+    def __post_init__(self) -> None:
+        mode, size, blocks = self.mode, self.block_size, self.blocks
         if mode not in get_args(JacobiMode):
             raise LookaheadError(f"Unknown Jacobi mode {mode!r}: expected one of {', '.join(get_args(JacobiMode))}.")
-        if block_size is not None and block_size < 1:
-            raise LookaheadError(f"A Jacobi block has at least one token: got block_size={block_size}.")
-        if block_size is None and mode != "jacobi":
+        if size is not None and size < 1:
+            raise LookaheadError(f"A Jacobi block has at least one token: got block_size={size}.")
+        if size is None and mode != "jacobi":
             raise LookaheadError(f"Jacobi mode {mode!r} needs a block_size: got None. Pass a whole number from 1 up.")
-        if blocks < 1 or tails < 0:
-            raise LookaheadError(f"Expected blocks >= 1 and tails >= 0: got blocks={blocks}, tails={tails}.")
-        if blocks > 1 and (mode == "sliding" or block_size is None):
+        if blocks < 1 or self.tails < 0:
+            raise LookaheadError(f"Expected blocks >= 1 and tails >= 0: got blocks={blocks}, tails={self.tails}.")
+        if blocks > 1 and (mode == "sliding" or size is None):
             why = "a sliding block has no end" if mode == "sliding" else "a block without a block_size takes all room"
             raise LookaheadError(f"blocks={blocks}, but {why}: pass another mode and a block_size, or blocks=1.")
-        if not 0 < spawn_ratio <= 1:
-            raise LookaheadError(f"spawn_ratio is a share of a block, above 0 and at most 1: got {spawn_ratio}.")
-        self.mode, self.block_size = mode, block_size
-        self.trajectory: list[list[int]] | None = [] if keep_trajectory else None
-        self._guess, self._end_tokens = guess, end_tokens
-        self._text = [] if text is None else text
-        self._blocks, self._spawn_ratio = blocks, spawn_ratio
-        self._tails = RejectedTails(tails)
+        if not 0 < self.spawn_ratio <= 1:
+            raise LookaheadError(f"spawn_ratio is a share of a block, above 0 and at most 1: got {self.spawn_ratio}.")
+        self.trajectory: list[list[int]] | None = [] if self.keep_trajectory else None
+        self._text = [] if self.text is None else self.text
+        self._rejected = RejectedTails(self.tails)
         self._root = 0
         self._block: list[int] = []  # of all blocks, what is not fixed
         self._told = 0  # its first places, which hold what the model put out; the others hold guesses
@@ -123,12 +122,12 @@ class JacobiDrafter:
         if self.mode == "hybrid" and not self._block and room < size:
             size = 0
         new = self._new_places(size)
-        self._block += self._guess(new) if new > 0 else []
+        self._block += self.guess(new) if new > 0 else []
         del self._block[room:]
         fed = self._until_end(self._block)
         if self.trajectory is not None:
             self.trajectory.append(list(fed))
-        others = map(self._until_end, self._tails.candidates(self._root, self._block))
+        others = map(self._until_end, self._rejected.candidates(self._root, self._block))
         tree = TokenTree(self._root)
         self._lines = [tree.path(tree.extend(0, tokens)) for tokens in (fed, *others)]
         return tree
@@ -138,11 +137,11 @@ class JacobiDrafter:
         if self.mode == "sliding" or not left:
             return size - left
         settled = size - left if left <= size else self._unchanged
-        return size if left <= (self._blocks - 1) * size and settled >= self._spawn_ratio * size else 0
+        return size if left <= (self.blocks - 1) * size and settled >= self.spawn_ratio * size else 0
 
     def _until_end(self, tokens: list[int]) -> list[int]:
         judged = tokens if self.mode == "hybrid" else tokens[: self._told]
-        end = next((place for place, token in enumerate(judged) if token in self._end_tokens), None)
+        end = next((place for place, token in enumerate(judged) if token in self.end_tokens), None)
         return tokens if end is None else tokens[: end + 1]
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
@@ -155,10 +154,10 @@ class JacobiDrafter:
         iterate = [*state, *before[len(line) :]]
         self._block = iterate if self.mode == "sliding" else iterate[: max(0, len(before) - fixed)]
         self._told = max(len(line), self._told) - fixed
-        if self._blocks > 2 and self.block_size is not None:
+        if self.blocks > 2 and self.block_size is not None:
             pairs = zip(self._block[-self.block_size :], before[-self.block_size :], strict=False)
             self._unchanged = sum(accumulate((new == old for new, old in pairs), operator.mul))
-        self._tails.keep(self._block[: len(state)])
+        self._rejected.keep(self._block[: len(state)])
         self._root = path.tokens[-1]
         self._text += path.tokens
 

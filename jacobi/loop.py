@@ -1,11 +1,12 @@
-"""The loop. Every strategy, plain decoding included, is this loop with another drafter. What is accepted is decided
-completely before anything is committed, learnt or yielded to observers."""
+"""The loop. Every strategy, plain decoding and served requests included, is this loop with other drafters and groups.
+What is accepted is decided completely before anything is committed, learnt or yielded to observers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, islice
 from time import perf_counter
-from typing import Protocol, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -83,53 +84,165 @@ class Verifier(Protocol):
         """No pass is needed any more."""
 
 
-def solve(
-    model: Model, drafters: Sequence[Drafter], verifier: Verifier, aside: Callable[[], None] = lambda: None
-) -> Iterator[Step]:
-    """Decode a batch, one sequence a drafter; yields one :class:`Step` a forward pass, the prefill first.
+class RowGroup:
+    """Sequences that one verifier decides, each with a drafter: all of a call, or one of many that share passes.
 
-    The prefill's tree is a root alone, for the prompt's last token; its token id means nothing. ``aside`` is called
-    whenever there is time for what no draft waits for: once the prompt's token is known, before anything is learnt from
-    the prompt, and once the device has been given the next pass.
+    Attributes:
+        trees: one a sequence, of the pass under way; of the prompt's the root alone.
+        paths: what was kept of them.
     """
 
-    asynchronous = model if isinstance(model, AsynchronousModel) else None
+    def __init__(self, drafters: Sequence[Drafter], verifier: Verifier) -> None:
+        self.drafters, self.verifier = drafters, verifier
+        self.trees = [TokenTree(0) for _ in drafters]
+        self.paths = [Path() for _ in drafters]
 
-    def launch(trees: Sequence[TokenTree]) -> Callable[[], Scores]:
-        if asynchronous is not None:
-            return asynchronous.launch(trees, partial(verifier.look, trees))
-        return partial(model.forward, trees)
+    def draft(self) -> None:
+        """Grow the next trees."""
+        rooms = self.verifier.room()
+        self.trees = [drafter.draft(room) for drafter, room in zip(self.drafters, rooms, strict=True)]
 
-    trees = [TokenTree(0) for _ in drafters]
-    draft_ms, begin = 0.0, perf_counter()
-    scores, forward_ms = model.prefill(), since_ms(begin)
-    first = True
-    while True:
-        begin = perf_counter()
-        paths = verifier.decide(trees, scores)
-        verify_ms, begin = since_ms(begin), perf_counter()
-        model.keep(paths)
-        keep_ms = since_ms(begin)
-        if first:
-            first = False
-            aside()
-        begin = perf_counter()
-        successors: Sequence[Successors | None] = scores.successors or [None] * len(trees)
-        for drafter, tree, greedy, path, best in zip(drafters, trees, scores.greedy, paths, successors, strict=True):
+    def learn(self, scores: Scores) -> None:
+        """Let drafters take in what became of their trees."""
+        successors: Sequence[Successors | None] = scores.successors or [None] * len(self.trees)
+        rows = zip(self.drafters, self.trees, scores.greedy, self.paths, successors, strict=True)
+        for drafter, tree, greedy, path, best in rows:
             if path.tokens:
                 drafter.learn(tree, greedy, path, best)
-        yield Step(trees, paths, draft_ms, forward_ms, verify_ms, keep_ms + since_ms(begin))
-        if verifier.done:
-            return
+
+
+AnyGroup = TypeVar("AnyGroup", bound=RowGroup)
+
+
+def decide_each(groups: Sequence[RowGroup], parts: Sequence[Scores]) -> None:
+    """Let one group after the other write, each by its own part of a pass."""
+    for group, scores in zip(groups, parts, strict=True):
+        group.paths = group.verifier.decide(group.trees, scores)
+
+
+def nothing() -> None:
+    """There is nothing to do meanwhile."""
+
+
+class Stepper(Generic[AnyGroup]):
+    """Stepper over ``groups`` that share passes, and may come and go between two. Each is told of its own trees::
+
+        trees of a pass     a a a | b | c c        groups of 3, 1 and 2 sequences
+
+    Args:
+        aside: is called whenever there is time for what no draft waits for: once a prompt's token is known, before
+            anything is learnt from the prompt, and once the device has been given the next pass.
+        decide: lets groups write; several may do so in one computation.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        groups: Sequence[AnyGroup],
+        aside: Callable[[], None] = nothing,
+        decide: Callable[[Sequence[AnyGroup], Sequence[Scores]], None] = decide_each,
+    ) -> None:
+        self.groups = groups
+        self._model, self._aside, self._decide = model, aside, decide
+        self._asynchronous = model if isinstance(model, AsynchronousModel) else None
+
+    def prefill(self) -> Step:
+        """Run the prompt of the only group. Its trees are roots alone, whose token ids mean nothing."""
         begin = perf_counter()
-        trees = [drafter.draft(room) for drafter, room in zip(drafters, verifier.room(), strict=True)]
+        scores = self._model.prefill()
+        return self.settle(self.groups, [scores], 0.0, since_ms(begin), first=True)
+
+    def step(self) -> Step:
+        """Draft, one forward over all trees, decide, keep, learn."""
+        groups, begin = list(self.groups), perf_counter()
+        for group in groups:
+            group.draft()
+        trees = [tree for group in groups for tree in group.trees]
         draft_ms, begin = since_ms(begin), perf_counter()
-        wait = launch(trees)
+        counts: list[int] = []  # of what is looked for in each group's logits
+        if self._asynchronous is not None:
+            wait = self._asynchronous.launch(trees, partial(_looked, groups, counts))
+        else:
+            wait = partial(self._model.forward, trees)
         launch_ms = since_ms(begin)
-        aside()
+        self._aside()
         begin = perf_counter()
-        scores = wait()
-        forward_ms = launch_ms + since_ms(begin)
+        parts = _parts(wait(), groups, counts)
+        return self.settle(groups, parts, draft_ms, launch_ms + since_ms(begin))
+
+    def settle(
+        self,
+        groups: Sequence[AnyGroup],
+        parts: Sequence[Scores],
+        draft_ms: float,
+        forward_ms: float,
+        *,
+        first: bool = False,
+        kept: bool = False,
+    ) -> Step:
+        """Decide, keep and learn by what a pass said to each group. It was their ``first``, the prompt's, or all of it
+        is ``kept`` already, where other passes have read the prompts of groups that join."""
+        begin = perf_counter()
+        self._decide(groups, parts)
+        trees = [tree for group in groups for tree in group.trees]
+        paths = [path for group in groups for path in group.paths]
+        verify_ms, begin = since_ms(begin), perf_counter()
+        if not kept:
+            self._model.keep(paths)
+        keep_ms = since_ms(begin)
+        if first:
+            self._aside()
+        begin = perf_counter()
+        for group, scores in zip(groups, parts, strict=True):
+            group.learn(scores)
+        return Step(trees, paths, draft_ms, forward_ms, verify_ms, keep_ms + since_ms(begin))
+
+
+def _rows(groups: Sequence[RowGroup]) -> list[tuple[slice, int]]:
+    """Where each group's trees lie in a pass: its rows, and the nodes of the widest one."""
+    stops = accumulate(len(group.trees) for group in groups)
+    pairs = zip(groups, stops, strict=True)
+    return [(slice(stop - len(group.trees), stop), max(map(len, group.trees))) for group, stop in pairs]
+
+
+def _looked(groups: Sequence[RowGroup], counts: list[int], logits: Tensor) -> tuple[Tensor, ...]:
+    """What all groups look for in the logits of a pass, and ``counts`` of how much each."""
+    if len(groups) == 1:
+        return groups[0].verifier.look(groups[0].trees, logits)
+    found: list[Tensor] = []
+    for group, (rows, width) in zip(groups, _rows(groups), strict=True):
+        own = group.verifier.look(group.trees, logits[rows, :width])
+        counts.append(len(own))
+        found += own
+    return tuple(found)
+
+
+def _parts(scores: Scores, groups: Sequence[RowGroup], counts: Sequence[int]) -> list[Scores]:
+    """What a pass says of the trees of each group."""
+    if len(groups) == 1:
+        return [scores]
+    parts, beside = list[Scores](), iter(scores.beside)
+    for group, (rows, width), count in zip(groups, _rows(groups), counts or [0] * len(groups), strict=True):
+        broken = {(row - rows.start, node) for row, node in scores.broken if rows.start <= row < rows.stop}
+        greedy = [line[:width] for line in scores.greedy[rows]]
+        top_k, best = max(tree.top_k for tree in group.trees), None
+        if scores.successors is not None and top_k:
+            told = scores.successors[rows]
+            best = [Successors(each.tokens[:width, :top_k], each.logits[:width, :top_k]) for each in told]
+        own = tuple(islice(beside, count))
+        parts.append(Scores(scores.logits[rows, :width], greedy, frozenset(broken), best, own))
+    return parts
+
+
+def solve(
+    model: Model, drafters: Sequence[Drafter], verifier: Verifier, aside: Callable[[], None] = nothing
+) -> Iterator[Step]:
+    """Decode one group, a sequence for each drafter; yields one :class:`Step` a forward pass, the prefill first.
+    ``aside`` is that of :class:`Stepper`."""
+    passes = Stepper(model, [RowGroup(drafters, verifier)], aside)
+    yield passes.prefill()
+    while not verifier.done:
+        yield passes.step()
 
 
 def since_ms(begin: float) -> float:

@@ -12,7 +12,8 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
 from jacobi import LookaheadError
-from lookahead.generation.decode import assisted, generate
+from lookahead.generation.decode import generate
+from lookahead.generation.plan import assisted
 from lookahead.models.compat import check_privates
 from lookahead.models.conformance import recorded_version
 from lookahead.strategies.registry import strategy_from
@@ -44,7 +45,7 @@ def _sample(
     **model_kwargs: Any,
 ) -> Any:
     given = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, "streamer": streamer}
-    given |= {"generation_config": generation_config, "synced_gpus": synced_gpus}
+    given["generation_config"], model_kwargs["synced_gpus"] = generation_config, synced_gpus
     if not _asked(generation_config):
         return _originals["_sample"](self, input_ids, **given, **model_kwargs)
     strategy = strategy_from(getattr(generation_config, "lookahead_strategy", None))

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import lookahead
 from lookahead import _native
 from lookahead.draft.guard import Guard
-from lookahead.generation import decode as generate
+from lookahead.generation import session
 from lookahead.runtime import packing
 from lookahead.runtime.cuda_graphs import buffers
 from lookahead.runtime.open import open_tree
@@ -92,7 +92,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TreeModel]]:
         views.append(open_tree(*args, **kwargs))
         return views[-1]
 
-    monkeypatch.setattr(generate, "open_tree", noting)
+    monkeypatch.setattr(session, "open_tree", noting)
     buffers.release()
     yield views
     buffers.release()

@@ -327,3 +327,50 @@ def test_private_names_stand_where_they_may() -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_room_has_tests(room: str) -> None:
     assert list((ROOT / "tests" / room).glob("test_*.py"))
+
+
+# Where no function takes more than eight parameters, and no local tuple is made to be splatted.
+SIGNED = ("jacobi/", "lookahead/generation/", "lookahead/runtime/", "lookahead/scheduling/")
+
+
+def functions_of(homes: tuple[str, ...]) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for file in MODULES:
+        if name_of(file).startswith(homes):
+            for node in ast.walk(tree_of(file)):
+                if isinstance(node, FUNCTIONS):
+                    yield f"{name_of(file)}:{node.name}", node
+
+
+def test_no_function_has_more_than_eight_parameters() -> None:
+    many = {}
+    for name, node in functions_of(SIGNED):
+        given = node.args
+        names = [
+            each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg) if each
+        ]
+        if len(set(names) - {"self", "cls"}) > 8:
+            many[name] = names
+    assert not many
+
+
+def test_no_local_tuple_is_splatted() -> None:
+    """It would hide the names of what is given."""
+    splatted = []
+    for name, function in functions_of(SIGNED):
+        made = [
+            node for node in ast.walk(function) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        ]
+        tuples = {target.id for node in made for target in node.targets if isinstance(target, ast.Name)}
+        stars = [node.value for node in ast.walk(function) if isinstance(node, ast.Starred)]
+        splatted += [name for value in stars if isinstance(value, ast.Name) and value.id in tuples]
+    assert not splatted
+
+
+def test_no_module_but_a_calls_session_brings_its_rooms_together() -> None:
+    rooms = {f"lookahead.{room}" for room in ("draft", "runtime", "support", "verify")}
+    together = []
+    for file in MODULES:
+        nodes = [node for node in ast.walk(tree_of(file)) if isinstance(node, ast.ImportFrom)]
+        found = {".".join((node.module or "").split(".")[:2]) for node in nodes}
+        together += [name_of(file)] if rooms <= found else []
+    assert set(together) <= {"lookahead/generation/session.py"}

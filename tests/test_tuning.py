@@ -58,10 +58,10 @@ def test_sweep_of_traced_passes(folder: Path) -> None:
     with torch.no_grad():
         traces = traces_for(model)
     assert traces is not None and {kind.single for kind in traces.made} == {True, False}
-    assert step_times(model, 1, {}, None, traces=traces).curve(64, 8) == times.curve(64, 8)
-    assert step_times(model, 1, {}, None).curve(64, 8) == own.curve(64, 8)
+    assert step_times(model, 1, {}, traces=traces).curve(64, 8) == times.curve(64, 8)
+    assert step_times(model, 1, {}).curve(64, 8) == own.curve(64, 8)
     traces.made = {kind: trace for kind, trace in traces.made.items() if kind.single}
-    assert not step_times(model, 1, {}, None, traces=traces).knows_single, "a mixture is learnt from passes"
+    assert not step_times(model, 1, {}, traces=traces).knows_single, "a mixture is learnt from passes"
 
 
 def test_sweep_where_traces_turn_out_to_be_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +135,8 @@ def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
     kept = tuning.cached(model, static=True)
     assert kept is not None and kept.ms(4, 16) == measured.ms(4, 16)
     memory: dict[Any, StepTimes] = {}
-    step_times(model, 1, memory, None)
-    assert step_times(model, 1, memory, None, static=True) is not next(iter(memory.values()))
+    step_times(model, 1, memory)
+    assert step_times(model, 1, memory, static=True) is not next(iter(memory.values()))
 
 
 @pytest.mark.parametrize("name", ["llama", "lfm2"])

@@ -61,6 +61,10 @@ class Call:
     def batch(self) -> int:
         return len(self.input_ids)
 
+    def sequences(self) -> Sequences:
+        """The text, of which nothing is written yet."""
+        return Sequences(self.input_ids, self.criteria, self.config, keep_up=self.keeps_up)
+
     def stream(self, sequences: Sequences) -> Stream | None:
         """What tells the streamer of the text; None where there is no streamer."""
         return None if self.streamer is None else Stream(self.streamer, sequences)

@@ -16,10 +16,12 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.draft.latency import FORMAT, StepTimes
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import dynamic_reason
 from lookahead.runtime.packed_layers import computed_dtype
 from lookahead.runtime.row_costs import row_costs
-from lookahead.runtime.tracing.replay import Traces
+from lookahead.runtime.tracing.replay import TracedExecutor, Traces
+from lookahead.runtime.tree import TreeModel
 from lookahead.support.route import no_tree
 
 
@@ -105,25 +107,19 @@ def step_times(
     model: PreTrainedModel,
     batch: int,
     memory: dict[tuple[Hashable, ...], StepTimes],
-    given: StepTimes | None,
     static: bool | None = None,
     traces: Traces | None = None,
     traits: ModelTraits | None = None,
-    steps: bool = False,
     packed: bool = False,
 ) -> StepTimes:
-    """The curve for a call: the caller's, else what earlier calls learnt, else a saved one, else an empty one.
+    """The curve for a call: what earlier calls learnt, else a saved one, else an empty one.
 
     Args:
         memory: curves that earlier calls on the model learnt; a new one is put there.
-        given: the caller's curve.
         traces: the model's traced passes. Curves are saved for passes that are all traced, and for passes of which
             none is; a mixture's is learnt.
-        steps: see :class:`StepTimes`.
         packed: passes run on packed weights.
     """
-    if given is not None:
-        return given
     traits = traits or ModelTraits.of(model)
     fixed = dynamic_reason(static, model, traits) is None
     traced = traces.of(batch) if traces is not None else frozenset()
@@ -140,5 +136,21 @@ def step_times(
         memory[key] = saved.doubt() if saved else (near[-1].as_guess() if near else StepTimes(costs=costs))
         # On CUDA libraries multiply with one row in ways of their own; with several the time may even fall with their
         # number: an H200 takes 0.8 ms for a float32 pass of the bundled model over 1 node, 2.3 over 8 and 1.1 over 32.
-        memory[key].steps = steps or (fixed and traits.device.type == "cuda")
+        on_cuda = fixed and traits.device.type == "cuda"
+        memory[key].steps = on_cuda or no_tree(model, traits) is not None
     return memory[key]
+
+
+def curve_of(
+    model: PreTrainedModel,
+    view: TreeModel | LinearModel,
+    memory: dict[tuple[Hashable, ...], StepTimes],
+    static: bool | None,
+    traits: ModelTraits,
+) -> StepTimes:
+    """The curve of passes as ``view`` runs them now (see :func:`step_times`)."""
+    if isinstance(view, LinearModel):
+        return step_times(model, view.batch, memory, static, traits=traits)
+    forward, executor = view.forward_pass, view.executor
+    traces = executor.traces if isinstance(executor, TracedExecutor) else None
+    return step_times(model, forward.batch, memory, static, traces, traits, forward.packed is not None)

@@ -112,16 +112,14 @@ class PassRecords:
         """Tell the watcher of a pass, and of what it wrote for each sequence."""
         pairs = zip(self._drafters, step.trees, step.paths, written, strict=True)
         rows = tuple(_row(*each, first=not self._index) for each in pairs)
-        times = step.draft_ms, step.forward_ms, step.verify_ms, step.keep_ms
-        record = Pass(self._index, rows, *times)
+        record = Pass(self._index, rows, step.draft_ms, step.forward_ms, step.verify_ms, step.keep_ms)
         self._index += 1
         self._watcher(record)
 
 
-def records(drafters: Sequence[Any]) -> PassRecords | None:
-    """The records of a call that begins here, or None if nobody watches."""
-    watcher = _watcher.get()
-    return None if watcher is None else PassRecords(drafters, watcher)
+def watcher() -> Watcher | None:
+    """Who watches the calls that begin here; None = nobody."""
+    return _watcher.get()
 
 
 def _row(drafter: Any, tree: TokenTree, path: Path, written: Sequence[int], *, first: bool) -> RowPass:

@@ -49,13 +49,15 @@ def masks_given(masks: Any) -> dict[str, Any]:
 class Prompt:
     """What a model reads before the first tree, as ``generate`` prepared it. ``input_ids`` are ``[batch, token]``, of
     an encoder-decoder model the decoder's; ``kwargs`` go beside tokens and cache. ``cache`` is what comes before the
-    prompt, and where the KV cache may be left; None = nothing. At most ``new_tokens`` tokens follow."""
+    prompt, and where the KV cache may be left; None = nothing. At most ``new_tokens`` tokens follow. Padded on
+    the right, the longest exceeds the shortest by ``spread`` tokens."""
 
     input_ids: Tensor
     config: GenerationConfig
     kwargs: dict[str, Any]
     cache: Cache | None
     new_tokens: int
+    spread: int = 0
 
 
 class TreeForward:
@@ -198,8 +200,8 @@ class TreeForward:
         if buffer is None or width > _WIDEST_BUFFERED:
             buffer = MaskBuffer(len(trees), self.traits.dtype, self.layout.device)
             self._masks = self._masks or buffer
-        given = self.layout.coordinates, buffer, min(cache.lengths), self._window, first
-        return tree_masks(self.rules, trees, cache.base, visible, *given)
+        buffer.first, settled, coordinates = first, min(cache.lengths), self.layout.coordinates
+        return tree_masks(self.rules, trees, cache.base, visible, coordinates, buffer, settled, self._window)
 
     @contextmanager
     def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:

@@ -43,7 +43,7 @@ class Layout:
 
     Attributes:
         padding: slots before each sequence's first token.
-        rows: the sequences that are here, as the call numbers them.
+        count: sequences that the call numbers, and ``rows`` those of them that are here.
         positions: of each one's last kept token, as ``position_ids`` count.
         visible: bool ``[batch, slot]``, which slots below ``base`` hold a sequence's tokens; None = all of them.
         boundary: what was found; None = every token can be written by tree forwards.
@@ -59,6 +59,7 @@ class Layout:
     ) -> None:
         self.cache = cache
         self.device = device
+        self.count = 0
         self.rows: list[int] = []
         self.padding: list[int] = []
         self.positions: list[int] = []
@@ -83,7 +84,8 @@ class Layout:
                 self._axes = (ends - ends[:1])[..., None].to(self.device)
                 highest = ends.amax(0).tolist()
         # keep() counts the last prompt token like any accepted node, so the state starts one token earlier.
-        self.rows, self.positions = list(range(batch)), [position - 1 for position in last]
+        self.positions = [position - 1 for position in last]
+        self._number()
         self.padding = [0] * batch if mask is None else mask.long().argmax(-1).tolist()
         if mask is not None:
             self.visible = fetch(mask.bool()).copy()
@@ -92,6 +94,11 @@ class Layout:
             self.visible = np.ones((batch, past), bool)
         if self._find_boundary is not None:
             self.boundary = self._find_boundary(past, highest)
+
+    def _number(self) -> None:
+        """Number sequences as they come in a pass."""
+        self.count = len(self.positions)
+        self.rows = list(range(self.count))
 
     def keep_prompts(self, behind: Sequence[int]) -> None:
         """Keep prompts whole that were read in one pass::
@@ -179,16 +186,17 @@ class Layout:
             wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in (ours, theirs)]
             self.visible = np.concatenate(wide)
             join(self.cache, other.cache, most)
-        self.rows += other.rows
         self.padding += other.padding
         self.positions += other.positions
+        self._number()
 
     def repeat(self, count: int) -> None:
         """Hold the only sequence that is here ``count`` times."""
         slots = self.cache.base
         seen = np.ones((1, slots), bool) if self.visible is None else self.visible[:, :slots]
         self.visible = seen.repeat(count, axis=0)
-        self.rows, self.padding, self.positions = list(range(count)), self.padding * count, self.positions * count
+        self.padding, self.positions = self.padding * count, self.positions * count
+        self._number()
         repeat(self.cache, count)
 
     def let_go(self, leaves: Callable[[int], bool]) -> bool:
@@ -200,8 +208,8 @@ class Layout:
             self.drop(at)
         return True
 
-    def drop(self, row: int) -> None:
-        """Leave a sequence out; the last one takes its place."""
+    def drop(self, row: int, *, renumber: bool = False) -> None:
+        """Leave a sequence out; the last one takes its place, and with ``renumber`` its number."""
         for held in (self.rows, self.padding, self.positions):
             held[row] = held[-1]
             del held[-1]
@@ -215,6 +223,8 @@ class Layout:
             drop(self.cache, row)
             if len(self.positions) == 1 and self.visible is not None and self.visible[0, : self.cache.base].all():
                 self.visible = None
+        if renumber:
+            self._number()
 
     def room(self) -> list[int] | None:
         """How deep each tree may be before it passes the depth limit or the boundary; None = there is neither."""

@@ -160,6 +160,10 @@ class LinearModel:
         self._last: list[int] = []  # position of each row's last prompt token
 
     @property
+    def batch(self) -> int:
+        return len(self._again)
+
+    @property
     def context(self) -> int:
         """Tokens in the cache and to be replayed, of the longest sequence."""
         return self._before + self._committed + self.again

@@ -38,9 +38,14 @@ def map_rules(rules: Any, build: Callable[[MaskRule], Tensor]) -> Any:
 
 class MaskBuffer:
     """One piece of memory for the masks of consecutive passes, each of which rewrites only columns that have changed.
-    NumPy writes it on the host, because its calls cost a fraction of torch's; other devices are sent those columns."""
+    NumPy writes it on the host, because its calls cost a fraction of torch's; other devices are sent those columns.
+
+    Attributes:
+        first: slot at which the masks of sliding windows begin.
+    """
 
     def __init__(self, batch: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.first = 0
         self._batch, self._dtype, self._device = batch, dtype, device
         self._whole_numbers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]  # bfloat16, for NumPy
         lowest = torch.tensor([torch.finfo(dtype).min], dtype=dtype, device="cpu")
@@ -85,7 +90,6 @@ def tree_masks(
     buffer: MaskBuffer,
     settled: int = 0,
     window: int | None = None,
-    first: int = 0,
 ) -> Any:
     """The additive masks ``[batch, 1, node, slot]`` of a pass, one for each kind of layer.
 
@@ -98,7 +102,6 @@ def tree_masks(
         buffer: where the mask is made, to be overwritten by the next pass's.
         settled: slots of the shortest sequence.
         window: texts of up to so many tokens are seen whole, whatever the rules; None = it is not known.
-        first: slot at which the masks of sliding windows begin.
     """
     mask = buffer.write(trees, base, history, settled)
     device, lowest = mask.device, torch.finfo(mask.dtype).min
@@ -111,8 +114,8 @@ def tree_masks(
         # Logical places know the padding already, so every row asks the rule as an unpadded row 0 would.
         zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
         queries, keys = coordinates(trees)
-        seen = rule.function(zero, zero, queries[:, None, :, None], keys[:, None, None, first:])
-        return mask[..., first:].masked_fill(~seen, lowest)
+        seen = rule.function(zero, zero, queries[:, None, :, None], keys[:, None, None, buffer.first :])
+        return mask[..., buffer.first :].masked_fill(~seen, lowest)
 
     return map_rules(rules, build)
 

@@ -21,6 +21,8 @@ from lookahead.runtime.layout import Layout
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.tree import TreeModel, Writing
 
+Tracing = Callable[[TreeForward, str | None], Executor]  # makes the executor of passes, and is told why no better one
+
 
 def open_tree(
     model: PreTrainedModel,
@@ -30,9 +32,8 @@ def open_tree(
     wants: Wants,
     *,
     static: bool | None = None,
-    traced: Callable[[TreeForward, str], Executor] | None = None,
+    traced: Tracing | None = None,
     packed: Packed | None = None,
-    spread: int = 0,
 ) -> TreeModel:
     """A model that follows trees; call its ``close()`` when the call is over.
 
@@ -41,7 +42,6 @@ def open_tree(
         static: fixed shapes, on CUDA as graphs: None = on CUDA where possible, True = or an error, False = never.
         traced: makes the executor of passes that are given nothing special; None = they are run eagerly.
         packed: the model's packed weights, for passes with shapes that follow the text; None = there are none.
-        spread: by how much the longest prompt exceeds the shortest, where they are padded on the right.
 
     Raises:
         LookaheadError: ``static=True`` for a model that cannot be run with static shapes.
@@ -54,7 +54,7 @@ def open_tree(
     make: Any = TreeForward
     if traits.is_encoder_decoder:
         make = partial(EncoderDecoderForward, cross=getattr(prompt.cache, "cross_attention_cache", None))
-    logits = (wants.prompt_top_k if wants.top_k else 1) + spread
+    logits = (wants.prompt_top_k if wants.top_k else 1) + prompt.spread
     forward: TreeForward = make(model, traits, layout, prompt, hidden, logits)
     reason = dynamic_reason(static, model, traits) or _prompt_reason(prompt, cache.on_host) or rejection(forward)
     if static is True and reason is not None:
@@ -72,6 +72,21 @@ def open_tree(
     if packed is not None:
         forward.use(packed)
     return TreeModel(forward, executor, writing, prompt.kwargs, prompt.new_tokens, wants.top_k)
+
+
+def open_shared(read: TreeModel, traced: Tracing | None = None, packed: Packed | None = None) -> TreeModel:
+    """Passes over sequences that come and go: first those whose prompts ``read`` has read, which is used up, and then
+    what joins (:meth:`TreeModel.join`). ``traced`` and ``packed`` are those of :func:`open_tree`."""
+    before = read.forward_pass
+    model, traits = before.model, before.traits
+    layout = Layout(before.layout.cache, traits.device, traits.depth_limit, lambda row: False)
+    layout.join(before.layout, len(before.layout.rows))
+    ids = torch.zeros((1, 1), dtype=torch.long, device=traits.device)
+    forward = TreeForward(model, traits, layout, Prompt(ids, GenerationConfig(), {}, None, 0))
+    if packed is not None:
+        forward.use(packed)
+    forward.follow(layout.count)
+    return TreeModel(forward, EagerExecutor(forward) if traced is None else traced(forward, None), None, {}, 0)
 
 
 def reads_in_chunks(config: GenerationConfig) -> bool:

@@ -1,6 +1,6 @@
 """Passes outside of ``generate``: a model that has read a prompt and waits for trees, to be measured or tested."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -10,14 +10,15 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from jacobi import Path, Wants
+from lookahead.models.hidden_states import HiddenStates
+from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import grouped_attention
 from lookahead.runtime.encoder_decoder import stand_in_encoder
-from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import expert_kernels
-from lookahead.runtime.forward import Prompt, TreeForward
+from lookahead.runtime.forward import Prompt
 from lookahead.runtime.linear import LinearModel
-from lookahead.runtime.open import open_tree
+from lookahead.runtime.open import Tracing, open_tree
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.tree import TreeModel
 
@@ -28,16 +29,15 @@ def unread(
     new_tokens: int,
     *,
     static: bool | None = False,
-    past: Cache | None = None,
     wants: Wants | None = None,
-    traced: Callable[[TreeForward, str], Executor] | None = None,
+    traced: Tracing | None = None,
     packed: Packed | None = None,
     **inputs: Any,
 ) -> TreeModel:
     """A view of ``model`` for a text of its own, which is still to read its ``prompt``; the arguments are those of
     :func:`bare_model`."""
     traits = ModelTraits.of(model)
-    batch, count = prompt.shape
+    (batch, count), past = prompt.shape, inputs.pop(CACHE, None)
     if traits.is_encoder_decoder:
         inputs = {"encoder_outputs": stand_in_encoder(model, batch)} | inputs
     else:
@@ -49,19 +49,21 @@ def unread(
 
 
 @contextmanager
-def bare_model(model: PreTrainedModel, prompt: Tensor, new_tokens: int, **settings: Any) -> Iterator[TreeModel]:
+def bare_model(
+    model: PreTrainedModel, prompt: Tensor, new_tokens: int, *, past: Cache | None = None, **settings: Any
+) -> Iterator[TreeModel]:
     """A view of ``model`` with all of ``prompt`` in its KV cache: the trees of a pass start with the token after it.
 
     Args:
         model: a model that lookahead supports; what an encoder says is made up.
         prompt: ``[batch, token]``, at least one token.
         new_tokens: slots to make room for, beside the prompt's.
-        settings: ``static``, ``traced``, ``packed`` as for :func:`lookahead.runtime.open.open_tree`; ``past``, what
-            comes before the prompt, only read; ``wants``, of which hidden states are noted in every pass; and what else
-            the model is given.
+        past: what comes before the prompt, only read.
+        settings: ``static``, ``traced``, ``packed`` as for :func:`lookahead.runtime.open.open_tree`; ``wants``, of
+            which hidden states are noted in every pass; and what else the model is given.
     """
-    view = unread(model, prompt, new_tokens, **settings)
-    with view.forward_pass.hidden or nullcontext(), _read(view, len(prompt)):
+    view = unread(model, prompt, new_tokens, **settings, **{CACHE: past})
+    with _read(view, len(prompt)):
         yield view
 
 
@@ -84,8 +86,15 @@ def masked_inputs(traits: ModelTraits, mask: Tensor) -> dict[str, Any]:
 
 
 @contextmanager
+def kernels(hidden: HiddenStates | None = None) -> Iterator[None]:
+    """Inside, attention and experts are computed as suits trees, and ``hidden`` states are noted."""
+    with grouped_attention(), expert_kernels(), hidden or nullcontext():
+        yield
+
+
+@contextmanager
 def _read(view: TreeModel | LinearModel, batch: int) -> Iterator[None]:
-    with grouped_attention(), expert_kernels():
+    with kernels(view.hidden):
         read_prompt(view, batch)
         try:
             yield

@@ -66,18 +66,7 @@ class PlainPasses:
         return outputs
 
 
-class NoReplays:
-    """What drafts are told of passes over trees: no token is fed ``again`` or ``replayed``, as none is where a model
-    never ``replays`` any, and nobody counts how much of the text would have been drafted rightly."""
-
-    again = 0
-    replayed = 0
-    replays = False
-    repeated: int | None = None
-    in_a_row = 0
-
-
-class TreeModel(NoReplays):
+class TreeModel:
     """One call's view of a model that follows trees (implements :class:`jacobi.Model`).
 
     A text may reach a boundary behind which the model is another one (RoPE that changes with the length). From there
@@ -95,6 +84,11 @@ class TreeModel(NoReplays):
         hidden: notes hidden states of every pass; None = nobody wants any.
         fell_back: why passes are transformers' own by now; None = they are not.
     """
+
+    again = replayed = 0  # tokens are never fed twice,
+    replays = False
+    repeated: int | None = None  # and nobody counts how much of the text would have been drafted rightly
+    in_a_row = 0
 
     def __init__(
         self,
@@ -114,7 +108,7 @@ class TreeModel(NoReplays):
         self._kwargs = kwargs
         self._new_tokens = new_tokens
         self._prompt_top_k = top_k
-        self._past = self._batch = 0  # slots of the prompt, and its sequences
+        self._past = 0  # slots of the prompt
         self._plain: PlainPasses | None = None
 
     @property
@@ -140,23 +134,15 @@ class TreeModel(NoReplays):
         return self._layout.cache.base if self._plain is None else int(self._plain.cache.get_seq_length())
 
     def prefill(self) -> Scores:
-        return prompt_scores(self._read(), self._prompt_top_k)
+        return prompt_scores(self.read(), self._prompt_top_k)
 
-    def prefill_apart(self, behind: Sequence[int], tokens: int) -> list[Scores]:
-        """Read prompts with so many tokens of padding ``behind`` each, and keep them whole: no token sees what comes
-        after it, so each is read as it would be alone. Each one's scores, with what its last ``tokens`` lead to."""
-        logits = self._read()
-        self._layout.keep_prompts(behind)
-        ends = [logits.shape[1] - padding for padding in behind]
-        parts = [logits[row : row + 1, max(0, end - tokens) : end] for row, end in enumerate(ends)]
-        return [prompt_scores(part, self._prompt_top_k) for part in parts]
-
-    def _read(self) -> Tensor:
+    def read(self) -> Tensor:
+        """Read the prompts; logits ``[batch, token, vocab]`` of their last tokens."""
         forward = self.forward_pass
         self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
         forward.load()
         logits = forward.prefill()
-        self._past, self._batch = self._layout.cache.get_seq_length(), forward.batch
+        self._past = self._layout.cache.get_seq_length()
         self.executor.open()
         return logits
 
@@ -175,28 +161,25 @@ class TreeModel(NoReplays):
         return lambda: scores_of_all(wait(), places, batch)
 
     def _logits(self, trees: Sequence[TokenTree]) -> Tensor:
-        if self._plain is None and self._layout.at_boundary(len(trees)):
-            self._plain = self._fall_back()
-        if self._plain is not None:
-            return self._plain_logits(self._plain)
+        if self._plain is not None or self._layout.at_boundary(len(trees)):
+            return self._plain_logits()
         outputs: Outputs = self.executor.run(self.forward_pass.widened(trees))
         if self.hidden is not None:
             self.hidden.put(outputs.hidden)
         return outputs.logits
 
-    def _fall_back(self) -> PlainPasses:
-        assert self._layout.boundary is not None
-        self.fell_back = self._layout.boundary[1]
-        cache = DynamicCache(config=self.forward_pass.model.config.get_text_config(decoder=True))
-        self.executor.flush()
-        self._layout.cache.store(cache, move=not self.executor.keeps_buffers)
-        self.executor.close()
-        model, written = self.forward_pass.model, self._layout.cache.base + 1 - self._past
-        return PlainPasses(model, self.forward_pass.plain_cache(cache), self._kwargs, written)
-
-    def _plain_logits(self, plain: PlainPasses) -> Tensor:
-        assert self._writing is not None  # without a text there is no boundary
-        text = self._writing.padded()
+    def _plain_logits(self) -> Tensor:
+        assert self._writing is not None and self._layout.boundary is not None  # without a text there is none
+        if self._plain is None:
+            self.fell_back = self._layout.boundary[1]
+            forward = self.forward_pass
+            cache = DynamicCache(config=forward.model.config.get_text_config(decoder=True))
+            self.executor.flush()
+            self._layout.cache.store(cache, move=not self.executor.keeps_buffers)
+            self.executor.close()
+            written = self._layout.cache.base + 1 - self._past
+            self._plain = PlainPasses(forward.model, forward.plain_cache(cache), self._kwargs, written)
+        plain, text = self._plain, self._writing.padded()
         outputs = watched(self.hidden, lambda: plain.forward(text), last=1)
         logits: Tensor = outputs.logits
         return logits[:, -1:]
@@ -215,8 +198,26 @@ class TreeModel(NoReplays):
         if not (fixed or writing is None) and forward.is_plain and self._layout.let_go(writing.leaves):
             forward.follow(len(self._layout.rows))
 
-    def store(self, cache: Cache) -> None:
-        """Leave the KV cache in ``cache`` as plain decoding would have."""
+    def join(self, other: "TreeModel", most: int) -> None:
+        """Take over the sequences of another view that has read their prompts, behind those that are here; there are
+        ``most`` at most::
+
+            rows    a  b  c         join(d)    a  b  c  d        drop(1)    a  d  c
+        """
+        self._layout.join(other._layout, most)
+        other.close()
+        self.forward_pass.follow(self._layout.count)
+
+    def drop(self, row: int) -> None:
+        """Leave a sequence out for good; the last one takes its place, and its number."""
+        self._layout.drop(row, renumber=True)
+        self.forward_pass.follow(self._layout.count)
+
+    def store(self, cache: Cache, row: int | None = None) -> None:
+        """Leave the KV cache, or that of one ``row``, in ``cache`` as plain decoding would have."""
+        if row is not None:
+            self._layout.cache.store(cache, row=row)
+            return
         if self._plain is not None:
             layout = self._layout
             held = self._plain.cache
@@ -244,10 +245,10 @@ class TreeModel(NoReplays):
             return [0] * self.forward_pass.batch
         limits, rows = self._layout.room(), self._layout.rows
         known = dict(zip(rows, limits or (), strict=False))
-        return limits and [known.get(row, 0) for row in range(self._batch)]
+        return limits and [known.get(row, 0) for row in range(self._layout.count)]
 
     def close(self) -> None:
-        """The call is over: what the next one cannot use is freed."""
+        """No pass is run any more: what the next one cannot use is freed."""
         held = sum(buffer.nbytes for buffer in self._layout.cache.buffers if buffer.device.type == "cpu")
         self.executor.close()
         self._layout.cache.close()

@@ -1,41 +1,48 @@
 """The rows that are being written: what sizes their trees, and the passes they share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from time import perf_counter
-from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from jacobi import Path, Scores, Step
-from jacobi.loop import since_ms
+from jacobi import Step
+from jacobi.loop import Stepper, since_ms
 from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory, borrowed
 from lookahead.draft.planner import Planner
 from lookahead.draft.strategy import DraftStrategy
+from lookahead.generation.curves import curve_of
 from lookahead.generation.memories import recall
+from lookahead.generation.session import faster_passes
 from lookahead.models.traits import ModelTraits
-from lookahead.scheduling.prompts import Asked, groups, read
-from lookahead.scheduling.rows import Row, part_of
-from lookahead.scheduling.shared import SharedPasses
+from lookahead.runtime.open import open_shared
+from lookahead.runtime.session import kernels
+from lookahead.runtime.tree import TreeModel
+from lookahead.runtime.upgrades import Upgrades
+from lookahead.scheduling.prompts import groups, read
+from lookahead.scheduling.rows import Row, decide_together
 from lookahead.strategies.automatic import AutomaticStrategy
-from lookahead.verify.choices import walked_together
+
+# Nobody knows how long a scheduler will go on: as long again as it has, say the schedules of traces and of packing.
+_NEW_TOKENS, _WRITTEN = 2, 1
 
 
 class Rows:
-    """Sequences that share passes, at most ``most``. What one of them does wrong ends it alone.
+    """Sequences that share passes, at most ``most``. What one of them does wrong ends it alone. Passes on a CPU may be
+    traced (``traces``) and run on packed weights (``pack``).
 
     Attributes:
-        shared: their passes.
         held: they themselves, in the order of the passes' rows.
     """
 
     def __init__(self, model: PreTrainedModel, traits: ModelTraits, most: int, *, traces: bool, pack: bool) -> None:
-        self.shared = SharedPasses(model, traits, most, traces=traces, pack=pack, renewed=self._renewed)
         self.held: list[Row] = []
-        self._model, self._traits = model, traits
+        self._model, self._traits, self._most = model, traits, most
+        on_cpu = traits.device.type == "cpu"
+        self._traced, self._packs = traces and on_cpu, pack and on_cpu
+        self._view: TreeModel | None = None  # while there are rows
         self._busy = ExitStack()  # open while there are rows
         self._memory: Memory | None = None
         self._guard = Guard(apart=True)
@@ -55,42 +62,55 @@ class Rows:
 
     def read(self, rows: Sequence[Row]) -> None:
         """Let rows read their prompts, several in a pass, and join the others."""
-        asked = [(row, row.asked) for row in rows]
-        with self.shared.running():
-            for group in groups([what for _, what in asked]):
-                self._read_or_end([asked[at] for at in group])
+        with kernels():
+            for group in groups([row.asked for row in rows]):
+                self._read_or_end([rows[at] for at in group])
 
-    def _read_or_end(self, asked: Sequence[tuple[Row, Asked]]) -> None:
+    def _read_or_end(self, rows: Sequence[Row]) -> None:
         try:
-            self._read([row for row, _ in asked], [what for _, what in asked])
+            self._read(rows)
         except Exception as error:
-            if len(asked) == 1:
-                asked[0][0].close()
-                asked[0][0].ticket.end(error=error)
+            if len(rows) == 1:
+                rows[0].end(error=error)
                 return
-            for one in asked:  # which may have to answer for it
-                self._read_or_end([one])
+            for row in rows:  # which may have to answer for it
+                self._read_or_end([row])
 
-    def _read(self, rows: list[Row], asked: Sequence[Asked]) -> None:
+    def _read(self, rows: Sequence[Row]) -> None:
         """Read prompts in one pass, and let their rows begin; what reading raises is raised before any has joined."""
         begin = perf_counter()
-        view, scores = read(asked)
+        view, scores = read([row.asked for row in rows])
         prefill_ms = since_ms(begin)
-        self.shared.join(view)
-        for row in rows:
-            row.seat.row = len(self.held)
-            self.held.append(row)
+        shared, joined = self._joined(view), len(self.held)
+        self.held += rows
         self._changed = True
-        failed: dict[Row, Exception] = {}
-        for row, said in zip(rows, scores, strict=True):
-            _tried(failed, row, row.begin, said, prefill_ms, self._curve)
+        for at, row in enumerate(rows, joined):
+            row.join(shared, at, self._curve)
+        step = self._stepper.settle(rows, scores, 0.0, prefill_ms, first=True, kept=True)
         for row in rows:
-            if row in failed or row.done:
-                self.leave(row, failed.get(row))
+            row.see(step)
+            row.catch_up()
+        self._let_go(rows)
+
+    def _joined(self, read: TreeModel) -> TreeModel:
+        """The shared passes, now also over the sequences whose prompts were read."""
+        if self._view is not None:
+            self._view.join(read, self._most)
+            return self._view
+        traced, packed = faster_passes(self._model, self._traits, traces=self._traced, packs=self._packs)
+        view = open_shared(read, traced, packed)
+        self._stepper = Stepper(view, self.held, self._catch_up, decide_together)
+        self._upgrades = Upgrades(self._model, view, self._packs, _NEW_TOKENS, self._renewed)
+        self._view = view
+        return view
+
+    def _catch_up(self) -> None:
+        for row in self.held:
+            row.catch_up()
 
     def _curve(self) -> StepTimes:
-        assert self._memory is not None  # there is a row
-        return self.shared.curve(self._memory)
+        assert self._memory is not None and self._view is not None  # there is a row
+        return curve_of(self._model, self._view, self._memory.times, False, self._traits)
 
     def _renewed(self, spent_ms: float) -> None:
         """Passes over as many rows as there are now are run in another way."""
@@ -110,8 +130,8 @@ class Rows:
                 row.follow(self._planner)
 
     def _planner_of(self, row: Row) -> Planner:
-        own, strategy, count = row.planner, row.strategy, len(self.held)
-        assert own is not None and isinstance(strategy, AutomaticStrategy)
+        own, strategy, count = row.planner, row.plan.strategy, len(self.held)
+        assert own is not None and isinstance(strategy, AutomaticStrategy) and self._view is not None
         if count == 1:
             return own
         key = count, strategy.nodes, strategy.max_nodes
@@ -121,7 +141,7 @@ class Rows:
             self._planners[key] = Planner(
                 curve(),
                 own.acceptance,
-                limits=self.shared,
+                limits=self._view,
                 batch=count,
                 most_nodes=strategy.max_nodes,
                 nodes=strategy.nodes,
@@ -134,115 +154,62 @@ class Rows:
 
     def step(self) -> None:
         """Run one pass over all rows."""
-        with self.shared.running():
-            self._pass()
-
-    def _pass(self) -> None:
         if self._changed:
             self._regroup()
-        shared, planner, failed = self.shared, self._planner, dict[Row, Exception]()
-        if planner is not None:
-            planner.open(shared.context)
-        begin = perf_counter()
-        for row in list(self.held):
-            if _tried(failed, row, row.draft) is None:
-                self.leave(row, failed[row])
-        if not self.held:
-            return
-        rows, trees = list(self.held), [row.tree for row in self.held]
-        draft_ms, begin = since_ms(begin), perf_counter()
+        rows, planner = list(self.held), self._planner
+        if planner is not None and self._view is not None:
+            planner.open(self._view.context)
         try:
-            parts = self._scored(rows, failed)
+            with kernels():
+                step = self._stepper.step()
         except Exception as error:
             for row in rows:
-                self.leave(row, error)
+                self.leave(row, row.error or error)
             return
-        forward_ms, begin = since_ms(begin), perf_counter()
-        paths = _decided(rows, parts, failed)
-        verify_ms, begin = since_ms(begin), perf_counter()
-        shared.keep(paths)
-        for row, part, path in zip(rows, parts, paths, strict=True):
-            if path.tokens:
-                _tried(failed, row, row.learn, part, path)
-        step = Step(trees, paths, draft_ms, forward_ms, verify_ms, since_ms(begin))
-        if planner is not None and not self._changed:
+        self._learn(step)
+        for row in rows:
+            row.see(step)
+        self._let_go(rows)
+
+    def _learn(self, step: Step) -> None:
+        """Take in what a whole pass took: the next one's sizes, and what makes passes faster."""
+        if self._planner is not None:
             measured = step
-            for noise in filter(None, (row.verifier.noise for row in rows)):
+            for noise in filter(None, (row.verifier.noise for row in self.held)):
                 measured = noise.without(measured)
-            planner.observe(measured)
-        shared.see(sum(map(len, trees)), forward_ms)
-        for at, row in enumerate(rows):
-            _tried(failed, row, row.see, step, at)
+            self._planner.observe(measured)
+        self._upgrades.buy(sum(map(len, step.trees)), step.forward_ms, _WRITTEN)
+
+    def _let_go(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            if row in failed or row.done:
-                self.leave(row, failed.get(row))
-
-    def _scored(self, rows: list[Row], failed: dict[Row, Exception]) -> list[Scores]:
-        """Run a pass over the rows' trees; each row's part of what it says."""
-        counts: list[int] = []
-
-        def look(logits: Tensor) -> tuple[Tensor, ...]:
-            found: list[Tensor] = []
-            for at, row in enumerate(rows):
-                own = row.look()(logits[at : at + 1, : len(row.tree)])
-                counts.append(len(own))
-                found += own
-            return tuple(found)
-
-        wait = self.shared.launch([row.tree for row in rows], look)
-        for row in rows:
-            _tried(failed, row, row.catch_up)
-        scores = wait()
-        counts = counts or [0] * len(rows)
-        ends = [sum(counts[: at + 1]) for at in range(len(rows))]
-        beside = [scores.beside[end - count : end] for end, count in zip(ends, counts, strict=True)]
-        return [part_of(scores, at, row.tree, beside[at]) for at, row in enumerate(rows)]
+            if row.done:
+                self.leave(row, row.error)
 
     def leave(self, row: Row, error: Exception | None = None) -> None:
-        """It is written, or ends with an error."""
+        """It is written, or ends with an error; the last row takes its place."""
+        view, at = self._view, self.held.index(row)
+        assert view is not None  # there is a row
         output = None
         if error is None:
             try:
-                output = row.output()
+                output = row.output(lambda cache: view.store(cache, at))
             except Exception as failure:
                 error = failure
-        at = self.held.index(row)
         self.held[at] = self.held[-1]
         del self.held[-1]
-        self.shared.drop(at)
+        view.drop(at)
         if at < len(self.held):
             self.held[at].seat.row = at
         self._changed = True
-        row.close()
-        row.ticket.end(output, error)
+        if not self.held:
+            view.close()
+            self._view = self._planner = None
+            self._planners.clear()
+            del self._stepper, self._upgrades
+        row.end(output, error)
 
     def rest(self) -> None:
         """Give back what was borrowed, if nothing is written any more."""
         if not self.held:
-            self._planner = self._memory = None
-            self._planners.clear()
+            self._memory = None
             self._busy.close()
-
-
-def _tried(failed: dict[Row, Exception], row: Row, action: Callable[..., Any], *given: Any) -> Any:
-    """What an action of a row gives that has not failed yet; a failure ends that row alone."""
-    if row in failed:
-        return None
-    try:
-        return action(*given)
-    except Exception as error:
-        failed[row] = error
-        return None
-
-
-def _decided(rows: list[Row], parts: list[Scores], failed: dict[Row, Exception]) -> list[Path]:
-    """Write what the model would have written; rows that sample alike do so in one computation."""
-    going = [(row, part) for row, part in zip(rows, parts, strict=True) if row not in failed]
-    found = walked_together([row.deciding(part) for row, part in going])
-    paths: dict[Row, Path] = {}
-    for (row, _), decided in zip(going, found, strict=True):
-        if isinstance(decided, Exception):
-            failed[row] = decided
-        else:
-            (paths[row],) = decided
-    return [paths.get(row) or Path() for row in rows]

@@ -22,6 +22,7 @@ from jacobi import Scores, Wants
 from lookahead.generation.call import Call
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.open import open_tree, reads_in_chunks
+from lookahead.runtime.scores import prompt_scores
 from lookahead.runtime.tree import TreeModel
 
 _MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last
@@ -74,13 +75,16 @@ def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
     # A shorter prompt has its last token again and again behind it.
     texts = [one.call.input_ids[0] for one in asked]
     ids = torch.stack([torch.cat([ids, ids[-1:].expand(count)]) for ids, count in zip(texts, behind, strict=True)])
-    prompt = Prompt(ids, call.config, kwargs, call.cache, room)
-    wants = replace(wants, prompt_top_k=tokens)
-    view = open_tree(call.model, call.traits, prompt, None, wants, static=False, spread=max(behind))
+    prompt = Prompt(ids, call.config, kwargs, call.cache, room, spread=max(behind))
+    view = open_tree(call.model, call.traits, prompt, None, replace(wants, prompt_top_k=tokens), static=False)
     try:
-        scores = view.prefill_apart(behind, tokens)
+        logits, layout = view.read(), view.forward_pass.layout
+        layout.keep_prompts(behind)
+        ends = [logits.shape[1] - padding for padding in behind]
+        parts = [logits[row : row + 1, max(0, end - tokens) : end] for row, end in enumerate(ends)]
+        scores = [prompt_scores(part, wants.top_k) for part in parts]
         if copies > 1:
-            view.forward_pass.layout.repeat(copies)
+            layout.repeat(copies)
         return view, scores * copies
     except BaseException:
         view.close()

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from jacobi import LookaheadError, Wants
+from jacobi import LookaheadError
 from lookahead.draft.strategy import DraftStrategy as Strategy
 from lookahead.generation.call import Call
+from lookahead.generation.plan import Plan
 from lookahead.generation.watch import Watcher
 from lookahead.models.compat import handing_on
 from lookahead.models.names import CACHES
@@ -74,8 +75,8 @@ def prepared(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Call:
         # generate puts a caller's processors behind its own; some have to see the model's own logits.
         logits_processor.sort(key=lambda each: not getattr(each, "lookahead_first", False))
         # transformers gives the prompt to a streamer, and then tells nobody of it.
-        given = logits_processor, stopping_criteria, generation_config, inputs.get("streamer"), kwargs
-        return Call.of(model, input_ids, *given)
+        streamer = inputs.get("streamer")
+        return Call.of(model, input_ids, logits_processor, stopping_criteria, generation_config, streamer, kwargs)
 
     tokenizer = inputs.get("tokenizer")
     prepares = model if tokenizer is None else handing_on(model, tokenizer)
@@ -83,9 +84,9 @@ def prepared(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Call:
     return call
 
 
-def why_alone(call: Call, strategy: Strategy | None, wants: Wants, room: int) -> str | None:
+def why_alone(plan: Plan) -> str | None:
     """Why a call that trees can decode shares no passes with others; None = it does."""
-    traits, count = call.traits, call.input_ids.shape[1]
+    call, strategy, traits, count = plan.call, plan.strategy, plan.call.traits, plan.call.input_ids.shape[1]
     past = 0 if call.cache is None else int(call.cache.get_seq_length())
     slots = max(count, past + 1)
     change = boundary(traits, slots, [slots - 1])
@@ -97,10 +98,10 @@ def why_alone(call: Call, strategy: Strategy | None, wants: Wants, room: int) ->
     reasons: list[tuple[str, Callable[[], bool]]] = [
         ("it has several sequences", lambda: call.batch > 1),
         ("the model is an encoder-decoder or sharded", lambda: traits.is_encoder_decoder or traits.is_sharded),
-        ("its drafts read hidden states", lambda: bool(wants.taps)),
+        ("its drafts read hidden states", lambda: bool(plan.wants.taps)),
         ("its strategy has passes of its own", lambda: own_passes),
         ("its strategy draws in another way", lambda: otherwise),
-        ("the model is another one further on", lambda: change is not None and change[0] < slots + room),
+        ("the model is another one further on", lambda: change is not None and change[0] < slots + plan.new_tokens),
         ("its cache is not a growing one on the device", lambda: call.cache is not None and not is_growing),
         ("it gives the model more than tokens", lambda: bool(_more(call))),
     ]

@@ -2,173 +2,120 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
-from time import perf_counter
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jacobi import Drafter, Path, PlainDrafter, Scores, Step, Successors, TokenTree, Wants
-from jacobi.loop import since_ms
+from jacobi import Path, Scores, Step, TokenTree
 from lookahead.draft.automatic import AutomaticDrafter
-from lookahead.draft.context import Drafts
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.planner import Planner
-from lookahead.generation.call import Call
-from lookahead.generation.drafting import WhileWriting, draft_context
-from lookahead.generation.observers import Observers
-from lookahead.generation.output import decoded
-from lookahead.generation.watch import PassRecords
-from lookahead.runtime.scores import Look
+from lookahead.generation.group import CallGroup
+from lookahead.generation.plan import Plan
+from lookahead.runtime.tree import TreeModel
 from lookahead.scheduling.prompts import Asked
 from lookahead.scheduling.requests import Ticket, drawing
-from lookahead.scheduling.shared import SharedPasses
-from lookahead.verify.sequences import Sequences
-from lookahead.verify.verifier import Deciding, Verifier
+from lookahead.verify.choices import walked_together
 
 
+@dataclass
 class Seat:
-    """A sequence's place in shared passes, which changes as others leave."""
+    """A sequence's place in shared passes, which changes as others leave; without a ``model`` it has not joined yet."""
 
-    def __init__(self, shared: SharedPasses) -> None:
-        self.row: int | None = None  # not joined yet
-        self._shared = shared
+    model: TreeModel | None = None
+    row: int = 0
 
     def room(self) -> list[int] | None:
         """How deep the sequence's next tree may be; None = no limit."""
-        return None if self.row is None else self._shared.room(self.row)
+        limits = None if self.model is None else self.model.room()
+        return limits and [limits[self.row]]
 
     def holds(self, row: int) -> bool:
         """Nobody waits for others."""
         return False
 
 
-class Row:
-    """A request that is being written; everything of it is of one sequence.
+class Row(CallGroup):
+    """A request that is being written: a group of one sequence, which ends alone by what it does wrong.
 
     Attributes:
         ticket: what was asked.
         seat: its place in the shared passes.
-        planner: that of its drafts while it is alone; None = their sizes are not chosen.
-        strategy: what it drafts with.
+        error: what it has failed with; None = it goes on.
     """
 
-    def __init__(
-        self, ticket: Ticket, call: Call, sequences: Sequences, wants: Wants, shared: SharedPasses, memory: Memory
-    ) -> None:
-        self.ticket, self.strategy, self.seat = ticket, ticket.strategy, Seat(shared)
-        self._call, self._sequences, self._wants, self._shared = call, sequences, wants, shared
-        self._memory, self._ends = memory, ExitStack()
-        self._drafts = Drafts([PlainDrafter()])
-        self._drafter: Drafter = self._drafts.drafters[0]
-        self.tree = TokenTree(0)
-        self.verifier = Verifier(
-            sequences,
-            call.processors,
-            call.criteria,
-            call.config,
-            self.seat,
-            verification="exact",
-            everywhere=wants.choices,
-            generator=drawing(sequences.device, ticket.seed) if call.config.do_sample else None,
-        )
-        self._observers: Observers  # once it has begun
+    def __init__(self, ticket: Ticket, plan: Plan, memory: Memory) -> None:
+        self.ticket, self.seat, self._memory = ticket, Seat(), memory
+        self.error: Exception | None = None
+        sequences = plan.call.sequences()
+        draws = drawing(sequences.device, ticket.seed) if plan.call.config.do_sample else None
+        super().__init__(plan, sequences, self.seat, ExitStack(), generator=draws, in_turn=False)
 
     @property
     def planner(self) -> Planner | None:
-        return self._drafts.planner
+        """That of its drafts while it is alone; None = their sizes are not chosen."""
+        return self.drafts.planner
 
     @property
     def done(self) -> bool:
-        return self.verifier.done
+        return self.error is not None or self.verifier.done
 
     @property
     def asked(self) -> Asked:
         """What its prompt's pass is given and wanted for."""
-        return Asked(self._call, self._wants, self._sequences.most_new, frozenset(self.ticket.inputs))
+        return Asked(self.plan.call, self.plan.wants, self.plan.new_tokens, frozenset(self.ticket.inputs))
 
-    def begin(self, scores: Scores, prefill_ms: float, curve: Callable[[], StepTimes]) -> None:
-        """Write the first token, by the ``scores`` of its prompt; it has joined the others. ``curve`` finds the latency
-        curve of the passes that they share."""
-        begin = perf_counter()
-        paths = self.verifier.decide([self.tree], scores)
-        verify_ms, begin = since_ms(begin), perf_counter()
-        self._start(curve)
-        self.learn(scores, paths[0])
-        self._observers.see(Step([self.tree], paths, 0.0, prefill_ms, verify_ms, since_ms(begin)))
-        self.catch_up()
+    def join(self, model: TreeModel, row: int, curve: Callable[[], StepTimes]) -> None:
+        """Take a seat; the prompt is read, and the sequence is a ``row`` of the model's passes."""
+        self.seat.model, self.seat.row = model, row
+        self._tried(self._begin, model, curve)
 
-    def _start(self, curve: Callable[[], StepTimes]) -> None:
-        call, strategy, sequences = self._call, self.strategy, self._sequences
-        if strategy is not None:
-            how = self._memory, self._shared, curve, strategy, self.verifier.noise, self._ends.callback
-            self._drafts = strategy.drafts(draft_context(call, sequences, *how))
-        (drafter,) = self._drafts.drafters
-        self._drafter = WhileWriting(drafter, 0, sequences, [0], call.traits.vocab_size)
-        watched = None if self.ticket.watcher is None else PassRecords([drafter], self.ticket.watcher)
-        stats = "summary" if strategy is None else strategy.stats
-        # Planners are told of whole passes, and not of one row's part.
-        apart = Drafts(self._drafts.drafters)
-        told = stats, False, watched, call.stream(sequences), None
-        self._observers = Observers(call, sequences, self._shared, apart, *told)
+    def _begin(self, model: TreeModel, curve: Callable[[], StepTimes]) -> None:
+        strategy = self.plan.strategy
+        drafts = None if strategy is None else strategy.drafts(self.context(self._memory, model, curve))
+        self.begin(drafts, self.ticket.watcher)
 
     def follow(self, planner: Planner) -> None:
         """Share a planner with other rows."""
-        for drafter in self._drafts.drafters:
+        for drafter in self.drafts.drafters:
             if isinstance(drafter, AutomaticDrafter):
                 drafter.follow(planner)
 
-    def draft(self) -> TokenTree:
-        """The next tree."""
-        (room,) = self.verifier.room()
-        self.tree = self._drafter.draft(room)
-        return self.tree
+    def draft(self) -> None:
+        self.trees = [TokenTree(0)]  # of one that fails, which nobody looks at
+        self._tried(super().draft)
 
-    def look(self) -> Look:
-        """What is to be brought to the host of this row's part of a pass."""
-        return partial(self.verifier.look, [self.tree])
+    def learn(self, scores: Scores) -> None:
+        self._tried(super().learn, scores)
 
-    def deciding(self, scores: Scores) -> Deciding:
-        """Write what the model would have written, by the scores of its own tree."""
-        return self.verifier.deciding([self.tree], scores)
-
-    def learn(self, scores: Scores, path: Path) -> None:
-        """Let drafts learn from the pass."""
-        best = scores.successors[0] if scores.successors else None
-        self._drafter.learn(self.tree, scores.greedy[0], path, best)
-
-    def see(self, step: Step, row: int) -> None:
-        """Take in a pass of all rows, in which this one was ``row``."""
-        times = step.draft_ms, step.forward_ms, step.verify_ms, step.keep_ms
-        self._observers.see(Step([step.trees[row]], [step.paths[row]], *times))
+    def see(self, step: Step) -> None:
+        """Take in a pass of all rows."""
+        self._tried(self.observers.see, replace(step, trees=self.trees, paths=self.paths))
 
     def catch_up(self) -> None:
-        """Stream and learn what no draft waits for."""
-        self._observers.catch_up()
-        self._drafts.catch_up()
+        self._tried(super().catch_up)
 
-    def output(self) -> Any:
-        """What ``generate`` returns; the row must still be in the shared passes."""
-        call, observers = self._call, self._observers
-        observers.close()
-        if observers.stats is not None:
-            credited, by_noise = self._drafts.credits()
-            observers.stats.add_plan(credited, {}, by_noise=by_noise)
-        if call.exports_cache and self.seat.row is not None:
-            self._shared.store(self.seat.row, call.cache)
-        return decoded(call, self._sequences, self.verifier, self._drafts.drafters, observers.stats)
-
-    def close(self) -> None:
+    def end(self, output: Any = None, error: Exception | None = None) -> None:
         """It is written, or will not be."""
-        self._ends.close()
+        self.ends.close()
+        self.ticket.end(output, error)
+
+    def _tried(self, action: Callable[..., Any], *given: Any) -> None:
+        if self.error is None:
+            try:
+                action(*given)
+            except Exception as error:
+                self.error = error
 
 
-def part_of(scores: Scores, row: int, tree: TokenTree, beside: Sequence[Any]) -> Scores:
-    """The scores of one row's tree; ``beside`` is what was looked for in its part."""
-    count = len(tree)
-    broken = frozenset((0, node) for at, node in scores.broken if at == row and node < count)
-    best: list[Successors] | None = None
-    if scores.successors is not None and tree.top_k:
-        found = scores.successors[row]
-        best = [Successors(found.tokens[:count, : tree.top_k], found.logits[:count, : tree.top_k])]
-    greedy = [scores.greedy[row][:count]]
-    return Scores(scores.logits[row : row + 1, :count], greedy, broken, best, tuple(beside))
+def decide_together(rows: Sequence[Row], parts: Sequence[Scores]) -> None:
+    """Write what the model would have written; rows that sample alike do so in one computation."""
+    going = [(row, scores) for row, scores in zip(rows, parts, strict=True) if row.error is None]
+    found = walked_together([row.verifier.deciding(row.trees, scores) for row, scores in going])
+    for row in rows:
+        row.paths = [Path()]
+    for (row, _), decided in zip(going, found, strict=True):
+        if isinstance(decided, Exception):
+            row.error = decided
+        else:
+            row.paths = decided

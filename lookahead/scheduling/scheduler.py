@@ -8,11 +8,12 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
-from jacobi import LookaheadError, Wants
+from jacobi import LookaheadError
 from lookahead.draft.strategy import DraftStrategy as Strategy
 from lookahead.generation import transformers_loop
 from lookahead.generation.call import Call
-from lookahead.generation.decode import assisted, decode, wanted
+from lookahead.generation.decode import decode
+from lookahead.generation.plan import assisted, plan_of
 from lookahead.generation.watch import Watcher, watching
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.attention import switched_attention
@@ -22,7 +23,6 @@ from lookahead.scheduling.rows import Row
 from lookahead.strategies.registry import strategy_from
 from lookahead.support import route as support
 from lookahead.support.call import check_mode
-from lookahead.verify.sequences import Sequences
 
 
 class Scheduler:
@@ -178,21 +178,12 @@ class Scheduler:
         check_mode(call.config)
         if ticket.strategy is not None:
             ticket.strategy = assisted(ticket.strategy, call.config, ticket.inputs)
-        sequences = Sequences(call.input_ids, call.criteria, call.config, keep_up=False)
-        support.check(self._model, call.traits, call.input_ids, call.kwargs)
-        given = call.input_ids, call.kwargs, call.cache
-        plan = support.plan(self._model, call.traits, *given, sequences.most_new)
-        if plan.route != "tree":
-            return None
-        wants = Wants()
-        if ticket.strategy is not None:
-            wants, _ = wanted(ticket.strategy, call, plan, sequences.most_new)
-        if why_alone(call, ticket.strategy, wants, sequences.most_new) is not None:
+        plan = plan_of(ticket.strategy, call, test=False)
+        if plan.route != "tree" or why_alone(plan) is not None:
             return None
         if support.self_test(self._model, call.traits) is not None:
             return None
-        memory = self._rows.memory(ticket.strategy)
-        return Row(ticket, call, sequences, wants, self._rows.shared, memory)
+        return Row(ticket, plan, self._rows.memory(ticket.strategy))
 
     def _alone(self, ticket: Ticket, call: Call) -> Any:
         """Decode a request by itself."""

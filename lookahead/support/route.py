@@ -40,7 +40,9 @@ _OF_CONFIGS = ("dropout", "attention_dropout", "hidden_dropout")  # which layers
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Routed:
+    """By which route a model is decoded."""
+
     route: Route  # "chain" = one branch a pass, "plain" = transformers' own loop
     reason: str | None = None  # why it is no tree
     test: Callable[[], str | None] | None = None  # what is wrong with linear drafts, to be found out before the first
@@ -56,14 +58,14 @@ def check(model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_
 
 def plan(
     model: PreTrainedModel, traits: ModelTraits, input_ids: Tensor, model_kwargs: dict[str, Any], cache: Any, room: int
-) -> Plan:
+) -> Routed:
     """Route of a call that writes up to ``room`` tokens; an error if its cache cannot follow the route."""
     unlike = training_obstacle(model)
     if unlike is not None:
-        return Plan("plain", f"{traits.name} {unlike}")
+        return Routed("plain", f"{traits.name} {unlike}")
     found = _route(model, traits, later=isinstance(cache, DynamicCache))
     if found.route == "chain" and traits.is_sharded:
-        return Plan("plain", f"{found.reason}; linear drafts are not told to the ranks of a sharded model")
+        return Routed("plain", f"{found.reason}; linear drafts are not told to the ranks of a sharded model")
     way, why = found.route, found.reason
     if way == "plain":
         return found
@@ -72,7 +74,7 @@ def plan(
     else:
         obstacle = tree_obstacle(model, traits, input_ids, model_kwargs, cache, room)
     if obstacle is not None:
-        return Plan("plain", obstacle if why is None else f"{why}; {obstacle}")
+        return Routed("plain", obstacle if why is None else f"{why}; {obstacle}")
     if way == "chain":
         check_cache_of_linear(traits, cache, len(input_ids))
     else:
@@ -89,27 +91,27 @@ def route(
     return found.route, found.reason
 
 
-def _route(model: PreTrainedModel, traits: ModelTraits, *, tested: bool = False, later: bool = False) -> Plan:
+def _route(model: PreTrainedModel, traits: ModelTraits, *, tested: bool = False, later: bool = False) -> Routed:
     """:func:`route`; the test can be left for ``later``."""
     step = replaced_step(model)
     if step is not None:
-        return Plan("plain", f"{traits.name}.{step} was replaced, and only plain passes are sure to follow it")
+        return Routed("plain", f"{traits.name}.{step} was replaced, and only plain passes are sure to follow it")
     if traits.attention == "flex_attention" and traits.device.type == "cpu":
-        return Plan("plain", f"on a CPU flex_attention compiles a kernel for every shape of a tree; {_SWITCH}")
+        return Routed("plain", f"on a CPU flex_attention compiles a kernel for every shape of a tree; {_SWITCH}")
     why = no_tree(model, traits)
     if why is None:
-        return Plan("tree")
+        return Routed("tree")
     if traits.is_encoder_decoder:
-        return Plan("plain", why)
+        return Routed("plain", why)
     known = not tested and is_on_record(model, traits, "chain")
     if not (known or tested) and is_on_record(model, traits, "plain"):
-        return Plan("plain", recorded(model)[0]["reason"])
+        return Routed("plain", recorded(model)[0]["reason"])
     error, test = linear_obstacle(model, traits, known), None
     if error is None and not known:
         test = partial(linear_error, model, traits)
         if not later or is_judged(model, traits):
             error, test = test(), None
-    return Plan("chain", why, test) if error is None else Plan("plain", f"{why}, and {error}")
+    return Routed("chain", why, test) if error is None else Routed("plain", f"{why}, and {error}")
 
 
 def verdict(model: PreTrainedModel) -> tuple[Route, str | None]:

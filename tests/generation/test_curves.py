@@ -103,10 +103,9 @@ def test_a_saved_curve_is_found_by_later_calls(folder: Path) -> None:
     assert not found.frozen, "it is corrected by the passes"
     assert tuning.cached(model, 2) is None
     memory: dict[Any, StepTimes] = {}
-    assert step_times(model, 1, memory, None).curve(64, 32) == curve.curve(64, 32)
-    assert step_times(model, 1, memory, None) is next(iter(memory.values()))
-    assert step_times(model, 2, memory, None).ms(8, 64) == 0.0
-    assert step_times(model, 1, memory, curve) is curve
+    assert step_times(model, 1, memory).curve(64, 32) == curve.curve(64, 32)
+    assert step_times(model, 1, memory) is next(iter(memory.values()))
+    assert step_times(model, 2, memory).ms(8, 64) == 0.0
     assert len(memory) == 2
 
 
@@ -119,16 +118,16 @@ def test_on_cuda_several_nodes_are_another_kind_of_pass(
     model = tiny_model("llama")
     traits = dataclasses.replace(ModelTraits.of(model), device=torch.device(device))
     monkeypatch.setattr(curves, "dynamic_reason", lambda static, *_: "not asked for" if static is False else None)
-    assert step_times(model, 1, {}, None, static, traits=traits).steps == steps
+    assert step_times(model, 1, {}, static, traits=traits).steps == steps
 
 
 def test_weights_that_are_read_once_a_row_promise_nothing_of_packed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "computed_dtype", lambda dtype: torch.float32)
     monkeypatch.setattr(curves, "row_costs", lambda model: {1: 20.0, 4: 40.0, 16: 160.0})
     model, memory = fresh_model("llama").to(torch.bfloat16), dict[Any, StepTimes]()
-    dense = curves.step_times(model, 1, memory, None)
+    dense = curves.step_times(model, 1, memory)
     assert dense.curve(0, 8)[7] == pytest.approx(4 * dense.curve(0, 8)[0])
     dense.add(8, 0, 400.0)
-    packed = curves.step_times(model, 1, memory, None, packed=True)
+    packed = curves.step_times(model, 1, memory, packed=True)
     assert packed.curve(0, 8) == StepTimes().curve(0, 8)
-    assert curves.step_times(model, 1, memory, None) is dense
+    assert curves.step_times(model, 1, memory) is dense

@@ -70,10 +70,10 @@ def _undo(graph: Any, buffers: StaticBuffers) -> None:
     """End a capture that failed, wherever it did."""
     with suppress(RuntimeError):
         graph.capture_end()  # a stream captures until it is told, even if nothing comes of it
-    place = (torch.cuda.current_device(), buffers.pool)
+    device = torch.cuda.current_device()
     with suppress(RuntimeError, AttributeError):  # the allocator has left the pool by itself, or cannot be told
-        torch._C._cuda_endAllocateToPool(*place)
-        torch._C._cuda_releasePool(*place)
+        torch._C._cuda_endAllocateToPool(device, buffers.pool)
+        torch._C._cuda_releasePool(device, buffers.pool)
     graph.reset()
     buffers.pool = None
     _failed.append(graph)

@@ -201,8 +201,9 @@ class GraphExecutor:
             cache.move(inputs.sources, inputs.targets, buffers.rows)
             slots = inputs.base + inputs.counting
             shown, columns = buffers.shown[:, :span], buffers.columns[:span]
-            told = inputs.ancestors, slots, inputs.depths, inputs.lengths
-            places = StaticPlaces(*told, buffers.padding, shown, columns, buffers.bits)
+            places = StaticPlaces(
+                inputs.ancestors, slots, inputs.depths, inputs.lengths, buffers.padding, shown, columns, buffers.bits
+            )
             masks = static_masks(forward.rules, places, mask)
             positions = inputs.roots[:, None] + inputs.depths
             cache.open_static(slots, span)

@@ -1,0 +1,166 @@
+"""The group of one call: its sequences, what decides them and drafts for them, and who is told of their passes."""
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache
+
+from jacobi import Drafter, Path, PlainDrafter, Successors, TokenTree
+from jacobi.loop import RowGroup
+from lookahead import _native
+from lookahead.draft.context import CallContext, Drafts, RowContext
+from lookahead.draft.latency import StepTimes
+from lookahead.draft.memory import Memory
+from lookahead.draft.strategy import Stats
+from lookahead.generation.observers import Observers
+from lookahead.generation.output import decoded
+from lookahead.generation.plan import Plan
+from lookahead.generation.watch import PassRecords, Watcher
+from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.tree import TreeModel
+from lookahead.sources.perturbed import Draw
+from lookahead.verify.processors import warp_of
+from lookahead.verify.sequences import Sequences
+from lookahead.verify.verifier import Limits, Verifier
+
+
+class CallGroup(RowGroup):
+    """The sequences of one call while they are written: all rows of ``generate``'s, or the one of a served request.
+
+    Args:
+        limits: of the passes that they are written by.
+        ends: is closed when the call is over, whether it fails or not.
+        generator: what is drawn from; None = the device's own.
+        in_turn: a streamer that may draw is told each token before the next one is chosen.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        sequences: Sequences,
+        limits: Limits,
+        ends: ExitStack,
+        *,
+        generator: torch.Generator | None = None,
+        in_turn: bool = True,
+    ) -> None:
+        call, strategy = plan.call, plan.strategy
+        self.plan, self.sequences, self.ends = plan, sequences, ends
+        self.drafts = Drafts([PlainDrafter() for _ in range(sequences.batch)])
+        self._stream = call.stream(sequences)
+        self.observers: Observers  # once it has begun
+        self.verifier: Verifier = Verifier(
+            sequences,
+            call.processors,
+            call.criteria,
+            call.config,
+            limits,
+            verification="exact" if strategy is None else strategy.verification,
+            in_lockstep=plan.route == "chain",
+            rule=plan.rule,
+            everywhere=plan.wants.choices,
+            generator=generator,
+            stream=self._stream if in_turn else None,
+        )
+        super().__init__(self.drafts.drafters, self.verifier)
+
+    def context(self, memory: Memory, model: TreeModel | LinearModel, curve: Callable[[], StepTimes]) -> CallContext:
+        """What the strategy may know of the call; ``curve`` finds the latency curve of passes as they are run now."""
+        _native.warn_if_missing()
+        call, strategy, noise, sequences = self.plan.call, self.plan.strategy, self.verifier.noise, self.sequences
+        assert strategy is not None  # who asks has one
+        vocab_size, linear = call.traits.vocab_size, self.plan.route == "chain"
+        pad = sequences.pad if 0 <= sequences.pad < vocab_size else 0  # drafts must be tokens that the model can be fed
+        warp, seed = warp_of(call.processors), strategy.seed
+        chance = Draw(lambda index: None, **warp) if strategy.draws_candidates and call.config.do_sample else None
+        rows = []
+        for index, prompt in enumerate(call.prompts()):
+            draw = None if noise is None else Draw(partial(noise.line, index), **warp)
+            rng = random.Random(None if seed is None else seed + index)
+            rows.append(RowContext(prompt, vocab_size, pad, sequences.end_tokens, rng, index, linear, draw, chance))
+        return CallContext(
+            model=call.model,
+            rows=rows,
+            memory=memory,
+            choice=call.choice,
+            new_tokens=self.plan.new_tokens,
+            trust=call.trust(sees_noise=noise is not None),
+            limits=model,
+            curve=curve,
+            closing=self.ends.callback,
+            hidden=model.hidden,
+        )
+
+    def begin(self, drafts: Drafts | None, watcher: Watcher | None) -> None:
+        """Draft with ``drafts`` (None = nothing), and tell ``watcher`` (None = nobody) of every pass."""
+        self.drafts, sequences, strategy = drafts or self.drafts, self.sequences, self.plan.strategy
+        each, depths, vocab_size = self.drafts.drafters, [0] * sequences.batch, self.plan.call.traits.vocab_size
+        self.drafters = [WhileWriting(one, row, sequences, depths, vocab_size) for row, one in enumerate(each)]
+        detail: Stats = "summary" if strategy is None else strategy.stats
+        watched = None if watcher is None else PassRecords(each, watcher)
+        self.observers = Observers(sequences, detail, self._stream, watched)
+
+    def catch_up(self) -> None:
+        """Stream, count and learn what no draft waits for."""
+        self.observers.catch_up()
+        self.drafts.catch_up()
+
+    def output(self, store: Callable[[Cache], None]) -> Any:
+        """What ``generate`` returns; ``store`` leaves the group's keys and values in a cache."""
+        call, stats = self.plan.call, self.observers.stats
+        self.observers.close()
+        self.drafts.catch_up()
+        if stats is not None:
+            credited, by_noise = self.drafts.credits()
+            stats.add_plan(credited, {}, by_noise=by_noise)
+        if call.exports_cache:
+            store(call.cache)
+        return decoded(call, self.sequences, self.verifier, self.drafts.drafters, stats)
+
+
+class WhileWriting:
+    """A sequence's drafter while it writes; once it has ended, pad tokens as deep as the other sequences' trees.
+    ``depths`` are those of all sequences' last trees; the call's drafters share it. Where a model scores more tokens
+    than the ``vocab_size`` that it can be fed, the drafter hears nothing of the others."""
+
+    def __init__(self, drafter: Drafter, row: int, sequences: Sequences, depths: list[int], vocab_size: int) -> None:
+        self._drafter = drafter
+        self._row = row
+        self._sequences = sequences
+        self._depths = depths
+        self._vocab_size = vocab_size
+        self._writes = True
+
+    def draft(self, room: int) -> TokenTree:
+        sequences = self._sequences
+        self._writes = not sequences.finished[self._row]
+        if not self._writes:
+            self._depths[self._row] = 0
+            depth = room if all(sequences.finished) else min(room, max(self._depths))
+            return TokenTree.chain(sequences.written[self._row][-1], [sequences.pad] * depth)
+        tree = self._drafter.draft(room)
+        self._depths[self._row] = max(tree.depths)
+        return tree
+
+    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
+        """Let the drafter take a pass in, if the sequence wrote when its tree was drafted."""
+        if not self._writes:
+            return
+        if max(greedy) >= self._vocab_size:
+            greedy = [token if token < self._vocab_size else 0 for token in greedy]
+        self._drafter.learn(tree, greedy, path, successors and _fed(successors, self._vocab_size))
+
+
+def _fed(successors: Successors, vocab_size: int) -> Successors:
+    """The same, with tokens that the model cannot be fed told as excluded ones, after all others."""
+    if successors.tokens.max(initial=0) < vocab_size:
+        return successors
+    known = successors.tokens < vocab_size
+    order = np.argsort(~known, axis=1, kind="stable")
+    tokens, logits = np.where(known, successors.tokens, 0), np.where(known, successors.logits, -np.inf)
+    return Successors(np.take_along_axis(tokens, order, 1), np.take_along_axis(logits, order, 1).astype(np.float32))
