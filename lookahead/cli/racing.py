@@ -20,7 +20,8 @@ from lookahead.strategies.lookahead import Lookahead
 
 Comparison = Literal["same", "tie", "differs", "bug", "other draws"]
 Encoded = dict[str, torch.Tensor]
-_Unit, _Written = TypeVar("_Unit"), TypeVar("_Written")
+_Unit = TypeVar("_Unit")
+_Written = TypeVar("_Written")
 
 _FIGURES = ("speed", "95 %", "tokens/s", "S", "texts")
 _BAR = 40  # cells of the longest bar

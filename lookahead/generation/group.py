@@ -26,7 +26,7 @@ from lookahead.runtime.tree import TreeModel
 from lookahead.sources.perturbed import Draw
 from lookahead.verify.processors import warp_of
 from lookahead.verify.sequences import Sequences
-from lookahead.verify.verifier import Limits, Verifier
+from lookahead.verify.verifier import LengthLimits, Verifier
 
 
 class CallGroup(RowGroup):
@@ -43,7 +43,7 @@ class CallGroup(RowGroup):
         self,
         plan: Plan,
         sequences: Sequences,
-        limits: Limits,
+        limits: LengthLimits,
         ends: ExitStack,
         *,
         generator: torch.Generator | None = None,
