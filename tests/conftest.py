@@ -31,19 +31,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path_factory.getbasetemp() / "no-curves"))
 
 
-@pytest.fixture(autouse=True)
-def _no_ledger(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def batches_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafts of batches go on, whatever the clock says of them on the machine that runs the tests."""
-    if request.path.name not in ("test_guard.py", "test_regret.py"):
-        monkeypatch.setattr(Guard, "rests", False)
-        monkeypatch.setattr(Guard, "wins", True)
+    monkeypatch.setattr(Guard, "rests", False)
+    monkeypatch.setattr(Guard, "wins", True)
 
 
-@pytest.fixture(autouse=True)
-def _passes_count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def passes_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes may be traced and run on packed weights, however long the clock says that prompts take."""
-    if request.path.name != "test_call_times.py":
-        monkeypatch.setattr(packing, "_LEAST_SHARE", 0.0)
+    monkeypatch.setattr(packing, "_LEAST_SHARE", 0.0)
 
 
 @pytest.fixture(autouse=True)

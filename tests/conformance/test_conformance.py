@@ -14,7 +14,7 @@ from conformance.families import FAMILIES, Family
 from conformance.record import DOCUMENT, RECORD, document, recorded
 from helpers.packing import packs
 
-pytestmark = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented", "passes_count")
 
 # One family for each way in which models differ.
 FAST = {

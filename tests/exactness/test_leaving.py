@@ -20,7 +20,7 @@ from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.scores import scores_of_all
 from lookahead.runtime.tracing import schedule
 
-pytestmark = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented", "batches_draft", "passes_count")
 
 ENDS = [3, 17, 29, 41]
 STRATEGIES = {

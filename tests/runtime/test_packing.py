@@ -25,7 +25,7 @@ from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.tuning import bushy_tree
 
 pytestmark = [
-    pytest.mark.usefixtures("augmented"),
+    pytest.mark.usefixtures("augmented", "passes_count"),
     pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN"),
 ]
 

@@ -27,7 +27,7 @@ from lookahead.runtime.tracing import schedule as tracing
 from lookahead.runtime.tracing.replay import Kind, Missed, TracedExecutor, Traces, weights_of
 from lookahead.runtime.tracing.schedule import untraceable
 
-pytestmark = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented", "passes_count")
 
 TREE = Kind(batch=1, single=False, masked=True, packed=False)
 NOTHING_DRAFTED = Lookahead(sources=(lambda row: TableSource("nothing", {}),))  # passes of one kind on any machine

@@ -18,7 +18,7 @@ from lookahead.runtime.cache.tree import TreeCache
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.tracing import schedule
 
-pytestmark = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented", "passes_count")
 
 SLIDING = ["mistral", "qwen2_mixed", "gemma2", "gemma3", "cohere2", "phi3", "gpt_oss"]
 
