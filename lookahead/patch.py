@@ -16,7 +16,7 @@ from lookahead.generation.decode import generate
 from lookahead.generation.plan import assisted
 from lookahead.models.compat import check_privates
 from lookahead.models.conformance import recorded_version
-from lookahead.strategies.registry import strategy_from
+from lookahead.registry import strategy_from
 from lookahead.support.call import check_mode
 from lookahead.support.route import check_model
 

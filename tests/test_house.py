@@ -24,6 +24,7 @@ ROOMS = (
     "cli",
     "draft",
     "generation",
+    "heads",
     "integrations",
     "models",
     "parallel",
