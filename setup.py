@@ -51,7 +51,7 @@ setup(
     package_data={
         "jacobi": ["py.typed"],
         "lookahead": ["py.typed", "assets/*.json", *(f"assets/{name}/*" for name in bundled)],
-        "lookahead.sources.medusa": ["presets.json"],
+        "lookahead.heads.medusa": ["presets.json"],
         "lookahead.serve": ["*.html", "*.json"],
         "lookahead.pictures": ["*.html", "*.css", "*.js"],
     },

@@ -22,12 +22,12 @@ from lookahead.bundled import load_bundled
 from lookahead.cli import common
 from lookahead.cli.training import Teller
 from lookahead.cli.training import show_heads as show
+from lookahead.heads.medusa.accuracies import CalibratedTree, grow_tree
+from lookahead.heads.medusa.calibration import calibrate
+from lookahead.heads.medusa.recipe import fit
 from lookahead.medusa import MedusaHeads
-from lookahead.sources.medusa.accuracies import CalibratedTree, grow_tree
 from lookahead.training.evaluation import spread
 from lookahead.training.items import Item
-from lookahead.training.medusa.calibration import calibrate
-from lookahead.training.medusa.recipe import fit
 from lookahead.training.settings import MedusaSettings
 
 NAME = "tiny-coder"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lookahead.generation.memories import learning as learning
     from lookahead.generation.output import LookaheadOutput as LookaheadOutput
     from lookahead.generation.watch import watching as watching
+    from lookahead.heads.medusa.strategy import Medusa as Medusa
     from lookahead.loading import load_model as load_model
     from lookahead.patch import augment_all as augment_all
     from lookahead.patch import restore_all as restore_all
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from lookahead.stats import DecodingStats as DecodingStats
     from lookahead.strategies.jacobi import Jacobi as Jacobi
     from lookahead.strategies.lookahead import Lookahead as Lookahead
-    from lookahead.strategies.medusa import Medusa as Medusa
-    from lookahead.teaching import learn as learn
+    from lookahead.training.teaching import learn as learn
     from lookahead.tuning import tune as tune
 
 _HOMES = {
@@ -33,11 +33,11 @@ _HOMES = {
     "Lookahead": "lookahead.strategies.lookahead",
     "LookaheadError": "jacobi.errors",
     "LookaheadOutput": "lookahead.generation.output",
-    "Medusa": "lookahead.strategies.medusa",
+    "Medusa": "lookahead.heads.medusa.strategy",
     "Scheduler": "lookahead.scheduling.scheduler",
     "StepTimes": "lookahead.draft.latency",
     "augment_all": "lookahead.patch",
-    "learn": "lookahead.teaching",
+    "learn": "lookahead.training.teaching",
     "learning": "lookahead.generation.memories",
     "load_bundled": "lookahead.bundled",
     "load_model": "lookahead.loading",

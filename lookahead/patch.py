@@ -15,7 +15,7 @@ from jacobi import LookaheadError
 from lookahead.generation.decode import assisted, generate
 from lookahead.models.compat import check_privates
 from lookahead.models.conformance import recorded_version
-from lookahead.strategies.registry import strategy_from
+from lookahead.registry import strategy_from
 from lookahead.support.call import check_mode
 from lookahead.support.route import check_model
 

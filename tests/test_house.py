@@ -14,6 +14,7 @@ ROOMS = (
     "cli",
     "draft",
     "generation",
+    "heads",
     "integrations",
     "models",
     "parallel",

@@ -8,10 +8,10 @@ from rich.console import Console
 from lookahead._files import whole_folder
 from lookahead.cli import common
 from lookahead.cli.training_arguments import ConvertEagle, ConvertMedusa, ConvertOptions
+from lookahead.heads.eagle.head import EagleHead
+from lookahead.heads.medusa.heads import MedusaHeads, write_heads
+from lookahead.heads.medusa.reading import Checkpoint, read_checkpoint
 from lookahead.loading import load_weights
-from lookahead.sources.eagle.head import EagleHead
-from lookahead.sources.medusa.checkpoints.reading import Checkpoint, read_checkpoint
-from lookahead.sources.medusa.heads import MedusaHeads, write_heads
 
 
 def convert_eagle(options: ConvertEagle) -> None:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from lookahead import teaching
 from lookahead.cli import common
 from lookahead.cli.arguments import Learn
 from lookahead.stats import counted
+from lookahead.training import teaching
 
 
 def learn(options: Learn) -> None:

@@ -13,9 +13,9 @@ from rich.progress import Progress, TaskID
 
 from lookahead.cli import common
 from lookahead.cli.training_arguments import TrainEagle, TrainingOptions, TrainMedusa, TrainRedrafter
-from lookahead.training import heads
+from lookahead.heads import recipe as heads
+from lookahead.heads.medusa import recipe as medusa
 from lookahead.training.evaluation import DrafterEvaluation
-from lookahead.training.medusa import recipe as medusa
 
 _STAGES = {
     "encoding": "Encoding",

@@ -12,7 +12,7 @@ from lookahead.bundled import BUNDLED_HEADS
 from lookahead.cli import common
 from lookahead.cli.training_arguments import Tree
 from lookahead.draft.latency import NODES
-from lookahead.sources.medusa.accuracies import (
+from lookahead.heads.medusa.accuracies import (
     CalibratedTree,
     HeadAccuracies,
     best_size,
@@ -20,10 +20,10 @@ from lookahead.sources.medusa.accuracies import (
     grow_tree,
     node_values,
 )
-from lookahead.sources.medusa.heads import MedusaHeads
+from lookahead.heads.medusa.calibration import calibrate, heads_ms
+from lookahead.heads.medusa.heads import MedusaHeads
+from lookahead.heads.medusa.strategy import Medusa
 from lookahead.stats import DecodingStats, counted
-from lookahead.strategies.medusa import Medusa
-from lookahead.training.medusa.calibration import calibrate, heads_ms
 from lookahead.tuning import Report
 
 _HALVES = 8  # prompts; fewer are not split

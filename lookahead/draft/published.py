@@ -7,10 +7,7 @@ from jacobi import Path, Successors, TokenTree
 from lookahead.draft.context import RowContext
 from lookahead.sources.draft_model import Passes
 from lookahead.sources.jacobi_window import JacobiWindow
-from lookahead.sources.medusa.choices import ChoiceTree
-from lookahead.sources.medusa.source import HeadCandidates, best_of_head
 from lookahead.sources.ngram_pool import NgramPool, PoolSource
-from lookahead.sources.perturbed import Draw
 
 _WINDOW = "window"  # the source that its nodes are credited to
 # Guesses chained behind the newest one. S on held-out code, greedy, 5/15/15, by this number: 0 3.38, 1 4.17, 2 4.57,
@@ -108,49 +105,6 @@ class LookaheadDrafter:
             text.append(token)
             if self._pool_from_output and len(text) >= size:
                 self.pool.add(text[-size], tuple(text[1 - size :]))
-
-
-class MedusaDrafter:
-    """Medusa decoding (Cai et al., arXiv 2401.10774, section 2.1.2): one sequence's tree of fixed shape. It is filled
-    with the heads' best candidates: rank i at depth k + 1 is head k's candidate i, under the noise of ``draw`` where
-    tokens are drawn."""
-
-    def __init__(
-        self, candidates: HeadCandidates, sequence: int, choices: ChoiceTree, draw: Draw | None = None
-    ) -> None:
-        self._candidates = candidates
-        self._draw = draw
-        self._index = 0  # of the next token
-        self._sequence = sequence
-        shape = choices.token_tree()
-        self._nodes = list(zip(shape.parents[1:], shape.depths[1:], shape.tokens[1:], strict=True))
-        self._root = 0
-
-    def draft(self, room: int) -> TokenTree:
-        tree = TokenTree(self._root)
-        found = self._candidates.of(self._sequence) if room > 0 else None
-        if found is None:
-            return tree
-        tokens, logs = found
-        if self._draw is not None:
-            lines = enumerate(zip(tokens, logs, strict=True))
-            offers = [best_of_head(self._draw, *line, self._index + head) for head, line in lines]
-            first = [[token for token, _ in offer] for offer in offers]
-            tokens = [list(dict.fromkeys([*best, *line])) for best, line in zip(first, tokens, strict=True)]
-        for parent, depth, rank in self._nodes:
-            if depth > room:
-                break
-            tree.add(parent, tokens[depth - 1][rank])  # candidates of a head differ, so nodes keep their numbers
-        return tree
-
-    def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
-        """Every node is the heads'. Nothing is estimated."""
-        return _all_of("heads", tree)
-
-    def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
-        self._root = path.tokens[-1]
-        self._index += len(path.tokens)
-        self._candidates.note(self._sequence, path.nodes[-1])
 
 
 # From the root's token, what drafts, the greatest depth, and whether the model takes one branch only, to a tree.

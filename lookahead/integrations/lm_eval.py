@@ -16,8 +16,8 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from lookahead.patch import augment_all
+from lookahead.registry import strategy_from
 from lookahead.stats import DecodingStats
-from lookahead.strategies.registry import strategy_from
 
 log = logging.getLogger(__name__)
 

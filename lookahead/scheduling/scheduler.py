@@ -15,11 +15,11 @@ from lookahead.generation.call import Call
 from lookahead.generation.decode import assisted, decode, wanted
 from lookahead.generation.watch import Watcher, watching
 from lookahead.models.traits import ModelTraits
+from lookahead.registry import strategy_from
 from lookahead.runtime.attention import switched_attention
 from lookahead.scheduling.batch import Rows
 from lookahead.scheduling.requests import Ticket, check_inputs, prepared, why_alone
 from lookahead.scheduling.rows import Row
-from lookahead.strategies.registry import strategy_from
 from lookahead.support import route as support
 from lookahead.support.call import check_mode
 from lookahead.verify.sequences import Sequences

@@ -1,6 +1,6 @@
 """Sources: who proposes tokens for the drafted tree, each from what it knows of the text.
-:class:`Source` says how to write one of your own; a room beside the modules holds Medusa's heads.
-May import: models, which Medusa's heads alone need. It knows no planner."""
+:class:`Source` says how to write one of your own; heads that were trained to draft are in `lookahead.heads`.
+May import: models, and runtime for draft models alone. It knows no planner."""
 
 from lookahead.sources.base import BatchSource as BatchSource
 from lookahead.sources.base import Candidate as Candidate

@@ -1,6 +1,7 @@
 """Lookahead decoding: the automatic mode, or the published method with given W, N and G."""
 
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 from torch import nn
@@ -22,7 +23,6 @@ from lookahead.strategies.draft_models import (
     unwrapped,
     vocabulary_for,
 )
-from lookahead.strategies.mtp import Mtp
 
 _DEFAULT_SOURCES = ("recycling", "suffix")
 
@@ -174,7 +174,10 @@ class Lookahead(AutomaticStrategy):
         if not self.automatic:
             return super().predicting()
         shared = {field.name: getattr(self, field.name) for field in fields(AutomaticStrategy)}
-        return Mtp(**shared | {"sources": self.sources and ("mtp", *self.sources)})
+        shared["sources"] = self.sources and ("mtp", *self.sources)
+        # Heads stand above strategies: this one is imported when it is asked for, from where it is documented.
+        strategy: Strategy = import_module("lookahead.mtp").Mtp(**shared)
+        return strategy
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a draft model that cannot draft for the model."""

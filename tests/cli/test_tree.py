@@ -14,8 +14,8 @@ from lookahead import DecodingStats, StepTimes, tuning
 from lookahead.cli.prompts import PROMPTS
 from lookahead.cli.tree import _reached
 from lookahead.draft.latency import NODES
+from lookahead.heads.medusa.accuracies import CalibratedTree
 from lookahead.medusa import ChoiceTree, MedusaHeads, choices_from
-from lookahead.sources.medusa.accuracies import CalibratedTree
 
 LETTERS = 256  # tokens 256 and 257 are the end and the padding
 HEADS = 3

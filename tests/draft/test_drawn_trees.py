@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jacobi import Path, TokenTree, chances_of, reject, walk
 from lookahead.draft.drawn_trees import DrawnTree, Rates, Urn
-from lookahead.draft.head_trees import fixed_tree
+from lookahead.heads.eagle.trees import fixed_tree
 from lookahead.sources.perturbed import Draw
 
 DRAW = Draw(lambda index: None)

@@ -1,6 +1,6 @@
 """Tables of accuracies made by hand."""
 
-from lookahead.sources.medusa.accuracies import HeadAccuracies
+from lookahead.heads.medusa.accuracies import HeadAccuracies
 
 
 def table(*rows: tuple[float, ...]) -> HeadAccuracies:

@@ -9,7 +9,7 @@ from helpers.models import VOCAB
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lookahead.sources.eagle.network import EagleNetwork, EagleSizes
+from lookahead.heads.eagle.network import EagleNetwork, EagleSizes
 
 BASE = {"hidden_size": 32, "target_size": 32, "heads": 4, "key_heads": 2, "head_size": 8, "feed_forward": 48}
 

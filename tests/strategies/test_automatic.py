@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from jacobi import LookaheadError
 from lookahead import Lookahead
 from lookahead.draft.latency import StepTimes
-from lookahead.strategies.registry import strategy_from
+from lookahead.registry import strategy_from
 
 pytestmark = pytest.mark.usefixtures("augmented")
 

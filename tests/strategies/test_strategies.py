@@ -13,8 +13,8 @@ from jacobi import JacobiDrafter, LookaheadError, PlainDrafter
 from lookahead import Jacobi, Lookahead
 from lookahead.draft.context import RowContext
 from lookahead.draft.published import LookaheadDrafter
+from lookahead.registry import strategy_from
 from lookahead.strategies.base import Strategy
-from lookahead.strategies.registry import strategy_from
 
 COMMON = {
     "verification": st.sampled_from(["exact", "rejection"]),

@@ -1,0 +1,221 @@
+"""Heads from files and to files, in SafeAILab's format of EAGLE-1, -2 and -3, and in that of speculators."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from jacobi import LookaheadError
+from lookahead._version import __version__
+from lookahead.heads.eagle.network import EagleNetwork, EagleSizes
+from lookahead.heads.eagle.sizes import FIRST, Beside, sizes_of
+from lookahead.heads.storage import WHOLE_MODELS, check_tensors, locate
+from lookahead.models.compat import MODEL_ERRORS
+
+_LAYER = re.compile(r"^(?:midlayer|transformer)\.")
+_NOT_READ = re.compile(r"(?:^|\.)(?:verifier_|rotary_emb\.|mask_token|lm_head\.bias)")
+Format = Literal["safeailab", "speculators"]
+FORMATS: tuple[Format, ...] = ("safeailab", "speculators")
+_SPECULATED = 5  # tokens that speculators' default proposal drafts
+
+
+def read(source: str | Path, hub: Mapping[str, Any] | None = None, beside: Beside | None = None) -> EagleNetwork:
+    """The head that ``source`` holds: a folder, a file in it, or a repository of the hub. A LookaheadError names what
+    is missing or foreign; no code from a file is run."""
+    location, name = locate(source, hub or {}), str(source)
+    stored, config = location.tensors(WHOLE_MODELS, "EAGLE head"), location.config()
+    names = {_canonical(stored_as): stored_as for stored_as in stored.files}
+    tensors = {each: stored.get(stored_as) for each, stored_as in names.items() if not _NOT_READ.search(each)}
+    mask, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
+    sizes = sizes_of(tensors, config, name, beside)
+    offsets = _offsets(offsets, mask, sizes.draft_vocab_size, name)
+    if offsets is not None and sizes.draft_vocab_size is None:  # it takes these rows of the model's output layer
+        sizes = replace(sizes, draft_vocab_size=len(offsets))
+    sizes = replace(sizes, vocab_size=_vocabulary(sizes, mask, offsets))
+    try:
+        with torch.device("meta"):
+            network = EagleNetwork(sizes)
+    except MODEL_ERRORS as error:
+        raise LookaheadError(
+            f"{source}: RoPE cannot be as config.json says, {sizes.rope}: {error!r}. Mend it."
+        ) from error
+    _fill(network, tensors, name)
+    network.d2t = offsets
+    return network.eval()
+
+
+def _canonical(name: str) -> str:
+    name = name.removeprefix("model.")
+    name = name.replace("fusion_fc.", "fc.", 1) if name.startswith("fusion_fc.") else name
+    return name if name.startswith("layers.") else _LAYER.sub(FIRST, name)
+
+
+def _fill(network: EagleNetwork, tensors: dict[str, Tensor], source: str) -> None:
+    if "input_norm.weight" in tensors:
+        tensors["fc_norm.0.weight"] = tensors.pop("input_norm.weight")
+    expected = {name: value.shape for name, value in network.state_dict().items() if name != "d2t"}
+    check_tensors(tensors, expected, source, f"head of EAGLE-{network.sizes.version}")
+    network.load_state_dict(tensors, assign=True, strict=False)
+    network.rotary = type(network.rotary)(network.rotary.config)  # its table is in no file
+
+
+def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, source: str) -> Tensor | None:
+    """``d2t``, where the head scores only some tokens, checked against ``t2d``, from which it follows, and against the
+    ``rows`` of the head's output layer."""
+    ids = None if mask is None else _marked(mask, rows, source)
+    if offsets is None:
+        return None if ids is None or mask is None or len(ids) == len(mask) else ids - torch.arange(len(ids))
+    if offsets.is_floating_point() or offsets.ndim != 1 or rows not in (None, len(offsets)):
+        expected = "one" if rows is None else f"[{rows}]"
+        raise LookaheadError(
+            f"{source}: d2t is {offsets.dtype} {list(offsets.shape)}, expected {expected} whole numbers."
+        )
+    offsets = offsets.long()
+    scored = offsets + torch.arange(len(offsets))
+    if bool((scored < 0).any()) or len(scored.unique()) < len(scored):
+        raise LookaheadError(
+            f"{source}: d2t gives negative tokens, or one twice: expected offsets to different tokens."
+        )
+    if ids is not None and not torch.equal(scored.sort().values, ids):
+        what = (
+            "holds the tokens themselves" if torch.equal(offsets.sort().values, ids) else "gives other tokens than t2d"
+        )
+        raise LookaheadError(
+            f"{source}: d2t {what}: expected offsets, the token that t2d marks minus its place in the head's output."
+        )
+    return offsets
+
+
+def _marked(mask: Tensor, rows: int | None, source: str) -> Tensor:
+    """The tokens that ``t2d`` marks."""
+    if mask.ndim != 1 or mask.is_floating_point():
+        raise LookaheadError(f"{source}: t2d is {mask.dtype} {list(mask.shape)}, expected a flag for each token.")
+    ids = mask.bool().nonzero()[:, 0]
+    if rows not in (None, len(ids)):
+        raise LookaheadError(
+            f"{source}: t2d marks {len(ids)} tokens, and lm_head.weight scores {rows}: expected as many."
+        )
+    return ids
+
+
+def _vocabulary(sizes: EagleSizes, mask: Tensor | None, offsets: Tensor | None) -> int | None:
+    """How many tokens the head's model has. The config is asked last, and not believed against the tensors."""
+    if mask is not None:
+        return len(mask)
+    if offsets is None:
+        return sizes.draft_vocab_size or sizes.own_embeddings or sizes.vocab_size
+    most = int((offsets + torch.arange(len(offsets))).max())
+    return sizes.vocab_size if sizes.vocab_size is None or sizes.vocab_size > most else None
+
+
+def write(network: EagleNetwork, folder: Path, form: Format) -> None:
+    """Write ``config.json`` and ``model.safetensors`` into a folder that is there."""
+    tensors = {_named(name, form, network.sizes): tensor for name, tensor in network.state_dict().items()}
+    if network.d2t is not None:
+        tensors["t2d"] = _mask(network)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    config = (_safeailab if form == "safeailab" else _speculators)(network.sizes)
+    config["torch_dtype"] = str(network.fc.weight.dtype).removeprefix("torch.")
+    save_file(plain, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _named(name: str, form: Format, sizes: EagleSizes) -> str:
+    """The name of one of the network's tensors in a format."""
+    if sizes.feature_norms == "all" and name == "fc_norm.0.weight":
+        return "input_norm.weight"
+    if sizes.version == 3:
+        return name.replace("layers.0.", "midlayer.") if form == "safeailab" else name
+    if form == "safeailab":
+        return name
+    return (
+        name.replace("layers.0.", "transformer.") if name.startswith("layers.0.") else name.replace("fc.", "fusion_fc.")
+    )
+
+
+def _mask(network: EagleNetwork) -> Tensor:
+    """Which of the model's tokens the head scores, bool ``[vocab]``."""
+    assert network.d2t is not None
+    ids = network.d2t.cpu() + torch.arange(len(network.d2t))
+    vocab = network.sizes.vocab_size
+    if vocab is None or int(ids.max()) >= vocab:
+        raise LookaheadError(
+            f"The head scores {len(ids)} tokens up to {int(ids.max())} of a vocabulary of {vocab or 'unknown size'}, "
+            "and both formats say of every token whether it does. Read the head with model=."
+        )
+    return torch.zeros(vocab, dtype=torch.bool).scatter(0, ids, True)
+
+
+def _layer(sizes: EagleSizes) -> dict[str, Any]:
+    """What both formats say of the draft layer, as a config of Llama or Qwen3."""
+    rope = dict(sizes.rope)
+    theta, kind = rope.pop("rope_theta", 10000.0), rope.pop("rope_type", "default")
+    return {
+        "model_type": "qwen3" if sizes.query_key_norm else "llama",
+        "hidden_size": sizes.hidden_size,
+        "intermediate_size": sizes.feed_forward,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.key_heads,
+        "num_hidden_layers": sizes.layers,
+        "head_dim": sizes.head_size,
+        "hidden_act": "silu",
+        "attention_bias": sizes.attention_bias,
+        "rms_norm_eps": sizes.eps,
+        "rope_theta": theta,
+        "rope_scaling": None if kind == "default" else {"rope_type": kind, **rope},
+        "max_position_embeddings": sizes.max_positions,
+        "vocab_size": sizes.vocab_size,
+    }
+
+
+def _variants(sizes: EagleSizes) -> dict[str, Any]:
+    return {
+        "norm_before_residual": sizes.norm_before_residual,
+        "norm_before_fc": sizes.feature_norms == "all",
+        "fc_norm": sizes.feature_norms == "each",
+        "norm_output": sizes.norm_output,
+        "target_hidden_size": sizes.target_size,
+    }
+
+
+def _safeailab(sizes: EagleSizes) -> dict[str, Any]:
+    config = _layer(sizes) | {"base_model_name_or_path": sizes.base_model}
+    if sizes.version != 3:
+        return config | {"architectures": ["LlamaForCausalLM"], "bias": sizes.fusion_bias}
+    config |= {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": sizes.draft_vocab_size or sizes.vocab_size,
+    }
+    config |= {name: value for name, value in _variants(sizes).items() if value}
+    if sizes.feature_layers:
+        ids = list(sizes.feature_layers)
+        config["eagle_config"] = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids}
+    return config
+
+
+def _speculators(sizes: EagleSizes) -> dict[str, Any]:
+    three = sizes.version == 3
+    proposal = {"proposal_type": "greedy", "speculative_tokens": _SPECULATED, "verifier_accept_k": 1}
+    config: dict[str, Any] = {
+        "architectures": ["Eagle3Speculator" if three else "EagleSpeculator"],
+        "speculators_model_type": "eagle3" if three else "eagle",
+        "speculators_version": f"lookahead {__version__}",
+        "speculators_config": {
+            "algorithm": "eagle3" if three else "eagle",
+            "proposal_methods": [proposal | {"accept_tolerance": 0.0}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": sizes.base_model, "architectures": []},
+        },
+        "transformer_layer_config": _layer(sizes),
+    }
+    if not three:
+        return config | {"fusion_bias": sizes.fusion_bias, "layernorms": False}
+    ids = list(sizes.feature_layers) or None
+    config |= {"draft_vocab_size": sizes.draft_vocab_size or sizes.vocab_size, "embed_requires_grad": False}
+    return config | _variants(sizes) | {"eagle_aux_hidden_state_layer_ids": ids}

@@ -1,0 +1,180 @@
+"""Reads heads in every published format. The tensors decide. config.json only adds what they cannot tell: the base
+model's name, and the vocabulary of heads that use the model's output layer. Where it contradicts the tensors, a warning
+says so."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from jacobi import LookaheadError
+from lookahead.heads.medusa.formats import LM_HEAD, TOKEN_MAP, VLLM, Layout, layout_of
+from lookahead.heads.storage import StoredTensors, locate
+from lookahead.models.output_layer import COMPUTE_DTYPES, copyable_weight, output_layer, output_sizes
+
+_ROUNDING = 0.02  # of the largest number: what another half precision may change in a copy of the output layer
+
+_log = logging.getLogger("lookahead")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Heads without their module, and what was read."""
+
+    sizes: dict[str, Any]  # as MedusaHeads takes them
+    state: dict[str, Tensor]  # as MedusaHeads.state_dict() gives it; on the CPU, in the widest dtype that is stored
+    token_map: Tensor | None  # the tokens that own output layers score, int64 [scored]; None = all
+    format: str  # in words
+    files: tuple[str, ...]  # config.json left out
+    remarks: tuple[str, ...]  # where config.json contradicts the tensors, a sentence each
+
+
+def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Read heads from a folder, a file of tensors, the index of a sharded model, or a repository of the hub. ``model``
+    is the heads': it tells the vocabulary, and a copy of its output layer is compared with it. ``hub`` says how to
+    download, as :func:`huggingface_hub.hf_hub_download` takes it. A LookaheadError says that there are no heads, that
+    they are incomplete or damaged, that a file would have to run code, or that the copy differs."""
+    location = locate(source, hub or {})
+    tensors, config = location.tensors(), location.config()
+    layout = layout_of(location.name, tensors.files, config)
+    stored = _Stored(location.name, tensors, layout)
+    state = stored.state()
+    hidden_size, scored = _sizes(state)
+    stated, of_model = config.get("vocab_size"), None if model is None else output_sizes(model)[1]
+    vocab_size = stated if of_model is None else of_model
+    token_map = stored.token_map(scored, vocab_size)
+    remarks = _remarks(config, layout, hidden_size, scored if token_map is None else None)
+    if layout.copied and (copy := stored.copied_output(state)) is not None:
+        _check_copy(location.name, copy, model, token_map)
+        scored = _size(copy, 0)
+    if token_map is None:
+        known = stated if isinstance(stated, int) else of_model
+        vocab_size = known if scored is None else scored
+    base_model = config.get("base_model_name_or_path")
+    if not isinstance(base_model, str):
+        base_model = location.name if layout.full else None
+    sizes = {"hidden_size": hidden_size, "vocab_size": vocab_size, "base_model": base_model}
+    sizes |= {"num_heads": layout.num_heads, "num_layers": layout.num_layers, "own_output": layout.own_output}
+    token_map = None if layout.copied else token_map  # the model's own layer scores all tokens
+    for remark in remarks:
+        _log.warning("%s: %s", location.name, remark)
+    files = {tensors.files[key].name for key in layout.stored.values()}
+    state = _completed(state, layout)
+    return Checkpoint(sizes, state, token_map, layout.title, tuple(sorted(files)), tuple(remarks))
+
+
+@dataclass(frozen=True)
+class _Stored:
+    source: str
+    tensors: StoredTensors
+    layout: Layout
+
+    def get(self, name: str, floating: bool = True) -> Tensor:
+        key = self.layout.stored[name]
+        try:
+            tensor = self.tensors.get(key)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise LookaheadError(f"{self.source}: {key} cannot be read: {error}.") from error
+        if floating and (tensor.dtype not in COMPUTE_DTYPES or tensor.layout is not torch.strided or tensor.is_meta):
+            raise LookaheadError(
+                f"{self.source}: {key} is {tensor.dtype}, {tensor.layout} on {tensor.device}: expected plain floating "
+                "numbers. Quantised heads are not supported."
+            )
+        return tensor
+
+    def state(self) -> dict[str, Tensor]:
+        """The heads' tensors by :class:`MedusaHeads`' names; their shapes agree."""
+        names = self.layout.names
+        state = {ours: self.get(theirs) for ours, theirs in names.items()}
+        hidden_size, scored = _sizes(state)
+        for ours, tensor in state.items():
+            expected = [scored, hidden_size] if ours.startswith("outputs.") else [hidden_size]
+            if ours.endswith("linear.weight"):
+                expected = [hidden_size, hidden_size]
+            if list(tensor.shape) != expected:
+                raise LookaheadError(
+                    f"{self.source}: {self.layout.stored[names[ours]]} has shape {list(tensor.shape)}, expected "
+                    f"{expected} after the first head. The heads do not belong together, or are damaged."
+                )
+        return state
+
+    def token_map(self, scored: int | None, vocab_size: Any) -> Tensor | None:
+        """The tokens that output layers over ``scored`` of them score; None where they score all."""
+        if scored is None or TOKEN_MAP not in self.layout.stored:
+            return None
+        token_map = self.get(TOKEN_MAP, floating=False)
+        if token_map.numel() < scored:
+            return None
+        if not isinstance(vocab_size, int) or isinstance(vocab_size, bool):
+            raise LookaheadError(
+                f"{self.source} has a token_map: its output layers score {scored} chosen tokens, and nothing says of "
+                "how many. Name the model that the heads are for, or give vocab_size in config.json."
+            )
+        tokens = token_map.flatten().long() if not token_map.is_floating_point() else token_map.new_empty(0)
+        within = bool(((tokens >= 0) & (tokens < vocab_size)).all())
+        if len(tokens) != scored or len(tokens.unique()) != scored or not within:
+            raise LookaheadError(
+                f"{self.source}: token_map, {token_map.dtype} of shape {list(token_map.shape)}, is not that of its "
+                f"output layers: expected {scored} different tokens from 0 to {vocab_size - 1}."
+            )
+        return tokens
+
+    def copied_output(self, state: dict[str, Tensor]) -> Tensor | None:
+        """Take the copy of the model's output layer out of ``state``, or read it; None where it is not stored."""
+        copy = state.pop("outputs.0.weight", None)
+        return self.get(LM_HEAD) if copy is None and LM_HEAD in self.layout.stored else copy
+
+
+def _sizes(state: dict[str, Tensor]) -> tuple[int, int | None]:
+    """The hidden size and the tokens that output layers score, from the first head; None without output layers."""
+    output = state.get("outputs.0.weight")
+    hidden = state.get("blocks.0.0.linear.weight", output)
+    assert hidden is not None  # every layout has one of the two
+    return _size(hidden, -1), None if output is None else _size(output, 0)
+
+
+def _size(tensor: Tensor, axis: int) -> int:
+    return tensor.shape[axis] if tensor.ndim else 0
+
+
+def _completed(state: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in state.values()))
+    state = {name: tensor.to(dtype) for name, tensor in state.items()}
+    if layout.biased:
+        return state
+    weights = [name for name in state if name.endswith("linear.weight")]
+    return state | {name.replace("weight", "bias"): state[name].new_zeros(len(state[name])) for name in weights}
+
+
+def _check_copy(source: str, copy: Tensor, model: Any, token_map: Tensor | None) -> None:
+    weight = None if model is None else copyable_weight(output_layer(model))
+    if weight is not None and token_map is not None:
+        weight = weight[token_map.to(weight.device)]
+    if weight is None or copy.shape != weight.shape:
+        return  # other shapes are MedusaHeads.check's to refuse
+    difference = (copy.to(weight.device, weight.dtype) - weight).abs().max()
+    if not difference <= _ROUNDING * weight.abs().max():
+        raise LookaheadError(
+            f"{source} says original_lm_head, but its output layer is not that of {type(model).__name__}: they differ "
+            f"by up to {float(difference):.3g}. Use heads that were trained for this model."
+        )
+
+
+def _remarks(config: dict[str, Any], layout: Layout, hidden_size: int, vocab_size: int | None) -> list[str]:
+    vllm = layout.naming is VLLM
+    heads, layers = ("num_heads", "num_hidden_layers") if vllm else ("medusa_num_heads", "medusa_num_layers")
+    found = {heads: layout.num_heads, layers: layout.num_layers, "hidden_size": hidden_size, "vocab_size": vocab_size}
+    remarks = [
+        f"config.json says {field} {config[field]!r}, and the tensors {number}; those are used."
+        for field, number in found.items()
+        if number is not None and config.get(field) not in (None, number)
+    ]
+    if vllm and config.get("original_lm_head") is True and layout.own_output:
+        remarks.append("config.json says original_lm_head, and there is an output layer for each head; those are used.")
+    return remarks

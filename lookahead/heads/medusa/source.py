@@ -1,0 +1,185 @@
+"""Medusa's heads as a source of candidates: run once a pass for all sequences of a call."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from jacobi import Path, Successors, TokenTree
+from lookahead._per_model import PerModel
+from lookahead.heads.medusa.heads import MedusaHeads
+from lookahead.heads.medusa.network import Output, ResBlock, best_of
+from lookahead.models.fingerprint import is_hooked, weights_stamp
+from lookahead.models.hidden_states import HiddenStates
+from lookahead.sources.perturbed import BINS, Draw, Offer
+
+_LEAST = 0.002  # a candidate that its head gives less is not proposed
+_RANKS = 3  # that are told apart: the first, the second, later ones
+_STEPS = tuple(0.75 * step for step in range(-6, 8))  # strengths at which the next level begins
+_LEVELS = len(_STEPS) + 1
+_PRIORS = tuple(1.0 / (1.0 + math.exp(0.375 - strength)) for strength in (*_STEPS, _STEPS[-1] + 0.75))
+DRAWN = 32  # candidates of a head where tokens are drawn
+_DRAWN_PRIORS = (0.01, 0.015, 0.025, 0.045, 0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.75, 0.8)  # by the bin of a share
+_MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves take the time
+_MOST_COPIED = 64 << 20  # bytes of all weights together, which are held twice
+
+States = Callable[[Tensor], Tensor]  # from [token, hidden] to what the output layers read, [head, token, hidden]
+
+_stacks: PerModel[dict[Hashable, States]] = PerModel(dict)  # of each heads' module, by the stamp of its weights
+
+
+class HeadCandidates:
+    """The ``count`` best candidates of every head among the ``vocab_size`` tokens that the model can be fed, for all
+    sequences of a call. The heads run on accepted nodes only: once a pass, when the first sequence drafts its next
+    tree, for all sequences that wrote something in the last pass, with one transfer to the host."""
+
+    def __init__(
+        self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int, vocab_size: int
+    ) -> None:
+        self.num_heads = heads.num_heads
+        self.spent_ms = 0.0  # time that the heads have taken
+        self._heads = fast_heads(heads)
+        self._output, self._hidden = output, hidden
+        self._count, self._vocab_size = min(count, vocab_size), vocab_size
+        self._found: list[tuple[list[list[int]], list[list[float]]] | None] = [None] * batch
+        self._nodes: dict[int, int] = {}  # by sequence, where the heads have not run yet
+        self._pass = 0
+
+    def note(self, sequence: int, node: int) -> None:
+        if self._pass != self._hidden.passes:  # hidden states of earlier passes are gone
+            self._nodes.clear()
+            self._pass = self._hidden.passes
+        self._found[sequence] = None
+        self._nodes[sequence] = node
+
+    def of(self, sequence: int) -> tuple[list[list[int]], list[list[float]]] | None:
+        """Token ids and log-probabilities ``[head][rank]`` below a sequence's next root, best first."""
+        if self._nodes and self._pass == self._hidden.passes:
+            self._run()
+        return self._found[sequence]  # None if nobody asked right after its last pass
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        start, hidden = perf_counter(), self._hidden.of()
+        sequences = list(self._nodes)
+        at = torch.tensor([sequences, list(self._nodes.values())], device=hidden.device)
+        logits = self._heads(hidden[at[0], at[1]], self._output)[..., : self._vocab_size]
+        chances, tokens = best_of(logits, self._count)
+        # Integers and floats of 32 bits share one transfer.
+        both = torch.stack([tokens.int(), chances.float().view(torch.int32)]).transpose(1, 2).cpu()
+        ids, logs = both[0].tolist(), both[1].contiguous().view(torch.float32).tolist()
+        for sequence, found in zip(sequences, zip(ids, logs, strict=True), strict=True):
+            self._found[sequence] = found
+        self._nodes.clear()
+        self.spent_ms += 1e3 * (perf_counter() - start)
+
+
+class HeadsSource:
+    """The heads as one source among others: head k has candidates for every node at depth k, from 0. A candidate's kind
+    is its head, its rank and its strength: the log-odds that the head gives it against all tokens that it does not
+    propose. How often candidates of a kind are right is learnt from there. Where tokens are drawn, its kind is its
+    head, and its share under the noise of ``draw``."""
+
+    name = "heads"
+
+    def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
+        self.priors = (_PRIORS * _RANKS if draw is None else _DRAWN_PRIORS) * candidates.num_heads
+        self._candidates, self._sequence, self._draw = candidates, sequence, draw
+        self._offers: list[list[tuple[int, int]]] | None = None
+        self._index = 0  # of the next token
+
+    @property
+    def spent_ms(self) -> float:
+        return self._candidates.spent_ms
+
+    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
+        """Nothing: the prompt's hidden states come with its pass."""
+
+    def root(self) -> int:
+        return 0
+
+    def step(self, state: int, token: int) -> int:
+        return state + 1  # the heads do not see which token they follow
+
+    def propose(self, state: int) -> list[tuple[int, int]]:
+        if self._offers is None:
+            found = self._candidates.of(self._sequence)
+            lines = () if found is None else zip(*found, strict=True)
+            self._offers = [self._offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
+        return self._offers[state] if state < len(self._offers) else []
+
+    def _offer(self, head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
+        if self._draw is None:
+            return _by_strength(head, tokens, logs)
+        return [
+            (token, head * BINS + level) for token, level in best_of_head(self._draw, tokens, logs, self._index + head)
+        ]
+
+    def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
+        return [self.propose(state) for state in states]
+
+    def rollback(self, path: Path) -> None:
+        self._offers = None  # they stood below the root of the pass
+
+    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
+        self._index += len(path.tokens)
+        self._candidates.note(self._sequence, path.nodes[-1])
+
+
+def best_of_head(draw: Draw, tokens: list[int], logs: list[float], index: int) -> Offer:
+    """Of one head's candidates for the token ``index``, those that the draw is most likely to choose."""
+    return draw.best(np.array(tokens), draw.chances(np.array(logs, np.float32)), draw.line(index))
+
+
+def _by_strength(head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
+    chances = [0.0 if math.isnan(log) else math.exp(min(0.0, log)) for log in logs]
+    rest = max(1e-3, 1.0 - sum(chances))
+    offers = []
+    for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
+        if chance < _LEAST:
+            break
+        level = bisect_right(_STEPS, math.log(chance / rest))
+        offers.append((token, (head * _RANKS + min(rank, _RANKS - 1)) * _LEVELS + level))
+    return offers
+
+
+def _stacked(heads: MedusaHeads) -> States:
+    """:meth:`MedusaHeads.states` in one product a layer: called one by one, small heads take most of the time so."""
+    layers = list(zip(*(blocks.children() for blocks in heads.blocks), strict=True))
+    with torch.no_grad():
+        weights = [torch.stack([block.linear.weight.T for block in layer]) for layer in layers]
+        biases = [torch.stack([block.linear.bias for block in layer])[:, None] for layer in layers]
+    count = heads.num_heads  # of the heads nothing else is kept
+
+    def states(hidden: Tensor) -> Tensor:
+        found = hidden.to(weights[0].device, weights[0].dtype).expand(count, -1, -1)
+        for weight, bias in zip(weights, biases, strict=True):
+            found = found + silu(torch.baddbmm(bias, found, weight))
+        return found.to(hidden.device, hidden.dtype)
+
+    return states
+
+
+def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
+    """The fastest way from a few hidden states ``[token, hidden]`` to the heads' logits ``[head, token, vocab]``. For
+    small blocks those are stacked copies, kept until a weight changes; otherwise the heads themselves."""
+    blocks = [block for blocks in heads.blocks for block in blocks.children()]
+    made = all(type(block) is ResBlock and type(block.linear) is nn.Linear for block in blocks)  # not adapted since
+    if type(heads) is not MedusaHeads or not blocks or not made or any(map(is_hooked, heads.modules())):
+        return heads
+    weights = list(heads.blocks.parameters())
+    size = max(weight.nbytes for weight in weights)
+    alike = len({(weight.device, weight.dtype) for weight in weights}) == 1
+    counted = not any(weight.is_inference() for weight in weights)  # changes of the others are
+    if not (alike and counted) or size > _MOST_BYTES or size * len(blocks) > _MOST_COPIED:
+        return heads
+    stamp, kept = weights_stamp(weights), _stacks.of(heads)
+    if (states := kept.get(stamp)) is None:
+        kept.clear()
+        states = kept[stamp] = _stacked(heads)
+    return lambda hidden, output: heads.logits(states(hidden), output)

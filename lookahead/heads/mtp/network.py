@@ -1,0 +1,106 @@
+"""An MTP layer: a decoder layer of the model's own kind, over pairs of a hidden state and the token after it."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from lookahead.heads.mtp.caches import LinearCache, TreeCache
+from lookahead.heads.mtp.reading import LayerTensors
+from lookahead.models.mask_rules import MaskRule, mask_rules
+from lookahead.models.names import CACHE
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.cache.snapshots import recurrent_layers
+from lookahead.runtime.masks import map_rules
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+class MtpLayer(nn.Module):
+    """One layer, as DeepSeek-V3's (arXiv 2412.19437, section 2.2)::
+
+        hidden state at token i ------- hidden_norm --+
+                                                      +-- fc -- decoder layer -- norm -- z    scored by the model's
+        token i+1 -- the model's embed -- embed_norm -+                                       output layer, fed back
+
+    Args:
+        decoder: the decoder layer with ``norm`` behind it, as a decoder of one layer.
+        tensors: the other parts' (:class:`lookahead.heads.mtp.reading.LayerTensors`); ``embed`` and ``head`` only
+            where they are not the model's.
+    """
+
+    d2t: Tensor | None = None  # it scores all tokens
+
+    def __init__(self, decoder: PreTrainedModel, tensors: LayerTensors) -> None:
+        super().__init__()
+        norm, parts = decoder.norm, tensors.parts
+        self.decoder = decoder
+        self.fc = _linear(parts["fc"])
+        self.head = _linear(parts["head"]) if "head" in parts else None
+        self.embed = nn.Embedding.from_pretrained(parts["embed"]) if "embed" in parts else None
+        self.embed_norm, self.hidden_norm = copy.deepcopy(norm), copy.deepcopy(norm)
+        for own in ("embed_norm", "hidden_norm"):
+            getattr(self, own).weight = nn.Parameter(parts[own], requires_grad=False)
+        if "norm" not in parts:
+            decoder.norm = nn.Identity()
+        self._hidden_first = tensors.hidden_first
+        self.is_linear = bool(recurrent_layers(DynamicCache(config=decoder.config)))  # and follows no tree
+        self._rules = mask_rules(decoder, ModelTraits.of(decoder))
+        self._scale = float(getattr(decoder.config, "logits_mup_width_multiplier", None) or 1.0)
+
+    def joined(self, features: Tensor, embedded: Tensor, fed_back: bool = False) -> Tensor:
+        """What the decoder layer reads ``[pair, hidden]``, of hidden states and embeddings ``[pair, hidden]``."""
+        parts = [self.embed_norm(embedded), self.hidden_norm(features)]
+        return self.fc(torch.cat(parts[::-1] if self._hidden_first else parts, dim=-1))
+
+    def cache(self) -> TreeCache | LinearCache:
+        """An empty one, for one sequence."""
+        return LinearCache(self.decoder.config) if self.is_linear else TreeCache(self.decoder.config)
+
+    def forward(
+        self, states: Tensor, embedded: Tensor, positions: Tensor, cache: TreeCache | LinearCache, mask: Tensor
+    ) -> Tensor:
+        """One pass over pairs, as :class:`lookahead.heads.pairs.PairNetwork` has it."""
+        if isinstance(cache, LinearCache):
+            return cache.run(self._decoded, states, positions, mask)
+        cache.positions = torch.cat([cache.positions.to(positions), positions])
+        masks = self._masks(mask, positions, cache.positions, states.dtype)
+        return self._decoded(cache.states, states, positions, masks)
+
+    def _decoded(self, cache: DynamicCache, states: Tensor, positions: Tensor, masks: Any) -> Tensor:
+        outputs = self.decoder(
+            inputs_embeds=states[None],
+            position_ids=positions[None],
+            attention_mask=masks,
+            use_cache=True,
+            **{CACHE: cache},
+        )
+        out: Tensor = outputs.last_hidden_state[0]
+        return out
+
+    def _masks(self, mask: Tensor, positions: Tensor, keys: Tensor, dtype: torch.dtype) -> Any:
+        """What attention adds ``[1, 1, pair, key]``, by the layer's own rule as well, in the form that it takes."""
+        first = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=mask.device)
+
+        def build(rule: MaskRule) -> Tensor:
+            seen = mask[None, None]
+            if rule.function is not None:
+                seen = seen & rule.function(first, first, positions[None, None, :, None], keys[None, None, None, :])
+            return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+        return map_rules(self._rules, build)
+
+    def logits(self, states: Tensor, output: nn.Module) -> Tensor:
+        """Scores ``[pair, token]`` by the model's ``output`` layer, or the layer's own."""
+        output = self.head or output
+        weight = getattr(output, "weight", None)
+        states = states.to(weight.dtype if isinstance(weight, Tensor) else states.dtype)
+        scored: Tensor = output(states / self._scale)
+        return scored

@@ -1,0 +1,250 @@
+"""A recurrent head as users hold it, read from Apple's files, with their names. The tensors decide what a head is."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from jacobi import Path as Walk
+from lookahead._files import write_text
+from lookahead.heads.storage import MODEL_FILE, WHOLE_MODELS, check_tensors, locate, some
+from lookahead.models.output_layer import output_sizes, placement
+from lookahead.sources.draft_model import BEST, Branch, Said
+from lookahead.sources.vocabularies import SameVocabulary
+
+MODEL_TYPE = "recurrent_drafting_drafter"
+
+
+@dataclass(frozen=True)
+class RecurrentSizes:
+    """What a head looks like.
+
+    Attributes:
+        vocab_size: tokens that it scores, all of the model's.
+        hidden_size: of the model; the recurrent state and embeddings are as wide.
+        exit_size: what the residual blocks work on; None = twice ``hidden_size``, and nothing is projected.
+        layers: residual blocks before the output layer.
+        rnn: whether the state is that of a recurrent network, or a sum of embeddings.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    exit_size: int | None = None
+    layers: int = 1
+    rnn: bool = True
+
+
+def read(source: str | Path, hub: Mapping[str, Any]) -> tuple[RecurrentSizes, dict[str, Tensor]]:
+    """What ``source`` holds, a folder, a file in it, or a repository of the hub; no code from a file is run. A
+    LookaheadError if that is no head."""
+    location = locate(source, hub)
+    stored, config = location.tensors(WHOLE_MODELS, "ReDrafter head"), location.config()
+    tensors = {name: stored.get(name) for name in stored.files}
+    return sizes_of(tensors, config, str(source)), tensors
+
+
+def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: str) -> RecurrentSizes:
+    """What the tensors are of, by their names; ``source`` is named in errors."""
+    layers = 0
+    while f"lm_head.{layers}.linear.weight" in tensors:
+        layers += 1
+    output = tensors.get(f"lm_head.{layers}.weight")
+    if output is None or output.ndim != 2:
+        found = some(sorted(tensors)) or "nothing"
+        raise LookaheadError(
+            f"{source} is no ReDrafter head: expected lm_head.0.linear.weight and so on, and the output layer behind "
+            f"them as lm_head.{layers}.weight; it has {found}."
+        )
+    vocab, exit_size = output.shape
+    projection, rnn = tensors.get("input_proj.weight"), any(name.startswith("rnn_") for name in tensors)
+    if config.get("rnn") and not rnn:
+        raise LookaheadError(
+            f"{source} is no whole ReDrafter head: config.json says rnn, and it lacks rnn_u and rnn_w."
+        )
+    joined = exit_size if projection is None or projection.ndim != 2 else projection.shape[1]
+    if joined % 2:
+        raise LookaheadError(
+            f"{source}: the head reads {joined} channels, expected twice the model's hidden size: a hidden state "
+            "beside the recurrent state."
+        )
+    return RecurrentSizes(vocab, joined // 2, None if projection is None else exit_size, layers, rnn)
+
+
+class ResidualBlock(nn.Module):
+    """``x + SiLU(Wx + b)``."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states + silu(self.linear(states))
+
+
+class RecurrentHead(nn.Module):
+    """One head, ready to draft beside models of its sizes (Cheng et al., arXiv 2403.09919, section 3.1).
+
+    It walks along a draft from the last decided token on. The model's hidden state ``h`` at the token before stays the
+    same; the state ``s`` takes in one token after the other::
+
+        decided    once  upon  a            h = what the output layer read at "upon", where it chose "a"
+        draft                  a   time     s = 0 -> "a" -> s1     scores of (h, s1) say what follows "a"
+                                                 -> "time" -> s2   scores of (h, s2) say what follows "a time"
+    """
+
+    def __init__(self, sizes: RecurrentSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        hidden, exit_size = sizes.hidden_size, sizes.exit_size or 2 * sizes.hidden_size
+        self.input_proj = nn.Linear(2 * hidden, exit_size) if sizes.exit_size else None
+        blocks = (ResidualBlock(exit_size) for _ in range(sizes.layers))
+        self.lm_head = nn.Sequential(*blocks, nn.Linear(exit_size, sizes.vocab_size, bias=False))
+        self.rnn_u = nn.Linear(hidden, hidden) if sizes.rnn else None
+        self.rnn_w = nn.Linear(hidden, hidden, bias=False) if sizes.rnn else None
+
+    def step(self, states: Tensor, embedded: Tensor) -> Tensor:
+        """The states ``[branch, hidden]`` one token further on, by its embedding."""
+        if self.rnn_u is None or self.rnn_w is None:
+            return states + embedded
+        return silu(self.rnn_w(embedded) + self.rnn_u(states))
+
+    def forward(self, hidden: Tensor, states: Tensor) -> Tensor:
+        """Scores ``[branch, vocab]`` of what follows ``states`` ``[branch, hidden]``, beside the model's ``hidden``."""
+        joined = torch.cat([hidden, states], dim=-1)
+        scores: Tensor = self.lm_head(joined if self.input_proj is None else self.input_proj(joined))
+        return scores
+
+    @property
+    def weight(self) -> Tensor:
+        """The output layer's: it has the head's device and dtype."""
+        last = self.lm_head[-1]
+        assert isinstance(last, nn.Linear)
+        return last.weight
+
+    @classmethod
+    def from_pretrained(
+        cls, source: str | PathLike[str], *, model: PreTrainedModel | None = None, **hub: Any
+    ) -> "RecurrentHead":
+        """Read a head from a folder, a file or a repository of the hub (``hub`` says how to download).
+
+        With ``model`` it is checked against that, and put on its device in the dtype that it computes in.
+
+        Raises:
+            LookaheadError: what is missing, foreign, broken, or does not fit the model.
+        """
+        sizes, tensors = read(Path(source) if isinstance(source, PathLike) else source, hub)
+        with torch.device("meta"):
+            head = cls(sizes)
+        expected = {name: value.shape for name, value in head.state_dict().items()}
+        check_tensors(tensors, expected, str(source), "ReDrafter head")
+        head.load_state_dict(tensors, assign=True)
+        head.eval()
+        if model is not None:
+            head.check(model)
+            head.to(*placement(model))
+        return head
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write ``config.json`` and ``model.safetensors`` as Apple's files are, beside what else is in ``folder``. A
+        LookaheadError if it cannot be written to, or weights are not finite."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        for name, tensor in tensors.items():
+            if not bool(tensor.isfinite().all()):
+                raise LookaheadError(
+                    f"{name} of this head is NaN or infinite: expected finite weights. Train it again."
+                )
+        sizes = self.sizes
+        config = {
+            "architectures": ["Drafter"],
+            "exit_dim": self.weight.shape[1],
+            "hidden_size": sizes.hidden_size,
+            "model_type": MODEL_TYPE,
+            "num_draft_layers": sizes.layers,
+            "rnn": sizes.rnn,
+            "torch_dtype": str(self.weight.dtype).removeprefix("torch."),
+            "vocab_size": sizes.vocab_size,
+        }
+        try:
+            path = Path(folder).expanduser()
+            path.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, path / MODEL_FILE, {"format": "pt"})
+            write_text(path / "config.json", json.dumps(config, indent=2) + "\n")
+        except OSError as error:
+            raise LookaheadError(f"{folder} cannot be written: {error}.") from error
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse, with a LookaheadError, a model that the head was not made for."""
+        hidden, vocab = output_sizes(model)
+        embedded = model.get_input_embeddings().weight.shape[1]
+        name = type(model).__name__
+        for what, own, its in (
+            ("reads hidden states of size", self.sizes.hidden_size, hidden),
+            ("reads embeddings of size", self.sizes.hidden_size, embedded),
+            ("scores a vocabulary of", self.sizes.vocab_size, vocab),
+        ):
+            if own != its:
+                raise LookaheadError(f"This ReDrafter head {what} {own}, and {name} has {its}: it is another model's.")
+
+
+class RecurrentPasses:
+    """What a head says at the nodes of one sequence's drafts.
+
+    States live for one draft: where the text goes on, they begin anew at its last token::
+
+        text    once upon a        h: read at "upon"; s("a") from nothing
+        draft   a -+- time - ,     s("a", "time") from s("a"), s("a", "time", ",") from that
+                   +- day          s("a", "day") from s("a"), too
+
+    Args:
+        features: gives what the model's output layer read in the last pass, ``[row, node, hidden]``.
+        embed: the model's embeddings.
+        vocab_size: tokens that the model can be fed.
+    """
+
+    def __init__(
+        self, head: RecurrentHead, features: Callable[[], Tensor], row: int, embed: nn.Module, vocab_size: int
+    ) -> None:
+        self._head, self._features, self._row, self._embed = head, features, row, embed
+        self._vocabulary = SameVocabulary(vocab_size, vocab_size)
+        self._hidden = torch.empty(0)  # [hidden], where the last token was chosen
+        self._root = -1
+        self._states: dict[Branch, Tensor] = {}  # [hidden], of the last token's own state and below
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Nothing: of the prompt, only where its next token was chosen matters."""
+
+    def write(self, path: Walk) -> None:
+        """The text goes on along a path of the last pass."""
+        self._hidden = self._features()[self._row, path.nodes[-1]].to(self._head.weight, copy=True)
+        self._root = path.tokens[-1]
+        self._states.clear()
+
+    @torch.no_grad()
+    def after(self, branches: Sequence[Branch]) -> list[Said | None]:
+        """What the head says after each branch."""
+        missing = {branch[:end] for branch in branches for end in range(len(branch) + 1)} - self._states.keys()
+        for depth in sorted({len(branch) for branch in missing}):
+            self._step(sorted(branch for branch in missing if len(branch) == depth))
+        states = torch.stack([self._states[branch] for branch in branches])
+        scores = self._head(self._hidden.expand(len(branches), -1), states).float()
+        values, ids = scores.topk(min(BEST, scores.shape[-1]))
+        told = zip(np.asarray(ids.cpu()), np.asarray(values.cpu()), strict=True)
+        return [self._vocabulary.proposed(*line) for line in told]
+
+    def _step(self, branches: Sequence[Branch]) -> None:
+        """Take in the last tokens of branches of one depth, whose parents are known."""
+        weight = self._head.weight
+        tokens = torch.tensor([branch[-1] if branch else self._root for branch in branches], device=weight.device)
+        nothing = torch.zeros_like(self._hidden)
+        above = torch.stack([self._states[branch[:-1]] if branch else nothing for branch in branches])
+        self._states.update(zip(branches, self._head.step(above, self._embed(tokens).to(weight)), strict=True))

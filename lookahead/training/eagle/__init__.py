@@ -1,1 +1,0 @@
-"""Training EAGLE heads: what they are fresh, the unrolled pass, their losses, from data to checkpoint."""

@@ -1,1 +1,0 @@
-"""Training ReDrafter's heads: what they are fresh, their losses, from data to checkpoint."""

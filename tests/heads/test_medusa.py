@@ -1,0 +1,267 @@
+"""The Medusa strategy through ``generate``: plain decoding's text whatever the heads say, and what heads are worth."""
+
+import copy
+import gc
+import json
+import weakref
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Any
+
+import pytest
+import torch
+from helpers.medusa import COMBINED, counting, flat, hooks, random_heads
+from helpers.models import (
+    F32,
+    VOCAB,
+    fresh_model,
+    initialised,
+    prompts,
+    run,
+    same_as_plain,
+    successor_model,
+    tiny_model,
+)
+from transformers import GPT2Config, MambaConfig, MambaForCausalLM
+
+import lookahead
+from jacobi import LookaheadError
+from lookahead import Lookahead
+from lookahead.heads.medusa import strategy as module
+from lookahead.medusa import ChoiceTree, Medusa, MedusaHeads, choices_from, output_layer
+from lookahead.registry import strategy_from
+
+pytestmark = pytest.mark.usefixtures("augmented")
+SMALL = [[0, 0, 0], [0, 1], [1, 0], [2], [3]]
+
+
+def test_settings_as_plain_data(tmp_path: FilePath) -> None:
+    model = tiny_model("llama")
+    heads = random_heads(model)
+    heads.save_pretrained(tmp_path)
+    curve = flat()
+    for strategy in (
+        Medusa(str(tmp_path)),
+        Medusa(tmp_path, "vicuna_7b_stage2", static=True) if heads.num_heads > 3 else Medusa(tmp_path, [2, 2]),
+        Medusa(str(tmp_path), SMALL, acceptance="typical", posterior_threshold=0.2, posterior_alpha=0.5),
+        Medusa(str(tmp_path), [3, 2], acceptance="nucleus", top_p=0.5, stats="detailed"),
+        Medusa(str(tmp_path), sources=COMBINED, nodes=9, remember=False, tuning=curve),
+    ):
+        data = json.loads(json.dumps(strategy.to_dict()))
+        again = Medusa.from_dict(data)
+        assert again.to_dict() == strategy.to_dict() == data
+        assert strategy_from(data).to_dict() == data
+        assert again.acceptance == strategy.acceptance and again.choices == strategy.choices
+        same_as_plain(model, prompts(1), data, max_new_tokens=12)
+    assert Medusa(str(tmp_path)) == Medusa(tmp_path) != Medusa(tmp_path, SMALL)
+    assert len({Medusa(tmp_path), Medusa(str(tmp_path)), Medusa(tmp_path, SMALL)}) == 2
+    data = Medusa(heads, SMALL).to_dict()
+    assert data["heads"] == "MedusaHeads" and json.dumps(data)
+
+
+def test_heads_are_not_copied() -> None:
+    """``generate`` copies its settings in every call; weights must not be among them."""
+    strategy = Medusa(random_heads(tiny_model("llama")))
+    assert copy.deepcopy(strategy) is strategy
+    assert copy.deepcopy({"s": [strategy]})["s"][0].heads is strategy.heads
+
+
+def test_a_folder_is_read_once(tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until what lies there changes; beside a model of another dtype it is moved, not read again."""
+    model = tiny_model("llama")
+    random_heads(model).save_pretrained(tmp_path)
+    reads: list[str] = []
+    read = MedusaHeads.from_pretrained
+    monkeypatch.setattr(MedusaHeads, "from_pretrained", lambda folder: reads.append(folder) or read(folder))
+    strategy = Medusa(tmp_path, SMALL)
+    for _ in range(2):
+        same_as_plain(model, prompts(1), strategy, max_new_tokens=9)
+    half = initialised(model.config, dtype=F32)
+    same_as_plain(half, prompts(1), Medusa(tmp_path, SMALL), max_new_tokens=9)
+    assert strategy.heads_for(half).blocks[0][0].linear.weight.dtype is F32
+    assert strategy.heads_for(model).blocks[0][0].linear.weight.dtype is model.dtype
+    assert reads == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("sources", [None, ("heads", "suffix")])
+def test_heads_live_as_long_as_somebody_holds_them(tmp_path: FilePath, sources: tuple[str, ...] | None) -> None:
+    """Nothing in the library outlives the strategy that read them, whatever device or dtype they were moved to."""
+    model = tiny_model("llama")
+    random_heads(model, seed=3).to(F32).save_pretrained(tmp_path)
+    strategy: Any = Medusa(tmp_path, sources=sources)
+    run(model, prompts(1), max_new_tokens=9, do_sample=False, lookahead_strategy=strategy)
+    assert Medusa(tmp_path).heads_for(model) is strategy.heads_for(model), "read once for both"
+    held = [weakref.ref(strategy.heads_for(model)), weakref.ref(strategy._stored)]
+    assert held[0]() is not held[1]()
+    del strategy
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
+
+
+def test_the_default_tree(tmp_path: FilePath) -> None:
+    """What lies beside the heads, else the published tree cut down to what the heads can fill."""
+    published = choices_from("mc_sim_7b_63").paths
+    for num_heads in (1, 2, 3, 4, 5):
+        heads = MedusaHeads(8, 1000, num_heads)
+        expected = tuple(path for path in published if len(path) <= num_heads)
+        assert Medusa(heads).tree(1000).paths == expected
+    few = Medusa(MedusaHeads(8, 3, 4)).tree(3)
+    assert few.paths == tuple(path for path in published if max(path) < 3)
+    heads = random_heads(tiny_model("llama"))
+    heads.save_pretrained(tmp_path)
+    tree = {"format": 1, "kind": "lookahead-medusa-tree", "paths": [[0], [0, 0], [4]]}
+    (tmp_path / "tree.json").write_text(json.dumps(tree))
+    assert Medusa(tmp_path).tree(VOCAB).paths == ((0,), (4,), (0, 0))
+    assert Medusa(tmp_path, [2]).tree(VOCAB).paths == ((0,), (1,))
+    assert Medusa(tmp_path, tmp_path / "tree.json").tree(VOCAB) == Medusa(tmp_path).tree(VOCAB)
+    assert Medusa(heads, ChoiceTree(((0,), (1,)))).tree(VOCAB).widths == (2,)
+
+
+def refused(message: str, passes: Callable[[Any], list[int]], model: Any, strategy: Callable[[], Any]) -> None:
+    """Assert that a call is refused before any pass, and leaves no hook."""
+    seen = passes(model)
+    with pytest.raises(LookaheadError, match=message):
+        run(model, prompts(1), lookahead_strategy=strategy(), max_new_tokens=5)
+    assert seen == []
+    assert hooks(model) == 0
+
+
+HEADS = MedusaHeads(32, VOCAB, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"acceptance": "greedy"}, r"Medusa\(acceptance=\) must be one of 'exact', 'typical', 'nucleus': got 'greedy'"),
+        ({"acceptance": None}, r"Medusa\(acceptance=\) must be one of"),
+        ({"posterior_threshold": 0.0}, r"posterior_threshold=\) must be a number above 0 and below 1: got 0.0"),
+        ({"posterior_threshold": 1.0}, r"posterior_threshold=\) must be a number above 0 and below 1: got 1.0"),
+        ({"posterior_threshold": float("nan")}, r"posterior_threshold=\) must be .*: got nan"),
+        ({"posterior_threshold": "0.1"}, r"posterior_threshold=\) must be .*: got '0.1'"),
+        ({"posterior_alpha": 0}, r"posterior_alpha=\) must be a number above 0: got 0"),
+        ({"posterior_alpha": float("inf")}, r"posterior_alpha=\) must be a number above 0: got inf"),
+        ({"top_p": 0.0}, r"top_p=\) must be a number above 0 and at most 1: got 0.0"),
+        ({"top_p": 1.1}, r"top_p=\) must be a number above 0 and at most 1: got 1.1"),
+        ({"top_p": True}, r"top_p=\) must be a number above 0 and at most 1: got True"),
+        ({"acceptance": "typical", "verification": "rejection"}, r"acceptance='typical'\) has a rule of its own"),
+        ({"choices": []}, "The choices are empty"),
+        ({"choices": "mc_sim"}, "There is no preset and no file 'mc_sim'"),
+        ({"choices": [[0], [0]]}, r"Path \[0\] is given 2 times"),
+        ({"choices": [[0, 1, 0, 2]]}, r"Path \[0, 1, 0, 2\] is 4 deep, and there are 3 heads"),
+        ({"choices": "mc_sim_7b_63"}, "deep, and there are 3 heads"),
+        ({"choices": [[0, VOCAB]]}, f"asks for rank {VOCAB}, and the vocabulary has {VOCAB} tokens"),
+        ({"choices": [2, 2], "sources": ("heads",)}, r"Medusa\(choices=\) belongs to the fixed tree"),
+        ({"nodes": 5}, r"Medusa\(nodes=\) belongs to the automatic mode: got no sources"),
+        ({"tuning": flat()}, r"Medusa\(tuning=\) belongs to the automatic mode: got no sources"),
+        ({"sources": ()}, r"Medusa\(sources=\) must be a tuple of one or more of 'heads', 'recycling'"),
+        ({"sources": ("heads", "heads")}, "names a source twice"),
+        ({"sources": ("heads", "oracle")}, "Unknown source 'oracle': expected 'heads', 'recycling'"),
+        ({"sources": ("suffix",)}, r"Medusa\(sources=\) must name 'heads': got \('suffix',\)"),
+        ({"sources": ("heads",), "nodes": 0}, r"Medusa\(nodes=\) must be at least 1: got 0"),
+        ({"sources": ("heads",), "max_nodes": 9999}, r"Medusa\(max_nodes=\) must be at most 512: got 9999"),
+        ({"static": 1}, r"Medusa\(static=\) must be True or False: got 1"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(LookaheadError, match=message):
+        Medusa(HEADS, **settings)
+
+
+def test_sources_of_lookahead_are_its_own() -> None:
+    with pytest.raises(LookaheadError, match="Unknown source 'heads': expected 'recycling', 'suffix'"):
+        Lookahead(sources=("heads",))
+
+
+@pytest.mark.parametrize("given", [None, 3, {"heads": 1}, torch.nn.Linear(2, 2)], ids=str)
+def test_heads_of_a_wrong_type(given: Any) -> None:
+    with pytest.raises(LookaheadError, match=r"Medusa\(heads=\) must be MedusaHeads or the folder they lie in: got"):
+        Medusa(given)
+
+
+def test_no_heads(tmp_path: FilePath) -> None:
+    with pytest.raises(LookaheadError, match=r"must be MedusaHeads or the folder"):
+        strategy_from({"strategy": "medusa"})
+    with pytest.raises(LookaheadError):
+        Medusa(tmp_path)
+    with pytest.raises(LookaheadError, match="Unknown field 'head' for Medusa: it knows"):
+        Medusa.from_dict({"head": "x"})
+
+
+def test_a_tree_of_another_version(tmp_path: FilePath) -> None:
+    random_heads(tiny_model("llama")).save_pretrained(tmp_path)
+    tree = {"format": 2, "kind": "lookahead-medusa-tree", "paths": [[0]]}
+    (tmp_path / "tree.json").write_text(json.dumps(tree))
+    with pytest.raises(LookaheadError, match="has format 2: expected 1"):
+        Medusa(tmp_path)
+
+
+def test_heads_of_another_model(passes: Callable[[Any], list[int]]) -> None:
+    model = fresh_model("llama")
+    for sources in (None, ("heads",)):
+        refused("those of another model", passes, model, lambda s=sources: Medusa(MedusaHeads(16, VOCAB), sources=s))
+        refused("those of another model", passes, model, lambda s=sources: Medusa(MedusaHeads(32, 99), sources=s))
+
+
+def test_ranks_beyond_the_vocabulary_of_heads_that_leave_it_open(passes: Callable[[Any], list[int]]) -> None:
+    model = fresh_model("llama")
+    heads = MedusaHeads(32, None, 3).to(model.dtype)
+    refused(
+        f"asks for rank {VOCAB}, and the vocabulary has {VOCAB} tokens",
+        passes,
+        model,
+        lambda: Medusa(heads, [VOCAB + 3]),
+    )
+    same_as_plain(model, prompts(1), Medusa(heads), max_new_tokens=9)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_heads(value: float, passes: Callable[[Any], list[int]]) -> None:
+    model = fresh_model("llama")
+    heads = random_heads(model)
+    with torch.no_grad():
+        heads.blocks[1][0].linear.weight[3, 3] = value
+    refused("The heads are broken: 1 of 1024 numbers of blocks.1.0", passes, model, lambda: Medusa(heads))
+
+
+def test_models_that_the_heads_cannot_help() -> None:
+    """A recurrent one is handed over, as for lookahead; and a model whose output layer cannot be reached."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    model = MambaForCausalLM(MambaConfig(**sizes)).eval()
+    settings = {"max_new_tokens": 5, "do_sample": False}
+    plain = model.generate(**prompts(1), **settings)
+    assert torch.equal(model.generate(**prompts(1), lookahead_strategy=Medusa(HEADS), **settings), plain)
+    model = initialised(GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=4, n_positions=64))
+    model.get_output_embeddings = lambda: None
+    with pytest.raises(LookaheadError, match="The output layer of GPT2LMHeadModel cannot be reached"):
+        model.generate(**prompts(1), lookahead_strategy=Medusa(HEADS), max_new_tokens=5)
+
+
+def test_an_output_layer_that_is_not_called(passes: Callable[[Any], list[int]]) -> None:
+    """Named in the prompt's pass, before anything is written."""
+    model = fresh_model("llama")
+    layer, heads = output_layer(model), random_heads(model)
+    run(model, prompts(1), lookahead_strategy=Medusa(heads), max_new_tokens=2)  # the self-test has been
+    copied = copy.deepcopy(layer)
+    model.get_output_embeddings = lambda: copied
+    seen = passes(model)
+    with pytest.raises(LookaheadError, match=r"output layer of this model \(Linear\) was not called at all"):
+        run(model, prompts(1), lookahead_strategy=Medusa(heads), max_new_tokens=5)
+    assert seen == [12]
+    assert not copied._forward_pre_hooks
+
+
+def test_beams_are_refused() -> None:
+    model, heads = counting(3)
+    with pytest.raises(LookaheadError, match="cannot be combined with num_beams=2"):
+        model.generate(**prompts(1), lookahead_strategy=Medusa(heads), num_beams=2, max_new_tokens=5)
+
+
+def test_text_that_nothing_follows_from() -> None:
+    """Where the model is equally unsure of everything, nothing is accepted, and nothing is lost."""
+    model = successor_model({})
+    heads = random_heads(model)
+    same_as_plain(model, prompts(2), Medusa(heads), max_new_tokens=12, do_sample=True)
+
+
+def test_public_names() -> None:
+    assert lookahead.Medusa is Medusa is module.Medusa

@@ -1,0 +1,260 @@
+"""Heads in every published format, written here by hand, and everything that is refused."""
+
+import json
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.checkpoints import BASE, PUBLISHED, SERVED, assert_same, made, medusa, shard, store, vllm
+from helpers.medusa import HIDDEN, drawn, states
+from helpers.models import VOCAB, fresh_model, prompts, same_as_plain, tiny_model
+from helpers.toy import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from jacobi import LookaheadError
+from lookahead.heads import storage
+from lookahead.heads.medusa.reading import read_checkpoint
+from lookahead.medusa import Medusa, MedusaHeads, output_layer, read_heads, write_heads
+
+FORMATS: dict[str, tuple[Callable[[pathlib.Path, MedusaHeads], pathlib.Path], str]] = {
+    "pt": (lambda f, h: store(f, "medusa_lm_head.pt", medusa(h), **PUBLISHED), "Medusa, version {}"),
+    "safetensors": (lambda f, h: store(f, "medusa_lm_head.safetensors", medusa(h), **PUBLISHED), "Medusa, version {}"),
+    "no config": (lambda f, h: store(f, "medusa_lm_head.pt", medusa(h)), "Medusa, version {}"),
+    "file": (lambda f, h: store(f, "heads.pt", medusa(h), **PUBLISHED) / "heads.pt", "Medusa, version {}"),
+    "other name": (lambda f, h: store(f, "heads.safetensors", medusa(h), **PUBLISHED), "Medusa, version {}"),
+    "prefix": (
+        lambda f, h: store(f, "medusa_lm_head.pt", medusa(h, "medusa_head."), **PUBLISHED),
+        "Medusa, version {}",
+    ),
+    "full": (
+        lambda f, h: store(f, "model.safetensors", BASE | medusa(h, "medusa_head."), **PUBLISHED),
+        "full model with heads (Medusa, version {})",
+    ),
+    "full bin": (
+        lambda f, h: store(f, "pytorch_model.bin", BASE | medusa(h, "medusa_head."), **PUBLISHED),
+        "full model with heads (Medusa, version {})",
+    ),
+    "full shards": (
+        lambda f, h: shard(f, BASE | medusa(h, "medusa_head.")),
+        "full model with heads (Medusa, version {})",
+    ),
+    "full bin shards": (
+        lambda f, h: shard(f, BASE | medusa(h, "medusa_head."), "bin"),
+        "full model with heads (Medusa, version {})",
+    ),
+    "index": (
+        lambda f, h: shard(f, BASE | medusa(h, "medusa_head.")) / "model.safetensors.index.json",
+        "full model with heads (Medusa, version {})",
+    ),
+}
+
+
+@pytest.mark.parametrize("own_output", [True, False], ids=["own", "shared"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_read(name: str, own_output: bool, tmp_path: pathlib.Path) -> None:
+    heads = made(own_output=own_output)
+    write, title = FORMATS[name]
+    checkpoint = read_checkpoint(write(tmp_path / "heads", heads))
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
+    assert checkpoint.format == title.format(1 if own_output else 2)
+    assert checkpoint.remarks == ()
+    assert checkpoint.sizes["vocab_size"] == (VOCAB if own_output else None)
+    assert_same(MedusaHeads.from_pretrained(write(tmp_path / "heads", heads)), heads)
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_heads."])
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_vllms_format_is_read(file: str, prefix: str, tmp_path: pathlib.Path) -> None:
+    heads = made()
+    checkpoint = read_checkpoint(store(tmp_path, file, vllm(heads, prefix), **SERVED))
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
+    assert (checkpoint.format, checkpoint.files, checkpoint.remarks) == ("vLLM", (file,), ())
+
+
+def test_vllms_blocks_may_have_no_bias(tmp_path: pathlib.Path) -> None:
+    heads = made()
+    for name, weight in heads.named_parameters():
+        if name.endswith("bias"):
+            weight.data.zero_()
+    assert_same(read_heads(store(tmp_path, "model.safetensors", vllm(heads, bias=False))), heads)
+
+
+@pytest.mark.parametrize("name", ["lm_heads.0.weight", "lm_head.weight"])
+def test_vllms_one_output_layer_is_the_models(name: str, tmp_path: pathlib.Path) -> None:
+    model, heads = tiny_model("llama"), made(own_output=False)
+    tensors = vllm(heads) | {name: output_layer(model).weight.detach().clone()}
+    folder = store(tmp_path, "model.safetensors", tensors, original_lm_head=True)
+    assert_same(read_heads(folder), heads)
+    assert read_heads(folder).vocab_size == VOCAB
+    assert_same(read_heads(folder, model), heads)
+    half = {key: tensor.half() for key, tensor in tensors.items()}
+    assert read_heads(store(tmp_path, "model.safetensors", half), model).vocab_size == VOCAB
+    store(tmp_path, "model.safetensors", tensors | {name: torch.randn(VOCAB, HIDDEN)})
+    with pytest.raises(LookaheadError, match="says original_lm_head, but its output layer is not that of Llama"):
+        read_heads(folder, model)
+
+
+def test_the_parts_of_one_head_count_once(tmp_path: pathlib.Path) -> None:
+    for num_heads, num_layers in ((1, 1), (1, 3), (12, 1)):
+        heads = made(num_heads, num_layers)
+        assert_same(read_heads(store(tmp_path, "medusa_lm_head.pt", medusa(heads))), heads)
+    heads = made(2, 0)
+    assert_same(read_heads(store(tmp_path, "medusa_lm_head.pt", medusa(heads))), heads)
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.booleans())
+@examples(25)
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, num_heads: int, num_layers: int, own: bool
+) -> None:
+    heads = made(num_heads, max(num_layers, int(not own)), own)
+    folder = tmp_path_factory.mktemp("heads")
+    write_heads(heads, folder)
+    (file,) = folder.glob("*.safetensors")
+    held = load_file(file)
+    expected = medusa(heads)
+    assert held.keys() == expected.keys()
+    assert all(torch.equal(held[name], tensor) for name, tensor in expected.items())
+    assert_same(read_heads(folder), heads)
+
+
+def test_tensors_win_over_a_wrong_config(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    heads = made()
+    wrong = {"medusa_num_heads": 2, "medusa_num_layers": 1, "hidden_size": 4096, "vocab_size": 32000}
+    with caplog.at_level(logging.WARNING, "lookahead"):
+        checkpoint = read_checkpoint(store(tmp_path, "medusa_lm_head.pt", medusa(heads), **wrong))
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
+    assert checkpoint.sizes["vocab_size"] == VOCAB
+    assert len(checkpoint.remarks) == 4
+    assert "config.json says medusa_num_heads 2, and the tensors 3" in caplog.text
+    served = {"num_heads": 5, "num_hidden_layers": 2, "original_lm_head": True}
+    checkpoint = read_checkpoint(store(tmp_path / "vllm", "model.safetensors", vllm(heads), **served))
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
+    assert [remark.split(",")[0] for remark in checkpoint.remarks] == [
+        "config.json says num_heads 5",
+        "config.json says original_lm_head",
+    ]
+
+
+def test_the_config_adds_what_tensors_do_not_tell(tmp_path: pathlib.Path) -> None:
+    heads = made(own_output=False)
+    folder = store(tmp_path, "medusa_lm_head.pt", medusa(heads), vocab_size=VOCAB, **PUBLISHED)
+    assert read_heads(folder).vocab_size == VOCAB
+    assert read_heads(folder).base_model == "owner/model"
+    full = store(tmp_path / "full", "model.safetensors", BASE | medusa(heads, "medusa_head."))
+    assert read_heads(full).base_model == str(full)
+    assert read_heads(full).vocab_size is None
+    assert read_heads(full, tiny_model("llama")).vocab_size == VOCAB
+
+
+def test_only_the_heads_of_a_full_model_are_read(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = made()
+    shard(tmp_path, BASE | medusa(heads, "medusa_head."))
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    for name in BASE:
+        index["weight_map"][name] = "model-of-gigabytes.safetensors"  # which is not even there
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    checkpoint = read_checkpoint(tmp_path)
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
+    assert checkpoint.files == tuple(f"model-{part:05}-of-00003.safetensors" for part in (1, 2, 3))
+    read = []
+    real = storage.safe_open
+
+    class Watched:
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            self.file = real(*args, **settings)
+
+        def keys(self) -> Any:
+            return self.file.keys()
+
+        def get_tensor(self, name: str) -> Tensor:
+            read.append(name)
+            return self.file.get_tensor(name)
+
+    monkeypatch.setattr(storage, "safe_open", Watched)
+    read_heads(store(tmp_path / "one", "model.safetensors", BASE | medusa(heads, "medusa_head.")))
+    assert sorted(read) == sorted(medusa(heads, "medusa_head."))
+
+
+def test_dtypes_are_kept_and_mixed_ones_widened(tmp_path: pathlib.Path) -> None:
+    tensors = medusa(made())
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        half = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        read = read_heads(store(tmp_path, "medusa_lm_head.pt", half))
+        assert {weight.dtype for weight in read.parameters()} == {dtype}
+        tensors["0.0.linear.bias"] = tensors["0.0.linear.bias"].half()
+    mixed = {name: tensor.to(torch.bfloat16 if "linear" in name else torch.float16) for name, tensor in tensors.items()}
+    read = read_heads(store(tmp_path, "medusa_lm_head.pt", mixed))
+    assert {weight.dtype for weight in read.parameters()} == {torch.float32}
+    assert torch.equal(read.get_parameter("outputs.2.weight"), mixed["2.2.weight"].float())
+
+
+def test_files_of_old_torch_versions_are_read(tmp_path: pathlib.Path) -> None:
+    heads = made()
+    torch.save(medusa(heads), tmp_path / "medusa_lm_head.pt", _use_new_zipfile_serialization=False)
+    assert_same(read_heads(tmp_path), heads)
+
+
+def test_safetensors_are_preferred_and_heads_over_models(tmp_path: pathlib.Path) -> None:
+    heads = made()
+    store(tmp_path, "medusa_lm_head.safetensors", medusa(heads))
+    (tmp_path / "medusa_lm_head.pt").write_bytes(b"not read")
+    store(tmp_path, "model.safetensors", BASE)
+    assert read_checkpoint(tmp_path).files == ("medusa_lm_head.safetensors",)
+
+
+@pytest.mark.usefixtures("augmented")
+def test_heads_that_score_some_tokens(tmp_path: pathlib.Path) -> None:
+    """vLLM's truncated vocabulary: the others are never proposed, and Medusa's format cannot say which."""
+    full, chosen = made(), torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:20]
+    tensors = {name: part[chosen] if name.startswith("lm_heads") else part for name, part in vllm(full).items()}
+    folder = store(
+        tmp_path / "a", "model.safetensors", tensors | {"token_map": chosen}, **SERVED | {"truncated_vocab_size": 20}
+    )
+    model = tiny_model("llama")
+    heads = read_heads(folder, model)
+    assert heads.vocab_size == VOCAB and heads.token_map is not None and heads.token_map.tolist() == chosen.tolist()
+    expected, found = full(states(2)), heads(states(2))
+    assert torch.equal(found[..., chosen], expected[..., chosen])
+    others = [token for token in range(VOCAB) if token not in chosen.tolist()]
+    assert bool((found[..., others] == -torch.inf).all())
+    assert set(heads.top(states(2), None, 20)[1].unique().tolist()) == set(chosen.tolist())
+    settings: list[dict[str, Any]] = [{"choices": [20, 1]}, {"choices": [30, 2]}, {"sources": ("heads", "suffix")}]
+    for setting in settings:  # some ask for more candidates than are scored
+        same_as_plain(model, prompts(2), Medusa(heads, **setting), max_new_tokens=20)
+    with pytest.raises(LookaheadError, match="score 20 of 48 tokens, and Medusa's format cannot say which"):
+        write_heads(heads, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    (folder / "config.json").unlink()
+    assert read_heads(folder, model).vocab_size == VOCAB
+    with pytest.raises(LookaheadError, match="nothing says of how many"):
+        read_heads(folder)
+
+
+def test_a_copy_of_some_lines_of_the_models_layer(tmp_path: pathlib.Path) -> None:
+    """Then the model's own layer is there, with all of them."""
+    model, heads, chosen = tiny_model("llama"), made(own_output=False), torch.arange(1, VOCAB, 2)
+    copy = output_layer(model).weight.detach()[chosen]
+    config = SERVED | {"original_lm_head": True, "truncated_vocab_size": len(chosen)}
+    tensors = vllm(heads) | {"token_map": chosen, "lm_heads.0.weight": copy.clone()}
+    assert_same(read_heads(store(tmp_path / "a", "model.safetensors", tensors, **config), model), heads)
+    tensors["lm_heads.0.weight"] = torch.randn(copy.shape, dtype=copy.dtype)
+    with pytest.raises(LookaheadError, match="says original_lm_head, but its output layer is not"):
+        read_heads(store(tmp_path / "b", "model.safetensors", tensors, **config), model)
+
+
+def test_the_config_of_a_full_model_is_not_mistaken_for_that_of_heads(tmp_path: pathlib.Path) -> None:
+    model = fresh_model("llama")
+    model.save_pretrained(tmp_path)
+    heads = drawn(MedusaHeads.for_model(model, 3, 1))
+    tensors = load_file(tmp_path / "model.safetensors")
+    store(tmp_path, "model.safetensors", tensors | medusa(heads, "medusa_head."))
+    checkpoint = read_checkpoint(tmp_path, model)
+    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
+    assert checkpoint.remarks == () and checkpoint.sizes["vocab_size"] == VOCAB

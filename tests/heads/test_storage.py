@@ -1,0 +1,120 @@
+"""Heads from the hub, and heads that are written."""
+
+import json
+import pathlib
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.checkpoints import BASE, PUBLISHED, assert_same, made, medusa, shard, store
+from helpers.medusa import HIDDEN
+from helpers.models import VOCAB
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+
+from jacobi import LookaheadError
+from lookahead.heads import storage
+from lookahead.heads.medusa import heads as medusa_heads
+from lookahead.heads.medusa.reading import read_checkpoint
+from lookahead.medusa import MedusaHeads, read_heads, write_heads
+
+
+def hub_of(folder: pathlib.Path, asked: list[Any]) -> Callable[..., str]:
+    """A hub of one repository, ``owner/heads``, which is ``folder``."""
+
+    def download(repo_id: str, filename: str, **settings: Any) -> str:
+        asked.append((filename, settings))
+        if repo_id != "owner/heads":
+            raise RepositoryNotFoundError("no such repository", response=None)  # type: ignore[arg-type]
+        if not (folder / filename).is_file():
+            raise EntryNotFoundError(f"no {filename}")
+        return str(folder / filename)
+
+    return download
+
+
+def test_heads_are_read_from_the_hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(storage, "hf_hub_download", hub_of(tmp_path, asked))
+    heads = made()
+    shard(tmp_path, BASE | medusa(heads, "medusa_head."))
+    assert_same(MedusaHeads.from_pretrained("owner/heads", revision="main", local_files_only=True), heads)
+    assert all(settings["revision"] == "main" and settings["local_files_only"] for _, settings in asked)
+    assert read_heads("owner/heads").base_model == "owner/heads"
+    store(tmp_path, "medusa_lm_head.pt", medusa(heads), **PUBLISHED)
+    assert read_heads("owner/heads").base_model == "owner/model"
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(LookaheadError, match=r"owner/heads on the hub has none of .*, or cannot be reached"):
+        read_heads("owner/heads")
+    monkeypatch.setattr(storage, "hf_hub_download", refusing)
+    with pytest.raises(LookaheadError, match="owner/heads cannot be read from the hub: no space left"):
+        read_heads("owner/heads")
+
+
+def refusing(*_args: Any, **_settings: Any) -> str:
+    raise OSError("no space left")
+
+
+def test_the_hub_is_named_where_it_cannot_be_reached() -> None:
+    with pytest.raises(LookaheadError, match="nobody/nothing on the hub has none of"):
+        read_heads("nobody/nothing", local_files_only=True)
+
+
+def test_the_config_is_complete(tmp_path: pathlib.Path) -> None:
+    for own, folder in ((True, tmp_path / "own"), (False, tmp_path / "shared")):
+        write_heads(made(own_output=own).half(), folder)
+        assert json.loads((folder / "config.json").read_text()) == {
+            "base_model_name_or_path": None,
+            "hidden_size": HIDDEN,
+            "medusa_num_heads": 3,
+            "medusa_num_layers": 2,
+            "version": "1" if own else "2",
+            "vocab_size": VOCAB,
+        }
+        assert (folder / "README.md").exists()
+
+
+def test_writing_is_refused_before_anything_is_written(tmp_path: pathlib.Path) -> None:
+    heads = made()
+    with pytest.raises(LookaheadError, match="not empty"):
+        write_heads(heads, store(tmp_path / "full", "model.safetensors", BASE))
+    (tmp_path / "file").touch()
+    with pytest.raises(LookaheadError, match="file/heads cannot be written"):
+        write_heads(heads, tmp_path / "file" / "heads")
+    heads.get_parameter("outputs.0.weight").data[0, 0] = float("nan")
+    with pytest.raises(LookaheadError, match="heads are broken"):
+        write_heads(heads, tmp_path / "heads")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_heads(made(), tmp_path / "heads")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "heads").iterdir()}
+    monkeypatch.setattr(medusa_heads, "save_file", refusing)
+    for folder in ("heads", "other"):
+        with pytest.raises(LookaheadError, match=f"{folder} cannot be written: no space left"):
+            write_heads(made(2), tmp_path / folder, replace=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["heads"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "heads").iterdir()} == before
+
+
+def test_tensors_that_say_more_than_their_file_holds_are_refused(tmp_path: pathlib.Path) -> None:
+    """A stride of 0, many names for one storage, and compressed records, none of which is ever made whole."""
+    file = tmp_path / "medusa_lm_head.pt"
+    torch.save({"0.0.linear.weight": torch.zeros(1).expand(1 << 20, 1 << 20)}, file)
+    with pytest.raises(LookaheadError, match="expected all of them to be stored"):
+        read_checkpoint(file)
+    one = torch.zeros(64, 64)
+    torch.save({f"{head}.0.linear.weight": one for head in range(100)}, file)
+    with pytest.raises(LookaheadError, match="expected all of them to be stored"):
+        read_checkpoint(file)
+    torch.save({"0.0.linear.weight": torch.zeros(64, 64), "0.0.linear.bias": torch.zeros(64)}, file)
+    assert read_checkpoint(file).sizes["hidden_size"] == 64
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(file) as stored, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for record in stored.infolist():
+            out.writestr(record.filename, stored.read(record))
+    with pytest.raises(LookaheadError, match="compressed"):
+        read_checkpoint(packed)
