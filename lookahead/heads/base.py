@@ -1,4 +1,4 @@
-"""What strategies have in common that draft with a head, or layers, beside the model."""
+"""What strategies share that draft with a head, or layers, beside the model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,15 +6,20 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, ClassVar
 
+import numpy as np
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.published import Grow, HeadDrafter
-from lookahead.models.output_layer import beside
-from lookahead.sources.draft_model import Passes
+from lookahead.heads.storage import stored_head
+from lookahead.models.finite import broken_weight
+from lookahead.models.output_layer import beside, placement
+from lookahead.sources.draft_model import BEST, Passes, Said
+from lookahead.sources.vocabularies import SameVocabulary
 from lookahead.strategies.automatic import AutomaticStrategy
-from lookahead.strategies.draft_models import check_head, check_whole
+from lookahead.strategies.draft_models import check_whole
 
 _COMPANIONS = ("recycling", "suffix")  # sources beside a head, where none are named
 
@@ -24,7 +29,8 @@ class HeadStrategy(AutomaticStrategy):
     """A strategy whose head is a source of the strategy's name in the automatic tree, or fills a published one alone.
 
     A subclass says in which ``field`` the head is, of what ``kind`` unless where it lies is given, what messages call
-    it (``expected`` as a value, ``title`` as a subject), and which published ``trees`` its field ``tree`` may name.
+    it (``expected`` as a value, ``title`` as a subject), which published ``trees`` its field ``tree`` may name, and
+    whether it drafts for a model that is ``sharded`` over ranks as well: without parts of the model's own.
     """
 
     field: ClassVar[str] = "head"
@@ -32,6 +38,7 @@ class HeadStrategy(AutomaticStrategy):
     expected: ClassVar[str]
     title: ClassVar[str]
     trees: ClassVar[tuple[str, ...]] = ()
+    sharded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,10 +47,11 @@ class HeadStrategy(AutomaticStrategy):
             object.__setattr__(self, self.field, str(given))
         elif not isinstance(given, self.kind | str):
             raise LookaheadError(f"{type(self).__name__}({self.field}=) must be {self.expected}: got {given!r}.")
-        if not self.automatic:
+        if not self.automatic and self.trees:
             self._one_of("tree", self.trees)
             self._refuse_automatic(f"tree={vars(self)['tree']!r} as well. Drop one of the two.")
-        self._must_name(self.name)
+        self._must_name(self.known_sources[0])
+        _ = self._read  # raises now what cannot be read
 
     @property
     def _given(self) -> Any:
@@ -60,9 +68,9 @@ class HeadStrategy(AutomaticStrategy):
 
     @cached_property
     def _read(self) -> Any:
-        return self.kind.from_pretrained(self._given) if isinstance(self._given, str) else self._given
+        return stored_head(self.kind, self._given) if isinstance(self._given, str) else self._given
 
-    def _beside(self, model: PreTrainedModel) -> Any:
+    def heads_for(self, model: PreTrainedModel) -> Any:
         """The head as it runs beside ``model``: one that was read computes as the model does."""
         return beside(model, self._read) if isinstance(self._given, str) else self._read
 
@@ -74,8 +82,9 @@ class HeadStrategy(AutomaticStrategy):
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a head that is another model's, or that cannot be read."""
         self._check_causal(model)
-        check_whole(model, type(self).__name__)
-        head = self._beside(model)
+        if not self.sharded:
+            check_whole(model, type(self).__name__)
+        head = self.heads_for(model)
         check_head(model, head, self.title)
         head.check(model)
 
@@ -84,3 +93,25 @@ class HeadStrategy(AutomaticStrategy):
         if grow is not None:
             return Drafts([HeadDrafter(self.name, row.prompt, passes(row), grow, row.chain) for row in call.rows])
         return self.passes_drafts(call, passes, self.name, (self.name, *_COMPANIONS))
+
+
+def check_head(model: Any, head: nn.Module, what: str) -> None:
+    """Refuse a head that computes elsewhere than the output layer of ``model``, or whose weights are no numbers."""
+    device, where = next(head.parameters()).device, placement(model)[0]
+    if device != where:
+        raise LookaheadError(
+            f"{what} on {device} and the model's output layer is on {where}: call .to('{where}') on it, or name the "
+            "folder that it lies in."
+        )
+    if (broken := broken_weight(head)) is not None:
+        raise LookaheadError(f"{what} broken: {broken}. Train it again, or read another checkpoint.")
+
+
+def best_next(scores: Tensor, vocab_size: int, offsets: Tensor | None = None) -> list[Said]:
+    """What a head says after branches, by its ``scores`` ``[branch, token]``: the best tokens of those that the model
+    can be fed, with ``offsets`` ``[token]`` from the head's tokens to the model's."""
+    values, ids = scores.float().topk(min(BEST, scores.shape[-1]))
+    tokens = ids if offsets is None else ids + offsets[ids]
+    vocabulary = SameVocabulary(vocab_size, vocab_size)
+    lines = zip(np.asarray(tokens.cpu()), np.asarray(values.cpu()), strict=True)
+    return [vocabulary.proposed(*line) for line in lines]

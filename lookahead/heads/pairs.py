@@ -4,14 +4,13 @@ the model's features of the text."""
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from jacobi import Path
+from lookahead.heads.base import best_next
 from lookahead.models.hidden_states import HiddenStates
-from lookahead.sources.draft_model import BEST, Branch, Said
-from lookahead.sources.vocabularies import SameVocabulary
+from lookahead.sources.draft_model import Branch, Said
 
 _CHUNK = 512  # pairs of a text that are read at a time, so that masks of long prompts stay small
 
@@ -80,7 +79,7 @@ class PairPasses:
     ) -> None:
         self._networks, self._features, self._row = networks, features, row
         self._embed, self._output, self._weight = embed, output, weight
-        self._vocabulary = SameVocabulary(vocab_size, vocab_size)
+        self._vocab_size = vocab_size
         self._stable = [0] * len(networks)  # pairs of the text, in each cache
         self._waiting: dict[int, Tensor] = {}  # by network, the feature whose next token is not known yet
         self._new: list[tuple[Tensor, list[int]]] = []  # features and next tokens that are still to be fed
@@ -125,12 +124,7 @@ class PairPasses:
         return said
 
     def _told(self, network: PairNetwork, out: Tensor) -> list[Said]:
-        scores = network.logits(out, self._output).float().log_softmax(-1)
-        values, ids = scores.topk(min(BEST, scores.shape[-1]))
-        offsets = network.d2t
-        tokens = ids if offsets is None else ids + offsets[ids]
-        told = zip(np.asarray(tokens.cpu()), np.asarray(values.cpu()), strict=True)
-        return [self._vocabulary.proposed(*line) for line in told]
+        return best_next(network.logits(out, self._output).float().log_softmax(-1), self._vocab_size, network.d2t)
 
     def _read_text(self) -> None:
         features = torch.cat([each for each, _ in self._new]).to(self._weight)

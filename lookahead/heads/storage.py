@@ -1,20 +1,25 @@
-"""Where tensors are stored: in a file, in the shards of a model, in a folder or in a repository of the hub."""
+"""Where heads are stored: in a file, in the shards of a model, in a folder or in a repository of the hub."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 from zipfile import ZipFile, is_zipfile
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from jacobi import LookaheadError
-from lookahead._files import on_hub
+from lookahead._files import on_hub, write_text
+
+Head = TypeVar("Head", bound=nn.Module)
 
 HEADS_FILE = "medusa_lm_head.safetensors"
 MODEL_FILE = "model.safetensors"
@@ -173,11 +178,52 @@ def check_names(missing: Sequence[str], foreign: Sequence[str], source: str, wha
         raise LookaheadError(f"{source} is no whole {what}: it {' and '.join(parts)}.")
 
 
-def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size], source: str, what: str) -> None:
-    """Refuse tensors that are not those ``expected`` of a ``what``, or that hold anything but finite floats."""
+def fill(head: Head, tensors: Mapping[str, Tensor], source: str, what: str) -> Head:
+    """The ``head`` with stored tensors as its weights, in evaluation mode; refused are others than its own, and all but
+    finite floats."""
+    expected = {name: value.shape for name, value in head.state_dict().items()}
     check_names(sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys()), source, what)
     for name, tensor in tensors.items():
         if tensor.shape != expected[name]:
             raise LookaheadError(f"{source}: {name} is {list(tensor.shape)}, expected {list(expected[name])}.")
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
             raise LookaheadError(f"{source}: {name} holds {tensor.dtype} or infinite numbers, expected finite floats.")
+    head.load_state_dict(tensors, assign=True)
+    return head.eval()
+
+
+def read_head(source: str | PathLike[str], hub: Mapping[str, Any], what: str) -> tuple[dict[str, Tensor], Any]:
+    """All tensors of a ``what``, and its config.json, from a folder, a file in it, or a repository of the hub. No code
+    from a file is run."""
+    location = locate(Path(source) if isinstance(source, PathLike) else source, hub)
+    stored = location.tensors(WHOLE_MODELS, what)
+    return {name: stored.get(name) for name in stored.files}, location.config()
+
+
+def write_head(folder: str | PathLike[str], tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write ``config.json`` and ``model.safetensors`` beside what else is in a folder. A LookaheadError if it cannot be
+    written to, or numbers are not finite."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    for name, tensor in plain.items():
+        if not bool(tensor.isfinite().all()):
+            raise LookaheadError(f"The head is broken: {name} holds NaN or infinite numbers. Train it again.")
+    try:
+        path = Path(folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        save_file(plain, path / MODEL_FILE, {"format": "pt"})
+        write_text(path / "config.json", json.dumps(config, indent=2) + "\n")
+    except OSError as error:
+        raise LookaheadError(f"{folder} cannot be written: {error}.") from error
+
+
+_held: "WeakValueDictionary[tuple[type, str, float], Any]" = WeakValueDictionary()
+
+
+def stored_head(kind: type[Head], source: str) -> Head:
+    """The head of a kind that a folder, file or repository holds: the same one for as long as somebody holds it and no
+    file changes."""
+    path = Path(source).expanduser()
+    files = [path, *path.iterdir()] if path.is_dir() else [path]
+    key = kind, source, max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+    known: Head | None = _held.get(key)
+    return known if known is not None else _held.setdefault(key, kind.from_pretrained(source))  # type: ignore[attr-defined]

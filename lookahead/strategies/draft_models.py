@@ -1,4 +1,4 @@
-"""Which models and heads may draft for a model, and under which vocabulary."""
+"""Which models may draft for a model, and under which vocabulary."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -12,7 +12,6 @@ from lookahead._per_model import PerModel
 from lookahead.models.early_exit import early_exit
 from lookahead.models.fingerprint import weights_stamp
 from lookahead.models.finite import broken_weight
-from lookahead.models.output_layer import placement
 from lookahead.models.traits import ModelTraits, tensor_parallel_group
 from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary, same_but_for_padding
 from lookahead.support.route import check_model, route, self_test
@@ -108,15 +107,3 @@ def check_whole(model: Any, what: str) -> None:
             f"{what} drafts with parts of the model itself, and with tensor parallelism rank 0 alone drafts: expected "
             "the free sources, Medusa's heads, or an assistant_model that is whole on rank 0."
         )
-
-
-def check_head(model: Any, head: nn.Module, what: str) -> None:
-    """Refuse a head that computes elsewhere than the output layer of ``model``, or whose weights are no numbers."""
-    device, where = next(head.parameters()).device, placement(model)[0]
-    if device != where:
-        raise LookaheadError(
-            f"{what} on {device} and the model's output layer is on {where}: call .to('{where}') on it, or name the "
-            "folder that it lies in."
-        )
-    if (broken := broken_weight(head)) is not None:
-        raise LookaheadError(f"{what} broken: {broken}. Train it again, or read another checkpoint.")

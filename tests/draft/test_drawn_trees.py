@@ -14,7 +14,8 @@ from torch import Tensor
 
 from jacobi import Path, TokenTree, chances_of, reject, walk
 from lookahead.draft.drawn_trees import DrawnTree, Rates, Urn
-from lookahead.heads.eagle.trees import fixed_tree
+from lookahead.heads.eagle.trees import FIXED
+from lookahead.heads.fixed_trees import fixed_tree
 from lookahead.sources.perturbed import Draw
 
 DRAW = Draw(lambda index: None)
@@ -93,7 +94,7 @@ def best_places(nodes: int) -> Callable[[Table], TokenTree]:
 
 def two_and_one(said: Table) -> TokenTree:
     """Of a fixed shape: two tokens, and below the first of them one."""
-    tree = fixed_tree(0, Told(said), room=2, draw=DRAW)
+    tree = fixed_tree(FIXED, 0, Told(said), room=2, draw=DRAW)
     keep = [node for node in range(len(tree)) if not node or shape_of(tree, node) in ((0,), (1,), (0, 0))]
     assert keep == sorted(keep)
     made = TokenTree(0)

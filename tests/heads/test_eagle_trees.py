@@ -9,7 +9,8 @@ from helpers.models import fresh_model, prompts, same_as_plain
 
 from jacobi import LookaheadError
 from lookahead.eagle import Eagle, EagleHead
-from lookahead.heads.eagle.trees import FIXED, Expansion, fixed_tree
+from lookahead.heads.eagle.trees import FIXED, Expansion
+from lookahead.heads.fixed_trees import fixed_tree
 
 SAID = {
     (): ("AB", (-0.2, -1.7)),
@@ -47,10 +48,10 @@ def test_of_equals_the_one_made_first_is_kept() -> None:
 def test_the_fixed_tree() -> None:
     assert len(FIXED) == 25
     assert {ranks[:-1] for ranks in FIXED if len(ranks) > 1} <= set(FIXED)
-    tree = fixed_tree(0, Told(SAID), room=2)
+    tree = fixed_tree(FIXED, 0, Told(SAID), room=2)
     assert "".join(map(chr, tree.tokens[1:])) == "ABCDEF"
     assert tree.parents[1:] == [0, 0, 1, 1, 2, 2]
-    chain = fixed_tree(0, Told(SAID), room=9, chain=True)
+    chain = fixed_tree(FIXED, 0, Told(SAID), room=9, chain=True)
     assert "".join(map(chr, chain.tokens[1:])) == "ACG"
 
 

@@ -91,7 +91,7 @@ def test_heads_live_as_long_as_somebody_holds_them(tmp_path: FilePath, sources: 
     strategy: Any = Medusa(tmp_path, sources=sources)
     run(model, prompts(1), max_new_tokens=9, do_sample=False, lookahead_strategy=strategy)
     assert Medusa(tmp_path).heads_for(model) is strategy.heads_for(model), "read once for both"
-    held = [weakref.ref(strategy.heads_for(model)), weakref.ref(strategy._stored)]
+    held = [weakref.ref(strategy.heads_for(model)), weakref.ref(strategy._read)]
     assert held[0]() is not held[1]()
     del strategy
     gc.collect()

@@ -1,21 +1,20 @@
 """Heads from files and to files, in SafeAILab's format of EAGLE-1, -2 and -3, and in that of speculators."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead._version import __version__
 from lookahead.heads.eagle.network import EagleNetwork, EagleSizes
 from lookahead.heads.eagle.sizes import FIRST, Beside, sizes_of
-from lookahead.heads.storage import WHOLE_MODELS, check_tensors, locate
+from lookahead.heads.storage import WHOLE_MODELS, fill, locate, write_head
 from lookahead.models.compat import MODEL_ERRORS
 
 _LAYER = re.compile(r"^(?:midlayer|transformer)\.")
@@ -47,7 +46,7 @@ def read(source: str | Path, hub: Mapping[str, Any] | None = None, beside: Besid
         ) from error
     _fill(network, tensors, name)
     network.d2t = offsets
-    return network.eval()
+    return network
 
 
 def _canonical(name: str) -> str:
@@ -59,9 +58,7 @@ def _canonical(name: str) -> str:
 def _fill(network: EagleNetwork, tensors: dict[str, Tensor], source: str) -> None:
     if "input_norm.weight" in tensors:
         tensors["fc_norm.0.weight"] = tensors.pop("input_norm.weight")
-    expected = {name: value.shape for name, value in network.state_dict().items() if name != "d2t"}
-    check_tensors(tensors, expected, source, f"head of EAGLE-{network.sizes.version}")
-    network.load_state_dict(tensors, assign=True, strict=False)
+    fill(network, tensors, source, f"head of EAGLE-{network.sizes.version}")
     network.rotary = type(network.rotary)(network.rotary.config)  # its table is in no file
 
 
@@ -114,16 +111,14 @@ def _vocabulary(sizes: EagleSizes, mask: Tensor | None, offsets: Tensor | None) 
     return sizes.vocab_size if sizes.vocab_size is None or sizes.vocab_size > most else None
 
 
-def write(network: EagleNetwork, folder: Path, form: Format) -> None:
-    """Write ``config.json`` and ``model.safetensors`` into a folder that is there."""
+def write(network: EagleNetwork, folder: str | PathLike[str], form: Format) -> None:
+    """Write a head in a format, beside what else is in a folder."""
     tensors = {_named(name, form, network.sizes): tensor for name, tensor in network.state_dict().items()}
     if network.d2t is not None:
         tensors["t2d"] = _mask(network)
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     config = (_safeailab if form == "safeailab" else _speculators)(network.sizes)
     config["torch_dtype"] = str(network.fc.weight.dtype).removeprefix("torch.")
-    save_file(plain, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_head(folder, tensors, config)
 
 
 def _named(name: str, form: Format, sizes: EagleSizes) -> str:

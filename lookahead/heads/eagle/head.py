@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from weakref import WeakSet
 
 from torch import nn
@@ -36,6 +36,8 @@ class EagleHead(nn.Module):
             and the third from the end. With ``layers="outputs"`` numbers, given or the file's, say what a layer gives,
             which is what the next one reads: most files say ``"inputs"``, and nothing in a file tells.
     """
+
+    formats: ClassVar[tuple[Format, ...]] = FORMATS  # that it is written in
 
     def __init__(
         self, network: EagleNetwork, feature_layers: tuple[int, ...] = (), *, layers: Count = "inputs"
@@ -81,19 +83,18 @@ class EagleHead(nn.Module):
             LookaheadError: the format is unknown, a weight is not finite, the size of the model's vocabulary is unknown
                 to a head that scores only some of it, or the folder cannot be written.
         """
-        if format not in FORMATS:
-            raise LookaheadError(f"EAGLE heads cannot be written as {format!r}: expected one of {', '.join(FORMATS)}.")
-        for name, weight in self.network.named_parameters():
-            if not bool(weight.isfinite().all()):
-                raise LookaheadError(f"The head is broken: {name} holds NaN or infinite numbers. Train it again.")
+        if format not in self.formats:
+            raise LookaheadError(
+                f"EAGLE heads cannot be written as {format!r}: expected one of {', '.join(self.formats)}."
+            )
         network, sizes = self.network, self.network.sizes
         if self.feature_layers != sizes.feature_layers:
             network.sizes = replace(sizes, feature_layers=self.feature_layers)
-        try:
-            Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
-            write(network, Path(folder).expanduser(), format)
-        except OSError as error:
-            raise LookaheadError(f"{folder} cannot be written: {error}.") from error
+        write(network, folder, format)
+
+    def facts(self) -> dict[str, Any]:
+        """What it looks like."""
+        return asdict(self.network.sizes)
 
     def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
         """The hidden states of ``model`` that the head reads, by the names of taps."""

@@ -13,7 +13,8 @@ from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.heads.base import HeadStrategy
 from lookahead.heads.eagle.head import EagleHead
 from lookahead.heads.eagle.network import EagleNetwork, PairCache
-from lookahead.heads.eagle.trees import Expansion, fixed_tree
+from lookahead.heads.eagle.trees import FIXED, Expansion
+from lookahead.heads.fixed_trees import fixed_tree
 from lookahead.heads.pairs import PairPasses, joined_features
 from lookahead.models.output_layer import output_layer
 from lookahead.strategies.automatic import FREE_SOURCES
@@ -60,7 +61,6 @@ class Eagle(HeadStrategy):
         super().__post_init__()
         for field, least in (("top_k", 1), ("depth", 0), ("total_tokens", 2)):
             self._whole(field, least)
-        _ = self._read  # raises now what cannot be read
 
     @property
     def draws_candidates(self) -> bool:
@@ -68,11 +68,11 @@ class Eagle(HeadStrategy):
         return (self.tree == "eagle-1" and self.verification != "exact") or super().draws_candidates
 
     def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
-        head: EagleHead = self._beside(model)
+        head: EagleHead = self.heads_for(model)
         return head.taps(model)
 
     def drafts(self, call: CallContext) -> Drafts:
-        head, model = self._beside(call.model), call.model
+        head, model = self.heads_for(call.model), call.model
         assert call.hidden is not None  # it is wanted
         features = joined_features(call.hidden, head.taps(model), head.norm(model))
         given = (model.get_input_embeddings(), output_layer(model))
@@ -81,7 +81,7 @@ class Eagle(HeadStrategy):
             return eagle_passes(head.network, features, row.index, *given, row.vocab_size)
 
         if self.tree == "eagle-1":
-            return self._drafts_of(call, passes, partial(fixed_tree, draw=call.rows[0].chance))
+            return self._drafts_of(call, passes, partial(fixed_tree, FIXED, draw=call.rows[0].chance))
         expansion = Expansion(self.top_k, self.depth, self.total_tokens)
         return self._drafts_of(call, passes, expansion.grow if self.tree == "eagle-2" else None)
 

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from jacobi import TokenTree
-from lookahead.draft.drawn_trees import Urn
 from lookahead.sources.draft_model import Branch, Passes
-from lookahead.sources.perturbed import Draw
 
 # EAGLE-1's 25 nodes by the ranks of their tokens among their siblings (mc_sim_7b_63).
 FIXED = tuple(
@@ -19,34 +17,6 @@ FIXED = tuple(
 )
 
 Made = tuple[float, int, Branch]  # a candidate: sum of log-probabilities, how many were made before it, branch
-
-
-def fixed_tree(root: int, passes: Passes, room: int, chain: bool = False, *, draw: Draw | None = None) -> TokenTree:
-    """The tree of EAGLE-1 (section 4.1) below ``root``, at most ``room`` deep; of a ``chain`` the first ranks only.
-    With ``draw`` a rank is not that of a token's logit, but says when it was drawn among its siblings."""
-    tree = TokenTree(root)
-    nodes: dict[Branch, tuple[Branch, int]] = {(): ((), 0)}  # by ranks: the branch, and its node
-    shape = [ranks for ranks in FIXED if len(ranks) <= room and not (chain and any(ranks))]
-    for depth in sorted({len(ranks) for ranks in shape}):
-        level = [ranks for ranks in shape if len(ranks) == depth]
-        parents = sorted({ranks[:-1] for ranks in level} & nodes.keys())
-        said = passes.after([nodes[ranks][0] for ranks in parents]) if parents else []
-        best: dict[Branch, list[int]] = {}
-        for above, each in zip(parents, said, strict=True):
-            if draw is None:
-                best[above] = [] if each is None else each[0].tolist()
-                continue
-            urn = Urn(each, draw)
-            taken = [urn.take() for ranks in level if ranks[:-1] == above]
-            best[above] = [drawn[0] for drawn in taken if drawn is not None]
-            tree.drawn_from = (tree.drawn_from or {}) | {nodes[above][1]: urn.chances}
-        for ranks in level:
-            tokens = best.get(ranks[:-1], [])
-            if ranks[-1] < len(tokens):
-                branch, parent = nodes[ranks[:-1]]
-                token = tokens[ranks[-1]]
-                nodes[ranks] = (*branch, token), tree.add(parent, token)
-    return tree
 
 
 @dataclass(frozen=True)

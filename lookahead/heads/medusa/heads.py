@@ -2,10 +2,8 @@
 
 import json
 import re
-from copy import deepcopy
 from pathlib import Path
-from typing import Any, Self, cast
-from weakref import WeakValueDictionary
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
@@ -21,8 +19,6 @@ from lookahead.heads.medusa.reading import Checkpoint, read_checkpoint
 from lookahead.heads.storage import HEADS_FILE
 from lookahead.models.finite import broken_weight, look_for_broken_weight
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
-
-Placement = tuple[torch.device, torch.dtype]
 
 _CARD = """---
 {{ card_data }}
@@ -61,6 +57,8 @@ class MedusaHeads(
     of a :class:`HeadsNetwork`.
     """
 
+    formats: ClassVar[tuple[str, ...]] = ("medusa",)  # that they are written in
+
     @classmethod
     def for_model(cls, model: Any, num_heads: int = 4, num_layers: int = 1, own_output: bool = False) -> Self:
         """Fresh heads for ``model``, each of which starts as the model's own output layer.
@@ -92,6 +90,11 @@ class MedusaHeads(
         return heads
 
     @classmethod
+    def as_stored(cls, source: str | Path, *, model: Any = None, **hub: Any) -> Self:
+        """Heads in the dtype that they are stored in; the arguments are those of :meth:`from_pretrained`."""
+        return cls.from_checkpoint(read_checkpoint(source, model, hub=hub), model)
+
+    @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, model: Any = None) -> Self:
         """Heads that hold these very tensors, in evaluation mode; checked against their ``model``, if that is given."""
         vocab_size, token_map = checkpoint.sizes["vocab_size"], checkpoint.token_map
@@ -100,22 +103,20 @@ class MedusaHeads(
             heads = cls(**checkpoint.sizes | {"vocab_size": scored})
         heads.load_state_dict(checkpoint.state, assign=True)
         heads.token_map, heads.vocab_size = token_map, vocab_size
+        heads.stored = {"format": checkpoint.format, "files": list(checkpoint.files)}
+        heads.stored |= {"remarks": list(checkpoint.remarks)} if checkpoint.remarks else {}
         if model is not None:
             heads.check(model)
         return heads.eval()
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
         model: Any = None,
         map_location: str | torch.device = "cpu",
-        force_download: bool = False,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        revision: str | None = None,
+        **hub: Any,
     ) -> Self:
         """Read heads in any published format, in evaluation mode.
 
@@ -126,18 +127,17 @@ class MedusaHeads(
             model: the heads' model: they are checked against it and moved to its device and dtype. Without one, they
                 stay in the dtype that they are stored in.
             map_location: the device they go to without a model.
-            force_download, token, cache_dir, local_files_only, revision: see :func:`huggingface_hub.hf_hub_download`.
+            hub: how to download, see :func:`huggingface_hub.hf_hub_download`.
 
         Raises:
             LookaheadError: there are no heads, they are incomplete, would have to run code, or do not fit the model.
         """
-        hub = {"force_download": force_download, "token": token, "cache_dir": cache_dir}
-        hub |= {"local_files_only": local_files_only, "revision": revision}
-        heads = cls.from_checkpoint(read_checkpoint(pretrained_model_name_or_path, model, hub=hub), model)
+        heads = cls.as_stored(pretrained_model_name_or_path, model=model, **hub)
         return heads.to(map_location) if model is None else heads.to(*placement(model))
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Write heads as version 1, or as version 2 if they use the model's output layer; this holds no token map."""
+        self.check_finite()
         if self.token_map is not None:
             raise LookaheadError(
                 f"These heads score {len(self.token_map)} of {self.vocab_size} tokens, and Medusa's format cannot say "
@@ -157,6 +157,20 @@ class MedusaHeads(
         save_file(tensors, save_directory / HEADS_FILE, {"format": "pt"})
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (save_directory / "config.json").write_text(text, encoding="utf-8")
+
+    def facts(self) -> dict[str, Any]:
+        """What they look like, and where they were read from."""
+        sizes = {
+            "heads": self.num_heads,
+            "layers": self.num_layers,
+            "output_layers": "own" if self.own_output else "the model's",
+            "hidden_size": self.hidden_size,
+            "vocabulary": self.vocab_size,
+            "dtype": str(next(self.parameters()).dtype).removeprefix("torch."),
+            "parameters": sum(parameter.numel() for parameter in self.parameters()),
+            "base_model": self.base_model,
+        }
+        return self.stored | sizes
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """The card that :meth:`save_pretrained` writes as README.md: what the heads are, and which model they need."""
@@ -208,34 +222,11 @@ def write_heads(heads: MedusaHeads, folder: str | Path, *, replace: bool = False
     output layer. A LookaheadError if the folder is not empty or cannot be written to, the heads hold NaN, or score only
     some of the tokens, which this format cannot say.
     """
-    heads.check_finite()
     try:
         with whole_folder(folder, replace) as part:
             heads.save_pretrained(part)
     except OSError as error:
         raise LookaheadError(f"{folder} cannot be written: {error}.") from error
-
-
-_held: "WeakValueDictionary[tuple[str, float, Placement | None], MedusaHeads]" = WeakValueDictionary()
-
-
-def stored_heads(folder: str, placement: Placement | None = None) -> MedusaHeads:
-    """The heads in a folder, file or repository, on a device (None = as they are read): the same ones for as long as
-    somebody holds them and no file changes."""
-    path = Path(folder).expanduser()
-    files = [path, *path.iterdir()] if path.is_dir() else [path]
-    stamp = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-    known = _held.get((folder, stamp, placement))
-    if known is not None:
-        return known
-    if placement is None:
-        heads = MedusaHeads.from_pretrained(folder)
-    else:
-        heads = stored_heads(folder)
-        first = next(heads.parameters())
-        if (first.device, first.dtype) != placement:
-            heads = deepcopy(heads).to(*placement)
-    return _held.setdefault((folder, stamp, placement), heads)
 
 
 def tree_beside(folder: str) -> ChoiceTree | None:

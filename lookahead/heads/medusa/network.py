@@ -12,6 +12,7 @@ itself predicts the next one::
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ class HeadsNetwork(nn.Module):
             if not isinstance(size, int) or isinstance(size, bool) or size < least:
                 raise LookaheadError(f"MedusaHeads cannot have {name}={size!r}: expected an integer from {least} on.")
         self.hidden_size, self.vocab_size, self.base_model = hidden_size, vocab_size, base_model
+        self.stored: dict[str, Any] = {}  # format and files that they were read from
         self.num_heads, self.num_layers, self.own_output = num_heads, num_layers, own_output
         blocks = (nn.ModuleList(ResBlock(hidden_size) for _ in range(num_layers)) for _ in range(num_heads))
         self.blocks = nn.ModuleList(blocks)  # [head][layer]

@@ -16,6 +16,7 @@ from lookahead.heads.medusa.heads import MedusaHeads
 from lookahead.heads.medusa.network import Output, ResBlock, best_of
 from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.models.hidden_states import HiddenStates
+from lookahead.sources.draft_model import Branch, Said
 from lookahead.sources.perturbed import BINS, Draw, Offer
 
 _LEAST = 0.002  # a candidate that its head gives less is not proposed
@@ -129,6 +130,36 @@ class HeadsSource:
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         self._index += len(path.tokens)
         self._candidates.note(self._sequence, path.nodes[-1])
+
+
+class HeadsPasses:
+    """What the heads say in one sequence's fixed tree (Cai et al., arXiv 2401.10774, section 2.1.2): head k the same at
+    every node of depth k, first those that ``draw`` is most likely to choose, where tokens are drawn."""
+
+    def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
+        self._candidates, self._sequence, self._draw = candidates, sequence, draw
+        self._said: list[Said] | None = None
+        self._index = 0  # of the next token
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Nothing: the prompt's hidden states come with its pass."""
+
+    def write(self, path: Path) -> None:
+        self._said = None
+        self._index += len(path.tokens)
+        self._candidates.note(self._sequence, path.nodes[-1])
+
+    def after(self, branches: Sequence[Branch]) -> list[Said | None]:
+        if self._said is None:
+            lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
+            self._said = [self._ranked(head, *line) for head, line in enumerate(lines)]
+        return [self._said[len(branch)] if len(branch) < len(self._said) else None for branch in branches]
+
+    def _ranked(self, head: int, tokens: list[int], logs: list[float]) -> Said:
+        if self._draw is not None:
+            best = [token for token, _ in best_of_head(self._draw, tokens, logs, self._index + head)]
+            tokens = list(dict.fromkeys([*best, *tokens]))
+        return np.array(tokens), np.array(logs)
 
 
 def best_of_head(draw: Draw, tokens: list[int], logs: list[float], index: int) -> Offer:

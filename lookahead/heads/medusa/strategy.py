@@ -6,21 +6,22 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from os import PathLike
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.draft.context import CallContext, Drafts
+from lookahead.draft.published import HeadDrafter
+from lookahead.heads.base import HeadStrategy
+from lookahead.heads.fixed_trees import fixed_tree
 from lookahead.heads.medusa.choices import ChoiceTree, choices_from
-from lookahead.heads.medusa.drafter import MedusaDrafter
-from lookahead.heads.medusa.heads import MedusaHeads, Placement, stored_heads, tree_beside
-from lookahead.heads.medusa.source import DRAWN, HeadCandidates, HeadsSource
-from lookahead.models.output_layer import output_layer, output_sizes, placement
+from lookahead.heads.medusa.heads import MedusaHeads, tree_beside
+from lookahead.heads.medusa.source import DRAWN, HeadCandidates, HeadsPasses, HeadsSource
+from lookahead.models.output_layer import output_layer, output_sizes
 from lookahead.models.traits import ModelTraits
-from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy, Maker
-from lookahead.strategies.draft_models import check_head
+from lookahead.strategies.automatic import FREE_SOURCES, Maker
 from lookahead.verify.typical import nucleus, typical
 
 _DEFAULT_CHOICES = "mc_sim_7b_63"
@@ -28,7 +29,7 @@ _BEST = 10  # candidates of a head in the automatic tree, as many as the publish
 
 
 @dataclass(frozen=True)
-class Medusa(AutomaticStrategy):
+class Medusa(HeadStrategy):
     """Decoding with Medusa's heads (Cai et al., arXiv 2401.10774), which guess the tokens after the next one.
 
     By default as published: one pass scores a tree of fixed shape, filled from the heads' best candidates (with a
@@ -36,8 +37,7 @@ class Medusa(AutomaticStrategy):
     :class:`lookahead.Lookahead`, in which the heads are one source among others in a tree that is as large as pays.
 
     Attributes:
-        heads: the heads, or a folder or hub name that holds them, which is read once
-            for each strategy, or for several that live at the same time.
+        heads: the heads, or a folder or hub name that holds them, which is read once, and compute as the model does.
         choices: the tree's shape, in any form that :func:`lookahead.medusa.choices_from` reads. None is the calibrated
             tree beside the heads (``tree.json``), else the published ``mc_sim_7b_63``, cut to what the heads can fill.
         acceptance: ``"exact"`` writes the text of plain ``generate``. The other two are *lossy*: sampled text drifts
@@ -61,6 +61,11 @@ class Medusa(AutomaticStrategy):
 
     name: ClassVar[str] = "medusa"
     known_sources: ClassVar[tuple[str, ...]] = ("heads", *FREE_SOURCES)
+    field: ClassVar[str] = "heads"
+    kind: ClassVar[type[MedusaHeads]] = MedusaHeads
+    expected: ClassVar[str] = "MedusaHeads or the folder they lie in"
+    title: ClassVar[str] = "The heads are"
+    sharded: ClassVar[bool] = True
 
     heads: MedusaHeads | str | PathLike[str] | None = None
     choices: Any = None
@@ -81,24 +86,21 @@ class Medusa(AutomaticStrategy):
                 f"Medusa(acceptance={self.acceptance!r}) has a rule of its own for what is accepted: got "
                 f"verification={self.verification!r} as well. Drop one of the two."
             )
-        if isinstance(self.heads, PathLike):
-            object.__setattr__(self, "heads", str(self.heads))
-        if not isinstance(self.heads, MedusaHeads | str):
-            raise LookaheadError(f"Medusa(heads=) must be MedusaHeads or the folder they lie in: got {self.heads!r}.")
         if self.choices is not None and not isinstance(self.choices, str):
             given = self.choices
             object.__setattr__(self, "choices", str(given) if isinstance(given, PathLike) else choices_from(given))
         if not self.automatic:
             self._refuse_automatic("no sources. Name them, or drop it.")
-            self.tree(self._stored.vocab_size or sys.maxsize)
+            self.tree(self._read.vocab_size or sys.maxsize)
             return
         if self.choices is not None:
             got = f"got sources={self.sources!r} as well"
             raise LookaheadError(f"Medusa(choices=) belongs to the fixed tree: {got}. Drop one of them.")
-        if "heads" not in (self.sources or ()):
-            remedy = "Add it, or use Lookahead(sources=...)."
-            raise LookaheadError(f"Medusa(sources=) must name 'heads': got {self.sources!r}. {remedy}")
-        _ = self._stored  # raises now what cannot be read
+
+    @property
+    def draws_candidates(self) -> bool:
+        """Never: what a head says goes for all nodes of a depth, and is no chance of one."""
+        return False
 
     @property
     def automatic(self) -> bool:
@@ -114,7 +116,7 @@ class Medusa(AutomaticStrategy):
 
     def tree(self, vocab_size: int) -> ChoiceTree:
         """The shape of the fixed tree; a LookaheadError if it asks for more than the heads and the vocabulary have."""
-        num_heads = self._stored.num_heads
+        num_heads = self._read.num_heads
         if self._chosen is not None:
             self._chosen.check(num_heads, vocab_size)
             return self._chosen
@@ -127,38 +129,15 @@ class Medusa(AutomaticStrategy):
             return choices_from(self.choices)
         return tree_beside(self.heads) if isinstance(self.heads, str) else None
 
-    @property
-    def _stored(self) -> MedusaHeads:
-        return self._read() if isinstance(self.heads, str) else cast(MedusaHeads, self.heads)
-
-    def _read(self, place: Placement | None = None) -> MedusaHeads:
-        assert isinstance(self.heads, str)
-        self._holds[place] = stored_heads(self.heads, place)
-        return self._holds[place]
-
-    @cached_property
-    def _holds(self) -> dict[Placement | None, MedusaHeads]:
-        """Heads read from the folder, by where they lie: they live as long as this does."""
-        return {}
-
-    def heads_for(self, model: PreTrainedModel) -> MedusaHeads:
-        """The heads as they run beside ``model``: those read from a folder lie where it computes, and as it does."""
-        return self._read(placement(model)) if isinstance(self.heads, str) else self._stored
-
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON; ``from_dict`` reads it back but for heads that are no folder, and own sources."""
         settings = super().to_dict()
-        if isinstance(self.heads, MedusaHeads):
-            settings["heads"] = type(self.heads).__name__
         if isinstance(self.choices, ChoiceTree):
             settings["choices"] = [list(path) for path in self.choices.paths]
         return settings
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse heads and a tree that do not fit the model, and broken heads, with a LookaheadError."""
-        self._check_causal(model)
-        self._stored.check(model)
-        check_head(model, self.heads_for(model), "Medusa's heads are")
+        super().check(model)
         if not self.automatic:
             self.tree(_proposable(model))
 
@@ -177,7 +156,9 @@ class Medusa(AutomaticStrategy):
         output, rows = output_layer(call.model), len(call.rows)
         candidates = HeadCandidates(heads, output, call.hidden, most, rows, vocab_size)
         if tree is not None:
-            return Drafts([MedusaDrafter(candidates, row.index, tree, row.draw) for row in call.rows])
+            grow = partial(fixed_tree, tree.paths)
+            passes = (HeadsPasses(candidates, row.index, row.draw) for row in call.rows)
+            return Drafts([HeadDrafter("heads", (), each, grow, call.rows[0].chain) for each in passes])
         lossy = None if self.rule is None else (self.acceptance, self.posterior_threshold, self.posterior_alpha)
         call = replace(call, choice=(call.choice, lossy, self.top_p))
         heads_source: dict[str, Maker] = {"heads": lambda row, call: HeadsSource(candidates, row.index, row.draw)}

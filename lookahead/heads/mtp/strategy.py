@@ -49,7 +49,11 @@ class Mtp(HeadStrategy):
     def predicting(self) -> "Mtp":
         return self
 
-    def _beside(self, model: PreTrainedModel) -> MtpHeads:
+    @property
+    def _read(self) -> Any:
+        return self.heads  # where they lie, they are read beside the model
+
+    def heads_for(self, model: PreTrainedModel) -> MtpHeads:
         if isinstance(self.heads, MtpHeads):
             return self.heads
         return MtpHeads.of(model, None if self.heads is None else str(self.heads))
@@ -58,7 +62,7 @@ class Mtp(HeadStrategy):
         return (NORM,)
 
     def drafts(self, call: CallContext) -> Drafts:
-        model, heads = call.model, self._beside(call.model)
+        model, heads = call.model, self.heads_for(call.model)
         assert call.hidden is not None  # it is wanted
         features = joined_features(call.hidden, (NORM,), final_norm(model))
         given = (heads.embedder(model), output_layer(model))

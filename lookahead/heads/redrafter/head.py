@@ -1,26 +1,21 @@
 """A recurrent head as users hold it, read from Apple's files, with their names. The tensors decide what a head is."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from jacobi import Path as Walk
-from lookahead._files import write_text
-from lookahead.heads.storage import MODEL_FILE, WHOLE_MODELS, check_tensors, locate, some
+from lookahead.heads.base import best_next
+from lookahead.heads.storage import fill, read_head, some, write_head
 from lookahead.models.output_layer import output_sizes, placement
-from lookahead.sources.draft_model import BEST, Branch, Said
-from lookahead.sources.vocabularies import SameVocabulary
+from lookahead.sources.draft_model import Branch, Said
 
 MODEL_TYPE = "recurrent_drafting_drafter"
 
@@ -42,15 +37,6 @@ class RecurrentSizes:
     exit_size: int | None = None
     layers: int = 1
     rnn: bool = True
-
-
-def read(source: str | Path, hub: Mapping[str, Any]) -> tuple[RecurrentSizes, dict[str, Tensor]]:
-    """What ``source`` holds, a folder, a file in it, or a repository of the hub; no code from a file is run. A
-    LookaheadError if that is no head."""
-    location = locate(source, hub)
-    stored, config = location.tensors(WHOLE_MODELS, "ReDrafter head"), location.config()
-    tensors = {name: stored.get(name) for name in stored.files}
-    return sizes_of(tensors, config, str(source)), tensors
 
 
 def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: str) -> RecurrentSizes:
@@ -102,6 +88,8 @@ class RecurrentHead(nn.Module):
                                                  -> "time" -> s2   scores of (h, s2) say what follows "a time"
     """
 
+    formats: ClassVar[tuple[str, ...]] = ("apple",)  # that it is written in
+
     def __init__(self, sizes: RecurrentSizes) -> None:
         super().__init__()
         self.sizes = sizes
@@ -142,13 +130,10 @@ class RecurrentHead(nn.Module):
         Raises:
             LookaheadError: what is missing, foreign, broken, or does not fit the model.
         """
-        sizes, tensors = read(Path(source) if isinstance(source, PathLike) else source, hub)
+        tensors, config = read_head(source, hub, "ReDrafter head")
         with torch.device("meta"):
-            head = cls(sizes)
-        expected = {name: value.shape for name, value in head.state_dict().items()}
-        check_tensors(tensors, expected, str(source), "ReDrafter head")
-        head.load_state_dict(tensors, assign=True)
-        head.eval()
+            head = cls(sizes_of(tensors, config, str(source)))
+        fill(head, tensors, str(source), "ReDrafter head")
         if model is not None:
             head.check(model)
             head.to(*placement(model))
@@ -157,12 +142,6 @@ class RecurrentHead(nn.Module):
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
         """Write ``config.json`` and ``model.safetensors`` as Apple's files are, beside what else is in ``folder``. A
         LookaheadError if it cannot be written to, or weights are not finite."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        for name, tensor in tensors.items():
-            if not bool(tensor.isfinite().all()):
-                raise LookaheadError(
-                    f"{name} of this head is NaN or infinite: expected finite weights. Train it again."
-                )
         sizes = self.sizes
         config = {
             "architectures": ["Drafter"],
@@ -174,13 +153,11 @@ class RecurrentHead(nn.Module):
             "torch_dtype": str(self.weight.dtype).removeprefix("torch."),
             "vocab_size": sizes.vocab_size,
         }
-        try:
-            path = Path(folder).expanduser()
-            path.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, path / MODEL_FILE, {"format": "pt"})
-            write_text(path / "config.json", json.dumps(config, indent=2) + "\n")
-        except OSError as error:
-            raise LookaheadError(f"{folder} cannot be written: {error}.") from error
+        write_head(folder, self.state_dict(), config)
+
+    def facts(self) -> dict[str, Any]:
+        """What it looks like."""
+        return asdict(self.sizes)
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse, with a LookaheadError, a model that the head was not made for."""
@@ -215,7 +192,7 @@ class RecurrentPasses:
         self, head: RecurrentHead, features: Callable[[], Tensor], row: int, embed: nn.Module, vocab_size: int
     ) -> None:
         self._head, self._features, self._row, self._embed = head, features, row, embed
-        self._vocabulary = SameVocabulary(vocab_size, vocab_size)
+        self._vocab_size = vocab_size
         self._hidden = torch.empty(0)  # [hidden], where the last token was chosen
         self._root = -1
         self._states: dict[Branch, Tensor] = {}  # [hidden], of the last token's own state and below
@@ -230,16 +207,13 @@ class RecurrentPasses:
         self._states.clear()
 
     @torch.no_grad()
-    def after(self, branches: Sequence[Branch]) -> list[Said | None]:
+    def after(self, branches: Sequence[Branch]) -> list[Said]:
         """What the head says after each branch."""
         missing = {branch[:end] for branch in branches for end in range(len(branch) + 1)} - self._states.keys()
         for depth in sorted({len(branch) for branch in missing}):
             self._step(sorted(branch for branch in missing if len(branch) == depth))
         states = torch.stack([self._states[branch] for branch in branches])
-        scores = self._head(self._hidden.expand(len(branches), -1), states).float()
-        values, ids = scores.topk(min(BEST, scores.shape[-1]))
-        told = zip(np.asarray(ids.cpu()), np.asarray(values.cpu()), strict=True)
-        return [self._vocabulary.proposed(*line) for line in told]
+        return best_next(self._head(self._hidden.expand(len(branches), -1), states), self._vocab_size)
 
     def _step(self, branches: Sequence[Branch]) -> None:
         """Take in the last tokens of branches of one depth, whose parents are known."""

@@ -53,13 +53,12 @@ class ReDrafter(HeadStrategy):
         super().__post_init__()
         self._whole("beam_width", 1)
         self._whole("beam_length", 2)
-        _ = self._read  # raises now what cannot be read
 
     def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
         return (LAST,)
 
     def drafts(self, call: CallContext) -> Drafts:
-        embed, hidden, head = call.model.get_input_embeddings(), call.hidden, self._beside(call.model)
+        embed, hidden, head = call.model.get_input_embeddings(), call.hidden, self.heads_for(call.model)
         assert hidden is not None  # it is wanted
 
         def passes(row: RowContext) -> RecurrentPasses:
