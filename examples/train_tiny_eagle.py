@@ -19,8 +19,7 @@ from train_tiny_medusa import NAME, pieces
 
 from lookahead.bundled import load_bundled
 from lookahead.cli import common
-from lookahead.cli.training import Teller
-from lookahead.cli.training import show_drafter as show
+from lookahead.cli.train import Teller, show
 from lookahead.eagle import EagleSettings, fit
 from lookahead.training.items import Item
 

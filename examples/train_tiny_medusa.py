@@ -20,15 +20,14 @@ from train_tiny_coder import collect
 
 from lookahead.bundled import load_bundled
 from lookahead.cli import common
-from lookahead.cli.training import Teller
-from lookahead.cli.training import show_heads as show
+from lookahead.cli.train import Teller, show
 from lookahead.heads.medusa.accuracies import CalibratedTree, grow_tree
 from lookahead.heads.medusa.calibration import calibrate
-from lookahead.heads.medusa.recipe import fit
+from lookahead.heads.medusa.settings import MedusaSettings
+from lookahead.heads.medusa.training import MedusaRecipe
 from lookahead.medusa import MedusaHeads
 from lookahead.training.evaluation import spread
 from lookahead.training.items import Item
-from lookahead.training.settings import MedusaSettings
 
 NAME = "tiny-coder"
 PIECE = 600  # characters of the corpus to begin an answer with; the model reads the first 128 tokens of them
@@ -88,7 +87,7 @@ def main(
     with common.progress() as progress:
         teller = Teller(progress)
         resume = (work / "checkpoints" / "settings.json").exists()
-        evaluation = fit(
+        evaluation = MedusaRecipe.fit(
             model,
             tokenizer,
             learnt,

@@ -18,17 +18,14 @@ COMMANDS: dict[str, type] = {
     "batch": arguments.Batch,
     "bench": arguments.Bench,
     "chat": arguments.Chat,
-    "convert-eagle": training_arguments.ConvertEagle,
-    "convert-medusa": training_arguments.ConvertMedusa,
+    "convert": training_arguments.Convert,
     "demo": arguments.Demo,
     "generate": arguments.Generate,
     "learn": arguments.Learn,
     "serve": arguments.Serve,
     "support": arguments.Support,
     "trace": arguments.Trace,
-    "train-eagle": training_arguments.TrainEagle,
-    "train-medusa": training_arguments.TrainMedusa,
-    "train-redrafter": training_arguments.TrainRedrafter,
+    "train": training_arguments.Train,
     "tree": training_arguments.Tree,
     "tune": arguments.Tune,
     "verify": arguments.Verify,
@@ -36,19 +33,18 @@ COMMANDS: dict[str, type] = {
 
 
 def load_command(name: str) -> Any:
-    """Make typer's command of the function that has the command's name, in the module of that name or of its kind."""
+    """Make typer's command of the function that has the command's name, in the module of that name."""
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(_spread(name.replace("-", "_"), COMMANDS[name]))
+    alone.command(name)(_spread(name, COMMANDS[name]))
     return typer.main.get_command(alone)
 
 
-def _spread(word: str, options: type) -> Callable[..., None]:
+def _spread(name: str, options: type) -> Callable[..., None]:
     """The command's function with a parameter for each of the dataclass's fields; its module is imported last."""
-    module = {"convert": "convert", "train": "training"}.get(word.partition("_")[0], word)
 
     def spread(**given: Any) -> None:
         checked = options(**given)
-        getattr(import_module(f"lookahead.cli.{module}"), word)(checked)
+        getattr(import_module(f"lookahead.cli.{name}"), name)(checked)
 
     spread.__doc__ = options.__doc__
     spread.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
@@ -69,6 +65,12 @@ class Commands(TyperGroup):
         super().__init__(**settings)
         helps = {name: str(inspect.getdoc(options)).partition("\n\n")[0] for name, options in COMMANDS.items()}
         self.commands = {name: LazyCommand(name, help=text) for name, text in helps.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of a name; ``train-eagle``, as it once was, is ``train --kind eagle``."""
+        name, dash, kind = args[0].partition("-")
+        given = [name, "--kind", kind, *args[1:]] if dash and name in ("convert", "train") else args
+        return super().resolve_command(ctx, given)
 
     def invoke(self, ctx: Any) -> Any:
         try:

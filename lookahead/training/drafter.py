@@ -1,8 +1,9 @@
 """What learns to draft beside a model that stays as it is: EAGLE heads, recurrent heads, and whatever comes."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -10,9 +11,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from jacobi import LookaheadError
 from lookahead.models.hidden_states import HiddenStates, tapped
+from lookahead.models.output_layer import output_sizes
+from lookahead.training.data import Example, Progress, batches
+from lookahead.training.recipe import Recipe, Run
+from lookahead.training.stage import Trained, kept_flags, train_stage
 from lookahead.training.trainer import Learner
 
+_STAGE = "drafter"
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once
 
 
@@ -33,17 +40,13 @@ class Seen:
     logits: Tensor
 
 
-class TrainedHead(nn.Module, ABC):
-    """A head that is trained beside a model; ``head`` is what decoding takes.
+class TrainedHead(nn.Module, Recipe):
+    """A head that is trained beside a model, which stays as it is; ``head`` is what decoding takes.
 
     Attributes:
-        source: what a kind of head is called among the sources of drafts.
-        strategy: makes the strategy that drafts with a head, of the settings of the automatic mode.
         use: how it is used, as code, in its card.
     """
 
-    source: ClassVar[str]
-    strategy: ClassVar[Callable[..., Any]]
     use: ClassVar[str]
 
     def __init__(self, head: Any, settings: Any) -> None:
@@ -56,13 +59,60 @@ class TrainedHead(nn.Module, ABC):
     def title(self) -> str:
         """What cards call it."""
 
-    @abstractmethod
     def taps(self, model: Any) -> tuple[str, ...]:
         """Which hidden states of the model it learns from (:mod:`lookahead.models.hidden_states`)."""
+        return ()
 
     @abstractmethod
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch, and what it is made of, by the names that logs take, without gradients."""
+
+    @classmethod
+    def trained(cls, *given: Any, **more: Any) -> Any:
+        """As :meth:`Recipe.trained`, but the head alone is returned."""
+        return super().trained(*given, **more).heads
+
+    def learn(self, model: PreTrainedModel, examples: Sequence[Example], folder: Path, **more: Any) -> Trained:
+        learner = BesideModel(model, self, self._settings.rate(output_sizes(model)[0]))
+        with kept_flags(model):
+            model.requires_grad_(False)
+            taken = train_stage(learner, examples, self._settings, _STAGE, folder / _STAGE, **more)
+        return Trained(self.eval().head, model, False, *taken)
+
+    def save(self, run: Run, trained: Trained) -> None:
+        self.to(run.rounded)
+        self.head.save_pretrained(run.output)
+        self.to(run.model.dtype)  # as rounded
+
+    @torch.no_grad()
+    def score(
+        self, model: PreTrainedModel, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
+    ) -> tuple[dict[str, float], int]:
+        """The parts of the loss, as means of batches."""
+        learner = BesideModel(model, self, 0.0).eval()
+        found: list[dict[str, float]] = []
+        for batch in batches(examples, pad, model.device, report):
+            learner(**batch)
+            found.append({name: value.item() for name, value in learner.parts.items()})
+        if not found:
+            raise LookaheadError("The held-out data is empty: expected at least one example. Give more of it.")
+        parts = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+        return parts, sum(len(example.ids) for example in examples)
+
+    def introduction(self, run: Run, name: str | None) -> str:
+        return f"""---
+library_name: lookahead
+tags:
+- speculative-decoding
+---
+
+# {self.title}{f" for {name}" if name else ""}
+
+It is of use only beside the model that it was trained for, whose text it does not change.
+
+```python
+{self.use}
+```"""
 
 
 class BesideModel(Learner):

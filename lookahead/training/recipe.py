@@ -4,24 +4,25 @@ import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 
 from jacobi import LookaheadError
 from lookahead._files import write_text
 from lookahead.training.data import Example, Progress, encode, prompts
 from lookahead.training.distillation import own_answers, processes_of
-from lookahead.training.evaluation import spread
+from lookahead.training.evaluation import NODES, Evaluation, compare, continued, spread
 from lookahead.training.items import Item
 from lookahead.training.settings import TrainingSettings
-from lookahead.training.stage import Trained
+from lookahead.training.stage import Trained, check_stage
 from lookahead.training.trainer import Report
 
 _CHECKPOINTS = "checkpoints"
@@ -43,6 +44,11 @@ class Run:
     @property
     def pad(self) -> int:
         return int(self.tokenizer.pad_token_id or 0)
+
+    @property
+    def rounded(self) -> torch.dtype:
+        """What trained weights are stored in."""
+        return torch.bfloat16 if self.model.dtype is torch.bfloat16 else torch.float16
 
     @property
     def checkpoints(self) -> Path:
@@ -128,6 +134,16 @@ class Run:
             )
         return found
 
+    def summary(self, facts: dict[str, Any]) -> str:
+        """What was done, for the card."""
+        settings = self.settings
+        answers = " They are the model's own answers (self-distillation)." if settings.distil else ""
+        return f"""## Training
+
+{facts["steps"]} of {facts["planned_steps"]} planned steps of {settings.batch_size * settings.accumulate} examples of up
+to {settings.block_size} tokens, {facts["seconds"] / 60:.1f} minutes on {facts["device"]}; {facts["tokens"]:,} tokens in
+{facts["items"]:,} items.{answers} {facts["held_out_items"]} items were held out."""
+
     def facts(self, trained: Trained, learnt: Sequence[Example]) -> dict[str, Any]:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         return {
@@ -140,3 +156,139 @@ class Run:
             "versions": versions | {"python": platform.python_version()},
             "settings": asdict(self.settings),
         }
+
+
+class Recipe(ABC):
+    """One training of a kind of heads, which :meth:`fit` takes from data to a folder on disk, and :meth:`trained` to a
+    head. A kind says what a fresh head is, and how it learns, is stored and is scored.
+
+    Attributes:
+        settings: their class.
+        source: what the head is called among the sources of drafts.
+        strategy: makes the strategy that drafts with a head, of the settings of the automatic mode.
+        head: what is trained, and what decoding takes.
+    """
+
+    settings: ClassVar[type[TrainingSettings]]
+    source: ClassVar[str]
+    strategy: ClassVar[Callable[..., Any]]
+    head: Any
+
+    @classmethod
+    @abstractmethod
+    def fresh(
+        cls, model: PreTrainedModel, settings: Any, examples: Sequence[Example] = (), name: str | None = None
+    ) -> Self:
+        """With a head that has learnt nothing, for the model of this ``name``. ``examples`` tell which tokens are
+        frequent. A LookaheadError says what the model cannot give."""
+
+    @abstractmethod
+    def learn(self, model: PreTrainedModel, examples: Sequence[Example], folder: Path, **more: Any) -> Trained:
+        """Train in stages, with what :func:`lookahead.training.stage.train_stage` takes besides."""
+
+    @abstractmethod
+    def save(self, run: Run, trained: Trained) -> None:
+        """Write the head's files; it then holds the numbers that were stored."""
+
+    @abstractmethod
+    def score(
+        self, model: PreTrainedModel, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
+    ) -> tuple[dict[str, float], int]:
+        """How well it predicts examples, and how many tokens these have."""
+
+    def look(self, model: PreTrainedModel, examples: Sequence[Example], pad: int) -> None:
+        """Score a model that is to be trained, before it is."""
+        return
+
+    @abstractmethod
+    def introduction(self, run: Run, name: str | None) -> str:
+        """The beginning of the card, in Markdown."""
+
+    @classmethod
+    def check(cls, model: PreTrainedModel, settings: Any, packages: Sequence[str] = ()) -> None:
+        """Raise a LookaheadError if one of the ``packages`` is missing, or these settings cannot train anything."""
+        if not isinstance(settings, cls.settings):
+            raise LookaheadError(f"settings must be {cls.settings.__name__}: got {settings!r}.")
+        check_stage(model, settings, packages)
+
+    @classmethod
+    def trained(
+        cls,
+        model: PreTrainedModel,
+        examples: Sequence[Example],
+        settings: Any,
+        folder: str | Path,
+        *,
+        pad: int = 0,
+        resume: bool = False,
+        report: Report | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
+    ) -> Trained:
+        """Train a fresh head for a model in evaluation mode; it ends in float32.
+
+        ``pad`` fills up shorter examples. ``folder`` gets checkpoints, one folder a stage; with ``resume``, training
+        continues from the last one in it. ``report`` is called with the stage, the share of it that is done, and now
+        and then losses and rates. A LookaheadError says that nothing can be trained with these settings, or that the
+        loss is not finite.
+        """
+        cls.check(model, settings)
+        more: dict[str, Any] = {"pad": pad, "resume": resume, "report": report, "callbacks": callbacks}
+        return cls.fresh(model, settings, examples).learn(model, examples, Path(folder), **more)
+
+    @classmethod
+    def fit(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        items: Sequence[Item],
+        held_out: Sequence[Item],
+        output: str | Path,
+        settings: Any,
+        *,
+        name: str | None = None,
+        resume: bool = False,
+        force: bool = False,
+        evaluation_tokens: int = 32768,
+        evaluation_prompts: int = 8,
+        new_tokens: int = 96,
+        report: Report | None = None,
+    ) -> Evaluation | None:
+        """Train a head for a model in evaluation mode, save and evaluate it.
+
+        ``output``, a new or empty folder, then holds the head's files, its card ``README.md``, ``evaluation.json`` and
+        ``checkpoints/``; where the model is trained too, ``adapter/`` or ``model/``. ``name`` is the model's in the
+        head's files; None is where it was loaded from. ``resume`` continues the training in ``output``, with the same
+        data and settings; ``force`` drops it. About ``evaluation_tokens`` held-out tokens are scored, and
+        ``evaluation_prompts`` held-out texts continued by ``new_tokens``. ``report`` gets the stage (``"encoding"``,
+        ``"answering"``, those of the training, ``"evaluating"``), the share of it that is done, and now and then losses
+        and rates. Of several processes, all but the first return None.
+
+        Raises:
+            LookaheadError: the data, the model, the settings or the folder will not do (nothing is written then), or
+                the loss is not finite.
+        """
+        cls.check(model, settings)
+        cls.fresh(model, settings, (), name)  # tells what the model cannot give, before the folder is made
+        run = Run(model, tokenizer, settings, Path(output).expanduser(), report or (lambda stage, done, logs: None))
+        learnt, seen = run.prepare(items, held_out, evaluation_tokens, resume=resume, force=force)
+        recipe = cls.fresh(model, settings, learnt, name)
+        recipe.look(model, seen, run.pad)
+        trained = recipe.learn(model, learnt, run.checkpoints, pad=run.pad, resume=resume, report=report)
+        if not run.writes:
+            return None
+        recipe.save(run, trained)
+        facts = run.facts(trained, learnt) | {"items": len(items), "held_out_items": len(held_out)}
+        parts, count = recipe.score(model, seen, run.pad, run.progress("evaluating"))
+        starts = continued(seen, evaluation_prompts)
+        rates = compare(model, recipe, starts, new_tokens) if starts else {}
+        evaluation = Evaluation(count, parts, NODES, rates, facts)
+        write_text(run.output / "evaluation.json", json.dumps(evaluation.to_dict(), indent=1) + "\n")
+        card = [recipe.introduction(run, name).rstrip(), run.summary(facts), *starmap(markdown, evaluation.tables())]
+        write_text(run.output / "README.md", "\n\n".join(card) + "\n")
+        return evaluation
+
+
+def markdown(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table with its title."""
+    lines = (headers, ["---"] * len(headers), *rows)
+    return f"{title}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -39,10 +39,11 @@ def fails(*args: str, told: str) -> None:
         ("tune --seconds 0", "Invalid value for '--seconds'"),
         ("support --model /nowhere", "--model /nowhere does not exist"),
         ("tree --model lookahead/assets/tiny-coder", "needs --heads"),
-        ("convert-eagle /nowhere /target", "SOURCE /nowhere does not exist"),
+        ("convert --kind eagle /nowhere /target", "SOURCE /nowhere does not exist"),
+        ("convert --kind mtp /nowhere /target", "--kind mtp: expected one of medusa, eagle, redrafter"),
         ("train-medusa --output heads --data /nowhere", "The data /nowhere does not exist"),
-        ("train-eagle --output head --layers 0", "num_layers=0"),
-        ("train-eagle --output head --feature-layers 1,x", "--feature-layers 1,x: expected numbers"),
+        ("train --kind eagle --output head --layers 0", "num_layers=0"),
+        ("train --kind eagle --output head --feature-layers 1,x", "--feature-layers 1,x: expected numbers"),
     ],
 )
 def test_what_is_wrong_is_told_without_torch(args: str, told: str) -> None:

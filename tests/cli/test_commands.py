@@ -12,8 +12,7 @@ from helpers.cli import RUN
 
 import lookahead
 from lookahead.cli import COMMANDS, load_command
-from lookahead.cli.training_arguments import TrainMedusa
-from lookahead.training.settings import MedusaSettings
+from lookahead.cli.training_arguments import TRAINED, Train
 
 ROOT = Path(lookahead.__file__).parent.parent
 
@@ -56,10 +55,11 @@ def test_every_module_of_a_command_is_listed() -> None:
     assert sorted(word for word in found if word in words) == sorted(words)
 
 
-def test_the_options_of_a_training_are_its_settings() -> None:
+@pytest.mark.parametrize("kind", TRAINED)
+def test_the_options_of_a_training_are_its_settings(kind: str) -> None:
     """With the same defaults, but for the minutes, which depend on the device, and the warm-up, which is fixed."""
-    given = TrainMedusa(output=Path("heads"))
-    assert given.settings("cuda") == MedusaSettings()
-    assert given.settings("cpu") == MedusaSettings(max_minutes=15.0)
-    missing = {field.name for field in fields(MedusaSettings) if not hasattr(given, field.name)}
+    given = Train(kind=kind, output=Path("heads"))
+    assert given.settings("cuda") == TRAINED[kind]()
+    assert given.settings("cpu") == TRAINED[kind](max_minutes=15.0)
+    missing = {field.name for field in fields(TRAINED[kind]) if not hasattr(given, field.name)}
     assert missing == {"warmup"}

@@ -1,4 +1,4 @@
-"""``lookahead convert-medusa``: from the published formats into Medusa's."""
+"""``lookahead convert`` of Medusa heads: from the published formats into Medusa's."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ from lookahead.medusa import MedusaHeads, read_heads
 
 
 def convert(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["convert-medusa", *map(str, arguments)])
+    return CliRunner().invoke(app, ["convert", "--kind", "medusa", *map(str, arguments)])
 
 
 def test_the_command_converts_every_format(tmp_path: pathlib.Path) -> None:
@@ -28,7 +28,7 @@ def test_the_command_converts_every_format(tmp_path: pathlib.Path) -> None:
     for row in ("format Medusa, version 1", "files medusa_lm_head.pt", "heads 3", "layers 2", "output layers own"):
         assert row in rows
     assert "config.json says medusa_num_heads 5" in " ".join(rows)
-    assert "in the format of Medusa." in " ".join(rows)
+    assert "in the format of medusa." in " ".join(rows)
     assert_same(read_heads(tmp_path / "made"), heads)
     served = store(
         tmp_path / "vllm", "model.safetensors", vllm(heads), **SERVED | {"base_model_name_or_path": "owner/model"}

@@ -1,4 +1,4 @@
-"""``lookahead tree``: calibrates, grows, measures, saves and draws."""
+"""``lookahead tree``: calibrates, grows and saves."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,9 @@ import pytest
 import torch
 from helpers.cli import run, save_tiny_model
 from helpers.models import initialised
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
-from lookahead import DecodingStats, StepTimes, tuning
 from lookahead.cli.prompts import PROMPTS
-from lookahead.cli.tree import _reached
-from lookahead.draft.latency import NODES
 from lookahead.heads.medusa.accuracies import CalibratedTree
 from lookahead.medusa import ChoiceTree, MedusaHeads, choices_from
 
@@ -50,22 +47,6 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def curves(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``save(ms by nodes)`` puts a curve of the model where the commands look for one."""
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "curves"))
-
-    def save(ms: dict[int, float]) -> Path:
-        about = tuning.describe(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
-        times = StepTimes(about=about)
-        for nodes, cost in ms.items():
-            times.put(nodes, 64, cost)
-        times.save(tuning.cache_file(about))
-        return tuning.cache_file(about)
-
-    return save
-
-
 CHAIN = ((0,), (0, 1), (0, 1, 1))
 PER_PASS = HEADS + 1
 NEW_TOKENS = 1 + 5 * PER_PASS  # the prompt's pass, and five that keep all that is drafted
@@ -75,10 +56,10 @@ def grow(folder: Path, heads: Path, *args: Any) -> Any:
     return run("tree", "--model", folder, "--heads", heads, "--new-tokens", NEW_TOKENS, "--device", "cpu", *args)
 
 
-def test_tree_calibrates_grows_measures_and_saves(folder: Path, heads: Path, tmp_path: Path) -> None:
+def test_tree_calibrates_grows_and_saves(folder: Path, heads: Path, tmp_path: Path) -> None:
     file = tmp_path / "tree.json"
-    ran = grow(folder, heads, "--nodes", 64, "-o", file)
-    assert (ran.status, ran.err) == (0, "Calibrating: 0%\nDecoding: 0%\n")
+    ran = grow(folder, heads, "-o", file)
+    assert (ran.status, ran.err) == (0, "Calibrating: 0%\n")
     tree = CalibratedTree.load(file)
     assert tree.choices == choices_from(file) == ChoiceTree(CHAIN)
     counts = tuple(len(PROMPTS) * (NEW_TOKENS - 1 - head) for head in range(HEADS))
@@ -87,24 +68,19 @@ def test_tree_calibrates_grows_measures_and_saves(folder: Path, heads: Path, tmp
     assert (tree.model, tree.heads) == (str(folder), str(heads))
     assert f"Heads on greedy texts of {len(PROMPTS)} prompts" in ran.words
     assert f"1 +3 {counts[1]} 0.000 1.000 1.000 1.000" in ran.words
-    assert "64 nodes were asked for: no more than 3 are worth anything" in ran.words
-    assert "1 1 1.000 1.000 2 1 1.000 1.000 3 1 1.000 1.000" in ran.words
-    assert "4.00 tokens a pass expected, 4.00 measured on the same 6 prompts (too few to hold some out)" in ran.words
+    assert "63 nodes were asked for: no more than 3 are worth anything" in ran.words
+    assert "3 nodes, 1, 1, 1 by depth: 4.00 tokens a pass expected" in ran.words
     assert f"Saved in {file}." in ran.out.replace("\n", "")
 
 
-def test_tree_measures_on_prompts_that_were_held_out(folder: Path, heads: Path, tmp_path: Path) -> None:
+def test_tree_calibrates_on_given_prompts(folder: Path, heads: Path, tmp_path: Path) -> None:
     """As JSON; nothing is saved that was not asked for."""
     (tmp_path / "prompts.txt").write_text("\n".join("abcdefghi"))
     ran = grow(folder, heads, "--prompts", tmp_path / "prompts.txt", "--nodes", 2, "--json")
     document = json.loads(ran.out)
-    assert ran.status == 0
-    assert document["prompts"] == {"calibrated": 5, "measured": 4, "held_out": True}
+    assert (ran.status, document["prompts"], document["widths"]) == (0, 9, [1, 1])
     assert document["tree"]["paths"] == [[0], [0, 1]]
-    assert document["tree"]["samples"][0] == 5 * (NEW_TOKENS - 1)
-    assert (document["widths"], document["reached_expected"], document["budget"]) == ([1, 1], [1.0, 1.0], None)
-    assert document["stats"]["emitted"] == 4 * NEW_TOKENS
-    assert document["measured_length"] == pytest.approx(sum(document["reached_measured"]))
+    assert document["tree"]["samples"][0] == 9 * (NEW_TOKENS - 1)
     assert list(tmp_path.iterdir()) == [tmp_path / "prompts.txt"]
 
 
@@ -116,41 +92,6 @@ def test_tree_calibrates_on_sampled_texts(folder: Path, heads: Path) -> None:
     assert sum(accuracies[0]) < 0.9
     assert "texts sampled at temperature 50 of 6 prompts" in again.words
     assert f"{sum(accuracies[0][:10]):.3f}" in again.words, "the same seed, the same texts"
-
-
-def test_the_size_comes_from_the_curve(folder: Path, heads: Path, curves: Any) -> None:
-    file = curves({1: 1e3, 2: 1e3, 4: 1e6, 128: 1e9})
-    document = json.loads(grow(folder, heads, "--json").out)
-    assert document["tree"]["paths"] == [[0]], "2 tokens in a pass over 2 nodes, which costs what one over 1 does"
-    assert document["budget"]["nodes"] == 1
-    assert document["budget"]["speedup"] == pytest.approx(2.0, rel=0.1)
-    assert document["budget"]["curve"] == f"saved in {file}"
-    curves(dict.fromkeys(NODES, 1e3))
-    ran = grow(folder, heads)
-    assert "Nodes: 3, for which the latency curve promises the most tokens per millisecond" in ran.words
-    assert "No tree pays" not in ran.words
-
-
-def test_a_tree_that_does_not_pay_is_called_so(folder: Path, heads: Path, curves: Any) -> None:
-    curves({1: 1e3, 2: 1e5, 4: 1e7, 128: 1e9})
-    ran = grow(folder, heads)
-    assert ran.status == 0
-    assert "No tree pays here: this one is the least loss, and plain decoding is faster." in ran.words
-
-
-def test_a_curve_is_measured_where_there_is_none(folder: Path, heads: Path, tmp_path: Path, curves: Any) -> None:
-    ran = grow(folder, heads, "--seconds", 0.1)
-    files = list((tmp_path / "curves").iterdir())
-    assert len(files) == 2, "of transformers' passes, by which plain decoding is told, and of traced ones"
-    assert any(f"The curve is measured now and saved in {file}." in ran.out for file in files)
-    assert "against plain" in ran.words
-
-
-def test_reached_is_counted_over_passes_without_the_prompts() -> None:
-    stats = DecodingStats(row_steps=12, histogram={1: 7, 2: 2, 3: 1, 4: 2})
-    assert _reached(stats, 2, 3) == [0.5, 0.3, 0.2]
-    assert _reached(stats, 2, 4) == [0.5, 0.3, 0.2, 0.0]
-    assert _reached(DecodingStats(), 0, 1) == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from torch import Tensor
 from jacobi import Path
 from lookahead.heads.eagle.head import EagleHead
 from lookahead.heads.eagle.network import PairCache
+from lookahead.heads.eagle.settings import EagleSettings
 from lookahead.heads.eagle.strategy import eagle_passes
 from lookahead.heads.eagle.training import TrainedEagle
 from lookahead.training.data import Example, collate
 from lookahead.training.drafter import BesideModel
-from lookahead.training.settings import EagleSettings
 
 LAYERS = (2, 3, 4)
 KINDS: dict[str, Any] = {

@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jacobi import LookaheadError
-from lookahead.heads.medusa.accuracies import (
-    HeadAccuracies,
-    best_size,
-    expected_length,
-    expected_lengths,
-    grow_tree,
-    node_values,
-)
+from lookahead.heads.medusa.accuracies import HeadAccuracies, expected_length, grow_tree
 from lookahead.medusa import ChoiceTree
 
 Ranks = tuple[int, ...]
@@ -72,14 +65,10 @@ def test_larger_budgets_add_to_smaller_trees(accuracies: HeadAccuracies) -> None
     """And every added node is worth at most as much as the one before."""
     grown = [set(grow_tree(accuracies, nodes).paths) for nodes in range(1, 40)]
     assert all(small <= large for small, large in pairwise(grown))
-    lengths = expected_lengths(accuracies, 39)
-    assert lengths[0] == 0.0
-    gains = [after - before for before, after in pairwise(lengths)]
-    assert all(gain > 0.0 for gain in gains)
+    lengths = [0.0, *(expected_length(accuracies, ChoiceTree(tuple(paths))) for paths in grown)]
+    gains = [after - before for before, after in pairwise(lengths[: 1 + len(grown[-1])])]
+    assert all(gain > 0.0 for gain in gains), "nodes that are worth nothing are left out"
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(gains))
-    assert len(lengths) - 1 == len(grown[-1]), "nodes that are worth nothing are left out"
-    for nodes, length in enumerate(lengths[1:], start=1):
-        assert expected_length(accuracies, grow_tree(accuracies, nodes)) == pytest.approx(length)
 
 
 def test_ranks_are_taken_by_their_accuracy() -> None:
@@ -91,55 +80,21 @@ def test_ranks_are_taken_by_their_accuracy() -> None:
     )
 
 
-def test_values_are_products_in_the_order_of_the_paths() -> None:
-    accuracies = table((0.5, 0.25), (0.5, 0.125))
-    tree = ChoiceTree(((0,), (1,), (0, 0), (1, 1)))
-    assert node_values(accuracies, tree) == (0.5, 0.25, 0.25, 0.03125)
-    assert expected_length(accuracies, tree) == 1.03125
-
-
 def test_certain_heads_give_a_chain() -> None:
     accuracies = table(*[(1.0, 0.0)] * 4)
     assert grow_tree(accuracies, 64).paths == ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))
-    assert expected_lengths(accuracies, 64) == [0.0, 1.0, 2.0, 3.0, 4.0]
-
-
-@examples(60)
-@given(st.one_of(SMALL, tables(4, 5)), st.lists(st.floats(0.1, 10.0), min_size=2, max_size=30))
-def test_the_best_size_writes_the_most_per_ms(accuracies: HeadAccuracies, curve: list[float]) -> None:
-    size = best_size(accuracies, curve)
-    trees = {len(tree.paths): tree for tree in (grow_tree(accuracies, nodes) for nodes in range(1, len(curve)))}
-    rates = {nodes: (1.0 + expected_length(accuracies, tree)) / curve[nodes] for nodes, tree in trees.items()}
-    assert rates[size] == pytest.approx(max(rates.values()))
-
-
-def test_the_curve_decides_about_the_size() -> None:
-    accuracies = table(*[(0.4, 0.2, 0.1)] * 3)
-    flat, steep = [1.0] * 40, [1.0 + node for node in range(40)]
-    assert best_size(accuracies, flat) == 39
-    assert best_size(accuracies, steep) == 1
-    step = [1.0] * 9 + [2.0] * 31
-    assert best_size(accuracies, step) == 8, "the last pass size before the step, the root left out"
-    assert best_size(accuracies, [ms + 100.0 for ms in steep]) > 1, "costs that every pass has make larger trees pay"
 
 
 def test_a_table_that_no_tree_can_be_made_of() -> None:
     nothing = table((0.0, 0.0), (1.0, 0.0))
-    for make in (lambda: grow_tree(nothing, 5), lambda: best_size(nothing, [1.0] * 5)):
-        with pytest.raises(LookaheadError, match="No candidate of the first head was right in 100 samples"):
-            make()
+    with pytest.raises(LookaheadError, match="No candidate of the first head was right in 100 samples"):
+        grow_tree(nothing, 5)
 
 
 @pytest.mark.parametrize("nodes", [0, -1, 4097, 2.0, True])
 def test_budgets_out_of_range(nodes: Any) -> None:
     with pytest.raises(LookaheadError, match=r"cannot have .* nodes: expected 1 to 4096"):
         grow_tree(table((0.5,)), nodes)
-
-
-@pytest.mark.parametrize("curve", [[], [1.0], [1.0, 0.0], [1.0, math.inf], [1.0, math.nan]])
-def test_curves_that_are_none(curve: list[float]) -> None:
-    with pytest.raises(LookaheadError, match="expected at least 2"):
-        best_size(table((0.5,)), curve)
 
 
 @pytest.mark.parametrize("path", [(0, 0, 0), (2,), (0, 2)])

@@ -73,7 +73,7 @@ def test_heads_add_to_the_free_sources(loaded: tuple[Any, Any]) -> None:
 
 
 def test_tree_command_takes_the_bundled_heads() -> None:
-    asked = ["tree", "--nodes", "8", "--max-new-tokens", "16", "--seconds", "0.1", "--json", "--device", "cpu"]
+    asked = ["tree", "--nodes", "8", "--max-new-tokens", "16", "--json", "--device", "cpu"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
     refused = CliRunner().invoke(app, [*asked, "--model", "elsewhere"])

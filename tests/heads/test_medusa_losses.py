@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from lookahead.heads.medusa import losses
 from lookahead.heads.medusa.losses import HEAD_DECAY, distillation_loss, heads_loss, next_token_loss, shifted
-from lookahead.heads.medusa.training import MedusaModel, train
+from lookahead.heads.medusa.training import MedusaModel, MedusaRecipe
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.training.data import IGNORE, Example, collate
@@ -164,7 +164,7 @@ def test_hidden_states_of_a_model_whose_inside_does_not_tell() -> None:
 def test_a_fresh_adapter_diverges_by_nothing(tmp_path: Path) -> None:
     """The reference is the model without its adapter, and without the adapter's dropout."""
     pytest.importorskip("peft")
-    trained = train(small_model(), texts(2), dataclasses.replace(LORA, learning_rate=1e-30), tmp_path)
+    trained = MedusaRecipe.trained(small_model(), texts(2), dataclasses.replace(LORA, learning_rate=1e-30), tmp_path)
     together = MedusaModel(trained.model, trained.heads, dataclasses.replace(LORA, distil=True), "both").train()
     together(**batch())
     assert together.parts["loss_model"].item() == pytest.approx(0.0, abs=1e-6)

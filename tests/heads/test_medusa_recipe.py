@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import sysconfig
 import warnings
 from pathlib import Path
@@ -16,15 +15,14 @@ from helpers.training import drawn, small_model, texts
 
 from jacobi import LookaheadError
 from lookahead import bundled
-from lookahead.heads.medusa.accuracies import HeadAccuracies, expected_length
 from lookahead.heads.medusa.calibration import score
-from lookahead.heads.medusa.recipe import Evaluation, fit
-from lookahead.medusa import ChoiceTree, Medusa, MedusaHeads, output_layer
+from lookahead.heads.medusa.settings import MedusaSettings
+from lookahead.heads.medusa.training import MedusaRecipe
+from lookahead.medusa import Medusa, MedusaHeads, output_layer
 from lookahead.training.data import IGNORE, Example, collate
 from lookahead.training.distillation import own_answers
-from lookahead.training.evaluation import continued, measure, spread
+from lookahead.training.evaluation import Evaluation, compare, continued, spread
 from lookahead.training.items import Item
-from lookahead.training.settings import MedusaSettings
 
 TEXTS = [
     "def add(a, b):\n    return a + b\n" * 3,
@@ -49,7 +47,7 @@ def loaded(folder: Path) -> tuple[Any, Any]:
 
 def fitted(loaded: tuple[Any, Any], output: Path, settings: MedusaSettings = SETTINGS, **more: Any) -> Evaluation:
     given: dict[str, Any] = {"new_tokens": 6, "evaluation_prompts": 1}
-    evaluation = fit(*loaded, ITEMS[1:], ITEMS[:1], output, settings, **given | more)
+    evaluation = MedusaRecipe.fit(*loaded, ITEMS[1:], ITEMS[:1], output, settings, **given | more)
     assert evaluation is not None  # one process
     return evaluation
 
@@ -63,7 +61,7 @@ def test_scores_are_counted_token_by_token(monkeypatch: pytest.MonkeyPatch) -> N
     heads = drawn(model)
     examples = [*texts(3), Example.of([3, 4, 5, 6, 7])]
     told: list[float] = []
-    own, table = score(model, heads, examples, report=told.append)
+    parts, count = score(model, heads, examples, report=told.append)
     losses, ranks = [], []
     head_ranks: list[list[int]] = [[], []]
     for example in examples:
@@ -77,15 +75,13 @@ def test_scores_are_counted_token_by_token(monkeypatch: pytest.MonkeyPatch) -> N
                     found.append(int((scores[place] > scores[place, labels[place + ahead]]).sum()))
                     if ahead == 1:
                         losses.append(-scores[place].log_softmax(-1)[labels[place + 1]].item())
-    assert own.tokens == len(ranks)
-    assert own.loss == pytest.approx(sum(losses) / len(losses))
-    assert own.top1 == pytest.approx(sum(rank < 1 for rank in ranks) / len(ranks))
-    assert own.top5 == pytest.approx(sum(rank < 5 for rank in ranks) / len(ranks))
-    assert table is not None
-    assert table.samples == tuple(map(len, head_ranks))
-    for head, found in enumerate(head_ranks):
-        expected = [sum(rank == place for rank in found) / len(found) for place in range(10)]
-        assert table.accuracies[head] == pytest.approx(expected)
+    assert count == len(ranks)
+    assert parts.pop("loss_model") == pytest.approx(sum(losses) / len(losses))
+    expected = {}
+    for name, found in (("model", ranks), ("0", head_ranks[0]), ("1", head_ranks[1])):
+        for part, best in (("right", 1), ("top5", 5)):
+            expected[f"{part}_{name}"] = sum(rank < best for rank in found) / len(found)
+    assert parts == pytest.approx(expected)
     assert told[-1] == 1.0
 
 
@@ -101,16 +97,13 @@ def test_heads_that_know_the_text_are_always_right() -> None:
                 layer.weight[after] = weight[token]
             weight = layer.weight.clone()
     counted = [Example.of([(start + place) % 5 + 1 for place in range(20)]) for start in range(3)]
-    own, table = score(model, heads, counted)
-    assert table is not None
-    assert (own.top1, own.top5) == (1.0, 1.0)
-    assert table.top(1) == (1.0, 1.0)
-    assert expected_length(table, ChoiceTree(((0,), (0, 0)))) == 2.0
-    measured = measure(model, Medusa(heads, ChoiceTree(((0,), (0, 0))), seed=0), [[1, 2, 3]], 13)
-    assert (measured.prompts, measured.tokens) == (1, 13)
-    assert measured.tokens_per_pass == pytest.approx(13 / 5), "one for the prompt, and then three a pass"
-    assert measured.tokens_per_s > 0.0 and measured.plain_tokens_per_s > 0.0
-    assert measured.speedup == measured.tokens_per_s / measured.plain_tokens_per_s
+    parts, _ = score(model, heads, counted)
+    assert {name: share for name, share in parts.items() if name != "loss_model"} == {
+        f"{part}_{name}": 1.0 for part in ("right", "top5") for name in ("model", "0", "1")
+    }
+    rates = compare(model, MedusaRecipe(heads, SETTINGS), [[1, 2, 3]], 13)["greedy"]
+    assert rates["heads"] == pytest.approx(13 / 5), "one for the prompt, and then three a pass"
+    assert rates["heads and free sources"] >= rates["free sources"]
 
 
 def test_held_out_data_without_a_token_for_a_head_is_refused() -> None:
@@ -119,12 +112,6 @@ def test_held_out_data_without_a_token_for_a_head_is_refused() -> None:
         score(model, drawn(model), [Example.of([1, 2, 3])])
     with pytest.raises(LookaheadError, match="no token for the model to predict"):
         score(model, None, [Example.of([1, 2, 3], [False] * 3)])
-
-
-def test_expected_lengths_are_sums_of_products() -> None:
-    table = HeadAccuracies(((0.5, 0.2), (0.4, 0.1)), (1, 1))
-    tree = ChoiceTree(((0,), (1,), (0, 0), (0, 1), (1, 0)))
-    assert expected_length(table, tree) == pytest.approx(0.5 + 0.2 + 0.5 * 0.4 + 0.5 * 0.1 + 0.2 * 0.4)
 
 
 def test_prompts_are_cut_from_held_out_texts() -> None:
@@ -144,13 +131,12 @@ def test_heads_card_and_evaluation_are_written(loaded: tuple[Any, Any], tmp_path
     assert told == {"encoding", "heads", "evaluating"}
     document = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert document == json.loads(json.dumps(evaluation.to_dict()))
-    assert [entry["top1"] for entry in document["heads"]] == list(evaluation.accuracies.top(1))
-    assert document["before"] is None
+    names = [f"{part}_{name}" for name in ("model", "0", "1") for part in ("right", "top5")]
+    assert list(document["parts"]) == ["loss_model", *names]
+    assert list(document["tokens_per_pass"]["greedy"]) == ["free sources", "heads", "heads and free sources"]
     assert document["training"]["settings"]["num_heads"] == 2
-    expected = expected_length(evaluation.accuracies, evaluation.choices)
-    assert document["expected_tokens_per_pass"] == 1.0 + expected
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"| head 1 | +3 | {evaluation.accuracies.top(1)[1]:.3f} |" in card
+    assert "Medusa heads for tiny" in card and f"| right_1 | {evaluation.parts['right_1']:.3f} |" in card
     heads = MedusaHeads.from_pretrained(tmp_path / "out", model=loaded[0])
     assert (heads.num_heads, heads.base_model) == (2, "tiny")
     stored = MedusaHeads.from_pretrained(tmp_path / "out")
@@ -164,21 +150,11 @@ def test_heads_card_and_evaluation_are_written(loaded: tuple[Any, Any], tmp_path
 
 
 @pytest.mark.slow
-def test_the_first_heads_share_of_the_models_accuracy(loaded: tuple[Any, Any], tmp_path: Path) -> None:
-    evaluation = fitted(loaded, tmp_path, evaluation_prompts=0)
-    assert evaluation.measured is None
-    own = dataclasses.replace(evaluation.own, top1=0.5)
-    table = HeadAccuracies(((0.4, 0.1),), (9,))
-    assert dataclasses.replace(evaluation, own=own, accuracies=table).ratio == 0.8
-    assert math.isnan(dataclasses.replace(evaluation, own=dataclasses.replace(own, top1=0.0)).ratio)
-
-
-@pytest.mark.slow
 def test_an_adapter_is_saved_beside_the_heads(loaded: tuple[Any, Any], folder: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     evaluation = fitted(loaded, tmp_path, TWO)
-    assert evaluation.before is not None and evaluation.before.loss != evaluation.own.loss
-    assert "The model's own loss: " in (tmp_path / "README.md").read_text()
+    assert evaluation.parts["loss_before"] != evaluation.parts["loss_model"]
+    assert f"| loss_before | {evaluation.parts['loss_before']:.3f} |" in (tmp_path / "README.md").read_text()
     model, tokenizer = bundled.load_model(folder, dtype=torch.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for what has a new name there
@@ -247,7 +223,7 @@ def test_another_training_is_not_resumed(
     with pytest.raises(LookaheadError, match=message):
         fitted(loaded, tmp_path, dataclasses.replace(SETTINGS, **changes), resume=True)
     with pytest.raises(LookaheadError, match=r"cannot be resumed with data='"):
-        fit(*loaded, ITEMS[2:], ITEMS[:1], tmp_path, SETTINGS, resume=True)
+        MedusaRecipe.fit(*loaded, ITEMS[2:], ITEMS[:1], tmp_path, SETTINGS, resume=True)
     assert files(tmp_path) == before
     evaluation = fitted(loaded, tmp_path, dataclasses.replace(SETTINGS, max_minutes=9.0), resume=True)
     assert evaluation.training["steps"] == json.loads(before["evaluation.json"])["training"]["steps"]
@@ -258,7 +234,7 @@ def test_refusals_leave_no_folder(loaded: tuple[Any, Any], tmp_path: Path) -> No
     output = tmp_path / "out"
     for items, held_out in (([Item("f", "a")], ITEMS[:1]), (ITEMS, [Item("f", "a")])):
         with pytest.raises(LookaheadError, match="The data is too short"):
-            fit(*loaded, items, held_out, output, SETTINGS)
+            MedusaRecipe.fit(*loaded, items, held_out, output, SETTINGS)
     with pytest.raises(LookaheadError, match="block_size=513"):
         fitted(loaded, output, dataclasses.replace(SETTINGS, block_size=513))
     loaded[0].lm_head.register_forward_hook(lambda module, inputs, output: output.detach())
@@ -323,13 +299,13 @@ def test_self_distillation_from_prompts_to_heads(loaded: tuple[Any, Any], tmp_pa
     asked = [Item(f"item {number}", prompt=text[: 9 + number]) for number, text in enumerate(TEXTS)]
     told: list[str] = []
     given: dict[str, Any] = {"evaluation_prompts": 0, "report": lambda stage, done, logs: told.append(stage)}
-    evaluation = fit(*loaded, asked[1:], asked[:1], tmp_path, settings, **given)
+    evaluation = MedusaRecipe.fit(*loaded, asked[1:], asked[:1], tmp_path, settings, **given)
     assert evaluation is not None
-    assert evaluation.own.top1 == 1.0, "the labels are the model's own"
-    assert evaluation.own.tokens == 8
+    assert evaluation.parts["right_model"] == 1.0, "the labels are the model's own"
+    assert evaluation.tokens == 8 and not evaluation.tokens_per_pass
     assert told.count("answering") == 2
     told.clear()
-    fit(*loaded, asked[1:], asked[:1], tmp_path, settings, resume=True, **given)
+    MedusaRecipe.fit(*loaded, asked[1:], asked[:1], tmp_path, settings, resume=True, **given)
     assert "answering" not in told
 
 
@@ -337,8 +313,8 @@ def test_self_distillation_from_prompts_to_heads(loaded: tuple[Any, Any], tmp_pa
 def test_self_distillation_of_the_model(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     pytest.importorskip("peft")
     evaluation = fitted(loaded, tmp_path, dataclasses.replace(TWO, distil=True, answer_tokens=8, epochs=4.0))
-    assert evaluation.before is not None
-    assert evaluation.own.loss == pytest.approx(evaluation.before.loss, rel=0.1), "it is held to what it was"
+    before, after = (evaluation.parts[f"loss_{name}"] for name in ("before", "model"))
+    assert after == pytest.approx(before, rel=0.1), "it is held to what it was"
 
 
 def test_answers_that_are_too_short_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -346,7 +322,9 @@ def test_answers_that_are_too_short_are_refused(folder: Path, tmp_path: Path) ->
     model.generation_config.eos_token_id = list(range(258))
     settings = dataclasses.replace(SETTINGS, distil=True)
     with pytest.raises(LookaheadError, match="own answers are too short: expected at least one of 4 tokens"):
-        fit(model, tokenizer, [Item("f", prompt="ab")], [Item("g", prompt="cd")], tmp_path / "out", settings)
+        MedusaRecipe.fit(
+            model, tokenizer, [Item("f", prompt="ab")], [Item("g", prompt="cd")], tmp_path / "out", settings
+        )
 
 
 # --- the command ------------------------------------------------------------------------------------------------
@@ -363,13 +341,27 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_train_medusa_trains_and_tells(folder: Path, data: Path, tmp_path: Path) -> None:
-    ran = run("train-medusa", "--model", folder, "--data", data, "-o", tmp_path / "out", *SMALL)
+    given = ("train", "--kind", "medusa", "--model", folder, "--data", data, "-o", tmp_path / "out", *SMALL)
+    ran = run(*given)
     assert ran.status == 0 and ran.err.startswith("Encoding: 0%")  # progress alone
-    for told in ("the model itself +1 0.", "head 0 +2 0.", "head 1 +3 0.", "The first head is right ", " measured; "):
+    for told in ("loss_model ", "right_model 0.", "right_0 0.", "top5_1 0.", "heads and free sources "):
         assert told in ran.words
     assert f"Saved in {tmp_path / 'out'}." in ran.out.replace("\n", "") or "Saved in" in ran.out
     assert MedusaHeads.from_pretrained(tmp_path / "out").num_heads == 2
-    again = run("train-medusa", "--model", folder, "--data", data, "-o", tmp_path / "out", *SMALL, "--resume", "--json")
+    again = run(
+        "train",
+        "--kind",
+        "medusa",
+        "--model",
+        folder,
+        "--data",
+        data,
+        "-o",
+        tmp_path / "out",
+        *SMALL,
+        "--resume",
+        "--json",
+    )
     document = json.loads(again.out)
     assert document["output"] == str(tmp_path / "out")
     assert document["training"]["settings"]["max_minutes"] == 15.0
@@ -378,9 +370,9 @@ def test_train_medusa_trains_and_tells(folder: Path, data: Path, tmp_path: Path)
 def test_train_medusa_says_what_medusa_2_did(folder: Path, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     options = ("--method", "medusa-2", "--schedule", "sine", "--lora-rank", 2, "--max-minutes", 0)
-    ran = run("train-medusa", "--model", folder, "--data", data, "-o", tmp_path / "out", *SMALL, *options)
+    ran = run("train", "--kind", "medusa", "--model", folder, "--data", data, "-o", tmp_path / "out", *SMALL, *options)
     assert ran.status == 0
-    assert "The model's own loss: " in ran.words
+    assert "loss_before " in ran.words
 
 
 def test_the_bundled_models_data_is_the_standard_library(
@@ -390,7 +382,7 @@ def test_the_bundled_models_data_is_the_standard_library(
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(data)})
     (data / "site-packages").mkdir()
     (data / "site-packages" / "other.py").write_text("other = 1\n" * 9)
-    ran = run("train-medusa", "-o", tmp_path / "out", *SMALL, "--json", "--max-items", 3)
+    ran = run("train", "--kind", "medusa", "-o", tmp_path / "out", *SMALL, "--json", "--max-items", 3)
     training = json.loads(ran.out)["training"]
     assert training["items"] + training["held_out_items"] == 3
 
@@ -398,7 +390,7 @@ def test_the_bundled_models_data_is_the_standard_library(
 def test_other_data_can_be_evaluated_on(folder: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text(TEXTS[0])
     options = ("--eval-data", tmp_path / "other.txt", "--json")
-    ran = run("train-medusa", "--model", folder, "--data", data, "-o", tmp_path / "out", *SMALL, *options)
+    ran = run("train", "--kind", "medusa", "--model", folder, "--data", data, "-o", tmp_path / "out", *SMALL, *options)
     training = json.loads(ran.out)["training"]
     assert (training["items"], training["held_out_items"]) == (3, 1)
 
@@ -420,7 +412,7 @@ def test_bad_options_are_one_line(
     folder: Path, data: Path, tmp_path: Path, options: tuple[Any, ...], message: str
 ) -> None:
     given = [data if option == "{data}" else option for option in options]
-    ran = run("train-medusa", "--model", folder, "-o", tmp_path / "out", *given)
+    ran = run("train", "--kind", "medusa", "--model", folder, "-o", tmp_path / "out", *given)
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.startswith("Error: ") and ran.err.count("\n") == 1
     assert message in ran.err

@@ -6,34 +6,21 @@ from typing import Any
 
 import pytest
 from helpers.marks import few
-from helpers.training import LORA, SETTINGS, changed, small_model, texts, weights
-from transformers import TrainerCallback
+from helpers.training import LORA, SETTINGS, StopAt, changed, small_model, texts, weights
 
 from jacobi import LookaheadError
-from lookahead.heads.medusa.training import train
-from lookahead.training.settings import MedusaSettings
+from lookahead.heads.medusa.settings import MedusaSettings
+from lookahead.heads.medusa.training import MedusaRecipe
 from lookahead.training.stage import Trained
-
-
-class StopAt(TrainerCallback):
-    """As if the process were ended after the checkpoint of one step of one stage."""
-
-    def __init__(self, stage: str, step: int) -> None:
-        self.stage = stage
-        self.step = step
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if Path(args.output_dir).name == self.stage and state.global_step == self.step:
-            raise KeyboardInterrupt
 
 
 def resumed(settings: MedusaSettings, folder: Path, stage: str, step: int) -> tuple[Trained, Trained]:
     """A training that nobody interrupted, and one that was."""
     settings = dataclasses.replace(settings, epochs=2.0, save_steps=3)
-    whole = train(small_model(), texts(), settings, folder / "whole")
+    whole = MedusaRecipe.trained(small_model(), texts(), settings, folder / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(small_model(), texts(), settings, folder / "parts", callbacks=[StopAt(stage, step)])
-    return whole, train(small_model(), texts(), settings, folder / "parts", resume=True)
+        MedusaRecipe.trained(small_model(), texts(), settings, folder / "parts", callbacks=[StopAt(stage, step)])
+    return whole, MedusaRecipe.trained(small_model(), texts(), settings, folder / "parts", resume=True)
 
 
 def same_weights(one: Trained, other: Trained) -> None:
@@ -58,9 +45,11 @@ def test_resuming_either_stage(tmp_path: Path, backbone: Any, stage: str, step: 
 
 
 def test_what_was_finished_is_only_read(tmp_path: Path) -> None:
-    trained = train(small_model(), texts(), SETTINGS, tmp_path)
+    trained = MedusaRecipe.trained(small_model(), texts(), SETTINGS, tmp_path)
     stopped = [StopAt("heads", step) for step in range(9)]
-    same_weights(trained, train(small_model(), texts(), SETTINGS, tmp_path, resume=True, callbacks=stopped))
+    same_weights(
+        trained, MedusaRecipe.trained(small_model(), texts(), SETTINGS, tmp_path, resume=True, callbacks=stopped)
+    )
 
 
 def test_time_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +57,8 @@ def test_time_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("lookahead.training.trainer.time.monotonic", lambda: float(next(now)))
     settings = dataclasses.replace(SETTINGS, save_steps=3, epochs=5.0, max_minutes=0.5)
     with pytest.raises(KeyboardInterrupt):
-        train(small_model(), texts(), settings, tmp_path, callbacks=[StopAt("heads", 3)])
-    trained = train(small_model(), texts(), settings, tmp_path, resume=True)
+        MedusaRecipe.trained(small_model(), texts(), settings, tmp_path, callbacks=[StopAt("heads", 3)])
+    trained = MedusaRecipe.trained(small_model(), texts(), settings, tmp_path, resume=True)
     assert (trained.steps, trained.seconds) == (5, 30.0)
 
 
@@ -77,14 +66,14 @@ def test_more_time_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     now = iter(range(0, 1000, 10))
     monkeypatch.setattr("lookahead.training.trainer.time.monotonic", lambda: float(next(now)))
     settings = dataclasses.replace(SETTINGS, epochs=5.0, max_minutes=0.5)
-    assert train(small_model(), texts(), settings, tmp_path).steps == 4
-    assert train(small_model(), texts(), settings, tmp_path, resume=True).steps == 4
+    assert MedusaRecipe.trained(small_model(), texts(), settings, tmp_path).steps == 4
+    assert MedusaRecipe.trained(small_model(), texts(), settings, tmp_path, resume=True).steps == 4
     more = dataclasses.replace(settings, max_minutes=1.0)
-    assert train(small_model(), texts(), more, tmp_path, resume=True).steps == 8
+    assert MedusaRecipe.trained(small_model(), texts(), more, tmp_path, resume=True).steps == 8
 
 
 def test_other_weights_than_are_trained_are_refused(tmp_path: Path) -> None:
-    train(small_model(), texts(), SETTINGS, tmp_path)
+    MedusaRecipe.trained(small_model(), texts(), SETTINGS, tmp_path)
     (tmp_path / "heads" / "finished.safetensors").unlink()
     with pytest.raises(LookaheadError, match="holds other weights than are trained"):
-        train(small_model(), texts(), dataclasses.replace(SETTINGS, num_heads=3), tmp_path, resume=True)
+        MedusaRecipe.trained(small_model(), texts(), dataclasses.replace(SETTINGS, num_heads=3), tmp_path, resume=True)

@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from helpers.models import VOCAB, fresh_model
 from torch import Tensor, nn
+from transformers import TrainerCallback
 
+from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.medusa import MedusaHeads
 from lookahead.training.data import Example, collate
-from lookahead.training.settings import MedusaSettings
 
 SETTINGS = MedusaSettings(num_heads=2, block_size=12, batch_size=2, epochs=1.0, min_steps=0)
 LORA = dataclasses.replace(SETTINGS, method="medusa-2", schedule="sine", lora_rank=2, lora_dropout=0.3)
@@ -49,3 +51,15 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 def changed(before: dict[str, Tensor], after: nn.Module) -> set[str]:
     """The weights that are not what they were, bit for bit."""
     return {name for name, value in after.state_dict().items() if not torch.equal(value, before[name])}
+
+
+class StopAt(TrainerCallback):
+    """As if the process were ended after the checkpoint of one step of one stage."""
+
+    def __init__(self, stage: str, step: int) -> None:
+        self.stage = stage
+        self.step = step
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if Path(args.output_dir).name == self.stage and state.global_step == self.step:
+            raise KeyboardInterrupt

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from jacobi import LookaheadError
 from lookahead.heads.eagle.head import EagleHead
 from lookahead.heads.eagle.network import EagleNetwork, EagleSizes
+from lookahead.heads.eagle.settings import EagleSettings
 from lookahead.models.hidden_states import decoder_layers, final_norm
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
 from lookahead.training.data import Example
-from lookahead.training.settings import EagleSettings
 from lookahead.training.stage import check_gradient
 
 _FRESH = 0.1  # how much of a fresh projection of features stays beside what passes one of them on

@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, smooth_l1_loss
 
+from lookahead.heads.eagle.fresh import fresh_head
 from lookahead.heads.eagle.head import EagleHead
+from lookahead.heads.eagle.settings import EagleSettings
 from lookahead.heads.eagle.strategy import Eagle
 from lookahead.models.output_layer import output_layer
-from lookahead.training.data import IGNORE
+from lookahead.training.data import IGNORE, Example
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
-from lookahead.training.settings import EagleSettings
 
 _SOFT = 0.1  # (eagle-1) weight of the cross-entropy beside that of the features
 _NOISE_TOKENS = 512  # (eagle-1) length of the texts for which the noise is given
@@ -57,6 +58,7 @@ class UnrolledPairs:
 class TrainedEagle(TrainedHead):
     """An EAGLE head that is trained."""
 
+    settings = EagleSettings
     source = "eagle"
     strategy = Eagle
     use = """from lookahead.eagle import Eagle, EagleHead
@@ -65,6 +67,10 @@ head = EagleHead.from_pretrained("folder or name of this repository", model=mode
 model.generate(**inputs, custom_generate=Eagle(head))"""
     head: EagleHead
     _settings: EagleSettings
+
+    @classmethod
+    def fresh(cls, model: Any, settings: Any, examples: Sequence[Example] = (), name: str | None = None) -> Self:
+        return cls(fresh_head(model, settings, examples, name), settings)
 
     @property
     def title(self) -> str:

@@ -14,10 +14,8 @@ every size.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate, islice
 from os import PathLike
 from typing import Any, Self
 
@@ -112,14 +110,15 @@ class CalibratedTree:
             table = HeadAccuracies(document["accuracies"], document["samples"])
             names = {field: document.get(field) for field in ("model", "heads")}
             tree = cls(choices=ChoiceTree(document["paths"]), accuracies=table, **names)
-            node_values(table, tree.choices)
+            expected_length(table, tree.choices)
         except (KeyError, TypeError, ValueError) as error:  # a LookaheadError is a ValueError
             raise LookaheadError(f"The tree file {file} has no valid table of accuracies: {error}.") from error
         return tree
 
 
-def node_values(accuracies: HeadAccuracies, choices: ChoiceTree) -> tuple[float, ...]:
-    """The chance of each node to be accepted, by path; a LookaheadError if the table lacks a path's head or rank."""
+def expected_length(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
+    """How many drafted tokens a pass over the tree is expected to keep; it writes one more, the model's own. A
+    LookaheadError if the table lacks a path's head or rank."""
     table = accuracies.accuracies
     values: dict[tuple[int, ...], float] = {(): 1.0}
     for path in choices.paths:
@@ -129,12 +128,7 @@ def node_values(accuracies: HeadAccuracies, choices: ChoiceTree) -> tuple[float,
                 f"{len(table[0])}. Calibrate with more heads or ranks."
             )
         values[path] = values[path[:-1]] * table[len(path) - 1][path[-1]]
-    return tuple(values[path] for path in choices.paths)
-
-
-def expected_length(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
-    """How many drafted tokens a pass over the tree is expected to keep; it writes one more, the model's own."""
-    return math.fsum(node_values(accuracies, choices))
+    return math.fsum(values[path] for path in choices.paths)
 
 
 def grow_tree(accuracies: HeadAccuracies, nodes: int) -> ChoiceTree:
@@ -145,30 +139,6 @@ def grow_tree(accuracies: HeadAccuracies, nodes: int) -> ChoiceTree:
     """
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
         raise LookaheadError(f"A tree cannot have {nodes!r} nodes: expected 1 to {MAX_NODES}, the root left out.")
-    return ChoiceTree(tuple(path for path, _ in islice(_best_first(accuracies), nodes)))
-
-
-def expected_lengths(accuracies: HeadAccuracies, most: int) -> list[float]:
-    """The expected lengths of the best trees of 0, 1, 2, ... ``most`` nodes, while more nodes have any value."""
-    return list(accumulate((value for _, value in islice(_best_first(accuracies), most)), initial=0.0))
-
-
-def best_size(accuracies: HeadAccuracies, curve: Sequence[float]) -> int:
-    """The number of nodes, its root not counted, with which a pass writes the most tokens per unit of time.
-
-    ``curve`` is the time of a pass over 1, 2, ... nodes, the root and the heads' own time included, in any unit. The
-    tree pays if ``(expected length + 1) / time`` is above that of plain decoding.
-    """
-    if len(curve) < 2 or not all(0.0 < cost < math.inf for cost in curve):
-        raise LookaheadError(
-            f"The latency curve has {len(curve)} entries: expected at least 2, for passes over 1 and 2 nodes, all of "
-            "them positive and finite."
-        )
-    lengths = expected_lengths(accuracies, len(curve) - 1)
-    return max(range(1, len(lengths)), key=lambda nodes: (lengths[nodes] + 1.0) / curve[nodes])
-
-
-def _best_first(accuracies: HeadAccuracies) -> Iterator[tuple[tuple[int, ...], float]]:
     table = accuracies.accuracies
     orders = [sorted((rank for rank, share in enumerate(row) if share), key=lambda rank: -row[rank]) for row in table]
     if not orders[0]:
@@ -184,9 +154,11 @@ def _best_first(accuracies: HeadAccuracies) -> Iterator[tuple[tuple[int, ...], f
             rank = orders[depth][index]
             heappush(heap, (-value * table[depth][rank], depth, (*parent, rank), index, value))
 
+    paths: list[tuple[int, ...]] = []
     offer((), 0, 1.0)
-    while heap:
+    while heap and len(paths) < nodes:
         negative, _, path, index, above = heappop(heap)
-        yield path, -negative
+        paths.append(path)
         offer(path[:-1], index + 1, above)
         offer(path, 0, -negative)
+    return ChoiceTree(tuple(paths))

@@ -1,10 +1,7 @@
 """How often Medusa's heads are right: in texts that the model writes itself, and in held-out ones."""
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -18,12 +15,10 @@ from lookahead.heads.medusa.heads import MedusaHeads
 from lookahead.heads.medusa.losses import shifted
 from lookahead.models.compat import last_logits
 from lookahead.models.hidden_states import passed
-from lookahead.models.output_layer import output_layer, output_sizes, placement
+from lookahead.models.output_layer import output_layer, output_sizes
 from lookahead.training.data import IGNORE, Example, Progress, batches
 from lookahead.training.distillation import writing
 
-RANKS = 10  # candidates of a head in the table, as many as the published trees use
-_TIMED = 20  # runs of the heads
 _LOGITS = 1 << 24  # numbers that the heads may make at once: 64 MB in float32
 
 
@@ -145,38 +140,14 @@ def _ids(prompt: Sequence[int] | Tensor, number: int, vocab: int) -> Tensor:
 
 
 @torch.no_grad()
-def heads_ms(model: PreTrainedModel, heads: MedusaHeads, ranks: int = 10) -> float:
-    """The time that the heads take for one token, in milliseconds; no latency curve includes it."""
-    output = output_layer(model)
-    device, dtype = placement(model)
-    hidden = torch.zeros(1, heads.hidden_size, device=device, dtype=dtype)
-    times = []
-    for _ in range(_TIMED):
-        begin = time.perf_counter()
-        heads.top(hidden, output, ranks)[1].tolist()  # waits for the device
-        times.append(1e3 * (time.perf_counter() - begin))
-    return median(times)
-
-
-@dataclass(frozen=True)
-class OwnScores:
-    """How well the model itself predicts the next token."""
-
-    loss: float  # mean cross-entropy, in nats a token
-    top1: float  # share of tokens that it ranks first
-    top5: float  # share among its five best
-    tokens: int  # how many were scored
-
-
-@torch.no_grad()
 def score(
     model: Any, heads: MedusaHeads | None, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
-) -> tuple[OwnScores, HeadAccuracies | None]:
-    """Compare the model's best next tokens, and every head's candidates, with the labelled tokens that really come.
-    ``heads=None`` scores the model alone. A LookaheadError says that there is no label for it or for one of the
-    heads."""
+) -> tuple[dict[str, float], int]:
+    """The loss of the model itself, in nats a token, and the shares of labelled tokens that it, and each head, ranks
+    first, and among the first five; and how many were scored. ``heads=None`` scores the model alone. A LookaheadError
+    says that there is no label for it or for one of the heads."""
     layer = output_layer(model)
-    counts = None if heads is None else HeadCounts(heads, layer, output_sizes(model)[1], RANKS)
+    counts = None if heads is None else HeadCounts(heads, layer, output_sizes(model)[1], 5)
     loss, best, tokens = 0.0, torch.zeros(2), 0
     for inputs in batches(examples, pad, model.device, report):
         labels = inputs.pop("labels")
@@ -199,4 +170,7 @@ def score(
             f"{'the model' if not tokens else f'head {samples.index(0)}'} to predict. Give more of it."
         )
     top1, top5 = (best / tokens).tolist()
-    return OwnScores(loss / tokens, top1, top5, tokens), None if counts is None else counts.accuracies()
+    parts = {"loss_model": loss / tokens, "right_model": top1, "top5_model": top5}
+    for head, row in enumerate([] if counts is None else counts.accuracies().accuracies):
+        parts |= {f"right_{head}": row[0], f"top5_{head}": sum(row)}
+    return parts, tokens

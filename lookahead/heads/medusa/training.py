@@ -3,21 +3,24 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead.heads.medusa.calibration import score
 from lookahead.heads.medusa.heads import MedusaHeads
 from lookahead.heads.medusa.losses import distillation_loss, heads_loss, next_token_loss
+from lookahead.heads.medusa.settings import MedusaSettings
+from lookahead.heads.medusa.strategy import Medusa
 from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer
-from lookahead.training.data import Example
-from lookahead.training.settings import MedusaSettings
-from lookahead.training.stage import Trained, check_gradient, check_stage, kept_flags, train_stage
-from lookahead.training.trainer import Learner, Report
+from lookahead.training.data import Example, Progress
+from lookahead.training.recipe import Recipe, Run
+from lookahead.training.stage import Trained, check_gradient, kept_flags, train_stage
+from lookahead.training.trainer import Learner
 
 
 class MedusaModel(Learner):
@@ -91,63 +94,82 @@ def _by_head(losses: Tensor) -> dict[str, Tensor]:
     return {f"loss_head_{head}": loss for head, loss in enumerate(losses)}
 
 
-def check_training(model: PreTrainedModel, settings: MedusaSettings) -> None:
-    """Raise a LookaheadError if a package is missing, or the model cannot be trained with these settings."""
-    lora = "both" in settings.stages and settings.backbone == "lora"
-    check_stage(model, settings, ["peft"] if lora else [])
-    if "both" in settings.stages and settings.backbone == "full":
-        fine = {"torch.float32", "torch.bfloat16", "torch.float64"}
-        coarse = sorted({str(weight.dtype) for weight in model.parameters()} - fine)
-        if coarse or getattr(model, "is_quantized", False):
-            raise LookaheadError(
-                f"{type(model).__name__} has weights that cannot be trained ({', '.join(coarse) or 'quantised'}): "
-                "expected float32 or bfloat16. Load it so, or use backbone='lora'."
-            )
+class MedusaRecipe(Recipe):
+    """Heads that are trained, with ``method="medusa-2"`` together with the model, which may be quantised unless all its
+    weights are trained."""
 
+    settings = MedusaSettings
+    source = "heads"
+    strategy = Medusa
 
-def fresh_heads(model: PreTrainedModel, settings: MedusaSettings) -> MedusaHeads:
-    """Heads that have learnt nothing, float32; a LookaheadError says what the model cannot give."""
-    heads = MedusaHeads.for_model(model, settings.num_heads, settings.num_layers, settings.own_output).float()
-    if not settings.own_output:
-        check_gradient(model, heads.hidden_size)
-    return heads
+    def __init__(self, heads: MedusaHeads, settings: MedusaSettings) -> None:
+        self.head = heads
+        self._settings = settings
+        self._before: float | None = None
 
+    @classmethod
+    def check(cls, model: PreTrainedModel, settings: Any, packages: Sequence[str] = ()) -> None:
+        both = "both" in getattr(settings, "stages", ())
+        super().check(model, settings, ["peft"] if both and settings.backbone == "lora" else ())
+        if both and settings.backbone == "full":
+            fine = {"torch.float32", "torch.bfloat16", "torch.float64"}
+            coarse = sorted({str(weight.dtype) for weight in model.parameters()} - fine)
+            if coarse or getattr(model, "is_quantized", False):
+                raise LookaheadError(
+                    f"{type(model).__name__} has weights that cannot be trained ({', '.join(coarse) or 'quantised'}): "
+                    "expected float32 or bfloat16. Load it so, or use backbone='lora'."
+                )
 
-def train(
-    model: PreTrainedModel,
-    examples: Sequence[Example],
-    settings: MedusaSettings,
-    folder: str | Path,
-    *,
-    pad: int = 0,
-    resume: bool = False,
-    report: Report | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-) -> Trained:
-    """Train fresh heads for a model, and with ``method="medusa-2"`` the model too.
+    @classmethod
+    def fresh(
+        cls, model: PreTrainedModel, settings: Any, examples: Sequence[Example] = (), name: str | None = None
+    ) -> Self:
+        heads = MedusaHeads.for_model(model, settings.num_heads, settings.num_layers, settings.own_output).float()
+        heads.base_model = heads.base_model if name is None else name
+        if not settings.own_output:
+            check_gradient(model, heads.hidden_size)
+        return cls(heads, settings)
 
-    The model may be quantised, unless all its weights are trained. ``pad`` fills up shorter examples. ``folder`` gets
-    checkpoints, one folder a stage; with ``resume``, training continues from the last one in it. ``report`` is called
-    with the stage, the share of it that is done, and now and then losses and rates. A LookaheadError says that
-    :func:`check_training` refuses, or that the loss is not finite.
-    """
-    check_training(model, settings)
-    heads = fresh_heads(model, settings)
-    backbone: Any = model
-    steps, planned, seconds = 0, 0, 0.0
-    more: dict[str, Any] = {"pad": pad, "resume": resume, "report": report, "callbacks": callbacks}
-    with kept_flags(model):
-        for stage in settings.stages:
-            both = stage == "both"
-            model.requires_grad_(both and settings.backbone == "full")
-            if both and settings.backbone == "lora":
-                backbone = _with_adapter(model, settings)
-            together = MedusaModel(backbone, heads, settings, stage)
-            count = len(settings.stages)
-            taken = train_stage(together, examples, settings, stage, Path(folder) / stage, stages=count, **more)
-            steps, planned, seconds = steps + taken[0], planned + taken[1], seconds + taken[2]
-    backbone.eval()
-    return Trained(heads.eval(), backbone, "both" in settings.stages, steps, planned, seconds)
+    def learn(self, model: PreTrainedModel, examples: Sequence[Example], folder: Path, **more: Any) -> Trained:
+        settings, backbone = self._settings, cast(Any, model)
+        steps, planned, seconds = 0, 0, 0.0
+        with kept_flags(model):
+            for stage in settings.stages:
+                both = stage == "both"
+                model.requires_grad_(both and settings.backbone == "full")
+                if both and settings.backbone == "lora":
+                    backbone = _with_adapter(model, settings)
+                together = MedusaModel(backbone, self.head, settings, stage)
+                count = len(settings.stages)
+                taken = train_stage(together, examples, settings, stage, folder / stage, stages=count, **more)
+                steps, planned, seconds = steps + taken[0], planned + taken[1], seconds + taken[2]
+        backbone.eval()
+        return Trained(self.head.eval(), backbone, "both" in settings.stages, steps, planned, seconds)
+
+    def save(self, run: Run, trained: Trained) -> None:
+        self.head.to(run.rounded)
+        self.head.save_pretrained(run.output)
+        if trained.model is not run.model:
+            trained.model.save_pretrained(run.output / "adapter", save_embedding_layers=False)
+        elif trained.changed:
+            run.model.save_pretrained(run.output / "model")
+            run.tokenizer.save_pretrained(run.output / "model")
+        self.head.to(run.model.dtype)
+
+    def look(self, model: PreTrainedModel, examples: Sequence[Example], pad: int) -> None:
+        if self._settings.method == "medusa-2":
+            self._before = score(model, None, examples, pad)[0]["loss_model"]
+
+    def score(
+        self, model: PreTrainedModel, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
+    ) -> tuple[dict[str, float], int]:
+        """As :func:`lookahead.heads.medusa.calibration.score`, and the loss of a model before it was trained."""
+        parts, tokens = score(model, self.head, examples, pad, report)
+        return ({} if self._before is None else {"loss_before": self._before}) | parts, tokens
+
+    def introduction(self, run: Run, name: str | None) -> str:
+        """The card that was stored with the heads."""
+        return (run.output / "README.md").read_text(encoding="utf-8")
 
 
 def _with_adapter(model: PreTrainedModel, settings: MedusaSettings) -> Any:

@@ -1,19 +1,19 @@
 """A recurrent head as something to train: fresh for a model, and its loss."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lookahead.heads.redrafter.head import RecurrentHead, RecurrentSizes, ResidualBlock
+from lookahead.heads.redrafter.settings import ReDrafterSettings
 from lookahead.heads.redrafter.strategy import ReDrafter
 from lookahead.models.hidden_states import LAST
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
-from lookahead.training.data import IGNORE
+from lookahead.training.data import IGNORE, Example
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
-from lookahead.training.settings import ReDrafterSettings
 
 # Of the model's output layer, in a fresh head. Nats a token after 60 steps of the bundled model: 0.3 5.1, 1 5.2; drawn
 # at random 5.5.
@@ -23,6 +23,7 @@ _FRESH = 0.3
 class TrainedRecurrent(TrainedHead):
     """A recurrent head that is trained."""
 
+    settings = ReDrafterSettings
     source = "redrafter"
     strategy = ReDrafter
     use = """from lookahead.redrafter import RecurrentHead, ReDrafter
@@ -32,6 +33,10 @@ model.generate(**inputs, custom_generate=ReDrafter(head))"""
     title = "ReDrafter head"
     head: RecurrentHead
     _settings: ReDrafterSettings
+
+    @classmethod
+    def fresh(cls, model: Any, settings: Any, examples: Sequence[Example] = (), name: str | None = None) -> Self:
+        return cls(fresh_head(model, settings), settings)
 
     def taps(self, model: Any) -> tuple[str, ...]:
         return (LAST,)
