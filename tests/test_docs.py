@@ -45,10 +45,10 @@ def test_the_python_of_a_document_runs_from_top_to_bottom(
         lookahead.restore_all()
 
 
-def test_what_contributing_quotes_stands_in_the_example() -> None:
-    example = (ROOT / "examples" / "own_family.py").read_text()
+def test_what_contributing_quotes_stands_in_the_examples() -> None:
+    example = "".join((ROOT / name).read_text() for name in ("examples/own_family.py", "tests/bigram_head/head.py"))
     quotes = re.findall(r"^```py\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(quotes) == 2
+    assert len(quotes) == 3
     assert all(quote in example for quote in quotes)
 
 

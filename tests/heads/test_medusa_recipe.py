@@ -136,7 +136,7 @@ def test_heads_card_and_evaluation_are_written(loaded: tuple[Any, Any], tmp_path
     assert list(document["tokens_per_pass"]["greedy"]) == ["free sources", "heads", "heads and free sources"]
     assert document["training"]["settings"]["num_heads"] == 2
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "Medusa heads for tiny" in card and f"| right_1 | {evaluation.parts['right_1']:.3f} |" in card
+    assert "# Medusa heads" in card and f"| right_1 | {evaluation.parts['right_1']:.3f} |" in card
     heads = MedusaHeads.from_pretrained(tmp_path / "out", model=loaded[0])
     assert (heads.num_heads, heads.base_model) == (2, "tiny")
     stored = MedusaHeads.from_pretrained(tmp_path / "out")
