@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class StrategyKind:
     """A kind of strategies, by where its parts are in the package ``folder``: as ``"module.Name"``.
 
     Attributes:
@@ -35,24 +35,24 @@ class Kind:
 
 
 KINDS = {
-    "lookahead": Kind(folder="lookahead.strategies", strategy="lookahead.Lookahead"),
-    "jacobi": Kind(folder="lookahead.strategies", strategy="jacobi.Jacobi"),
-    "medusa": Kind(
+    "lookahead": StrategyKind(folder="lookahead.strategies", strategy="lookahead.Lookahead"),
+    "jacobi": StrategyKind(folder="lookahead.strategies", strategy="jacobi.Jacobi"),
+    "medusa": StrategyKind(
         folder="lookahead.heads.medusa",
         strategy="strategy.Medusa",
         head="heads.MedusaHeads",
         settings="settings.MedusaSettings",
         recipe="training.MedusaRecipe",
     ),
-    "eagle": Kind(
+    "eagle": StrategyKind(
         folder="lookahead.heads.eagle",
         strategy="strategy.Eagle",
         head="head.EagleHead",
         settings="settings.EagleSettings",
         recipe="training.TrainedEagle",
     ),
-    "mtp": Kind(folder="lookahead.heads.mtp", strategy="strategy.Mtp"),
-    "redrafter": Kind(
+    "mtp": StrategyKind(folder="lookahead.heads.mtp", strategy="strategy.Mtp"),
+    "redrafter": StrategyKind(
         folder="lookahead.heads.redrafter",
         strategy="strategy.ReDrafter",
         head="head.RecurrentHead",

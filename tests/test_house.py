@@ -1,7 +1,7 @@
 """The house's rules: floors, small modules in few rooms, plain functions, names used once, short documents.
 
-``house.json`` holds what may only fall: figures, and the names of what breaks a rule still. Whoever mends one takes it
-off; nobody puts one on.
+``contracts.json`` holds what may only fall: figures, and the names of what breaks a rule still. Whoever mends one takes
+it off; nobody puts one on.
 """
 
 import ast
@@ -42,7 +42,7 @@ ROOMS = (
 MODULES = sorted(file for home in ("jacobi", "lookahead") for file in (ROOT / home).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-HELD: dict[str, Any] = json.loads((ROOT / "tests" / "house.json").read_text(encoding="utf-8"))
+HELD: dict[str, Any] = json.loads((ROOT / "tests" / "contracts.json").read_text(encoding="utf-8"))
 CODE = {
     "library": ("lookahead/*.py", "jacobi/*.py"),
     "c": ("lookahead/_c/*",),
@@ -171,7 +171,7 @@ def held(kind: str, found: Iterable[str]) -> None:
     """What breaks a rule is known, and what is known still breaks it."""
     given, known = set(found), set(HELD["exceptions"][kind])
     assert given <= known, f"{kind}: mend {sorted(given - known)}"
-    assert known <= given, f"{kind}: take {sorted(known - given)} off tests/house.json"
+    assert known <= given, f"{kind}: take {sorted(known - given)} off tests/contracts.json"
 
 
 def test_floors_and_circles() -> None:
@@ -201,7 +201,7 @@ def test_constants_that_weigh_drafts_say_where_they_come_from() -> None:
 
 
 def measured() -> dict[str, int]:
-    """The figures of ``house.json`` as they are."""
+    """The figures of ``contracts.json`` as they are."""
     lines = {part: sum(lines_of(file) for each in globs for file in files_of(each)) for part, globs in CODE.items()}
     numbers = [file for file, _, _ in constants()]
     draft = ROOT / "lookahead" / "draft"
@@ -233,8 +233,8 @@ def test_what_is_counted_only_falls() -> None:
 
 def test_what_is_held_was_never_less() -> None:
     """No commit has raised a figure, or let one more break a rule."""
-    for commit in git("log", "--format=%H", "--", "tests/house.json").split():
-        before = json.loads(git("show", f"{commit}:tests/house.json") or "{}")
+    for commit in git("log", "--format=%H", "--", "tests/contracts.json").split():
+        before = json.loads(git("show", f"{commit}:tests/contracts.json") or "{}")
         figures = before.get("figures", {})
         assert not {part: count for part, count in figures.items() if count < HELD["figures"][part]}, commit
         lists = before.get("exceptions", {})
@@ -328,43 +328,6 @@ def test_private_names_stand_where_they_may() -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_room_has_tests(room: str) -> None:
     assert list((ROOT / "tests" / room).glob("test_*.py"))
-
-
-# Where no function takes more than eight parameters, and no local tuple is made to be splatted.
-SIGNED = ("jacobi/", "lookahead/generation/", "lookahead/runtime/", "lookahead/scheduling/")
-
-
-def functions_of(homes: tuple[str, ...]) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for file in MODULES:
-        if name_of(file).startswith(homes):
-            for node in ast.walk(tree_of(file)):
-                if isinstance(node, FUNCTIONS):
-                    yield f"{name_of(file)}:{node.name}", node
-
-
-def test_no_function_has_more_than_eight_parameters() -> None:
-    many = {}
-    for name, node in functions_of(SIGNED):
-        given = node.args
-        names = [
-            each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg) if each
-        ]
-        if len(set(names) - {"self", "cls"}) > 8:
-            many[name] = names
-    assert not many
-
-
-def test_no_local_tuple_is_splatted() -> None:
-    """It would hide the names of what is given."""
-    splatted = []
-    for name, function in functions_of(SIGNED):
-        made = [
-            node for node in ast.walk(function) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
-        ]
-        tuples = {target.id for node in made for target in node.targets if isinstance(target, ast.Name)}
-        stars = [node.value for node in ast.walk(function) if isinstance(node, ast.Starred)]
-        splatted += [name for value in stars if isinstance(value, ast.Name) and value.id in tuples]
-    assert not splatted
 
 
 def test_no_module_but_a_calls_session_brings_its_rooms_together() -> None:

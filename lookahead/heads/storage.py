@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from jacobi import LookaheadError
 from lookahead._files import on_hub, write_text
 
-Head = TypeVar("Head", bound=nn.Module)
+Stored = TypeVar("Stored", bound=nn.Module)
 
 HEADS_FILE = "medusa_lm_head.safetensors"
 MODEL_FILE = "model.safetensors"
@@ -178,7 +178,7 @@ def check_names(missing: Sequence[str], foreign: Sequence[str], source: str, wha
         raise LookaheadError(f"{source} is no whole {what}: it {' and '.join(parts)}.")
 
 
-def fill(head: Head, tensors: Mapping[str, Tensor], source: str, what: str) -> Head:
+def fill(head: Stored, tensors: Mapping[str, Tensor], source: str, what: str) -> Stored:
     """The ``head`` with stored tensors as its weights, in evaluation mode; refused are others than its own, and all but
     finite floats."""
     expected = {name: value.shape for name, value in head.state_dict().items()}
@@ -219,11 +219,11 @@ def write_head(folder: str | PathLike[str], tensors: Mapping[str, Tensor], confi
 _held: "WeakValueDictionary[tuple[type, str, float], Any]" = WeakValueDictionary()
 
 
-def stored_head(kind: type[Head], source: str) -> Head:
+def stored_head(kind: type[Stored], source: str) -> Stored:
     """The head of a kind that a folder, file or repository holds: the same one for as long as somebody holds it and no
     file changes."""
     path = Path(source).expanduser()
     files = [path, *path.iterdir()] if path.is_dir() else [path]
     key = kind, source, max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-    known: Head | None = _held.get(key)
+    known: Stored | None = _held.get(key)
     return known if known is not None else _held.setdefault(key, kind.from_pretrained(source))  # type: ignore[attr-defined]
