@@ -185,8 +185,9 @@ def _try(packing: Packing, groups: list[Group]) -> None:
     long, the largest group but the output speaks for all."""
     counts = Counter(map(shapes_of, groups))
     samples = {shapes_of(group): group for group in groups}
-    rounds = _SMALL_ROUNDS
+    rounds, memory_s = _SMALL_ROUNDS, 0.0
     if sum(map(_bytes, groups)) >= _LARGE_BYTES:
+        memory_s = _new_memory_s(sum(map(packed_bytes, groups)))
         largest = max(groups[:-1] or groups, key=_bytes)
         samples, rounds = {shapes_of(largest): largest}, _TRIAL_ROUNDS
     before_s = after_s = 0.0
@@ -206,8 +207,16 @@ def _try(packing: Packing, groups: list[Group]) -> None:
             every = counts.keys() if len(samples) < len(counts) else {shapes}
             packing.singles |= dict.fromkeys(every, after[0] < before[0])
             size = sum(_bytes(each) for each in groups if shapes_of(each) in every)
-            packing.cost_ms += 1e3 * pack_s * size / _bytes(group)
+            packing.cost_ms += 1e3 * (memory_s + pack_s * size / _bytes(group))
     packing.gain = 1.0 - after_s / before_s
+
+
+def _new_memory_s(size: int) -> float:
+    """Seconds that the system takes to give so much memory: a few layers fit into what the process holds, all of a
+    large model do not. By a block that is larger than any that malloc keeps."""
+    start, block = perf_counter(), 33 << 20
+    torch.empty(block, dtype=torch.uint8).fill_(1)
+    return (perf_counter() - start) * size / block
 
 
 def _bytes(layers: Sequence[nn.Linear]) -> int:

@@ -269,6 +269,22 @@ def test_a_trial_measures_and_compares(
     assert found.singles.keys() <= shapes
 
 
+@pytest.mark.parametrize(("large", "least_ms", "most_ms"), [(0, 5e3, 6e3), (1 << 40, 0.0, 1e3)])
+def test_a_large_copy_costs_what_its_memory_takes(
+    large: int, least_ms: float, most_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial packs into memory that the process holds; the whole of a large model needs more."""
+    monkeypatch.undo()
+    monkeypatch.setattr(packing, "_LARGE_BYTES", large)
+    monkeypatch.setattr(packing, "_new_memory_s", lambda size: 5.0)
+    monkeypatch.setattr(packing, "_compared", lambda *_: ([1.0, 1.0, 1.0], [0.5, 0.5, 0.5]))
+    found = packing.Packing()
+    with torch.inference_mode():
+        packing._try(found, groups_of(fresh_model("llama")))
+    assert found.gain == 0.5
+    assert least_ms <= found.cost_ms <= most_ms
+
+
 def test_only_layers_that_gain_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice as slow where a weight has as many rows as the feed-forward layers, else twice as fast."""
     monkeypatch.undo()
