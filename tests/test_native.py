@@ -1,5 +1,6 @@
 """What is built in C does what its twins in Python do."""
 
+import logging
 import os
 import random
 import shutil
@@ -49,8 +50,9 @@ def test_make_builds_it_where_there_is_a_compiler() -> None:
     assert _native.speedups is not None or not (made and compiler and header.exists())
 
 
-def test_a_missing_c_part_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_c_part_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the first call that drafts, and not by those that decode plainly."""
+    monkeypatch.setattr(logging.getLogger("lookahead"), "disabled", False)  # as programs may leave it that set up logs
     model = tiny_model("llama")
     lookahead.augment_all()
     with in_python():

@@ -11,10 +11,10 @@ from transformers import DynamicCache
 from lookahead import LookaheadError
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
-from lookahead.support.route import Plan, check, plan
+from lookahead.support.route import Routed, check, plan
 
 
-def planned(model: Any, cache: Any = None, new_tokens: int = 8, **kwargs: Any) -> Plan:
+def planned(model: Any, cache: Any = None, new_tokens: int = 8, **kwargs: Any) -> Routed:
     """The plan of a call with two sequences."""
     inputs = prompts(2)
     kwargs = {"attention_mask": inputs["attention_mask"]} | kwargs
@@ -22,7 +22,7 @@ def planned(model: Any, cache: Any = None, new_tokens: int = 8, **kwargs: Any) -
 
 
 def test_a_model_of_attention_alone_decodes_trees() -> None:
-    assert planned(tiny_model("llama")) == Plan("tree")
+    assert planned(tiny_model("llama")) == Routed("tree")
 
 
 def test_a_recurrent_model_is_given_linear_drafts() -> None:
