@@ -215,8 +215,8 @@ def runs(documents: Iterable[Document]) -> str:
         software = f"torch {versions['torch']}, transformers {versions['transformers']}, Python {versions['python']}"
         for run in (*document.get("earlier", ()), document):
             argv = list(run["argv"])
-            if "--out" in argv:
-                del argv[argv.index("--out") : argv.index("--out") + 2]
+            for local in {"--out", "--folder"}.intersection(argv):  # folders of the machine that it ran on
+                del argv[argv.index(local) : argv.index(local) + 2]
             rows.append((document["file"], home(document), software, run["commit"], f"`python {shlex.join(argv)}`"))
     return grid(("file", "where", "versions", "commit", "command"), rows)
 
