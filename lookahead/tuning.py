@@ -260,7 +260,8 @@ def sweep_all(
     """
     with torch.no_grad():
         executor, traced = describe(model)["executor"], untraceable(model) is None
-        packed = packed_weights(model, worth_ms=inf) if executor == "eager" else None
+        weights = packed_weights(model, worth_ms=inf) if executor == "eager" else None
+        packed = None if weights is None else Packed(weights)
     parts = 2 if traced or executor == "cuda graphs" or packed is not None else 1
     tell = report or (lambda share: None)
     contexts = list(dict.fromkeys((context, min(64, context), 4 * context)))

@@ -130,7 +130,7 @@ token_at(const void *row, Py_ssize_t size, Py_ssize_t rank)
 }
 
 #define FUNCTION(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count);
-#define EACH(kind) kind(grow) kind(rows) kind(put) kind(heard) kind(best_of) kind(exponential) kind(drawn)
+#define EACH(kind) kind(grow) kind(rows) kind(put) kind(heard) kind(best_of) kind(exponential) kind(drawn) kind(attend)
 EACH(FUNCTION)
 
 #endif

@@ -25,6 +25,7 @@ class DraftStrategy:
     static: bool | None = None
     traces: bool = True
     pack: bool = True
+    repeatable: bool | None = None
     attention: Literal["sdpa", "eager", "flex_attention"] | None = None
 
     def __post_init__(self) -> None:
@@ -36,6 +37,8 @@ class DraftStrategy:
             self._flag("static")
         self._flag("traces")
         self._flag("pack")
+        if self.repeatable is not None:
+            self._flag("repeatable")
         if self.attention is not None:
             self._one_of("attention", ("sdpa", "eager", "flex_attention"))
 

@@ -153,4 +153,4 @@ def curve_of(
         return step_times(model, view.batch, memory, static, traits=traits)
     forward, executor = view.forward_pass, view.executor
     traces = executor.traces if isinstance(executor, TracedExecutor) else None
-    return step_times(model, forward.batch, memory, static, traces, traits, forward.packed is not None)
+    return step_times(model, forward.batch, memory, static, traces, traits, forward.is_packed)

@@ -12,7 +12,9 @@ from lookahead.draft.strategy import DraftStrategy as Strategy
 from lookahead.generation.call import Call
 from lookahead.models.traits import boundary
 from lookahead.parallel.split import refusal
+from lookahead.runtime.packed_layers import Limits
 from lookahead.support import route as support
+from lookahead.support.bits import Bits, bits_of
 from lookahead.verify.typical import check_paths
 
 
@@ -27,6 +29,7 @@ class Plan:
         wants: what drafts are told of passes.
         rule: what a lossy call may accept; None = the text is exact.
         traces, packs: passes may be traced, and run on packed weights.
+        bits: what the numbers of passes keep.
     """
 
     call: Call
@@ -39,6 +42,12 @@ class Plan:
     rule: Callable[[Tensor], Tensor] | None = None
     traces: bool = False
     packs: bool = False
+    bits: Bits = Bits("plain")
+
+    @property
+    def limits(self) -> Limits | None:
+        """Within which the linear layers of passes are run; None = in any way that is fast."""
+        return self.bits.limits
 
 
 def plan_of(strategy: Strategy | None, call: Call, *, test: bool = True) -> Plan:
@@ -69,13 +78,28 @@ def _drafting(plan: Plan, strategy: Strategy) -> Plan:
     wants = replace(wants, taps=strategy.taps(call.model))
     own = strategy.static or call.traits.is_sharded  # passes that neither fits
     packs = strategy.pack and not (own or call.traits.is_encoder_decoder) and call.traits.device.type == "cpu"
-    plan = replace(plan, wants=wants, rule=rule, traces=strategy.traces and not own, packs=packs)
+    bits = _bits(plan, strategy, rule is not None, bool(own))
+    plan = replace(plan, wants=wants, rule=rule, traces=strategy.traces and not own, packs=packs, bits=bits)
     inexact = bool(call.config.do_sample) and strategy.verification != "exact"
     if getattr(strategy, "parallel", None) is not None:
         _check_split(plan, strategy, inexact)
     elif call.traits.is_sharded and inexact:
         raise LookaheadError("verification= other than 'exact' cannot be used with tensor parallelism. Leave it out.")
     return plan
+
+
+def _bits(plan: Plan, strategy: Strategy, lossy: bool, own: bool) -> Bits:
+    """What the call's numbers keep, unless drafts have a say in the text."""
+    call = plan.call
+    inexact = bool(call.config.do_sample) and (strategy.verification != "exact" or lossy)
+    reason = (
+        "what is accepted depends on drafts" if inexact else "passes are static, or the model sharded" if own else None
+    )
+    if reason is None:
+        return bits_of(call.model, call.traits, plan.route, strategy.repeatable)
+    if strategy.repeatable:
+        raise LookaheadError(f"repeatable=True cannot be kept: {reason}. Leave repeatable unset.")
+    return Bits(None, reason)
 
 
 def _check_split(plan: Plan, strategy: Strategy, inexact: bool) -> None:

@@ -20,8 +20,8 @@ from lookahead.parallel.tensor import TensorParallel
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Tracing, open_tree
-from lookahead.runtime.packed_layers import Packed
-from lookahead.runtime.packing import packed_weights
+from lookahead.runtime.packed_layers import Limits, Packed
+from lookahead.runtime.packing import layers_of
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import traces_for
 from lookahead.runtime.tree import TreeModel
@@ -99,10 +99,17 @@ def opened(plan: Plan) -> Iterator[Session]:
 
 
 def faster_passes(
-    model: PreTrainedModel, traits: ModelTraits, taps: tuple[str, ...] = (), *, traces: bool, packs: bool
+    model: PreTrainedModel,
+    traits: ModelTraits,
+    taps: tuple[str, ...] = (),
+    *,
+    traces: bool,
+    packs: bool,
+    limits: Limits | None = None,
 ) -> tuple[Tracing | None, Packed | None]:
-    """What makes passes on a CPU faster, as far as earlier ones have paid for it: traces, and packed weights."""
-    packed = packed_weights(model) if packs else None
+    """What makes passes on a CPU faster, as far as earlier ones have paid for it: traces, and packed weights. Their
+    numbers are the same whatever else is in a pass, where there are ``limits``."""
+    packed = layers_of(model, packs=packs, limits=limits)
     found = traces_for(model, taps, traits, packed) if traces else None
     return None if found is None else partial(TracedExecutor, found), packed
 
@@ -117,8 +124,8 @@ def _view(plan: Plan, sequences: Sequences) -> TreeModel | LinearModel:
             call.model, call.traits, prompt, wants, depth_limit=limit, reason=plan.reason, test=plan.test
         )
     goes_on = plan.new_tokens > 1  # a single token comes from the prompt's pass, which is the model's own
-    allowed = {"traces": plan.traces and goes_on, "packs": plan.packs and goes_on}
-    traced, packed = faster_passes(call.model, call.traits, wants.taps, **allowed)
+    traces, packs = plan.traces and goes_on, plan.packs and goes_on
+    traced, packed = faster_passes(call.model, call.traits, wants.taps, traces=traces, packs=packs, limits=plan.limits)
     static = None if strategy is None else strategy.static
     return open_tree(call.model, call.traits, prompt, sequences, wants, static=static, traced=traced, packed=packed)
 

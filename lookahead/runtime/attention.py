@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jacobi import LookaheadError
+from lookahead.runtime import ordered_attention as ordered
 from lookahead.runtime.registry import During, Wrapped
 from lookahead.runtime.split_attention import RowsMask, fused_attention, serves
 
@@ -26,6 +27,9 @@ class _Settings(threading.local):
     masks: dict[tuple[int, int, int], RowsMask] | None = None  # packed in this pass, for all layers
     packed: bool | None = None  # None = as pays
     masked = True
+    sequences: Tensor | None = (
+        None  # of this pass, whose sums run in the order of the text; None = as torch's kernels do
+    )
 
 
 _thread = _Settings()
@@ -57,7 +61,9 @@ def _grouped_sdpa(
     biased = kwargs.get("position_bias") is not None or "s_aux" in kwargs
     if not _thread.in_pass or biased or not is_ours:
         return original(module, query, key, value, attention_mask, **kwargs)
-    scale = kwargs.get("scaling")
+    scale, sequences = kwargs.get("scaling"), _thread.sequences
+    if sequences is not None and ordered.serves(query, key, value, attention_mask):
+        return ordered.attend(query, key, value, attention_mask, sequences, scale), None
     if attention_mask is not None and serves(query, key, value, attention_mask):
         output = _by_fused_kernel(query, key, value, attention_mask, scale)
     elif is_on_cpu and _packs(query, key):
@@ -195,3 +201,9 @@ def attention_as(*, packed: bool, masked: bool = True) -> During:
     """Let all layers of this thread's passes pack query heads or not while the block runs. Without ``masked`` masks are
     not heeded: a pass without one may have to be given one that hides nothing."""
     return During(_thread, packed=packed, masked=masked)
+
+
+def in_order(sequences: Tensor | None) -> During:
+    """Let sums of attention run in the order of the text in this thread's passes, of which ``sequences`` tell where
+    their tokens lie (:func:`.attend`); None = as torch's kernels do."""
+    return During(_thread, sequences=sequences)

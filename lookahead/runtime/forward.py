@@ -18,13 +18,15 @@ from lookahead.models.hidden_states import HiddenStates, Outputs, watched
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.attention import packing_pays, tree_forward
+from lookahead.runtime.attention import in_order, packing_pays, tree_forward
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
-from lookahead.runtime.packed_layers import Packed, packed_twin
+from lookahead.runtime.ordered_attention import in_turn
+from lookahead.runtime.packed_layers import Limits, Packed, packed_twin
 from lookahead.runtime.packing import packing_of
 from lookahead.runtime.scores import send
+from lookahead.runtime.turns import Turns
 
 # What belongs to the prompt's pass only; everything else the caller gave goes along with every pass.
 _PROMPT_ONLY = (
@@ -70,7 +72,9 @@ class TreeForward:
         prompt_logits: at how many of the prompt's last tokens logits are wanted, where the model can leave others out.
 
     Attributes:
-        module: what tree forwards run on: the model, or a twin of it over ``packed`` weights.
+        module: what tree forwards run on: the model, or a twin of it whose linear layers are run as ``packed`` says.
+        sequences: of the pass that is to be run, as :func:`.attend` takes them; None = attention is torch's.
+        turns: of its nodes that are attended to one by one; None = of none.
         holds: how many slots sliding-window layers may hold, and not all; None = all layers hold all.
         unpacked_ms: milliseconds of a pass over one node without those; None = there are none, or it is not known.
         kwargs: what goes along with every tree forward.
@@ -92,6 +96,8 @@ class TreeForward:
     ) -> None:
         self.model = model
         self.packed: Packed | None = None
+        self.sequences: Tensor | None = None
+        self.turns: list[Turns] | None = None
         self.unpacked_ms: float | None = None
         self.holds: int | None = None
         self.traits = traits
@@ -114,9 +120,23 @@ class TreeForward:
         self._masks: MaskBuffer | None = None
 
     def use(self, packed: Packed) -> None:
-        """Run tree forwards over packed weights; the prompt's pass stays plain decoding's."""
-        self.packed, self.unpacked_ms = packed, packing_of(self.model).single_ms
-        self._run_on(packed_twin(self.model, packed))
+        """Run the linear layers of tree forwards so; the prompt's pass stays plain decoding's."""
+        self.packed = packed
+        if packed.parts:
+            self.unpacked_ms = packing_of(self.model).single_ms
+        if packed.parts or (packed.limits is not None and packed.limits.rows):
+            self._run_on(packed_twin(self.model, packed))
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether tree forwards run over packed weights."""
+        return self.packed is not None and bool(self.packed.parts)
+
+    @property
+    def limits(self) -> Limits | None:
+        """How many rows linear layers are given at a time, for a node's numbers to depend on its text alone; None =
+        they need not."""
+        return None if self.packed is None else self.packed.limits
 
     def _run_on(self, module: Any) -> None:
         """Run tree forwards on these modules: the model's own, or a twin's, which are overridden instead."""
@@ -185,6 +205,10 @@ class TreeForward:
             inputs["position_ids"] = self.layout.over_axes(position_ids)
         if self.token_types is not None:
             inputs["token_type_ids"] = self.token_types[:, -1:].expand(-1, width)
+        if (limits := self.limits) is not None:
+            self.sequences = self.layout.sequences(trees)
+            until = min(limits.turns, self._window or limits.turns)
+            self.turns = self.layout.turns(trees, until) if until else None
         return inputs, None if self._sees_everything(width) else self.masks(trees)
 
     def _sees_everything(self, width: int) -> bool:
@@ -209,7 +233,7 @@ class TreeForward:
         tokens = inputs["input_ids"]
         overrides = self._overrides
         overridden = overriding(overrides, lambda: self._positions(trees, tokens)) if overrides else nullcontext()
-        with tree_forward(), decoding(tokens.shape[1]), overridden:
+        with tree_forward(), in_order(self.sequences), in_turn(self.turns), decoding(tokens.shape[1]), overridden:
             yield
 
     def _positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> Any:
@@ -229,7 +253,11 @@ class TreeForward:
         _, _, key_heads, _, channels = self.layout.cache.buffers[0].shape
         batch = len(self.layout.cache.lengths)
         slots, heads = self.layout.cache.base + nodes, self._heads or key_heads
-        return self._sdpa and packing_pays(batch, heads, key_heads, nodes, slots, channels, self.traits.dtype)
+        return (
+            self._sdpa
+            and self.limits is None
+            and packing_pays(batch, heads, key_heads, nodes, slots, channels, self.traits.dtype)
+        )
 
     def plain_cache(self, cache: Cache) -> Cache:
         """The cache that transformers' own passes are given, around the decoder's own keys and values."""

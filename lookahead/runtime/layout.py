@@ -20,6 +20,7 @@ from jacobi import TokenTree
 from lookahead.models.families.overrides import DecoderPositions, SlotPositions
 from lookahead.runtime.cache.tree import TreeCache, drop, join, repeat
 from lookahead.runtime.scores import fetch, send
+from lookahead.runtime.turns import Turns, steps_of
 
 
 def below(trees: Sequence[TokenTree], roots: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -45,6 +46,7 @@ class Layout:
         padding: slots before each sequence's first token.
         count: sequences that the call numbers, and ``rows`` those of them that are here.
         positions: of each one's last kept token, as ``position_ids`` count.
+        is_padded: whether a prompt had padding, so that plain decoding gives every pass a mask.
         visible: bool ``[batch, slot]``, which slots below ``base`` hold a sequence's tokens; None = all of them.
         boundary: what was found; None = every token can be written by tree forwards.
     """
@@ -64,6 +66,7 @@ class Layout:
         self.padding: list[int] = []
         self.positions: list[int] = []
         self.visible: np.ndarray | None = None
+        self.is_padded = False
         self.mask_dtype = torch.long
         self.boundary: tuple[int, str] | None = None
         self._find_boundary = find_boundary
@@ -89,6 +92,7 @@ class Layout:
         self.padding = [0] * batch if mask is None else mask.long().argmax(-1).tolist()
         if mask is not None:
             self.visible = fetch(mask.bool()).copy()
+            self.is_padded = not self.visible.all()
             self.mask_dtype = mask.dtype
         elif batch > 1:
             self.visible = np.ones((batch, past), bool)
@@ -141,6 +145,29 @@ class Layout:
         nodes = below(trees, self.cache.lengths) - padding
         slots = np.concatenate([np.arange(self.cache.base) - padding, nodes], axis=1)
         return send(nodes, self.device), send(slots, self.device)
+
+    def sequences(self, trees: Sequence[TokenTree]) -> Tensor:
+        """Where each sequence begins and ends, where the pass's nodes begin, and their depths: int32 ``[batch, 3 +
+        node]``."""
+        table = np.zeros((len(trees), 3 + max(map(len, trees))), np.int32)
+        for line, tree, start, length in zip(table, trees, self.padding, self.cache.lengths, strict=True):
+            line[:3] = start, length, self.cache.base
+            line[3 : 3 + len(tree)] = tree.depths
+        return torch.from_numpy(table)
+
+    def turns(self, trees: Sequence[TokenTree], until: int) -> list[Turns]:
+        """The turns of those nodes that lie before position ``until`` of their sequence."""
+        base, width = self.cache.base, max(map(len, trees))
+        found = []
+        for row, (tree, start, length) in enumerate(zip(trees, self.padding, self.cache.lengths, strict=True)):
+            shown = None
+            if self.is_padded and self.visible is not None:
+                seen = np.ones(length + width, bool)
+                seen[:length] = self.visible[row, :length]
+                shown = torch.from_numpy(seen)[None, None, None]
+            steps = steps_of(tree, until - 1 - (length - start), length == base)
+            found.append(Turns(length, base + width, shown, steps, len(steps) == len(tree)))
+        return found
 
     def slot_positions(self, trees: Sequence[TokenTree]) -> SlotPositions:
         """What models that count cache slots themselves are told of a pass."""

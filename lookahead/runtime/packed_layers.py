@@ -18,6 +18,7 @@ rows take four times what one takes. Weights are packed in float32 there, and ou
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeGuard
 
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 from lookahead.models.early_exit import twin_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MOST_OUTPUTS = 8192  # of a layer that is tried: those of an output layer are many, and computed alike
+_OUTPUTS_ASIDE = 64  # of which the last ones are computed by themselves
 _ROWS_HINT = 16  # of the input, for which oneDNN chooses a layout; the others cost hardly more
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # layers of one module with the same input
 
@@ -45,24 +48,84 @@ class Part(NamedTuple):
     single: bool
 
 
-Packed = dict[int, Part]  # by the id of the layer's own weight
+Parts = dict[int, Part]  # by the id of the layer's own weight
+
+
+class Rows(NamedTuple):
+    """How many rows of input a layer is given at a time: so that a row's outputs are the same whatever is beside it."""
+
+    least: int = 1
+    most: int = 1 << 30
+
+
+ANY_ROWS = Rows()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How passes are run in which a node's numbers depend on its text alone.
+
+    Attributes:
+        rows: of linear layers, by the features of their input; of others any number.
+        turns: the first position from which on nodes are attended to together, and no more one by one as plain decoding
+            does.
+    """
+
+    rows: dict[int, Rows]
+    turns: int = 0
+
+    def of(self, layer: nn.Linear) -> Rows:
+        return self.rows.get(layer.in_features, ANY_ROWS)
+
+
+class Packed(NamedTuple):
+    """How the linear layers of passes are run: those of ``parts`` over packed weights, each within its ``limits``; None
+    = in any way that is fast."""
+
+    parts: Parts
+    limits: Limits | None = None
+
 
 _SOURCE = """
-def packed_linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+def product(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool) -> Tensor:
+    if not packed:
+        return torch.nn.functional.linear(rows, weight, bias)
     outputs = torch.ops.mkldnn._linear_pointwise(rows.to(weight.dtype), weight, bias, "none", [], "")
     return outputs.to(rows.dtype)
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Optional[Tensor], packed: bool, least: int, most: int) -> Tensor:
+    count = rows.numel() // rows.size(-1)
+    if least <= count and count <= most:
+        return product(rows, weight, bias, packed)
+    flat = rows.reshape(-1, rows.size(-1))
+    parts: List[Tensor] = []
+    for start in range(0, count, most):
+        part = flat[start : start + most]
+        size = part.size(0)
+        if size < least:
+            part = torch.cat([part, part[:1].expand(least - size, -1)])
+        parts.append(product(part, weight, bias, packed)[:size])
+    outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return outputs.view(rows.shape[:-1] + [outputs.size(-1)])
 """
 
 
 @cache
 def _kernel() -> Any:
     """oneDNN's linear layer; a RuntimeError where torch was built without it. Compiled, because the tracer of
-    `runtime.tracing` knows no operation with such a list of options."""
-    return torch.jit.CompilationUnit(_SOURCE).packed_linear
+    `runtime.tracing` knows no operation with such a list of options, and would freeze the number of rows."""
+    return torch.jit.CompilationUnit(_SOURCE).linear
 
 
-def packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    output: Tensor = _kernel()(rows, weight, bias)
+def packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, limits: Rows = ANY_ROWS) -> Tensor:
+    output: Tensor = _kernel()(rows, weight, bias, True, *limits)
+    return output
+
+
+def limited_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, limits: Rows) -> Tensor:
+    """torch's linear layer, given as many rows at a time as ``limits`` say."""
+    output: Tensor = _kernel()(rows, weight, bias, False, *limits)
     return output
 
 
@@ -76,9 +139,24 @@ def computed_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def pack(group: Group) -> Tensor:
     """The weights ``[out, in]`` of a group one below the other, in oneDNN's layout."""
-    whole = _joined([layer.weight for layer in group]).detach()
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole.to(computed_dtype(whole.dtype)), _ROWS_HINT)
+    return pack_weight(_joined([layer.weight for layer in group]))
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    whole = weight.detach().to(computed_dtype(weight.dtype))
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole, _ROWS_HINT)
     return packed
+
+
+def tried_outputs(layer: nn.Linear) -> slice:
+    """As many of a layer's outputs as tell how all are computed."""
+    outputs = layer.out_features
+    return slice(None) if outputs <= _MOST_OUTPUTS else slice(_MOST_OUTPUTS + outputs % _OUTPUTS_ASIDE)
+
+
+def rows_for(weight: Tensor, count: int) -> Tensor:
+    """Rows of input to try a weight ``[out, in]`` with."""
+    return torch.arange(count * weight.shape[1], dtype=torch.float32).sin_().to(weight.dtype).view(count, -1)
 
 
 def packed_bytes(layers: Sequence[nn.Linear]) -> int:
@@ -86,7 +164,7 @@ def packed_bytes(layers: Sequence[nn.Linear]) -> int:
     return sum(layer.weight.numel() * computed_dtype(layer.weight.dtype).itemsize for layer in layers)
 
 
-def parts_of(group: Group, single: bool) -> Packed:
+def parts_of(group: Group, single: bool) -> Parts:
     """A group's layers over their packed weight, by the ids of their own."""
     biases = [layer.bias for layer in group if layer.bias is not None]
     weight = pack(group)
@@ -130,10 +208,10 @@ class _Outputs:
         self._input: Tensor | None = None
         self._waiting: dict[int, Tensor] = {}
 
-    def take(self, place: int, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def take(self, place: int, input: Tensor, weight: Tensor, bias: Tensor | None, limits: Rows) -> Tensor:
         """The outputs of the layer at ``place``; of another input than the last one, all are computed."""
         if input is not self._input or place not in self._waiting:
-            outputs = packed_linear(input, weight, bias).split(self._sizes, -1)
+            outputs = packed_linear(input, weight, bias, limits).split(self._sizes, -1)
             self._input, self._waiting = input, dict(enumerate(outputs))
         output = self._waiting.pop(place)
         if not self._waiting:
@@ -149,27 +227,47 @@ class PackedLinear(nn.Linear):
     packs_single: bool
     place: int
     outputs: _Outputs | None  # of the group; None = the layer is alone
+    limits: Rows
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.numel() // max(1, input.shape[-1])
         if rows == 0 or (rows == 1 and not self.packs_single):
             return nn.functional.linear(input, self.weight, self.bias)
         if self.outputs is None:
-            return packed_linear(input, self.packed, self.packed_bias)
-        return self.outputs.take(self.place, input, self.packed, self.packed_bias)
+            return packed_linear(input, self.packed, self.packed_bias, self.limits)
+        return self.outputs.take(self.place, input, self.packed, self.packed_bias, self.limits)
+
+
+class LimitedLinear(nn.Linear):
+    """A linear layer of a twin that is given so many rows at a time."""
+
+    limits: Rows
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not input.numel():
+            return nn.functional.linear(input, self.weight, self.bias)
+        return limited_linear(input, self.weight, self.bias, self.limits)
 
 
 def packed_twin(model: nn.Module, packed: Packed) -> Any:
-    """The model's modules, its linear layers over their ``packed`` weights."""
+    """The model's modules, its linear layers run as ``packed`` says."""
     outputs: dict[int, _Outputs] = {}  # by the id of a group's weight
+    limits = packed.limits or Limits({})
 
     def change(twin: Any) -> None:
-        part = packed.get(id(twin._parameters.get("weight"))) if type(twin) is nn.Linear else None
+        if type(twin) is not nn.Linear:
+            return
+        own = limits.of(twin)
+        part = packed.parts.get(id(twin._parameters.get("weight")))
         if part is None:
+            if own != ANY_ROWS:
+                twin.__dict__["limits"] = own
+                twin.__class__ = LimitedLinear
             return
         group = outputs.setdefault(id(part.weight), _Outputs(part.sizes)) if len(part.sizes) > 1 else None
         twin.__dict__["_buffers"] = {"packed": part.weight, "packed_bias": part.bias}
-        twin.__dict__.update(packs_single=part.single, place=part.place, outputs=group)
+        single = part.single or own.least > 1  # one row is several
+        twin.__dict__.update(packs_single=single, place=part.place, outputs=group, limits=own)
         twin.__class__ = PackedLinear
 
     return twin_of(model, change)

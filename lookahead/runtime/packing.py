@@ -35,15 +35,22 @@ from lookahead.models.code_safety import is_safe
 from lookahead.models.fingerprint import weights_stamp
 from lookahead.runtime.packed_layers import (
     Group,
+    Limits,
     Packed,
+    Parts,
+    Rows,
     Shapes,
     can_be_packed,
     groups_of,
+    limited_linear,
     pack,
+    pack_weight,
     packed_bytes,
     packed_linear,
     parts_of,
+    rows_for,
     shapes_of,
+    tried_outputs,
 )
 
 _FADE = 0.9  # of what is known, from one call to the next
@@ -107,6 +114,8 @@ class Packing:
         singles: for the shapes of each group of layers that gains, whether a single row gains as well.
         cost_ms: of packing those layers.
         stamp: of the weights when they were packed.
+        equal: whether packed weights give the outputs of those that lie, to the last bit, within the limits it was
+            tried for; None = not tried.
     """
 
     spent_ms: float = 0.0
@@ -115,7 +124,15 @@ class Packing:
     singles: dict[Shapes, bool] = field(default_factory=dict)
     cost_ms: float = 0.0
     stamp: Hashable = None
-    weights: Packed = field(default_factory=dict)
+    weights: Parts = field(default_factory=dict)
+    equal: bool | None = None
+
+    def keeps(self, layers: Sequence[nn.Linear], limits: Limits | None) -> bool:
+        """Whether packed ``layers`` keep to ``limits``, those of one model and machine; None = any will do."""
+        if limits is not None and self.equal is None:
+            shapes = {layer.weight.shape: layer for layer in layers}
+            self.equal = all(_equal(layer, limits.of(layer)) for layer in shapes.values())
+        return limits is None or bool(self.equal)
 
     def spend(self, nodes: int, ms: float) -> None:
         """Take in a pass over ``nodes`` nodes in all, without packed weights."""
@@ -132,9 +149,19 @@ def packing_of(model: PreTrainedModel) -> Packing:
     return _packings.of(model)
 
 
-def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> Packed | None:
+def layers_of(model: PreTrainedModel, *, packs: bool, limits: Limits | None = None) -> Packed | None:
+    """How the linear layers of a model's passes are run: packed where ``packs`` allows it and it has paid; None = as
+    the model runs them."""
+    parts = packed_weights(model, limits=limits) if packs else None
+    return None if parts is None and limits is None else Packed(parts or {}, limits)
+
+
+def packed_weights(
+    model: PreTrainedModel, *, worth_ms: float | None = None, limits: Limits | None = None
+) -> Parts | None:
     """A model's packed weights; None = passes run without. Made here when they pay for ``worth_ms`` of passes; None =
-    for as much as passes have taken so far, infinite = at once, to be measured.
+    for as much as passes have taken so far, infinite = at once, to be measured. Within ``limits`` they are only used
+    where outputs are the same to the last bit.
 
     Weights that have changed since are packed anew, once that has come to pay again.
     """
@@ -151,13 +178,13 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
         return None
     stamp = weights_stamp(held for layer in layers for held in (layer.weight, layer.bias) if held is not None)
     if packing.weights and packing.stamp == stamp:
-        return packing.weights
+        return packing.weights if packing.keeps(layers, limits) else None
     packing.weights = {}
     if not _making.acquire(blocking=False):
         return None
     try:
         with torch.no_grad():
-            return _bought(packing, groups_of(model), stamp, worth_ms)
+            return _bought(packing, groups_of(model), stamp, worth_ms) if packing.keeps(layers, limits) else None
     except (RuntimeError, AttributeError):  # this machine's torch has no such kernel
         packing.gain = 0.0
         return None
@@ -165,7 +192,7 @@ def packed_weights(model: PreTrainedModel, *, worth_ms: float | None = None) -> 
         _making.release()
 
 
-def _bought(packing: Packing, groups: list[Group], stamp: Hashable, worth_ms: float) -> Packed | None:
+def _bought(packing: Packing, groups: list[Group], stamp: Hashable, worth_ms: float) -> Parts | None:
     if packing.gain is None:
         _try(packing, groups)
     gaining = [group for group in groups if shapes_of(group) in packing.singles]
@@ -173,7 +200,7 @@ def _bought(packing: Packing, groups: list[Group], stamp: Hashable, worth_ms: fl
     fits = free is not None and sum(map(packed_bytes, gaining)) <= _MOST_MEMORY * free
     if not packing.gain or not fits or worth_ms * packing.gain < packing.cost_ms:
         return None
-    packed: Packed = {}
+    packed: Parts = {}
     for group in gaining:
         packed |= parts_of(group, packing.singles[shapes_of(group)])
     packing.weights, packing.stamp, packing.spent_ms = packed, stamp, 0.0
@@ -211,6 +238,17 @@ def _try(packing: Packing, groups: list[Group]) -> None:
     packing.gain = 1.0 - after_s / before_s
 
 
+def _equal(layer: nn.Linear, limits: Rows) -> bool:
+    """Whether a layer's packed weight gives the same numbers as the one that lies, for as many rows as passes have."""
+    weight = layer.weight[tried_outputs(layer)]
+    packed = pack_weight(weight)
+    for rows in _TRIAL_ROWS:
+        given = rows_for(weight, rows)
+        if not torch.equal(limited_linear(given, weight, None, limits), packed_linear(given, packed, None, limits)):
+            return False
+    return True
+
+
 def _new_memory_s(size: int) -> float:
     """Seconds that the system takes to give so much memory: a few layers fit into what the process holds, all of a
     large model do not. By a block that is larger than any that malloc keeps."""
@@ -227,7 +265,7 @@ def _compared(group: Group, packed: Tensor, rounds: int) -> tuple[list[float], l
     """Seconds of a group over each number of rows, as it lies and packed; None where its outputs are not the same."""
     weights, before, after = [layer.weight for layer in group], list[float](), list[float]()
     for rows in _TRIAL_ROWS:
-        given = torch.arange(rows * weights[0].shape[1], dtype=weights[0].dtype).sin_().view(rows, -1)
+        given = rows_for(weights[0], rows)
 
         def as_it_lies(given: Tensor = given) -> list[Tensor]:
             return [nn.functional.linear(given, weight) for weight in weights]

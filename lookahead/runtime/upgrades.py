@@ -6,6 +6,7 @@ from time import perf_counter
 from transformers import PreTrainedModel
 
 from lookahead.runtime.forward import TreeForward
+from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.packing import call_times, packed_weights, packing_of
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import LOOKS, SURELY, TraceSchedule
@@ -29,7 +30,7 @@ class PackingSchedule:
 
     def see(self, nodes: int, ms: float, written: int) -> None:
         """Take in a pass over ``nodes`` nodes in all, after which the longest sequence has ``written`` tokens."""
-        if self._forward.packed is not None:
+        if self._forward.is_packed:
             return
         self._known.spend(nodes, ms)
         self._passes += 1
@@ -38,9 +39,10 @@ class PackingSchedule:
             return
         start = perf_counter()
         left_ms = self._spent_ms * (self._new_tokens - written) / max(1, written)
-        packed = packed_weights(self._model, worth_ms=left_ms / SURELY)
-        if packed is not None:
-            self._forward.use(packed)
+        limits = self._forward.limits
+        parts = packed_weights(self._model, worth_ms=left_ms / SURELY, limits=limits)
+        if parts is not None:
+            self._forward.use(Packed(parts, limits))
             self._renewed(1e3 * (perf_counter() - start))
 
 

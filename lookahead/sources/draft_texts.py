@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from jacobi import Path, Scores, TokenTree
 from lookahead.models.traits import ModelTraits, boundary
-from lookahead.runtime.packing import packed_weights
+from lookahead.runtime.packing import layers_of
 from lookahead.runtime.session import masked_inputs, read_prompt, unread
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import traces_for
@@ -175,7 +175,7 @@ class DraftTexts:
         pads = [widest - len(each) for each in prompts]
         ids = torch.tensor([[0] * pad + each for pad, each in zip(pads, prompts, strict=True)], device=traits.device)
         mask = torch.tensor([[0] * pad + [1] * (widest - pad) for pad in pads], device=traits.device)
-        packed = packed_weights(model) if self._packs else None
+        packed = layers_of(model, packs=self._packs)
         traces = traces_for(model, traits=traits, packed=packed) if self._uses_traces else None
         traced = None if traces is None else partial(TracedExecutor, traces)
         inputs = masked_inputs(traits, mask) if any(pads) else {}

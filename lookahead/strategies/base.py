@@ -23,6 +23,9 @@ class Strategy(DraftStrategy):
         traces: on a CPU, run passes as traces of the model's operations once that pays (`runtime.tracing`).
         pack: on a CPU, run passes of large models on packed copies of their weights once that pays, where there is
             memory for them (`runtime.packing`).
+        repeatable: whether the same call with the same seed has to write the same text, in bfloat16, too, whatever the
+            clock says and earlier calls have left: None where that costs next to nothing, True always (an error where
+            it is not possible), False never. Float32 texts are plain ``generate``'s in any case.
         attention: the attention implementation that the call uses, for a model whose own takes no masks (flash
             attention): ``"sdpa"``, ``"eager"`` or ``"flex_attention"``; restored afterwards. None = the model's own.
     """

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from jacobi import Path, TokenTree, Wants
 from lookahead.models.early_exit import twin_of
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.attention import attention_as, tree_forward
+from lookahead.runtime.attention import attention_as, in_order, tree_forward
 from lookahead.runtime.forward import TreeForward, masks_given
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.packed_layers import Packed
@@ -51,7 +51,7 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
         inputs, masks = forward.inputs(trees[0])
         if masks is not None and not kind.masked:
             raise ValueError("a pass after a short text needs a mask")
-        with HostReads() as reads:
+        with HostReads() as reads, in_order(forward.sequences):
             forward.call(**inputs, **masks_given(masks))
         if reads.found:
             raise ValueError(reads.told)
@@ -59,7 +59,8 @@ def record(model: PreTrainedModel, kind: Kind, taps: Sequence[str], packed: Pack
         for tree in trees:
             inputs, _ = forward.inputs(tree)
             filled = forward.masks(tree)
-            expected = forward.call(**inputs, **masks_given(filled if kind.masked else None))
+            with in_order(forward.sequences):
+                expected = forward.call(**inputs, **masks_given(filled if kind.masked else None))
             if not same(played(function, flat(forward, inputs, filled), list(weights.values())), expected):
                 raise ValueError("a traced pass says something else than the model's own")
             nodes = sorted({0, len(tree[0]) - 1})
@@ -80,6 +81,7 @@ def _traced(
 
     def run(*given: Tensor) -> Tensor | tuple[Tensor, ...]:
         tokens, positions, *views = given[: len(tensors)]
+        sequences = None if forward.sequences is None else views.pop(0)
         several, views = views[:count], views[count:]
         others = dict(zip(weights, given[len(tensors) :], strict=True))
 
@@ -90,7 +92,8 @@ def _traced(
 
         twin = twin_of(forward.module, change)
         mask = several[0] if names is None else dict(zip(names, several, strict=True))
-        with forward.layout.cache.given_views(views), attention_as(packed=kind.packed, masked=kind.masked):
+        how = attention_as(packed=kind.packed, masked=kind.masked)
+        with forward.layout.cache.given_views(views), how, in_order(sequences):
             told = forward.call(twin, input_ids=tokens, position_ids=positions, attention_mask=mask)
         return (told.logits, *told.hidden) if told.hidden else told.logits
 

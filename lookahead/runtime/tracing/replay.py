@@ -171,11 +171,12 @@ class TracedExecutor(EagerExecutor):
 
 
 def flat(forward: TreeForward, inputs: dict[str, Tensor], masks: Any) -> list[Tensor]:
-    """What changes from pass to pass: tokens, positions, masks, and what the pass writes to and reads. transformers
-    makes masks of its own where a tracer looks on and none are given, so a trace is always given some."""
+    """What changes from pass to pass: tokens, positions, sequences, masks, and what the pass writes to and reads.
+    transformers makes masks of its own where a tracer looks on and none are given, so a trace is always given some."""
     several = masks.values() if isinstance(masks, dict) else [masks]
     views = forward.layout.cache.open_views(inputs["input_ids"].shape[1])
-    return [inputs["input_ids"], inputs["position_ids"], *several, *views]
+    places = [] if forward.sequences is None else [forward.sequences]
+    return [inputs["input_ids"], inputs["position_ids"], *places, *several, *views]
 
 
 def played(function: Callable[..., Any], tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> Outputs:

@@ -64,7 +64,8 @@ def traces_for(
     if _wrong_kind(model, traits) is not None:
         return None
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    key = (traits.dtype, traits.attention, modes, taps, packed is not None)
+    linear = (False, False) if packed is None else (bool(packed.parts), packed.limits is not None)
+    key = (traits.dtype, traits.attention, modes, taps, linear)
     with _kept_lock:
         known = _kept.of(model)
         found = next((traces for traces in known if traces.key == key), None) or _new(key, taps, known)
@@ -87,7 +88,8 @@ def traces_for(
 
 def _new(key: tuple[Any, ...], taps: tuple[str, ...], known: Sequence[Traces]) -> Traces:
     """Traces that are still to be made: over packed weights as soon as those that went before would have been."""
-    before = next((traces for traces in known if traces.key == (*key[:-1], False)), None) if key[-1] else None
+    packed, limited = key[-1]
+    before = next((traces for traces in known if traces.key == (*key[:-1], (False, limited))), None) if packed else None
     return Traces(key, taps, missed={kind: replace(missed) for kind, missed in before.missed.items()} if before else {})
 
 

@@ -1,0 +1,103 @@
+"""Attention whose sums run in the order of the text, so that a node's numbers depend on its text alone.
+
+The kernels of torch add what a node sees in lanes and blocks that follow its slots and the number of rows. A token's
+numbers then change by a rounding with the tree that it is drafted in, and in bfloat16 that decides texts. Here a block is 64 positions of the text, and within it keys come one after the other: first those of the text, then
+nodes, parents before children. Hidden ones add exactly nothing::
+
+    the text so far a b c, a tree d(e, f(g))      slots  a b c d e f g      g adds  a b c d . f g
+    the same once d, f and g are kept             slots  a b c d f g        g adds  a b c d f g
+
+The kernel is `_c/attention.c`. As an operation of torch's it can be traced. Where plain decoding's own numbers are
+wanted, its kernel computes the nodes that have `turns`.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lookahead import _native
+from lookahead.runtime.registry import During
+from lookahead.runtime.turns import Turns, attend_in_turn
+
+DTYPES = (torch.bfloat16, torch.float32)
+_WIDEST = 1024  # channels
+
+_LIBRARY = torch.library.Library("lookahead", "DEF")
+_LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor sequences, float scale) -> Tensor")
+
+
+class _Settings(threading.local):
+    turns: Sequence[Turns] | None = None
+
+
+_thread = _Settings()
+
+
+def in_turn(turns: Sequence[Turns] | None) -> During:
+    """Let the nodes of this thread's passes that have ``turns`` be computed one by one; None = there are none."""
+    return During(_thread, turns=turns)
+
+
+def obstacle() -> str | None:
+    """Why there is no such attention on this machine; None = there is."""
+    return None if hasattr(_native.speedups, "attend") else f"the C part is missing ({_native.missing})"
+
+
+def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether :func:`attend` takes these."""
+    alike = query.dtype == key.dtype == value.dtype and key.shape == value.shape and key.shape[-1] <= _WIDEST
+    shown = mask is None or (mask.dtype in DTYPES and mask.shape[1] == 1)
+    return alike and shown and query.dtype in DTYPES and query.device.type == "cpu"
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequences: Tensor, scale: float | None
+) -> Tensor:
+    """Attention of a pass's nodes over the history and themselves.
+
+    Args:
+        query: ``[batch, head, node, channel]``.
+        key, value: ``[batch, key head, slot, channel]``; the last slots are the nodes'.
+        mask: additive, ``[batch, 1, node, slot]``; None = everything is seen.
+        sequences: int32 ``[batch, 3 + node]``: the slot of a sequence's first token and of the one after its last,
+            the first slot of the nodes, and their depths.
+        scale: of the scores; None is 1 over the root of the channels.
+
+    Returns:
+        ``[batch, node, head, channel]``.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    output: Tensor = torch.ops.lookahead.attend(query, key, value, mask, sequences, scale)
+    return output
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequences: Tensor, scale: float) -> Tensor:
+    batch, heads, nodes, channels = query.shape
+    rows = query.transpose(1, 2).reshape(batch * nodes, heads * channels)
+    output, turns = torch.zeros_like(rows), _thread.turns
+    if turns is None or not all(turn.whole for turn in turns):
+        shown = None if mask is None else _array(mask.reshape(batch * nodes, -1))
+        keys, values = _array(_lines(key)), _array(_lines(value))
+        threads = torch.get_num_threads()
+        _native.speedups.attend(_array(rows), _array(output), keys, values, shown, _array(sequences), scale, threads)
+    output = output.view(batch, nodes, heads, channels)
+    if turns is not None:
+        attend_in_turn(query, key, value, turns, scale, output)
+    return output
+
+
+_LIBRARY.impl("attend", _attend, "CPU")
+
+
+def _lines(states: Tensor) -> Tensor:
+    """States ``[batch, key head, slot, channel]`` as ``[line, slot, channel]`` whose lines have no gaps."""
+    lines = states.flatten(0, 1)
+    return lines if lines.stride()[1:] == (lines.shape[2], 1) else lines.contiguous()
+
+
+def _array(tensor: Tensor) -> Any:
+    held = tensor.detach()
+    return (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy().data

@@ -1,0 +1,99 @@
+"""Attention of one node after the other, by the kernel that plain decoding gives a single token, and so with its bits.
+
+That kernel is given no mask, but what a token sees, in order. So the keys and values of a node's ancestors are written
+behind the text for the moment, in place of the nodes that lie there; the history is neither copied nor moved::
+
+    text a b c, tree d(e, f(g)): slots   a b c d e f g
+                e in its turn            a b c d e          as they lie
+                f                        a b c d f          f over e
+                g                        a b c d f g        g behind it
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from jacobi import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node's turn: it and its ancestors stand behind the text once the nodes ``tail`` are written from place
+    ``start`` of them on."""
+
+    node: int
+    depth: int
+    start: int
+    tail: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """One sequence's nodes in their turns.
+
+    Attributes:
+        length: slots of its text.
+        stop: slots of the whole pass.
+        shown: bool ``[1, 1, 1, slot]``, False for padding, as plain decoding's mask has it; None = it has none.
+        steps: of nodes; those of others are left as they are.
+        whole: whether all nodes of the tree have one.
+    """
+
+    length: int
+    stop: int
+    shown: Tensor | None
+    steps: tuple[Step, ...]
+    whole: bool
+
+
+def steps_of(tree: TokenTree, most: int, in_place: bool) -> tuple[Step, ...]:
+    """The turns of a tree's nodes that lie at most so deep, each subtree after the other; whether the nodes lie behind
+    the text at first."""
+    paths: list[list[int]] = []
+    for node, parent in enumerate(tree.parents):
+        paths.append([*(paths[parent] if parent >= 0 else ()), node])
+    placed, steps = list(range(len(tree))) if in_place else [], []
+    for path in sorted(paths):
+        if len(path) > most + 1:
+            continue
+        start = next((at for at, pair in enumerate(zip(path, placed, strict=False)) if pair[0] != pair[1]), len(placed))
+        start = min(start, len(path))
+        steps.append(Step(path[-1], len(path) - 1, start, tuple(path[start:])))
+        placed[start : len(path)] = path[start:]
+        if path[start:]:
+            del placed[len(path) :]
+    return tuple(steps)
+
+
+def attend_in_turn(
+    query: Tensor, key: Tensor, value: Tensor, turns: Sequence[Turns], scale: float | None, output: Tensor
+) -> None:
+    """Write the attention of nodes into ``output`` ``[batch, node, head, channel]``; the arguments are those of
+    :func:`.ordered_attention.attend`."""
+    nodes = query.shape[2]
+    layer: Any = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], is_causal=True)
+    for row, turn in enumerate(turns):
+        at = turn.length - (turn.stop - key.shape[2])  # where the text ends in a layer that has dropped slots
+        mine = slice(row, row + 1)
+        states = [(held[row], held[row, :, -nodes:].clone()) for held in (key, value)]
+        for step in turn.steps:
+            stop = at + step.depth + 1
+            if step.tail:
+                for held, before in states:
+                    held[:, at + step.start : stop] = before[:, list(step.tail)]
+            shown = None if turn.shown is None else turn.shown[..., turn.length - at : turn.length + step.depth + 1]
+            one, keys, values = query[mine, :, step.node : step.node + 1], key[mine, :, :stop], value[mine, :, :stop]
+            output[row, step.node] = sdpa_attention_forward(layer, one, keys, values, shown, scaling=scale)[0][0, 0]
+        for held, before in states:
+            held[:, -nodes:] = before
+
+
+def is_fast() -> bool:
+    """Whether that kernel takes little for a single token, as it does where a processor multiplies tiles."""
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return supported is not None and bool(supported())

@@ -1,0 +1,94 @@
+"""What holds of a call's text whatever else changes: that it is plain decoding's, or at least the same each time."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError
+from lookahead.models.code_safety import is_safe
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime.ordered_attention import DTYPES, obstacle
+from lookahead.runtime.packed_layers import Limits, Rows, computed_dtype
+from lookahead.runtime.row_limits import rows_of_all
+from lookahead.runtime.turns import is_fast
+
+_TURNS = 512  # positions up to which attention is plain decoding's, node by node: its price rises with the text
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """What a call's numbers keep.
+
+    Attributes:
+        keeps: ``"plain"`` = the text is the one that plain ``generate`` writes, ``"repeatable"`` = it is the same each
+            time, for the same seed; None = a rounding may decide it.
+        reason: why it keeps no more; None = it keeps all.
+        limits: within which linear layers are run for that; None = in any way that is fast.
+    """
+
+    keeps: Literal["plain", "repeatable"] | None
+    reason: str | None = None
+    limits: Limits | None = None
+
+
+def bits_of(model: PreTrainedModel, traits: ModelTraits, route: str, wanted: bool | None = None) -> Bits:
+    """What a call keeps that is decoded by a ``route``.
+
+    Args:
+        wanted: whether the text has to be the same each time; None = where that costs next to nothing.
+
+    Raises:
+        LookaheadError: it is ``wanted``, and cannot be had.
+    """
+    if route == "plain" or traits.dtype.itemsize > 2:
+        return Bits("plain")
+    if wanted is False:
+        return Bits(None, "repeatable=False")
+    reason = _obstacle(model, traits, route)
+    if reason is None and wanted is None and computed_dtype(traits.dtype) != traits.dtype:
+        name = str(traits.dtype).removeprefix("torch.")
+        reason = f"this processor has no instructions for {name}, and is faster where rows are not alike"
+    rows = rows_of_all(model) if reason is None else None
+    if rows is not None:
+        return _kept(rows, bool(wanted))
+    reason = reason or "this machine's linear layers give other outputs for other numbers of rows"
+    if wanted:
+        raise LookaheadError(
+            f"repeatable=True cannot be kept: {reason}. Leave repeatable unset, or load the model in float32."
+        )
+    return Bits(None, reason)
+
+
+def _kept(rows: dict[int, Rows], wanted: bool) -> Bits:
+    """What passes keep whose linear layers are alike for so many rows: plain decoding's numbers, if those of a single
+    row are, and its attention is fast or the same text is ``wanted``."""
+    if any(each.least > 1 for each in rows.values()):
+        return Bits(
+            "repeatable", "this machine's linear layers give other outputs for one row than for two", Limits(rows)
+        )
+    if not (wanted or is_fast()):
+        return Bits("repeatable", "torch's attention of a single token is slow on this processor", Limits(rows))
+    return Bits("plain", f"after {_TURNS} positions attention is not plain decoding's", Limits(rows, _TURNS))
+
+
+def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | None:
+    """Why a node's numbers depend on more than its text, as far as can be told without a pass; None = nothing is known
+    to."""
+    if traits.device.type != "cpu":
+        return f"on a device of type {traits.device.type} kernels are chosen by what is in a pass"
+    if route != "tree" or traits.is_encoder_decoder:
+        return f"{traits.name} is given drafts by the route of a {route}, through attention of its own"
+    if traits.dtype not in DTYPES:
+        return f"attention in the order of the text is not made for {str(traits.dtype).removeprefix('torch.')}"
+    if traits.attention != "sdpa" or not getattr(model, "_supports_attention_backend", False):
+        return f"the attention of {traits.name} ({traits.attention}) is code of its own"
+    if (missing := obstacle()) is not None:
+        return missing
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            known = type(module) is nn.Linear or isinstance(module, nn.Embedding)
+            if weight is not None and weight.ndim > 1 and not known:
+                return f"{name} of {type(module).__name__} is multiplied by code of its own"
+    return None if is_safe(model) else "code other than transformers' runs in its passes, or may see their tensors"
