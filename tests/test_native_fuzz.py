@@ -118,14 +118,15 @@ def usual(rng: random.Random, name: str) -> list[Any]:
     if name == "exponential":
         states = numbers.integers(0, 255, (2, 5056)).astype(np.uint8)
         states[0, 8:12], states[0, 16:24] = np.array([5], "<i4").view(np.uint8), np.array([7], "<u8").view(np.uint8)
-        return [states, np.zeros((lines, vocab), np.float32), np.zeros((lines, 9), np.int32), 0.1]
+        return [states, np.zeros((lines, vocab), np.float32)]
     if name == "drawn":
-        noise, low = numbers.exponential(size=(lines, vocab)).astype(np.float32), np.zeros((lines, 9), np.int32)
+        noise = numbers.exponential(size=(lines, vocab)).astype(np.float32)
         ids = np.argsort(-logits, 1)[:, : min(vocab, 5)].astype(np.int32)
         best = np.take_along_axis(logits, ids, 1)
         children = [{int(token): rng.randrange(lines) for token in line} for line in ids]
-        pairs, warp = [(noise, low)] * 3, (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
-        return [logits, ids, best, children, rng.randrange(lines), pairs, rng.randrange(lines), warp, (1e-6, 1e-5, 0.1)]
+        warp = (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
+        given = [logits, *rng.choice([(ids, best), (None, None)]), children, rng.randrange(lines), [noise] * 3]
+        return [*given, rng.randrange(lines), warp, (1e-6, 1e-5, 5)]
     arrays = [
         np.zeros((8, 2, 8), np.uint32),
         np.zeros((8, 3), np.uint32),

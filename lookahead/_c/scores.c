@@ -2,12 +2,6 @@
 
 #define COLUMNS 256
 
-typedef struct { /* the best entries of a line so far, best first, and of equal ones the first */
-    float *values;
-    int32_t *ids;
-    Py_ssize_t count, most;
-} Best;
-
 static void
 insert(Best *best, float value, int32_t id)
 {
@@ -20,36 +14,15 @@ insert(Best *best, float value, int32_t id)
     best->ids[at] = id;
 }
 
-/* The highest entries of a line in each of COLUMNS columns, of so many rows that follow each other, into `maxima`;
- * whether any is no number. */
-WIDE static int
+/* The highest entries of a line in each of COLUMNS columns, of so many rows that follow each other, into `maxima`. */
+WIDE static void
 maxima_of(const float *line, Py_ssize_t rows, float *maxima)
 {
-    int broken = 0;
     for (int at = 0; at < COLUMNS; at++)
         maxima[at] = -INFINITY;
     for (Py_ssize_t row = 0; row < rows; row++)
-        for (int at = 0; at < COLUMNS; at++) {
-            float entry = line[row * COLUMNS + at];
-            broken |= entry != entry;
-            maxima[at] = Py_MAX(entry, maxima[at]);
-        }
-    return broken;
-}
-
-float
-highest_of(const float *logits, Py_ssize_t vocab)
-{
-    float maxima[COLUMNS], best = -INFINITY;
-    Py_ssize_t rows = vocab / COLUMNS;
-    int broken = maxima_of(logits, rows, maxima);
-    for (int at = 0; at < COLUMNS; at++)
-        best = Py_MAX(maxima[at], best);
-    for (Py_ssize_t at = rows * COLUMNS; at < vocab; at++) {
-        broken |= logits[at] != logits[at];
-        best = Py_MAX(logits[at], best);
-    }
-    return broken ? NAN : best;
+        for (int at = 0; at < COLUMNS; at++)
+            maxima[at] = Py_MAX(line[row * COLUMNS + at], maxima[at]);
 }
 
 WIDE int
@@ -145,10 +118,8 @@ is_warp(const Warp *warp)
     return sound;
 }
 
-/* The best entries of one line. What is no number counts as the highest. So many columns have an entry that is at least
- * as high as that of their maxima which has the last rank: what is below it need not be looked at. */
-static void
-search(const float *line, Py_ssize_t vocab, Best *best)
+void
+find_best(const float *line, Py_ssize_t vocab, Best *best)
 {
     float maxima[COLUMNS], least = -INFINITY;
     Py_ssize_t broken = -1; /* the first that is no number */
@@ -195,7 +166,7 @@ best_of(PyObject *module, PyObject *const *args, Py_ssize_t count)
         Best best = {line_of(values, at), line_of(ids, at), 0, values->length};
         if (wide != NULL)
             widen(line_of(given, at), wide, given->length);
-        search(wide != NULL ? wide : line_of(given, at), given->length, &best);
+        find_best(wide != NULL ? wide : line_of(given, at), given->length, &best);
     }
     PyMem_Free(wide);
     close_arrays(arrays, 3);

@@ -54,8 +54,14 @@ line_of(const Array *array, Py_ssize_t line)
 /* How many of BLOCK numbers are not below a limit; what is no number never is. */
 int reach(const float *numbers, float least);
 
-/* The highest of some logits; NaN if one is no number. */
-float highest_of(const float *logits, Py_ssize_t vocab);
+typedef struct { /* the best entries of a line so far, best first, and of equal ones the first */
+    float *values;
+    int32_t *ids;
+    Py_ssize_t count, most;
+} Best;
+
+/* The best entries of one line. What is no number counts as the highest. */
+void find_best(const float *line, Py_ssize_t vocab, Best *best);
 
 /* exp of scaled logits less the best, to about single precision, of those far below next to nothing; and their sum. */
 void chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count);
