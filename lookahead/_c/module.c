@@ -77,8 +77,7 @@ int
 read_tuple(PyObject *given, const char *format, ...)
 {
     if (!PyTuple_Check(given)) {
-        PyErr_Format(PyExc_TypeError, "expected a tuple of the %s, got %.100s", strchr(format, ';') + 1,
-                     Py_TYPE(given)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: got no tuple but %.100s", strchr(format, ';') + 1, Py_TYPE(given)->tp_name);
         return 0;
     }
     va_list parts;

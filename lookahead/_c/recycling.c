@@ -170,7 +170,7 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(args[6]))
         return PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
     Rows *rows = rows_of(args[1], args[2]);
-    int known = rows == NULL ? -1 : last_rows(rows, args[3], most, 0, orders, found);
+    int known = rows == NULL ? -1 : last_rows(rows, args[3], most, orders, found);
     known = known < 0 ? -1 : weigh(rows, known, orders, found, weights, votes, args[6]);
     if (known < 0 || open_arrays(arrays, views, 4) < 0)
         return NULL;

@@ -25,6 +25,25 @@ maxima_of(const float *line, Py_ssize_t rows, float *maxima)
             maxima[at] = Py_MAX(line[row * COLUMNS + at], maxima[at]);
 }
 
+/* A number that so many of COLUMNS others reach, and hardly more. */
+WIDE static float
+reached_by(const float *numbers, Py_ssize_t most)
+{
+    float low = INFINITY, high = -INFINITY;
+    for (int at = 0; at < COLUMNS; at++) {
+        low = Py_MIN(numbers[at], low);
+        high = Py_MAX(numbers[at], high);
+    }
+    for (int step = 0; step < 10; step++) {
+        float middle = low + 0.5f * (high - low);
+        int count = 0;
+        for (int at = 0; at < COLUMNS; at++)
+            count += numbers[at] >= middle;
+        *(count < most ? &high : &low) = middle;
+    }
+    return low;
+}
+
 WIDE int
 reach(const float *line, float least)
 {
@@ -32,31 +51,6 @@ reach(const float *line, float least)
     for (int at = 0; at < BLOCK; at++)
         count += !(line[at] < least);
     return count;
-}
-
-/* The entry of some rank of COLUMNS, in an order that is used up (Hoare's selection). */
-static float
-select_rank(float *entries, Py_ssize_t rank)
-{
-    Py_ssize_t low = 0, high = COLUMNS - 1;
-    while (low < high) {
-        float middle = entries[(low + high) / 2];
-        Py_ssize_t up = low, down = high;
-        while (up <= down) {
-            while (entries[up] > middle)
-                up++;
-            while (entries[down] < middle)
-                down--;
-            if (up <= down) {
-                float moved = entries[up];
-                entries[up++] = entries[down];
-                entries[down--] = moved;
-            }
-        }
-        low = rank > down ? up : low;
-        high = rank < up ? down : high;
-    }
-    return entries[rank];
 }
 
 WIDE void
@@ -125,7 +119,7 @@ find_best(const float *line, Py_ssize_t vocab, Best *best)
     Py_ssize_t broken = -1; /* the first that is no number */
     if (best->most <= COLUMNS) {
         maxima_of(line, vocab / COLUMNS, maxima);
-        least = select_rank(maxima, best->most - 1);
+        least = reached_by(maxima, best->most); /* and what is below need not be looked at */
     }
     for (Py_ssize_t start = 0; start < vocab; start += BLOCK) {
         Py_ssize_t end = Py_MIN(start + BLOCK, vocab);

@@ -125,8 +125,8 @@ place_of_order(int order)
 }
 
 /* SuccessorTable.last: the last rows, `most` each, of the suffixes of a context, with their lengths in `orders`; how
- * many; -1 and an error. With only `one` length, those of the longest that is known. */
-int last_rows(const Rows *rows, PyObject *context, int most, int one, int *orders, long *found);
+ * many; -1 and an error. */
+int last_rows(const Rows *rows, PyObject *context, int most, int *orders, long *found);
 
 /* A token of a row of tokens of so many bytes. */
 static inline long
