@@ -271,12 +271,13 @@ class Source:
 def grow(rng: random.Random, depth: int = 0) -> Any:
     sizes = rng.choice([1, 2, 20, 60])
     times = [1.0 + 0.01 * at for at in range(sizes)]
-    least, odds, states = [0.01] * sizes, [rng.random() * 5 for _ in range(12)], [(1,), (2,)]
-    lists: list[list[Any]] = [[], [], [0, 6], odds, times, least]
-    sources = [Source(rng, [*lists, states]) for _ in range(2)]
-    lists[0][:], lists[1][:] = ([getattr(source, name) for source in sources] for name in ("propose", "step"))
+    odds = [rng.random() * 5 for _ in range(12)]
+    lists: list[list[Any]] = [[]]
+    sources = [Source(rng, lists) for _ in range(2)]
+    asked = *(tuple(getattr(source, name) for source in sources) for name in ("propose", "step")), (0, 6)
+    arrays = [np.array(each) for each in (odds, times, [0.01] * sizes)]
     numbers = [0.01, 1.0, 0.001, 0.0, 1.0, 50.0, 0.3, rng.choice([0.0, 0.1]), rng.choice([0.0, 0.1])]
-    given = [7, states, tuple(lists), tuple(numbers), rng.randrange(12), rng.random() < 0.2]
+    given = [7, ((1,), (2,)), asked, *arrays, tuple(numbers), (rng.randrange(12), rng.random() < 0.2)]
     if depth == 0 and rng.random() < 0.5:
         at = rng.randrange(len(given))
         given[at] = spoilt(rng, given[at], rng.choice(lists).clear)

@@ -87,20 +87,6 @@ read_tuple(PyObject *given, const char *format, ...)
     return read;
 }
 
-void *
-with_room(void *entries, Py_ssize_t *room, Py_ssize_t count, Py_ssize_t size)
-{
-    if (count <= *room)
-        return entries;
-    void *larger = count > PY_SSIZE_T_MAX / 4 / size ? NULL : PyMem_Realloc(entries, (2 * count + 64) * size);
-    if (larger == NULL) {
-        PyErr_NoMemory();
-        return entries;
-    }
-    *room = 2 * count + 64;
-    return larger;
-}
-
 int
 append(PyObject *list, PyObject *item)
 {

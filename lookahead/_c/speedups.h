@@ -94,9 +94,6 @@ int takes(const char *name, Py_ssize_t count, Py_ssize_t given);
 /* Read a tuple, as PyArg_ParseTuple does; 0 and an error if it is none. */
 int read_tuple(PyObject *given, const char *format, ...);
 
-/* Entries of so many bytes, with room for `count` at least; without memory as they are, and an error. */
-void *with_room(void *entries, Py_ssize_t *room, Py_ssize_t count, Py_ssize_t size);
-
 #define PLACES 4 /* of lookahead.sources.successor_table */
 #define WAYS 8 /* entries of a bucket */
 
