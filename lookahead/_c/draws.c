@@ -15,21 +15,6 @@ typedef struct { /* what the draw of a token depends on */
     double near, cut, kept;     /* nearness of scores that are open; scaled logits that are surely cut, and kept */
 } Walk;
 
-/* How many of BLOCK tokens may have a score above that of which `least` is the exponential: of noise e and a logit that
- * lies y below the best, they have e least exp(y) < 1, and exp(y) is at least (1 + y / 8)^8. */
-WIDE static int
-may_win(const float *logits, const float *noise, float best, float each, float least)
-{
-    int count = 0;
-    for (int at = 0; at < BLOCK; at++) {
-        float part = 1.0f + (best - logits[at]) * each;
-        part *= part;
-        part *= part;
-        count += !(noise[at] * least * (part * part) >= 1.0f);
-    }
-    return count;
-}
-
 /* Logits of some tokens of the node in float32. */
 static const float *
 logits_of(Walk *walk, Py_ssize_t first, Py_ssize_t count)
@@ -87,25 +72,20 @@ static int
 draw_of_all(Walk *walk)
 {
     const Best *list = &walk->list;
-    float highest = list->values[0], last = list->values[list->count - 1];
-    if (!open_draw(walk, highest, highest))
+    const float *noise = walk->noise;
+    if (!open_draw(walk, list->values[0], list->values[0]))
         return 0;
     for (Py_ssize_t at = 0; at < list->count; at++)
         if (!take(walk, list->ids[at], list->values[at]))
             return 0;
-    double least = exp(walk->top - walk->near) * 0.9999; /* less by what is rounded in single precision */
-    float bound = (float)fmax(exp(scaled(walk, last)) / least * 1.0001, 1e-37); /* noise of 0 always wins */
-    float each = (float)(0.125 / walk->warp.temperature);
+    double last = scaled(walk, list->values[list->count - 1]);
+    float bound = (float)fmax(exp(last - walk->top + walk->near) * 1.0001, 1e-37); /* and noise of 0 always wins */
     for (Py_ssize_t start = 0; start < walk->vocab; start += BLOCK) {
-        Py_ssize_t count = Py_MIN(BLOCK, walk->vocab - start);
-        const float *noise = walk->noise + start;
-        if (count == BLOCK && reach(noise, bound) == BLOCK)
+        Py_ssize_t end = Py_MIN(start + BLOCK, walk->vocab);
+        if (end - start == BLOCK && reach(noise + start, bound) == BLOCK)
             continue;
-        const float *logits = logits_of(walk, start, count);
-        if (count == BLOCK && !may_win(logits, noise, highest, each, (float)least))
-            continue;
-        for (Py_ssize_t at = 0; at < count; at++)
-            if (!take(walk, start + at, logits[at]))
+        for (Py_ssize_t at = start; at < end; at++)
+            if (noise[at] < bound && !take(walk, at, *logits_of(walk, at, 1)))
                 return 0;
     }
     return is_sure(walk);

@@ -79,27 +79,18 @@ chances_of(const float *logits, float best, float scale, float *chances, Py_ssiz
     }
 }
 
-/* The sum of BLOCK chances. */
-WIDE static float
-sum_of_block(const float *logits, float best, float scale)
-{
-    float chances[BLOCK];
-    chances_of(logits, best, scale, chances, BLOCK);
-    for (int half = BLOCK / 2; half; half /= 2)
-        for (int at = 0; at < half; at++)
-            chances[at] += chances[at + half];
-    return chances[0];
-}
-
-double
+WIDE double
 sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale)
 {
-    double total = 0.0;
-    Py_ssize_t start = 0;
-    for (; start + BLOCK <= vocab; start += BLOCK)
-        total += sum_of_block(logits + start, best, scale);
-    for (; start < vocab; start++)
-        total += exp((logits[start] - (double)best) * scale);
+    double sums[BLOCK] = {0.0}, total = 0.0;
+    for (Py_ssize_t start = 0; start < vocab; start += BLOCK) {
+        float chances[BLOCK] = {0.0f};
+        chances_of(logits + start, best, scale, chances, Py_MIN(BLOCK, vocab - start));
+        for (int at = 0; at < BLOCK; at++)
+            sums[at] += chances[at];
+    }
+    for (int at = 0; at < BLOCK; at++)
+        total += sums[at];
     return total;
 }
 

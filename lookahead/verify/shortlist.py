@@ -16,8 +16,8 @@ from lookahead.runtime.scores import highest
 from lookahead.verify.exponential import NoiseAt
 
 _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its last
-_LISTED = 64  # logits that are listed for ``top_p`` where there is no ``top_k``
-_LEAST_LISTED = 16  # where there is neither; fewer that are known already are not enough
+_LISTED = 64  # logits that are listed where there is no ``top_k``
+_LEAST_LISTED = 16  # that are enough if they are known already
 SURE, UNSURE = 1, 2  # where a token may be another one
 Pick = tuple[int, int]  # a token, and one of these
 _ROUNDING = 1e-6  # of a score, for each unit of what it is computed from: ten times float32's
@@ -106,9 +106,7 @@ class Shortlist:
 
     def _most(self) -> int:
         """How many logits a list should have."""
-        if self.top_k:
-            return self.top_k + _TIES
-        return _LISTED if self.top_p < 1.0 else _LEAST_LISTED
+        return self.top_k + _TIES if self.top_k else _LISTED
 
     def listed(self, raw: Tensor, noise: NoiseAt) -> Tensor:
         """Lists that :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
