@@ -125,8 +125,8 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         best = np.take_along_axis(logits, ids, 1)
         children = [{int(token): rng.randrange(lines) for token in line} for line in ids]
         warp = (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
-        given = [logits, *rng.choice([(ids, best), (None, None)]), children, rng.randrange(lines), [noise] * 3]
-        return [*given, rng.randrange(lines), warp, (1e-6, 1e-5, 5)]
+        how = rng.randrange(lines), rng.randrange(lines), warp, (1e-6, 1e-5, 5)
+        return [logits, *rng.choice([(ids, best), (None, None)]), children, [noise] * 3, how]
     arrays = [
         np.zeros((8, 2, 8), np.uint32),
         np.zeros((8, 3), np.uint32),

@@ -6,13 +6,13 @@ typedef struct { /* what the draw of a token depends on */
     PyObject *children;     /* a dict from token to node for each node */
     Array arrays[3];        /* logits [node, vocab], and ids and logits of the best [node, rank] */
     Py_ssize_t vocab;
-    Best found, list;           /* room for the best of one node where they are not given; the best */
-    const float *logits, *noise; /* of one node: of all tokens, if they are float32; noise */
-    const uint16_t *narrow;     /* the logits in bfloat16 */
-    float *wide;                /* room for them in float32 */
-    Py_ssize_t token;           /* that is drawn */
-    double top, second, maybe;  /* the highest scores, and that of a token that may be cut */
-    double near, cut, kept;     /* nearness of scores that are open; scaled logits that are surely cut, and kept */
+    Best found, list;            /* room for the best of one node where they are not given; the best */
+    const float *logits, *noise; /* of one node, and of all tokens: logits, if they are in float32; noise */
+    const uint16_t *narrow;      /* the logits in bfloat16 */
+    float *wide;                 /* room for them in float32 */
+    Py_ssize_t token;            /* that is drawn */
+    double top, second, maybe;   /* the highest scores, and that of a token that may be cut */
+    double near, cut, kept;      /* nearness of scores that are open; scaled logits that are surely cut, and kept */
 } Walk;
 
 /* Logits of some tokens of the node in float32. */
@@ -194,7 +194,7 @@ draw_path(Walk *walk, Py_ssize_t node, PyObject *lines, Py_ssize_t row, PyObject
     for (Py_ssize_t at = 0; node >= 0 && at < PyList_GET_SIZE(lines); at++) {
         PyObject *line = item_of(lines, at);
         int sure = line == NULL ? -1 : draw_at(walk, node, line, row);
-        PyObject *choice = sure < 0 ? NULL : pair((long)walk->token, sure ? 1 : 2);
+        PyObject *choice = sure < 0 ? NULL : Py_BuildValue("ni", walk->token, sure ? 1 : 2);
         int failed = choice == NULL || PyList_Append(drawn, choice) < 0;
         node = failed || !sure ? -1 : child_of(walk->children, node, PyTuple_GET_ITEM(choice, 0));
         Py_XDECREF(choice);
@@ -203,7 +203,7 @@ draw_path(Walk *walk, Py_ssize_t node, PyObject *lines, Py_ssize_t row, PyObject
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* drawn(logits, ids, best, children, node, lines, row, warp, (rounding, close, listed)): tokens and certainty, 1 or 2,
+/* drawn(logits, ids, best, children, lines, (node, row, warp, (rounding, close, listed))): tokens and certainty (1, 2)
  * at a node and at those of its children which are drawn. `logits` are [node, vocab], float32 or bfloat16, and the best
  * [node, rank], or None twice: then so many are found here. Each token's noise is a row of one of `lines`. */
 PyObject *
@@ -213,16 +213,15 @@ drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
         .arrays = {{"logits", FLOAT32_OR_BFLOAT16, 2}, {"ids", INT32, 2, OPTIONAL}, {"best", FLOAT32, 2, OPTIONAL}}};
     const Array *logits = walk.arrays, *ids = logits + 1, *best = logits + 2;
     Warp *warp = &walk.warp;
-    Py_ssize_t listed;
-    if (!takes("drawn", 9, count) ||
-        !read_tuple(args[7], "dndd;warp", &warp->temperature, &warp->top_k, &warp->top_p, &warp->min_p) ||
-        !read_tuple(args[8], "ddn;margins", &walk.rounding, &walk.close, &listed) || !is_warp(warp))
+    Py_ssize_t node, row, listed;
+    if (!takes("drawn", 6, count) ||
+        !read_tuple(args[5], "nn(dndd)(ddn);place, warp and margins", &node, &row, &warp->temperature, &warp->top_k,
+                    &warp->top_p, &warp->min_p, &walk.rounding, &walk.close, &listed) || !is_warp(warp))
         return NULL;
     walk.children = args[3];
-    Py_ssize_t node = PyLong_AsSsize_t(args[4]), row = PyErr_Occurred() ? 0 : PyLong_AsSsize_t(args[6]);
-    if (!PyErr_Occurred() && !(PyList_Check(args[3]) && PyList_Check(args[5])))
-        PyErr_SetString(PyExc_TypeError, "expected lists of children and lines");
-    if (PyErr_Occurred() || open_arrays(walk.arrays, args, 3) < 0)
+    if (!PyList_Check(args[3]) || !PyList_Check(args[4]))
+        return PyErr_Format(PyExc_TypeError, "expected lists of children and lines");
+    if (open_arrays(walk.arrays, args, 3) < 0)
         return NULL;
     walk.vocab = logits->length;
     listed = Py_MIN(Py_MAX(listed, 1), walk.vocab);
@@ -236,7 +235,7 @@ drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
         PyErr_NoMemory();
     else if (room != NULL)
         walk.found = (Best){room + widened, (int32_t *)(room + widened + listed), 0, listed};
-    if (PyErr_Occurred() || draw_path(&walk, node, args[5], row, found) < 0)
+    if (PyErr_Occurred() || draw_path(&walk, node, args[4], row, found) < 0)
         Py_CLEAR(found);
     PyMem_Free(room);
     close_arrays(walk.arrays, 3);

@@ -101,25 +101,6 @@ item_of(PyObject *list, Py_ssize_t at)
     return Py_XNewRef(PyList_GetItem(list, at));
 }
 
-long long
-integer_of(PyObject *list, Py_ssize_t at)
-{
-    PyObject *item = item_of(list, at);
-    long long value = item == NULL ? -1 : PyLong_AsLongLong(item);
-    Py_XDECREF(item);
-    return value;
-}
-
-PyObject *
-pair(long one, long other)
-{
-    PyObject *first = PyLong_FromLong(one), *second = PyLong_FromLong(other);
-    PyObject *found = first == NULL || second == NULL ? NULL : PyTuple_Pack(2, first, second);
-    Py_XDECREF(first);
-    Py_XDECREF(second);
-    return found;
-}
-
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},
 
 static PyMethodDef methods[] = {EACH(METHOD){NULL, NULL, 0, NULL}};

@@ -92,18 +92,28 @@ add_usual(Draw *draw, const Array *usual, double left, int beside)
     }
 }
 
+/* A token and a kind. */
+static PyObject *
+pair(long token, long kind)
+{
+    PyObject *first = PyLong_FromLong(token), *second = PyLong_FromLong(kind);
+    PyObject *found = first == NULL || second == NULL ? NULL : PyTuple_Pack(2, first, second);
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    return found;
+}
+
 /* perturbed.offer: the best `most`, equal ones in their order. */
 static PyObject *
 offered(Draw *draw, Py_ssize_t most, const Array *bounds, long first)
 {
     PyObject *found = PyList_New(0);
     for (Py_ssize_t place = 0; found != NULL && place < Py_MIN(most, draw->count); place++) {
-        Py_ssize_t best = place;
-        for (Py_ssize_t at = place + 1; at < draw->count; at++)
-            best = draw->shares[at].share > draw->shares[best].share ? at : best;
-        Share taken = draw->shares[best];
-        memmove(draw->shares + place + 1, draw->shares + place, (best - place) * sizeof(Share));
-        draw->shares[place] = taken;
+        Share *best = draw->shares, taken;
+        for (Share *each = best + 1; each < draw->shares + draw->count; each++)
+            best = each->share > best->share ? each : best;
+        taken = *best;
+        best->share = -INFINITY;
         long bin = 0;
         while (bin < bounds->length && ((const double *)bounds->data)[bin] <= taken.share)
             bin++;

@@ -14,31 +14,26 @@ insert(Best *best, float value, int32_t id)
     best->ids[at] = id;
 }
 
-/* The highest entries of a line in each of COLUMNS columns, of so many rows that follow each other, into `maxima`. */
-WIDE static void
-maxima_of(const float *line, Py_ssize_t rows, float *maxima)
+/* What so many entries of a line reach, and few more: what so many of COLUMNS columns' maxima do, found by halving. The
+ * columns' rows follow each other. */
+WIDE static float
+least_of_best(const float *line, Py_ssize_t rows, Py_ssize_t most)
 {
+    float maxima[COLUMNS], low = INFINITY, high = -INFINITY;
     for (int at = 0; at < COLUMNS; at++)
         maxima[at] = -INFINITY;
     for (Py_ssize_t row = 0; row < rows; row++)
         for (int at = 0; at < COLUMNS; at++)
             maxima[at] = Py_MAX(line[row * COLUMNS + at], maxima[at]);
-}
-
-/* A number that so many of COLUMNS others reach, and hardly more. */
-WIDE static float
-reached_by(const float *numbers, Py_ssize_t most)
-{
-    float low = INFINITY, high = -INFINITY;
     for (int at = 0; at < COLUMNS; at++) {
-        low = Py_MIN(numbers[at], low);
-        high = Py_MAX(numbers[at], high);
+        low = Py_MIN(maxima[at], low);
+        high = Py_MAX(maxima[at], high);
     }
     for (int step = 0; step < 10; step++) {
         float middle = low + 0.5f * (high - low);
         int count = 0;
         for (int at = 0; at < COLUMNS; at++)
-            count += numbers[at] >= middle;
+            count += maxima[at] >= middle;
         *(count < most ? &high : &low) = middle;
     }
     return low;
@@ -106,12 +101,8 @@ is_warp(const Warp *warp)
 void
 find_best(const float *line, Py_ssize_t vocab, Best *best)
 {
-    float maxima[COLUMNS], least = -INFINITY;
+    float least = best->most > COLUMNS ? -INFINITY : least_of_best(line, vocab / COLUMNS, best->most);
     Py_ssize_t broken = -1; /* the first that is no number */
-    if (best->most <= COLUMNS) {
-        maxima_of(line, vocab / COLUMNS, maxima);
-        least = reached_by(maxima, best->most); /* and what is below need not be looked at */
-    }
     for (Py_ssize_t start = 0; start < vocab; start += BLOCK) {
         Py_ssize_t end = Py_MIN(start + BLOCK, vocab);
         if (end - start == BLOCK && !reach(line + start, least))

@@ -78,15 +78,11 @@ typedef struct { /* what happens to logits before a draw, as lookahead.sources.p
 /* Whether that can be; if not, there is an error. */
 int is_warp(const Warp *warp);
 
-/* A tuple of two integers. */
-PyObject *pair(long one, long other);
-
 /* Append an item and give its reference away; -1 and an error if it is NULL. */
 int append(PyObject *list, PyObject *item);
 
-/* A new reference to an item of a list, and it as an integer; NULL or -1, and an error, if it is none. */
+/* A new reference to an item of a list; NULL and an error if there is none. */
 PyObject *item_of(PyObject *list, Py_ssize_t at);
-long long integer_of(PyObject *list, Py_ssize_t at);
 
 /* Whether a function was given so many arguments; if not, there is an error. */
 int takes(const char *name, Py_ssize_t count, Py_ssize_t given);

@@ -121,6 +121,16 @@ typedef struct { /* a row: its context, and in each place its entry, what that i
     uint32_t *entries[PLACES], tags[PLACES], before[PLACES];
 } Row;
 
+/* An item of a list as an integer; -1, and maybe an error. */
+static long long
+integer_of(PyObject *list, Py_ssize_t at)
+{
+    PyObject *item = item_of(list, at);
+    long long value = item == NULL ? -1 : PyLong_AsLongLong(item);
+    Py_XDECREF(item);
+    return value;
+}
+
 /* What stands after each node of a tree, of which the first has the context `root`. */
 static int
 read_tree(PyObject *root, PyObject *parents, PyObject *tokens, Row *made, Py_ssize_t count)

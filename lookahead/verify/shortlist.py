@@ -97,8 +97,8 @@ class Shortlist:
             ids, best = np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data
         view = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy().data
         warped = (self.temperature, self.top_k, self.top_p, self.min_p)
-        close = (_ROUNDING, _CLOSE, self._most())
-        found: list[Pick] = _native.speedups.drawn(view, ids, best, children, node, lines, row, warped, close)
+        how = node, row, warped, (_ROUNDING, _CLOSE, self._most())
+        found: list[Pick] = _native.speedups.drawn(view, ids, best, children, lines, how)
         return found
 
     def _highest(self, raw: Tensor) -> tuple[Tensor, Tensor]:
