@@ -126,9 +126,9 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         children = [{int(token): rng.randrange(lines) for token in line} for line in ids]
         warp = (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
         how = rng.randrange(lines), rng.randrange(lines), warp, (1e-6, 1e-5, 5)
-        return [logits, *rng.choice([(ids, best), (None, None)]), children, [noise] * 3, how]
+        return [logits, *rng.choice([(ids, best), (None, None)]), children, (noise,) * 3, how]
     arrays = [
-        np.zeros((8, 2, 8), np.uint32),
+        np.zeros((8, 16), np.uint32),
         np.zeros((8, 3), np.uint32),
         np.zeros((8, width), rng.choice(["u2", "i4"])),
     ]

@@ -191,14 +191,12 @@ child_of(PyObject *children, Py_ssize_t node, PyObject *token)
 static int
 draw_path(Walk *walk, Py_ssize_t node, PyObject *lines, Py_ssize_t row, PyObject *drawn)
 {
-    for (Py_ssize_t at = 0; node >= 0 && at < PyList_GET_SIZE(lines); at++) {
-        PyObject *line = item_of(lines, at);
-        int sure = line == NULL ? -1 : draw_at(walk, node, line, row);
+    for (Py_ssize_t at = 0; node >= 0 && at < PyTuple_GET_SIZE(lines); at++) {
+        int sure = draw_at(walk, node, PyTuple_GET_ITEM(lines, at), row);
         PyObject *choice = sure < 0 ? NULL : Py_BuildValue("ni", walk->token, sure ? 1 : 2);
         int failed = choice == NULL || PyList_Append(drawn, choice) < 0;
         node = failed || !sure ? -1 : child_of(walk->children, node, PyTuple_GET_ITEM(choice, 0));
         Py_XDECREF(choice);
-        Py_XDECREF(line);
     }
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -219,8 +217,8 @@ drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
                     &warp->top_p, &warp->min_p, &walk.rounding, &walk.close, &listed) || !is_warp(warp))
         return NULL;
     walk.children = args[3];
-    if (!PyList_Check(args[3]) || !PyList_Check(args[4]))
-        return PyErr_Format(PyExc_TypeError, "expected lists of children and lines");
+    if (!PyList_Check(args[3]) || !PyTuple_Check(args[4]))
+        return PyErr_Format(PyExc_TypeError, "expected a list of children and a tuple of lines");
     if (open_arrays(walk.arrays, args, 3) < 0)
         return NULL;
     walk.vocab = logits->length;

@@ -5,15 +5,15 @@ static int
 fits(const Array *array)
 {
     const Py_buffer *buffer = &array->buffer;
-    Py_ssize_t size = buffer->itemsize, width = size, outer = array->axes > 1;
+    Py_ssize_t size = buffer->itemsize, last = array->axes - 1;
     if (buffer->ndim != array->axes || buffer->format == NULL || !*buffer->format || buffer->format[1] ||
         strchr(array->formats, *buffer->format) == NULL || (array->size ? size != array->size : size != 2 && size != 4))
         return 0;
-    int sound = !((uintptr_t)buffer->buf & (size - 1)) && buffer->shape[0] <= INT32_MAX;
-    for (Py_ssize_t axis = array->axes; axis-- > outer; width *= buffer->shape[axis])
-        sound &= buffer->shape[axis] <= INT32_MAX && (buffer->shape[axis] < 2 || buffer->strides[axis] == width);
-    if (outer && buffer->shape[0] > 1) /* lines that are written lie apart */
-        sound &= !(buffer->strides[0] & (size - 1)) && buffer->strides[0] >= (array->flags & WRITTEN ? width : 0);
+    int sound = !((uintptr_t)buffer->buf & (size - 1)) && buffer->shape[0] <= INT32_MAX &&
+                buffer->shape[last] <= INT32_MAX && (buffer->shape[last] < 2 || buffer->strides[last] == size);
+    if (last && buffer->shape[0] > 1) /* lines that are written lie apart */
+        sound &= !(buffer->strides[0] & (size - 1)) &&
+                 buffer->strides[0] >= (array->flags & WRITTEN ? buffer->shape[last] * size : 0);
     return sound || buffer->len == 0;
 }
 
@@ -35,7 +35,7 @@ open_array(Array *array, PyObject *given)
     array->size = size;
     array->lines = array->axes > 1 ? buffer->shape[0] : 1;
     array->stride = array->axes > 1 ? buffer->strides[0] : 0;
-    array->length = array->axes > 2 ? buffer->shape[1] * buffer->shape[2] : buffer->shape[array->axes - 1];
+    array->length = buffer->shape[array->axes - 1];
     array->end = array->data + (buffer->len ? (array->lines - 1) * array->stride + array->length * array->size : 0);
     return 0;
 }

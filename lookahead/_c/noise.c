@@ -91,19 +91,6 @@ read_words(Generator *from, uint32_t *out, int count)
     }
 }
 
-static void
-draw_line(Generator *from, float *line, Py_ssize_t vocab)
-{
-    uint32_t words[2 * PART] = {0};
-    float part[PART];
-    for (Py_ssize_t start = 0; start < vocab; start += PART) {
-        int count = vocab - start < PART ? (int)(vocab - start) : PART;
-        read_words(from, words, 2 * count);
-        exponentials(words, part);
-        memcpy(line + start, part, count * sizeof(float));
-    }
-}
-
 /* exponential(states, lines): fill float32 lines as torch's `exponential_` does, as many behind each of several states,
  * of which the first is given and the others are found. */
 PyObject *
@@ -111,6 +98,8 @@ exponential(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     Generator generator;
     Saved saved = {.left = 0};
+    uint32_t words[2 * PART] = {0};
+    float part[PART];
     Array arrays[] = {{"states", "B", 1, 2, WRITTEN}, {"lines", FLOAT32, 2, WRITTEN}};
     const Array *states = arrays, *lines = arrays + 1;
     if (!takes("exponential", 2, given) || open_arrays(arrays, args, 2) < 0)
@@ -128,7 +117,12 @@ exponential(PyObject *module, PyObject *const *args, Py_ssize_t given)
     for (int at = 0; at < WORDS; at++)
         generator.words[at] = (uint32_t)saved.words[at];
     for (Py_ssize_t line = 0; line < lines->lines; line++) {
-        draw_line(&generator, line_of(lines, line), lines->length);
+        for (Py_ssize_t start = 0; start < lines->length; start += PART) {
+            int numbers = (int)Py_MIN(PART, lines->length - start);
+            read_words(&generator, words, 2 * numbers);
+            exponentials(words, part);
+            memcpy((float *)line_of(lines, line) + start, part, numbers * sizeof(float));
+        }
         if ((line + 1) % each)
             continue;
         for (int at = 0; at < WORDS; at++)

@@ -36,7 +36,7 @@ typedef struct { /* an argument: first what it has to be, then what it is */
     Py_ssize_t size;
     int axes, flags;
     char *data, *end;
-    Py_ssize_t lines, length, stride; /* items of all axes but the first, or of the only one; bytes between lines */
+    Py_ssize_t lines, length, stride; /* of one axis there is one line; items of a line; bytes between lines */
     Py_buffer buffer;
 } Array;
 
@@ -94,7 +94,7 @@ int read_tuple(PyObject *given, const char *format, ...);
 #define WAYS 8 /* entries of a bucket */
 
 enum { /* a table's arrays */
-    ENTRIES, /* [bucket, 2, WAYS] of uint32: tags, and the numbers of their rows */
+    ENTRIES, /* [bucket, 2 WAYS] of uint32: tags, and the numbers of their rows */
     BEFORE,  /* [row, 3] of uint32: the number of the row that its context of so many tokens had before */
     TOKENS,  /* [row, width] of uint16 or int32, best first */
     LOGITS,

@@ -22,7 +22,7 @@ free_rows(PyObject *capsule)
 PyObject *
 rows(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    Rows found = {{{"entries", "IL", 4, 3, WRITTEN}, {"before", "IL", 4, 2, WRITTEN}, {"tokens", "hHil", 0, 2},
+    Rows found = {{{"entries", "IL", 4, 2, WRITTEN}, {"before", "IL", 4, 2, WRITTEN}, {"tokens", "hHil", 0, 2},
                    {"logits", FLOAT32, 2}}};
     const Array *entries = found.arrays + ENTRIES, *before = found.arrays + BEFORE, *tokens = found.arrays + TOKENS;
     if (!takes("rows", ARRAYS, count) || open_arrays(found.arrays, args, ARRAYS) < 0)
@@ -32,7 +32,7 @@ rows(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (!entries->lines || entries->lines & (entries->lines - 1) || entries->length != 2 * WAYS || !found.capacity ||
         found.capacity & (found.capacity - 1) || before->lines != found.capacity || before->length != 3 ||
         tokens->lines != found.capacity || tokens->length != found.width)
-        PyErr_SetString(PyExc_ValueError, "expected entries [2^n, 2, 8], before [2^n, 3], tokens, logits [2^n, rank]");
+        PyErr_SetString(PyExc_ValueError, "expected entries [2^n, 16], before [2^n, 3], tokens, logits [2^n, rank]");
     Rows *held = PyErr_Occurred() ? NULL : PyMem_New(Rows, 1);
     PyObject *capsule = held == NULL ? NULL : PyCapsule_New(memcpy(held, &found, sizeof(Rows)), NAME, free_rows);
     if (capsule == NULL) {
