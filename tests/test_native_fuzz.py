@@ -118,16 +118,17 @@ def usual(rng: random.Random, name: str) -> list[Any]:
     if name == "exponential":
         states = numbers.integers(0, 255, (2, 5056)).astype(np.uint8)
         states[0, 8:12], states[0, 16:24] = np.array([5], "<i4").view(np.uint8), np.array([7], "<u8").view(np.uint8)
-        return [states, np.zeros((lines, vocab), np.float32), np.zeros((lines, 9), np.int32), 0.1]
+        return [states, np.zeros((lines, vocab), np.float32)]
     if name == "drawn":
-        noise, low = numbers.exponential(size=(lines, vocab)).astype(np.float32), np.zeros((lines, 9), np.int32)
+        noise = numbers.exponential(size=(lines, vocab)).astype(np.float32)
         ids = np.argsort(-logits, 1)[:, : min(vocab, 5)].astype(np.int32)
         best = np.take_along_axis(logits, ids, 1)
         children = [{int(token): rng.randrange(lines) for token in line} for line in ids]
-        pairs, warp = [(noise, low)] * 3, (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
-        return [logits, ids, best, children, rng.randrange(lines), pairs, rng.randrange(lines), warp, (1e-6, 1e-5, 0.1)]
+        warp = (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
+        how = rng.randrange(lines), rng.randrange(lines), warp, (1e-6, 1e-5, 5)
+        return [logits, *rng.choice([(ids, best), (None, None)]), children, (noise,) * 3, how]
     arrays = [
-        np.zeros((8, 2, 8), np.uint32),
+        np.zeros((8, 16), np.uint32),
         np.zeros((8, 3), np.uint32),
         np.zeros((8, width), rng.choice(["u2", "i4"])),
     ]
@@ -270,12 +271,13 @@ class Source:
 def grow(rng: random.Random, depth: int = 0) -> Any:
     sizes = rng.choice([1, 2, 20, 60])
     times = [1.0 + 0.01 * at for at in range(sizes)]
-    least, odds, states = [0.01] * sizes, [rng.random() * 5 for _ in range(12)], [(1,), (2,)]
-    lists: list[list[Any]] = [[], [], [0, 6], odds, times, least]
-    sources = [Source(rng, [*lists, states]) for _ in range(2)]
-    lists[0][:], lists[1][:] = ([getattr(source, name) for source in sources] for name in ("propose", "step"))
+    odds = [rng.random() * 5 for _ in range(12)]
+    lists: list[list[Any]] = [[]]
+    sources = [Source(rng, lists) for _ in range(2)]
+    asked = *(tuple(getattr(source, name) for source in sources) for name in ("propose", "step")), (0, 6)
+    arrays = [np.array(each) for each in (odds, times, [0.01] * sizes)]
     numbers = [0.01, 1.0, 0.001, 0.0, 1.0, 50.0, 0.3, rng.choice([0.0, 0.1]), rng.choice([0.0, 0.1])]
-    given = [7, states, tuple(lists), tuple(numbers), rng.randrange(12), rng.random() < 0.2]
+    given = [7, ((1,), (2,)), asked, *arrays, tuple(numbers), (rng.randrange(12), rng.random() < 0.2)]
     if depth == 0 and rng.random() < 0.5:
         at = rng.randrange(len(given))
         given[at] = spoilt(rng, given[at], rng.choice(lists).clear)

@@ -90,15 +90,11 @@ def test_what_is_sure_is_drawn(seed: int) -> None:
     shortlist = Shortlist.of(processors)
     assert shortlist is not None
     chances = processors(torch.zeros(1, 1, dtype=torch.long), logits.float()).softmax(-1)
-    low = np.zeros((1, 192), np.int32)
-    few = np.nonzero(noise[0].numpy() < exponential.low_noise(vocab))[0]
-    low[0, 0], low[0, 1 : 1 + len(few)] = len(few) if len(few) < 192 else -1, few[:191]
     said = None
     if rng.random() < 0.5:
         best = score(logits[None], rng.choice([4, 20, 64])).successors
         said = best and best[0]
-    views = noise.numpy().data, rng.choice([None, low.data])
-    ((token, sure),) = shortlist.path(logits, 0, [{}], [views], 0, said)
+    ((token, sure),) = shortlist.path(logits, 0, [{}], [noise.numpy().data], 0, said)
     assert 0 <= token < vocab
     if sure == SURE:
         assert chances.isfinite().all()

@@ -2,77 +2,62 @@
 
 typedef struct { /* what the draw of a token depends on */
     Warp warp;
-    double rounding, close, low_noise; /* lookahead.verify.shortlist's _ROUNDING and _CLOSE; what low noise is below */
-    PyObject *children;                /* a dict from token to node for each node */
-    Array arrays[3];                   /* logits [node, vocab], and ids and logits of the best [node, rank] */
-    Py_ssize_t vocab, listed;
-    const float *logits, *best, *noise; /* of one node: of all tokens, if they are float32, and of the best; noise */
-    const int32_t *ids, *low;           /* of the best, and tokens of low noise behind their number, or NULL */
-    const uint16_t *narrow;             /* the logits in bfloat16 */
-    float *wide;                        /* room for them in float32 */
-    double *scaled;                     /* room for a list */
-    Py_ssize_t token;                   /* that is drawn */
-    double top, second, maybe;          /* the highest scores, and that of a token that may be cut */
-    double highest, near, cut, kept;    /* logit; nearness of scores that are open; scaled logits surely cut, kept */
+    double rounding, close; /* lookahead.verify.shortlist's _ROUNDING and _CLOSE */
+    PyObject *children;     /* a dict from token to node for each node */
+    Array arrays[3];        /* logits [node, vocab], and ids and logits of the best [node, rank] */
+    Py_ssize_t vocab;
+    Best found, list;            /* room for the best of one node where they are not given; the best */
+    const float *logits, *noise; /* of one node, and of all tokens: logits, if they are in float32; noise */
+    const uint16_t *narrow;      /* the logits in bfloat16 */
+    float *wide;                 /* room for them in float32 */
+    Py_ssize_t token;            /* that is drawn */
+    double top, second, maybe;   /* the highest scores, and that of a token that may be cut */
+    double near, cut, kept;      /* nearness of scores that are open; scaled logits that are surely cut, and kept */
 } Walk;
 
-/* How many of BLOCK tokens may have a score above that of which `least` is the exponential: of noise e and a logit that
- * lies y below the best, they have e least exp(y) < 1, and exp(y) is at least (1 + y / 8)^8. */
-WIDE static int
-may_win(const float *logits, const float *noise, float best, float each, float least)
+/* Logits of some tokens of the node in float32. */
+static const float *
+logits_of(Walk *walk, Py_ssize_t first, Py_ssize_t count)
 {
-    int count = 0;
-    for (int at = 0; at < BLOCK; at++) {
-        float part = 1.0f + (best - logits[at]) * each;
-        part *= part;
-        part *= part;
-        count += !(noise[at] * least * (part * part) >= 1.0f);
-    }
-    return count;
+    if (walk->logits != NULL)
+        return walk->logits + first;
+    widen(walk->narrow + first, walk->wide + first, count);
+    return walk->wide + first;
 }
 
-/* Take in a token's score. */
-static void
-enter(Walk *walk, Py_ssize_t token, double score)
+static double
+scaled(const Walk *walk, float logit)
 {
-    if (score > walk->top) {
-        walk->second = walk->top;
-        walk->top = score;
-        walk->token = token;
-    } else if (score > walk->second)
-        walk->second = score;
+    return ((double)logit - walk->list.values[0]) / walk->warp.temperature;
 }
 
-/* Begin a draw of tokens that only min_p cuts; whether their scores can be told apart at all. */
+/* Begin a draw of tokens that only min_p cuts, of which two logits are these; whether scores can be told apart. */
 static int
-open_draw(Walk *walk, double highest)
+open_draw(Walk *walk, double one, double other)
 {
-    double close = walk->close + (walk->near = walk->rounding * (32.0 + 4.0 * fabs(highest) / walk->warp.temperature));
-    walk->highest = highest;
+    walk->near = walk->rounding * (32.0 + 2.0 * (fabs(one) + fabs(other)) / walk->warp.temperature);
+    double close = walk->close + walk->near;
     walk->top = walk->second = walk->maybe = -INFINITY;
-    walk->cut = walk->warp.min_p ? log(walk->warp.min_p * (1.0 - close)) : -INFINITY;
-    walk->kept = walk->warp.min_p ? log(walk->warp.min_p * (1.0 + close)) : -INFINITY;
-    walk->token = 0;
+    walk->cut = log(walk->warp.min_p * (1.0 - close));
+    walk->kept = log(walk->warp.min_p * (1.0 + close));
+    walk->token = walk->list.ids[0];
     return walk->near < 1.0 && close < 1.0;
 }
 
-/* Whether a token's score is finite, or -inf. */
+/* Take in a token's score, more than once maybe; whether that is finite, or -inf. */
 static int
 take(Walk *walk, Py_ssize_t token, float logit)
 {
-    double scaled = (logit - walk->highest) / walk->warp.temperature, score = scaled - log(walk->noise[token]);
-    if (scaled > walk->kept)
-        enter(walk, token, score);
-    else if (scaled > walk->cut)
+    double place = scaled(walk, logit), score = place - log(walk->noise[token]);
+    if (place > walk->kept && score > walk->top) {
+        walk->second = walk->top;
+        walk->top = score;
+        walk->token = token;
+    } else if (place > walk->kept)
+        walk->second = token == walk->token ? walk->second : fmax(walk->second, score);
+    else if (place > walk->cut)
         walk->maybe = fmax(walk->maybe, score);
     return score < INFINITY;
-}
-
-/* Of which number the exponential noise has to be the part, so that a token may outdo all so far. */
-static double
-least_of(const Walk *walk)
-{
-    return exp(walk->top - walk->near) * 0.9999; /* less by what is rounded in single precision */
 }
 
 static int
@@ -81,58 +66,27 @@ is_sure(const Walk *walk)
     return isfinite(walk->top) && walk->top - walk->near > fmax(walk->second, walk->maybe);
 }
 
-/* The token drawn from all, of which only min_p cuts any, and whether that is certain. */
+/* The token drawn where only min_p cuts, and whether that is certain. Tokens that are not listed lie as far below the
+ * best as the last one listed, so most have too much noise to win, whatever their logits are. */
 static int
 draw_of_all(Walk *walk)
 {
-    float each = (float)(0.125 / walk->warp.temperature), least = 0.0f;
-    if (!open_draw(walk, highest_of(walk->logits, walk->vocab)))
+    const Best *list = &walk->list;
+    const float *noise = walk->noise;
+    if (!open_draw(walk, list->values[0], list->values[0]))
         return 0;
+    for (Py_ssize_t at = 0; at < list->count; at++)
+        if (!take(walk, list->ids[at], list->values[at]))
+            return 0;
+    double last = scaled(walk, list->values[list->count - 1]);
+    float bound = (float)fmax(exp(last - walk->top + walk->near) * 1.0001, 1e-37); /* and noise of 0 always wins */
     for (Py_ssize_t start = 0; start < walk->vocab; start += BLOCK) {
         Py_ssize_t end = Py_MIN(start + BLOCK, walk->vocab);
-        const float *logits = walk->logits + start;
-        if (end - start == BLOCK && !may_win(logits, walk->noise + start, (float)walk->highest, each, least))
+        if (end - start == BLOCK && reach(noise + start, bound) == BLOCK)
             continue;
         for (Py_ssize_t at = start; at < end; at++)
-            if (!take(walk, at, walk->logits[at]))
+            if (noise[at] < bound && !take(walk, at, *logits_of(walk, at, 1)))
                 return 0;
-        least = (float)least_of(walk);
-    }
-    return is_sure(walk);
-}
-
-static int
-is_listed(const Walk *walk, int32_t token)
-{
-    for (Py_ssize_t at = 0; at < walk->listed; at++)
-        if (walk->ids[at] == token)
-            return 1;
-    return 0;
-}
-
-/* Whether the listed tokens, and those of low noise, are all that may be drawn: others lie as far below the best as the
- * last one listed. Then the token, and whether that is certain; else -1. */
-static int
-draw_of_low(Walk *walk)
-{
-    if (!open_draw(walk, walk->best[0]) || walk->low[0] < 0)
-        return -1;
-    for (Py_ssize_t at = 0; at < walk->listed; at++)
-        if (!take(walk, walk->ids[at], walk->best[at]))
-            return -1;
-    double last = (walk->best[walk->listed - 1] - walk->highest) / walk->warp.temperature;
-    double bound = exp(last) / least_of(walk);
-    if (!(bound < walk->low_noise))
-        return -1;
-    for (int32_t at = 1; at <= walk->low[0]; at++) {
-        int32_t token = walk->low[at];
-        float logit;
-        if (!(walk->noise[token] < bound) || is_listed(walk, token))
-            continue;
-        if (walk->logits == NULL)
-            widen(walk->narrow + token, &logit, 1);
-        if (!take(walk, token, walk->logits == NULL ? logit : walk->logits[token]))
-            return -1;
     }
     return is_sure(walk);
 }
@@ -142,77 +96,40 @@ static int
 draw_of_list(Walk *walk)
 {
     const Warp *warp = &walk->warp;
-    Py_ssize_t listed = walk->listed, count = listed, vocab = walk->vocab, ties = 0, surely = 0, maybe = 0;
-    double best = walk->best[0], last = best, whole = 0.0, before = 0.0, close, *scaled = walk->scaled;
-    int sure = 1, open = !warp->top_k && count < vocab;
-    walk->token = walk->ids[0];
-    if (warp->top_k)
-        last = walk->best[Py_MIN(warp->top_k, count) - 1];
-    double near = walk->rounding * (32.0 + 2.0 * (fabs(best) + fabs(last)) / warp->temperature);
-    if (!(near < 1.0))
+    const float *best = walk->list.values;
+    Py_ssize_t listed = walk->list.count, count = listed, vocab = walk->vocab, ties = 0, surely = 0, maybe = 0;
+    float last = warp->top_k ? best[Py_MIN(warp->top_k, listed) - 1] : best[0];
+    int sure = 1, open = !warp->top_k && listed < vocab;
+    if (!open_draw(walk, best[0], last))
         return 0;
     if (warp->top_k) { /* which keeps those that equal the last */
         for (Py_ssize_t at = count = 0; at < listed; at++) {
-            count += walk->best[at] >= last;
-            ties += walk->best[at] > last - near * warp->temperature;
+            count += best[at] >= last;
+            ties += best[at] > last - walk->near * warp->temperature;
         }
         sure = ties == count && (count < listed || count == vocab);
     }
-    for (Py_ssize_t at = 0; at < count; at++)
-        scaled[at] = (walk->best[at] - best) / warp->temperature;
-    Py_ssize_t kept = count, likely = count;
     if (warp->top_p < 1.0) {
-        close = walk->close + near;
+        double whole = 0.0, before = 0.0, close = walk->close + walk->near;
         if (open) {
-            whole = sum_of_chances(walk->logits, vocab, (float)best, (float)(1.0 / warp->temperature));
+            whole = sum_of_chances(logits_of(walk, 0, vocab), vocab, best[0], (float)(1.0 / warp->temperature));
             close += ldexp((double)vocab, -26);
         } else
             for (Py_ssize_t at = 0; at < count; at++)
-                whole += exp(scaled[at]);
-        for (Py_ssize_t at = 0; at < count; before += exp(scaled[at++])) {
+                whole += exp(scaled(walk, best[at]));
+        for (Py_ssize_t at = 0; at < count; before += exp(scaled(walk, best[at++]))) {
             surely += before / whole < warp->top_p - close;
             maybe += before / whole < warp->top_p + close;
         }
-        double cut = surely < count ? scaled[surely] : -INFINITY, least = scaled[maybe ? maybe - 1 : 0];
-        for (Py_ssize_t at = kept = likely = 0; at < count; at++) {
-            kept += scaled[at] > cut + near;
-            likely += scaled[at] > least - near;
-        }
+        if (surely < count)
+            walk->kept = fmax(walk->kept, scaled(walk, best[surely]) + walk->near);
+        walk->cut = fmax(walk->cut, scaled(walk, best[maybe ? maybe - 1 : 0]) - walk->near);
     }
-    if (warp->min_p) {
-        close = walk->close + near;
-        for (; kept && !(exp(scaled[kept - 1]) > warp->min_p * (1.0 + close)); kept--)
-            ;
-        for (; likely && !(exp(scaled[likely - 1]) > warp->min_p * (1.0 - close)); likely--)
-            ;
-    }
-    walk->token = 0;
-    walk->top = walk->second = -INFINITY;
-    for (Py_ssize_t at = 0; at < Py_MAX(likely, 1); at++)
-        enter(walk, at, scaled[at] - log(walk->noise[walk->ids[at]]));
-    sure &= (!open || likely < count) && walk->token < kept && isfinite(walk->top) && walk->top - walk->second > near;
-    walk->token = walk->ids[walk->token];
-    int32_t few = walk->low == NULL ? -1 : *walk->low;
-    for (Py_ssize_t at = 0; few < 0 && at < vocab; at++) /* noise of 0 wins even where the chance is 0, too */
+    for (Py_ssize_t at = 0; at < count; at++)
+        sure &= take(walk, walk->list.ids[at], best[at]);
+    for (Py_ssize_t at = 0; at < vocab; at++) /* noise of 0 wins even where the chance is 0, too */
         sure &= walk->noise[at] > 0.0f;
-    for (int32_t at = 1; at <= few; at++)
-        sure &= walk->noise[walk->low[at]] > 0.0f;
-    return sure;
-}
-
-/* The token that is drawn, and whether that is certain. Where top_k or top_p cuts, the best have to be listed. */
-static int
-draw(Walk *walk)
-{
-    int cuts = walk->warp.top_k || walk->warp.top_p < 1.0;
-    int sure = cuts || !walk->listed || walk->low == NULL ? -1 : draw_of_low(walk);
-    if (sure >= 0)
-        return sure;
-    if (walk->logits == NULL && !walk->warp.top_k) {
-        widen(walk->narrow, walk->wide, walk->vocab);
-        walk->logits = walk->wide;
-    }
-    return cuts ? draw_of_list(walk) : draw_of_all(walk);
+    return sure && !(open && scaled(walk, best[count - 1]) > walk->cut) && is_sure(walk);
 }
 
 /* Whether these are tokens of a vocabulary. */
@@ -225,35 +142,33 @@ are_tokens(const int32_t *ids, Py_ssize_t count, Py_ssize_t vocab)
     return highest < vocab;
 }
 
-/* What is drawn at a node, by a row of noise and tokens of low noise; -1 and an error if they are none. */
+/* Draw at a node, by a row of a line of noise; whether that is certain; -1 and an error if they are none. */
 static int
-draw_at(Walk *walk, Py_ssize_t node, PyObject *both, Py_ssize_t row)
+draw_at(Walk *walk, Py_ssize_t node, PyObject *line, Py_ssize_t row)
 {
-    Array given[] = {{"noise", FLOAT32, 2}, {"tokens of low noise", INT32, 2, OPTIONAL}};
-    const Array *noise = given, *low = given + 1, *logits = walk->arrays, *ids = logits + 1, *best = logits + 2;
+    Array noise = {"noise", FLOAT32, 2};
+    const Array *logits = walk->arrays, *ids = logits + 1, *best = logits + 2;
     int sure = -1;
-    if (!PyTuple_Check(both) || PyTuple_GET_SIZE(both) != 2) {
-        PyErr_SetString(PyExc_TypeError, "expected pairs of noise and of tokens of low noise");
+    if (open_arrays(&noise, &line, 1) < 0)
         return -1;
-    }
-    if (open_arrays(given, &PyTuple_GET_ITEM(both, 0), 2) < 0)
-        return -1;
-    int known = node < logits->lines && row >= 0 && row < noise->lines && noise->length == walk->vocab &&
-                (ids->data == NULL || node < ids->lines) && (low->data == NULL || (row < low->lines && low->length));
-    if (known) {
+    if (node < logits->lines && row >= 0 && row < noise.lines && noise.length == walk->vocab &&
+        (!ids->length || node < ids->lines)) {
         walk->narrow = line_of(logits, node);
         walk->logits = walk->wide == NULL ? line_of(logits, node) : NULL;
-        walk->noise = line_of(noise, row);
-        walk->ids = ids->data == NULL ? NULL : line_of(ids, node);
-        walk->best = ids->data == NULL ? NULL : line_of(best, node);
-        walk->low = low->data == NULL ? NULL : line_of(low, row);
+        walk->noise = line_of(&noise, row);
+        if (ids->length)
+            walk->list = (Best){line_of(best, node), line_of(ids, node), ids->length, ids->length};
+        else {
+            walk->logits = logits_of(walk, 0, walk->vocab);
+            walk->list = walk->found;
+            find_best(walk->logits, walk->vocab, &walk->list);
+        }
+        if (are_tokens(walk->list.ids, walk->list.count, walk->vocab))
+            sure = walk->warp.top_k || walk->warp.top_p < 1.0 ? draw_of_list(walk) : draw_of_all(walk);
     }
-    if (known && are_tokens(walk->ids, walk->listed, walk->vocab) &&
-        (walk->low == NULL || (*walk->low < low->length && are_tokens(walk->low + 1, *walk->low, walk->vocab))))
-        sure = draw(walk);
-    else
+    if (sure < 0)
         PyErr_Format(PyExc_ValueError, "node %zd and row %zd, or their tokens, are of other arrays", node, row);
-    close_arrays(given, 2);
+    close_arrays(&noise, 1);
     return sure;
 }
 
@@ -276,22 +191,19 @@ child_of(PyObject *children, Py_ssize_t node, PyObject *token)
 static int
 draw_path(Walk *walk, Py_ssize_t node, PyObject *lines, Py_ssize_t row, PyObject *drawn)
 {
-    for (Py_ssize_t at = 0; node >= 0 && at < PyList_GET_SIZE(lines); at++) {
-        PyObject *both = item_of(lines, at);
-        int sure = both == NULL ? -1 : draw_at(walk, node, both, row);
-        PyObject *choice = sure < 0 ? NULL : pair((long)walk->token, sure ? 1 : 2);
+    for (Py_ssize_t at = 0; node >= 0 && at < PyTuple_GET_SIZE(lines); at++) {
+        int sure = draw_at(walk, node, PyTuple_GET_ITEM(lines, at), row);
+        PyObject *choice = sure < 0 ? NULL : Py_BuildValue("ni", walk->token, sure ? 1 : 2);
         int failed = choice == NULL || PyList_Append(drawn, choice) < 0;
         node = failed || !sure ? -1 : child_of(walk->children, node, PyTuple_GET_ITEM(choice, 0));
         Py_XDECREF(choice);
-        Py_XDECREF(both);
     }
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* drawn(logits, ids, best, children, node, lines, row, warp, (rounding, close, low)): tokens and certainty, 1 or 2, at
- * a node and at those of its children which are drawn. `logits` are [node, vocab], float32 or bfloat16, with the best
- * [node, rank], which have to be known where top_k or top_p cuts, and else may be None twice. Of each token in turn
- * `lines` has the noise [row, vocab], and tokens whose noise is below `low`, as `exponential` gives them, or None. */
+/* drawn(logits, ids, best, children, lines, (node, row, warp, (rounding, close, listed))): tokens and certainty (1, 2)
+ * at a node and at those of its children which are drawn. `logits` are [node, vocab], float32 or bfloat16, and the best
+ * [node, rank], or None twice: then so many are found here. Each token's noise is a row of one of `lines`. */
 PyObject *
 drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -299,31 +211,31 @@ drawn(PyObject *module, PyObject *const *args, Py_ssize_t count)
         .arrays = {{"logits", FLOAT32_OR_BFLOAT16, 2}, {"ids", INT32, 2, OPTIONAL}, {"best", FLOAT32, 2, OPTIONAL}}};
     const Array *logits = walk.arrays, *ids = logits + 1, *best = logits + 2;
     Warp *warp = &walk.warp;
-    if (!takes("drawn", 9, count) ||
-        !read_tuple(args[7], "dndd;warp", &warp->temperature, &warp->top_k, &warp->top_p, &warp->min_p) ||
-        !read_tuple(args[8], "ddd;margins", &walk.rounding, &walk.close, &walk.low_noise) || !is_warp(warp))
+    Py_ssize_t node, row, listed;
+    if (!takes("drawn", 6, count) ||
+        !read_tuple(args[5], "nn(dndd)(ddn);place, warp and margins", &node, &row, &warp->temperature, &warp->top_k,
+                    &warp->top_p, &warp->min_p, &walk.rounding, &walk.close, &listed) || !is_warp(warp))
         return NULL;
-    walk.low_noise = (float)walk.low_noise; /* as lines compare it */
     walk.children = args[3];
-    Py_ssize_t node = PyLong_AsSsize_t(args[4]), row = PyErr_Occurred() ? 0 : PyLong_AsSsize_t(args[6]);
-    if (!PyErr_Occurred() && !(PyList_Check(args[3]) && PyList_Check(args[5])))
-        PyErr_SetString(PyExc_TypeError, "expected lists of children and lines");
-    if (PyErr_Occurred() || open_arrays(walk.arrays, args, 3) < 0)
+    if (!PyList_Check(args[3]) || !PyTuple_Check(args[4]))
+        return PyErr_Format(PyExc_TypeError, "expected a list of children and a tuple of lines");
+    if (open_arrays(walk.arrays, args, 3) < 0)
         return NULL;
     walk.vocab = logits->length;
-    walk.listed = ids->length;
-    walk.wide = logits->size == 2 ? PyMem_New(float, walk.vocab) : NULL;
-    walk.scaled = PyMem_New(double, walk.listed);
+    listed = Py_MIN(Py_MAX(listed, 1), walk.vocab);
+    Py_ssize_t widened = logits->size == 2 ? walk.vocab : 0;
+    float *room = PyMem_New(float, widened + 2 * listed);
+    walk.wide = widened ? room : NULL;
     PyObject *found = PyList_New(0);
-    int listed = walk.listed > 0 || (ids->data == NULL && !walk.warp.top_k && walk.warp.top_p >= 1.0);
-    if (!listed || ids->length != best->length || ids->lines != best->lines || walk.vocab < 1 || node < 0)
-        PyErr_SetString(PyExc_ValueError, "expected a node, logits, and a list of the best where top_k or top_p cuts");
-    else if (found != NULL && (walk.scaled == NULL || (logits->size == 2 && walk.wide == NULL)))
+    if (ids->length != best->length || ids->lines != best->lines || walk.vocab < 1 || node < 0)
+        PyErr_SetString(PyExc_ValueError, "expected a node, its logits, and as many ids as logits of the best");
+    else if (found != NULL && room == NULL)
         PyErr_NoMemory();
-    if (PyErr_Occurred() || draw_path(&walk, node, args[5], row, found) < 0)
+    else if (room != NULL)
+        walk.found = (Best){room + widened, (int32_t *)(room + widened + listed), 0, listed};
+    if (PyErr_Occurred() || draw_path(&walk, node, args[4], row, found) < 0)
         Py_CLEAR(found);
-    PyMem_Free(walk.wide);
-    PyMem_Free(walk.scaled);
+    PyMem_Free(room);
     close_arrays(walk.arrays, 3);
     return found;
 }

@@ -5,15 +5,15 @@ static int
 fits(const Array *array)
 {
     const Py_buffer *buffer = &array->buffer;
-    Py_ssize_t size = buffer->itemsize, width = size, outer = array->axes > 1;
+    Py_ssize_t size = buffer->itemsize, last = array->axes - 1;
     if (buffer->ndim != array->axes || buffer->format == NULL || !*buffer->format || buffer->format[1] ||
         strchr(array->formats, *buffer->format) == NULL || (array->size ? size != array->size : size != 2 && size != 4))
         return 0;
-    int sound = !((uintptr_t)buffer->buf & (size - 1)) && buffer->shape[0] <= INT32_MAX;
-    for (Py_ssize_t axis = array->axes; axis-- > outer; width *= buffer->shape[axis])
-        sound &= buffer->shape[axis] <= INT32_MAX && (buffer->shape[axis] < 2 || buffer->strides[axis] == width);
-    if (outer && buffer->shape[0] > 1) /* lines that are written lie apart */
-        sound &= !(buffer->strides[0] & (size - 1)) && buffer->strides[0] >= (array->flags & WRITTEN ? width : 0);
+    int sound = !((uintptr_t)buffer->buf & (size - 1)) && buffer->shape[0] <= INT32_MAX &&
+                buffer->shape[last] <= INT32_MAX && (buffer->shape[last] < 2 || buffer->strides[last] == size);
+    if (last && buffer->shape[0] > 1) /* lines that are written lie apart */
+        sound &= !(buffer->strides[0] & (size - 1)) &&
+                 buffer->strides[0] >= (array->flags & WRITTEN ? buffer->shape[last] * size : 0);
     return sound || buffer->len == 0;
 }
 
@@ -35,7 +35,7 @@ open_array(Array *array, PyObject *given)
     array->size = size;
     array->lines = array->axes > 1 ? buffer->shape[0] : 1;
     array->stride = array->axes > 1 ? buffer->strides[0] : 0;
-    array->length = array->axes > 2 ? buffer->shape[1] * buffer->shape[2] : buffer->shape[array->axes - 1];
+    array->length = buffer->shape[array->axes - 1];
     array->end = array->data + (buffer->len ? (array->lines - 1) * array->stride + array->length * array->size : 0);
     return 0;
 }
@@ -77,8 +77,7 @@ int
 read_tuple(PyObject *given, const char *format, ...)
 {
     if (!PyTuple_Check(given)) {
-        PyErr_Format(PyExc_TypeError, "expected a tuple of the %s, got %.100s", strchr(format, ';') + 1,
-                     Py_TYPE(given)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: got no tuple but %.100s", strchr(format, ';') + 1, Py_TYPE(given)->tp_name);
         return 0;
     }
     va_list parts;
@@ -86,20 +85,6 @@ read_tuple(PyObject *given, const char *format, ...)
     int read = PyArg_VaParse(given, format, parts);
     va_end(parts);
     return read;
-}
-
-void *
-with_room(void *entries, Py_ssize_t *room, Py_ssize_t count, Py_ssize_t size)
-{
-    if (count <= *room)
-        return entries;
-    void *larger = count > PY_SSIZE_T_MAX / 4 / size ? NULL : PyMem_Realloc(entries, (2 * count + 64) * size);
-    if (larger == NULL) {
-        PyErr_NoMemory();
-        return entries;
-    }
-    *room = 2 * count + 64;
-    return larger;
 }
 
 int
@@ -114,25 +99,6 @@ PyObject *
 item_of(PyObject *list, Py_ssize_t at)
 {
     return Py_XNewRef(PyList_GetItem(list, at));
-}
-
-long long
-integer_of(PyObject *list, Py_ssize_t at)
-{
-    PyObject *item = item_of(list, at);
-    long long value = item == NULL ? -1 : PyLong_AsLongLong(item);
-    Py_XDECREF(item);
-    return value;
-}
-
-PyObject *
-pair(long one, long other)
-{
-    PyObject *first = PyLong_FromLong(one), *second = PyLong_FromLong(other);
-    PyObject *found = first == NULL || second == NULL ? NULL : PyTuple_Pack(2, first, second);
-    Py_XDECREF(first);
-    Py_XDECREF(second);
-    return found;
 }
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},

@@ -2,7 +2,7 @@
 
 #define WORDS 624
 #define AWAY 397 /* how far away the word is that each new one is made from */
-#define PART 512 /* numbers made at a time: blocks, too */
+#define PART 512 /* numbers made at a time */
 
 /* torch's generator on a CPU (MT19937), as its state is saved: what precedes the words, and the words themselves, which
  * take 64 bits each. */
@@ -91,50 +91,25 @@ read_words(Generator *from, uint32_t *out, int count)
     }
 }
 
-/* Draw a line, and write the tokens whose noise is below `limit` behind their number, which is -1 if they have no
- * room; `low` may be NULL. */
-static void
-draw_line(Generator *from, float *line, Py_ssize_t vocab, float limit, int32_t *low, Py_ssize_t room)
-{
-    uint32_t words[2 * PART] = {0};
-    float part[PART];
-    Py_ssize_t found = 0;
-    for (Py_ssize_t start = 0; start < vocab; start += PART) {
-        int count = vocab - start < PART ? (int)(vocab - start) : PART;
-        read_words(from, words, 2 * count);
-        exponentials(words, part);
-        memcpy(line + start, part, count * sizeof(float));
-        for (int at = 0; low != NULL && at < count; at += BLOCK) {
-            if (reach(part + at, limit) == BLOCK)
-                continue;
-            for (int each = at; each < at + BLOCK && each < count; each++)
-                if (part[each] < limit && found++ < room - 1)
-                    low[found] = (int32_t)(start + each);
-        }
-    }
-    if (low != NULL)
-        low[0] = found < room ? (int32_t)found : -1;
-}
-
-/* exponential(states, lines, low, limit): fill float32 lines as torch's `exponential_` does, as many behind each of
- * several states, of which the first is given and the others are found. `low` has a line for each, or is None. */
+/* exponential(states, lines): fill float32 lines as torch's `exponential_` does, as many behind each of several states,
+ * of which the first is given and the others are found. */
 PyObject *
 exponential(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     Generator generator;
     Saved saved = {.left = 0};
-    Array arrays[] = {
-        {"states", "B", 1, 2, WRITTEN}, {"lines", FLOAT32, 2, WRITTEN}, {"low", INT32, 2, WRITTEN | OPTIONAL}};
-    const Array *states = arrays, *lines = arrays + 1, *low = arrays + 2;
-    double limit = takes("exponential", 4, given) ? PyFloat_AsDouble(args[3]) : -1.0;
-    if (PyErr_Occurred() || open_arrays(arrays, args, 3) < 0)
+    uint32_t words[2 * PART] = {0};
+    float part[PART];
+    Array arrays[] = {{"states", "B", 1, 2, WRITTEN}, {"lines", FLOAT32, 2, WRITTEN}};
+    const Array *states = arrays, *lines = arrays + 1;
+    if (!takes("exponential", 2, given) || open_arrays(arrays, args, 2) < 0)
         return NULL;
     if (states->lines && states->length >= (Py_ssize_t)sizeof(Saved))
         memcpy(&saved, states->data, sizeof(Saved));
     if (states->lines < 2 || saved.next > WORDS || saved.left < 1 || !lines->lines ||
-        lines->lines % (states->lines - 1) || (low->data != NULL && (low->lines != lines->lines || low->length < 1))) {
+        lines->lines % (states->lines - 1)) {
         PyErr_SetString(PyExc_ValueError, "expected states of torch's generator on a CPU, and as many lines for each");
-        close_arrays(arrays, 3);
+        close_arrays(arrays, 2);
         return NULL;
     }
     Py_ssize_t each = lines->lines / (states->lines - 1);
@@ -142,8 +117,12 @@ exponential(PyObject *module, PyObject *const *args, Py_ssize_t given)
     for (int at = 0; at < WORDS; at++)
         generator.words[at] = (uint32_t)saved.words[at];
     for (Py_ssize_t line = 0; line < lines->lines; line++) {
-        draw_line(&generator, line_of(lines, line), lines->length, (float)limit,
-                  low->data == NULL ? NULL : line_of(low, line), low->length);
+        for (Py_ssize_t start = 0; start < lines->length; start += PART) {
+            int numbers = (int)Py_MIN(PART, lines->length - start);
+            read_words(&generator, words, 2 * numbers);
+            exponentials(words, part);
+            memcpy((float *)line_of(lines, line) + start, part, numbers * sizeof(float));
+        }
         if ((line + 1) % each)
             continue;
         for (int at = 0; at < WORDS; at++)
@@ -154,6 +133,6 @@ exponential(PyObject *module, PyObject *const *args, Py_ssize_t given)
         memcpy(behind, states->data, states->length);
         memcpy(behind, &saved, sizeof(Saved));
     }
-    close_arrays(arrays, 3);
+    close_arrays(arrays, 2);
     Py_RETURN_NONE;
 }

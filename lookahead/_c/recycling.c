@@ -12,8 +12,8 @@ typedef struct { /* how a token is drawn, and the shares of tokens so far */
     const float *noise; /* of each token; NULL: it is not known */
     float *weights;     /* room for what is worked out */
     double least;       /* share that counts */
-    Share *shares;
-    Py_ssize_t vocab, count, room;
+    Share *shares; /* which have room for all tokens of the rows, and the usual ones */
+    Py_ssize_t vocab, count;
 } Draw;
 
 /* Where a token's share stands, or the next one is to stand. Few tokens have one, so they are looked through. */
@@ -27,19 +27,13 @@ place_of(const Draw *draw, long token)
 }
 
 /* Give a token a larger share. */
-static int
+static void
 add_share(Draw *draw, long token, double share)
 {
     Py_ssize_t at = place_of(draw, token);
-    if (at < draw->count) {
-        draw->shares[at].share += share;
-        return 0;
-    }
-    draw->shares = with_room(draw->shares, &draw->room, at + 1, sizeof(Share));
-    if (at == draw->room)
-        return -1;
-    draw->shares[draw->count++] = (Share){token, share};
-    return 0;
+    if (at == draw->count)
+        draw->shares[draw->count++] = (Share){token, 0.0};
+    draw->shares[at].share += share;
 }
 
 static inline float
@@ -52,7 +46,7 @@ noise_of(const Draw *draw, long token)
 }
 
 /* Add the shares of one row, which has this part of the votes: Draw.chances of its tokens, divided by the noise. */
-static int
+static void
 add_row(Draw *draw, const Rows *rows, long row, double vote)
 {
     const Warp *warp = &draw->warp;
@@ -75,15 +69,14 @@ add_row(Draw *draw, const Rows *rows, long row, double vote)
     float factor = (float)vote / sum;
     for (Py_ssize_t rank = 0; rank < kept; rank++) {
         double share = weights[rank] * factor;
-        if (share >= draw->least && add_share(draw, token_at(tokens, size, rank), share) < 0)
-            return -1;
+        if (share >= draw->least)
+            add_share(draw, token_at(tokens, size, rank), share);
     }
-    return 0;
 }
 
 /* Add what the text's usual tokens say, which have `left` of the votes; beside what rows say only what then counts, or
  * has been said already. */
-static int
+static void
 add_usual(Draw *draw, const Array *usual, double left, int beside)
 {
     const int64_t *tokens = line_of(usual, 0);
@@ -94,11 +87,20 @@ add_usual(Draw *draw, const Array *usual, double left, int beside)
     for (Py_ssize_t at = 0; at < usual->length; at++) {
         double share = draw->weights[at] / sum, counted = left * share;
         if (share >= draw->least &&
-            (!beside || counted >= draw->least || place_of(draw, (long)tokens[at]) < draw->count) &&
-            add_share(draw, (long)tokens[at], counted) < 0)
-            return -1;
+            (!beside || counted >= draw->least || place_of(draw, (long)tokens[at]) < draw->count))
+            add_share(draw, (long)tokens[at], counted);
     }
-    return 0;
+}
+
+/* A token and a kind. */
+static PyObject *
+pair(long token, long kind)
+{
+    PyObject *first = PyLong_FromLong(token), *second = PyLong_FromLong(kind);
+    PyObject *found = first == NULL || second == NULL ? NULL : PyTuple_Pack(2, first, second);
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    return found;
 }
 
 /* perturbed.offer: the best `most`, equal ones in their order. */
@@ -107,12 +109,11 @@ offered(Draw *draw, Py_ssize_t most, const Array *bounds, long first)
 {
     PyObject *found = PyList_New(0);
     for (Py_ssize_t place = 0; found != NULL && place < Py_MIN(most, draw->count); place++) {
-        Py_ssize_t best = place;
-        for (Py_ssize_t at = place + 1; at < draw->count; at++)
-            best = draw->shares[at].share > draw->shares[best].share ? at : best;
-        Share taken = draw->shares[best];
-        memmove(draw->shares + place + 1, draw->shares + place, (best - place) * sizeof(Share));
-        draw->shares[place] = taken;
+        Share *best = draw->shares, taken;
+        for (Share *each = best + 1; each < draw->shares + draw->count; each++)
+            best = each->share > best->share ? each : best;
+        taken = *best;
+        best->share = -INFINITY;
         long bin = 0;
         while (bin < bounds->length && ((const double *)bounds->data)[bin] <= taken.share)
             bin++;
@@ -170,30 +171,32 @@ heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(args[6]))
         return PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
     Rows *rows = rows_of(args[1], args[2]);
-    int known = rows == NULL ? -1 : last_rows(rows, args[3], most, 0, orders, found);
+    int known = rows == NULL ? -1 : last_rows(rows, args[3], most, orders, found);
     known = known < 0 ? -1 : weigh(rows, known, orders, found, weights, votes, args[6]);
     if (known < 0 || open_arrays(arrays, views, 4) < 0)
         return NULL;
     draw.noise = (const float *)arrays[1].data;
     draw.vocab = arrays[1].length;
     draw.weights = PyMem_New(float, rows->width + arrays[2].length);
-    if (draw.weights == NULL)
+    draw.shares = PyMem_New(Share, known * rows->width + arrays[2].length);
+    if (draw.weights == NULL || draw.shares == NULL)
         PyErr_NoMemory();
     else if (arrays->length < 2 || arrays[2].length != arrays[3].length)
         PyErr_SetString(PyExc_ValueError, "expected two bounds or more, and a chance for each usual token");
     else {
         draw.least = ((const double *)arrays->data)[1];
-        int usual = !known || orders[0] <= 1, failed = 0;
+        int usual = !known || orders[0] <= 1;
         whole = usual ? votes[6] : 0.0;
         for (int at = 0; at < known; at++)
             whole += weights[at];
-        for (int at = 0; !failed && at < known; at++)
-            failed = add_row(&draw, rows, found[at], weights[at] / whole) < 0;
-        failed = failed || (usual && add_usual(&draw, arrays + 2, votes[6] / whole, known) < 0);
+        for (int at = 0; at < known; at++)
+            add_row(&draw, rows, found[at], weights[at] / whole);
+        if (usual)
+            add_usual(&draw, arrays + 2, votes[6] / whole, known);
         uint32_t age = known ? (rows->written - 1 - (uint32_t)found[0]) & (uint32_t)(rows->capacity - 1) : 0;
         int others = known && orders[0] && age >= rows->written - (uint32_t)begun; /* only they have had the context */
         long first = known ? place_of_order(orders[0]) + (others ? PLACES + 1 : 0) : PLACES;
-        offer = failed ? NULL : offered(&draw, best, arrays, first * (long)(arrays->length + 1));
+        offer = offered(&draw, best, arrays, first * (long)(arrays->length + 1));
     }
     PyMem_Free(draw.weights);
     PyMem_Free(draw.shares);

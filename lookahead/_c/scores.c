@@ -2,12 +2,6 @@
 
 #define COLUMNS 256
 
-typedef struct { /* the best entries of a line so far, best first, and of equal ones the first */
-    float *values;
-    int32_t *ids;
-    Py_ssize_t count, most;
-} Best;
-
 static void
 insert(Best *best, float value, int32_t id)
 {
@@ -20,36 +14,29 @@ insert(Best *best, float value, int32_t id)
     best->ids[at] = id;
 }
 
-/* The highest entries of a line in each of COLUMNS columns, of so many rows that follow each other, into `maxima`;
- * whether any is no number. */
-WIDE static int
-maxima_of(const float *line, Py_ssize_t rows, float *maxima)
+/* What so many entries of a line reach, and few more: what so many of COLUMNS columns' maxima do, found by halving. The
+ * columns' rows follow each other. */
+WIDE static float
+least_of_best(const float *line, Py_ssize_t rows, Py_ssize_t most)
 {
-    int broken = 0;
+    float maxima[COLUMNS], low = INFINITY, high = -INFINITY;
     for (int at = 0; at < COLUMNS; at++)
         maxima[at] = -INFINITY;
     for (Py_ssize_t row = 0; row < rows; row++)
-        for (int at = 0; at < COLUMNS; at++) {
-            float entry = line[row * COLUMNS + at];
-            broken |= entry != entry;
-            maxima[at] = Py_MAX(entry, maxima[at]);
-        }
-    return broken;
-}
-
-float
-highest_of(const float *logits, Py_ssize_t vocab)
-{
-    float maxima[COLUMNS], best = -INFINITY;
-    Py_ssize_t rows = vocab / COLUMNS;
-    int broken = maxima_of(logits, rows, maxima);
-    for (int at = 0; at < COLUMNS; at++)
-        best = Py_MAX(maxima[at], best);
-    for (Py_ssize_t at = rows * COLUMNS; at < vocab; at++) {
-        broken |= logits[at] != logits[at];
-        best = Py_MAX(logits[at], best);
+        for (int at = 0; at < COLUMNS; at++)
+            maxima[at] = Py_MAX(line[row * COLUMNS + at], maxima[at]);
+    for (int at = 0; at < COLUMNS; at++) {
+        low = Py_MIN(maxima[at], low);
+        high = Py_MAX(maxima[at], high);
     }
-    return broken ? NAN : best;
+    for (int step = 0; step < 10; step++) {
+        float middle = low + 0.5f * (high - low);
+        int count = 0;
+        for (int at = 0; at < COLUMNS; at++)
+            count += maxima[at] >= middle;
+        *(count < most ? &high : &low) = middle;
+    }
+    return low;
 }
 
 WIDE int
@@ -59,31 +46,6 @@ reach(const float *line, float least)
     for (int at = 0; at < BLOCK; at++)
         count += !(line[at] < least);
     return count;
-}
-
-/* The entry of some rank of COLUMNS, in an order that is used up (Hoare's selection). */
-static float
-select_rank(float *entries, Py_ssize_t rank)
-{
-    Py_ssize_t low = 0, high = COLUMNS - 1;
-    while (low < high) {
-        float middle = entries[(low + high) / 2];
-        Py_ssize_t up = low, down = high;
-        while (up <= down) {
-            while (entries[up] > middle)
-                up++;
-            while (entries[down] < middle)
-                down--;
-            if (up <= down) {
-                float moved = entries[up];
-                entries[up++] = entries[down];
-                entries[down--] = moved;
-            }
-        }
-        low = rank > down ? up : low;
-        high = rank < up ? down : high;
-    }
-    return entries[rank];
 }
 
 WIDE void
@@ -112,27 +74,18 @@ chances_of(const float *logits, float best, float scale, float *chances, Py_ssiz
     }
 }
 
-/* The sum of BLOCK chances. */
-WIDE static float
-sum_of_block(const float *logits, float best, float scale)
-{
-    float chances[BLOCK];
-    chances_of(logits, best, scale, chances, BLOCK);
-    for (int half = BLOCK / 2; half; half /= 2)
-        for (int at = 0; at < half; at++)
-            chances[at] += chances[at + half];
-    return chances[0];
-}
-
-double
+WIDE double
 sum_of_chances(const float *logits, Py_ssize_t vocab, float best, float scale)
 {
-    double total = 0.0;
-    Py_ssize_t start = 0;
-    for (; start + BLOCK <= vocab; start += BLOCK)
-        total += sum_of_block(logits + start, best, scale);
-    for (; start < vocab; start++)
-        total += exp((logits[start] - (double)best) * scale);
+    double sums[BLOCK] = {0.0}, total = 0.0;
+    for (Py_ssize_t start = 0; start < vocab; start += BLOCK) {
+        float chances[BLOCK] = {0.0f};
+        chances_of(logits + start, best, scale, chances, Py_MIN(BLOCK, vocab - start));
+        for (int at = 0; at < BLOCK; at++)
+            sums[at] += chances[at];
+    }
+    for (int at = 0; at < BLOCK; at++)
+        total += sums[at];
     return total;
 }
 
@@ -145,17 +98,11 @@ is_warp(const Warp *warp)
     return sound;
 }
 
-/* The best entries of one line. What is no number counts as the highest. So many columns have an entry that is at least
- * as high as that of their maxima which has the last rank: what is below it need not be looked at. */
-static void
-search(const float *line, Py_ssize_t vocab, Best *best)
+void
+find_best(const float *line, Py_ssize_t vocab, Best *best)
 {
-    float maxima[COLUMNS], least = -INFINITY;
+    float least = best->most > COLUMNS ? -INFINITY : least_of_best(line, vocab / COLUMNS, best->most);
     Py_ssize_t broken = -1; /* the first that is no number */
-    if (best->most <= COLUMNS) {
-        maxima_of(line, vocab / COLUMNS, maxima);
-        least = select_rank(maxima, best->most - 1);
-    }
     for (Py_ssize_t start = 0; start < vocab; start += BLOCK) {
         Py_ssize_t end = Py_MIN(start + BLOCK, vocab);
         if (end - start == BLOCK && !reach(line + start, least))
@@ -195,7 +142,7 @@ best_of(PyObject *module, PyObject *const *args, Py_ssize_t count)
         Best best = {line_of(values, at), line_of(ids, at), 0, values->length};
         if (wide != NULL)
             widen(line_of(given, at), wide, given->length);
-        search(wide != NULL ? wide : line_of(given, at), given->length, &best);
+        find_best(wide != NULL ? wide : line_of(given, at), given->length, &best);
     }
     PyMem_Free(wide);
     close_arrays(arrays, 3);

@@ -36,7 +36,7 @@ typedef struct { /* an argument: first what it has to be, then what it is */
     Py_ssize_t size;
     int axes, flags;
     char *data, *end;
-    Py_ssize_t lines, length, stride; /* items of all axes but the first, or of the only one; bytes between lines */
+    Py_ssize_t lines, length, stride; /* of one axis there is one line; items of a line; bytes between lines */
     Py_buffer buffer;
 } Array;
 
@@ -54,8 +54,14 @@ line_of(const Array *array, Py_ssize_t line)
 /* How many of BLOCK numbers are not below a limit; what is no number never is. */
 int reach(const float *numbers, float least);
 
-/* The highest of some logits; NaN if one is no number. */
-float highest_of(const float *logits, Py_ssize_t vocab);
+typedef struct { /* the best entries of a line so far, best first, and of equal ones the first */
+    float *values;
+    int32_t *ids;
+    Py_ssize_t count, most;
+} Best;
+
+/* The best entries of one line. What is no number counts as the highest. */
+void find_best(const float *line, Py_ssize_t vocab, Best *best);
 
 /* exp of scaled logits less the best, to about single precision, of those far below next to nothing; and their sum. */
 void chances_of(const float *logits, float best, float scale, float *chances, Py_ssize_t count);
@@ -72,15 +78,11 @@ typedef struct { /* what happens to logits before a draw, as lookahead.sources.p
 /* Whether that can be; if not, there is an error. */
 int is_warp(const Warp *warp);
 
-/* A tuple of two integers. */
-PyObject *pair(long one, long other);
-
 /* Append an item and give its reference away; -1 and an error if it is NULL. */
 int append(PyObject *list, PyObject *item);
 
-/* A new reference to an item of a list, and it as an integer; NULL or -1, and an error, if it is none. */
+/* A new reference to an item of a list; NULL and an error if there is none. */
 PyObject *item_of(PyObject *list, Py_ssize_t at);
-long long integer_of(PyObject *list, Py_ssize_t at);
 
 /* Whether a function was given so many arguments; if not, there is an error. */
 int takes(const char *name, Py_ssize_t count, Py_ssize_t given);
@@ -88,14 +90,11 @@ int takes(const char *name, Py_ssize_t count, Py_ssize_t given);
 /* Read a tuple, as PyArg_ParseTuple does; 0 and an error if it is none. */
 int read_tuple(PyObject *given, const char *format, ...);
 
-/* Entries of so many bytes, with room for `count` at least; without memory as they are, and an error. */
-void *with_room(void *entries, Py_ssize_t *room, Py_ssize_t count, Py_ssize_t size);
-
 #define PLACES 4 /* of lookahead.sources.successor_table */
 #define WAYS 8 /* entries of a bucket */
 
 enum { /* a table's arrays */
-    ENTRIES, /* [bucket, 2, WAYS] of uint32: tags, and the numbers of their rows */
+    ENTRIES, /* [bucket, 2 WAYS] of uint32: tags, and the numbers of their rows */
     BEFORE,  /* [row, 3] of uint32: the number of the row that its context of so many tokens had before */
     TOKENS,  /* [row, width] of uint16 or int32, best first */
     LOGITS,
@@ -119,8 +118,8 @@ place_of_order(int order)
 }
 
 /* SuccessorTable.last: the last rows, `most` each, of the suffixes of a context, with their lengths in `orders`; how
- * many; -1 and an error. With only `one` length, those of the longest that is known. */
-int last_rows(const Rows *rows, PyObject *context, int most, int one, int *orders, long *found);
+ * many; -1 and an error. */
+int last_rows(const Rows *rows, PyObject *context, int most, int *orders, long *found);
 
 /* A token of a row of tokens of so many bytes. */
 static inline long

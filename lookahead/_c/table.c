@@ -22,7 +22,7 @@ free_rows(PyObject *capsule)
 PyObject *
 rows(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    Rows found = {{{"entries", "IL", 4, 3, WRITTEN}, {"before", "IL", 4, 2, WRITTEN}, {"tokens", "hHil", 0, 2},
+    Rows found = {{{"entries", "IL", 4, 2, WRITTEN}, {"before", "IL", 4, 2, WRITTEN}, {"tokens", "hHil", 0, 2},
                    {"logits", FLOAT32, 2}}};
     const Array *entries = found.arrays + ENTRIES, *before = found.arrays + BEFORE, *tokens = found.arrays + TOKENS;
     if (!takes("rows", ARRAYS, count) || open_arrays(found.arrays, args, ARRAYS) < 0)
@@ -32,7 +32,7 @@ rows(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (!entries->lines || entries->lines & (entries->lines - 1) || entries->length != 2 * WAYS || !found.capacity ||
         found.capacity & (found.capacity - 1) || before->lines != found.capacity || before->length != 3 ||
         tokens->lines != found.capacity || tokens->length != found.width)
-        PyErr_SetString(PyExc_ValueError, "expected entries [2^n, 2, 8], before [2^n, 3], tokens, logits [2^n, rank]");
+        PyErr_SetString(PyExc_ValueError, "expected entries [2^n, 16], before [2^n, 3], tokens, logits [2^n, rank]");
     Rows *held = PyErr_Occurred() ? NULL : PyMem_New(Rows, 1);
     PyObject *capsule = held == NULL ? NULL : PyCapsule_New(memcpy(held, &found, sizeof(Rows)), NAME, free_rows);
     if (capsule == NULL) {
@@ -54,30 +54,9 @@ rows_of(PyObject *capsule, PyObject *written)
 }
 
 static int
-read_context(PyObject *given, uint64_t *context)
+read_context(PyObject *given, long long *context)
 {
-    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 3) {
-        PyErr_SetString(PyExc_TypeError, "a context is a tuple of three tokens");
-        return -1;
-    }
-    for (int at = 0; at < 3 && !PyErr_Occurred(); at++)
-        context[at] = (uint64_t)PyLong_AsLongLong(PyTuple_GET_ITEM(given, at));
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* The bucket of a context in a place, its tag, and in which way its entry is; WAYS: in none. */
-static uint32_t *
-entry_of(const Rows *rows, const uint64_t *context, int place, uint32_t *tag, int *way)
-{
-    const uint64_t *factors = FACTORS[place];
-    uint64_t hash = context[0] * factors[0] + context[1] * factors[1] + context[2] * factors[2] + place;
-    hash = (hash ^ hash >> 32) * 0xFF51AFD7ED558CCD;
-    const Array *entries = rows->arrays + ENTRIES;
-    uint32_t *bucket = line_of(entries, (Py_ssize_t)(hash >> 32) & (entries->lines - 1));
-    *tag = (uint32_t)hash;
-    for (*way = 0; *way < WAYS && bucket[*way] != *tag; ++*way)
-        ;
-    return bucket;
+    return read_tuple(given, "LLL;a context is a tuple of three tokens", context, context + 1, context + 2);
 }
 
 /* The numbers of the rows that its contexts had before the one of a number. */
@@ -94,18 +73,38 @@ age_of(const Rows *rows, uint32_t number)
     return rows->written - number;
 }
 
-int
-last_rows(const Rows *rows, PyObject *given, int most, int one, int *orders, long *found)
+/* A context's entry in a place, and the tag that it has; if it has another one, it is the oldest of the bucket, whose
+ * place the context would take. The row's number stands WAYS behind the tag. */
+static uint32_t *
+entry_of(const Rows *rows, const long long *context, int place, uint32_t *tag)
 {
-    uint64_t context[3];
-    uint32_t tag, *bucket;
-    int count = 0, way;
-    if (read_context(given, context) < 0)
+    const uint64_t *factors = FACTORS[place];
+    uint64_t hash = context[0] * factors[0] + context[1] * factors[1] + context[2] * factors[2] + place;
+    hash = (hash ^ hash >> 32) * 0xFF51AFD7ED558CCD;
+    const Array *entries = rows->arrays + ENTRIES;
+    uint32_t *bucket = line_of(entries, (Py_ssize_t)(hash >> 32) & (entries->lines - 1)), *oldest = bucket;
+    *tag = (uint32_t)hash;
+    for (uint32_t *entry = bucket; entry < bucket + WAYS; entry++) {
+        if (*entry == *tag)
+            return entry;
+        if (age_of(rows, entry[WAYS]) > age_of(rows, oldest[WAYS]))
+            oldest = entry;
+    }
+    return oldest;
+}
+
+int
+last_rows(const Rows *rows, PyObject *given, int most, int *orders, long *found)
+{
+    long long context[3];
+    uint32_t tag;
+    int count = 0;
+    if (!read_context(given, context))
         return -1;
-    for (int order = 3; order >= 0 && !(count && (one || (!order && orders[0] > 1))); order--) {
-        bucket = entry_of(rows, context, place_of_order(order), &tag, &way);
-        uint32_t number = way < WAYS ? bucket[WAYS + way] : 0, age = age_of(rows, number), before;
-        int known = rows->width && way < WAYS && age <= rows->capacity, enough = count + (order ? most : 1);
+    for (int order = 3; order >= 0 && !(count && !order && orders[0] > 1); order--) {
+        const uint32_t *entry = entry_of(rows, context, place_of_order(order), &tag);
+        uint32_t number = entry[WAYS], age = age_of(rows, number), before;
+        int known = rows->width && *entry == tag && age <= rows->capacity, enough = count + (order ? most : 1);
         for (; known && count < enough; number = before, count++) {
             orders[count] = order;
             found[count] = (long)(number & (rows->capacity - 1));
@@ -117,19 +116,26 @@ last_rows(const Rows *rows, PyObject *given, int most, int one, int *orders, lon
     return count;
 }
 
-typedef struct {
-    uint64_t context[3];
-    struct {
-        uint32_t *bucket, tag, before;
-        int way;
-    } entries[PLACES];
+typedef struct { /* a row: its context, and in each place its entry, what that is to have, and the row before */
+    long long context[3];
+    uint32_t *entries[PLACES], tags[PLACES], before[PLACES];
 } Row;
+
+/* An item of a list as an integer; -1, and maybe an error. */
+static long long
+integer_of(PyObject *list, Py_ssize_t at)
+{
+    PyObject *item = item_of(list, at);
+    long long value = item == NULL ? -1 : PyLong_AsLongLong(item);
+    Py_XDECREF(item);
+    return value;
+}
 
 /* What stands after each node of a tree, of which the first has the context `root`. */
 static int
 read_tree(PyObject *root, PyObject *parents, PyObject *tokens, Row *made, Py_ssize_t count)
 {
-    if (read_context(root, made[0].context) < 0)
+    if (!read_context(root, made[0].context))
         return -1;
     for (Py_ssize_t node = 1; node < count; node++) {
         long long parent = integer_of(parents, node), token = parent < 0 ? -1 : integer_of(tokens, node);
@@ -137,41 +143,10 @@ read_tree(PyObject *root, PyObject *parents, PyObject *tokens, Row *made, Py_ssi
             PyErr_SetString(PyExc_ValueError, "a parent stands before its children");
         if (PyErr_Occurred())
             return -1;
-        memcpy(made[node].context, made[parent].context + 1, 2 * sizeof(uint64_t));
-        made[node].context[2] = (uint64_t)token;
+        memcpy(made[node].context, made[parent].context + 1, 2 * sizeof(long long));
+        made[node].context[2] = token;
     }
     return 0;
-}
-
-/* Where a row's entries are, or else take the place of the oldest ones. */
-static void
-find(const Rows *rows, Row *row, uint32_t number)
-{
-    for (int place = 0; place < PLACES; place++) {
-        uint32_t *bucket = entry_of(rows, row->context, place, &row->entries[place].tag, &row->entries[place].way);
-        int way = row->entries[place].way;
-        row->entries[place].bucket = bucket;
-        row->entries[place].before = way < WAYS ? bucket[WAYS + way] : number;
-        if (way < WAYS)
-            continue;
-        for (int other = way = 0; other < WAYS; other++)
-            if (age_of(rows, bucket[WAYS + other]) > age_of(rows, bucket[WAYS + way]))
-                way = other;
-        row->entries[place].way = way;
-    }
-}
-
-/* Write a row's entries, and which rows its contexts had before. */
-static void
-enter(const Rows *rows, const Row *row, uint32_t number)
-{
-    for (int place = 0; place < PLACES; place++) {
-        uint32_t *bucket = row->entries[place].bucket;
-        if (place < PLACES - 1)
-            before_of(rows, number)[place] = row->entries[place].before;
-        bucket[row->entries[place].way] = row->entries[place].tag;
-        bucket[WAYS + row->entries[place].way] = number;
-    }
 }
 
 /* put(rows, written, root, parents, tokens): SuccessorTable._put. */
@@ -192,9 +167,19 @@ put(PyObject *module, PyObject *const *args, Py_ssize_t count)
         end = nodes < start + TOGETHER ? nodes : start + TOGETHER;
         uint32_t first = rows->written;
         for (Py_ssize_t at = start; at < end; at++)
-            find(rows, made + at, first + (uint32_t)(at - start));
-        for (Py_ssize_t at = start; at < end; at++)
-            enter(rows, made + at, rows->written++);
+            for (int place = 0; place < PLACES; place++) {
+                uint32_t *entry = entry_of(rows, made[at].context, place, made[at].tags + place);
+                made[at].entries[place] = entry;
+                made[at].before[place] = *entry == made[at].tags[place] ? entry[WAYS] : first + (uint32_t)(at - start);
+            }
+        for (Py_ssize_t at = start; at < end; at++, rows->written++)
+            for (int place = 0; place < PLACES; place++) {
+                uint32_t *entry = made[at].entries[place];
+                *entry = made[at].tags[place];
+                entry[WAYS] = rows->written;
+                if (place < PLACES - 1)
+                    before_of(rows, rows->written)[place] = made[at].before[place];
+            }
     }
     PyMem_Free(made);
     return rows == NULL ? NULL : Py_NewRef(Py_None);

@@ -1,6 +1,7 @@
 """How likely candidates are to be right, learnt from every node that a walk has visited."""
 
 import copy
+from array import array
 from collections.abc import Mapping, Sequence
 from math import exp, log, prod
 from typing import Self
@@ -62,7 +63,7 @@ class Acceptance:
     @weights.setter
     def weights(self, weights: list[float]) -> None:
         self._weights = weights
-        self.odds = [exp(min(_STRONGEST, weight)) for weight in weights]
+        self.odds = array("d", [exp(min(_STRONGEST, weight)) for weight in weights])  # which C reads
 
     @property
     def calibration(self) -> float:

@@ -11,6 +11,7 @@ EAGLE-2 (arXiv 2406.16858) and OPT-Tree (arXiv 2406.17276) do so with a draft mo
 learnt from what was right.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import reduce
 from heapq import heappop, heappush, nsmallest
@@ -67,18 +68,18 @@ class BestFirstTree:
         self._offered: list[Proposed] = []
         self.asks = 0  # nodes about which sources were asked for the tree grown last
         self.asked_ms = 0.0  # what batch sources were asked for it takes, as far as they know
-        self._uncounted: list[tuple[list[int], Proposed, int]] = []  # at visited nodes, and the token written there
+        self._uncounted: list[tuple[Sequence[int], Proposed, int]] = []  # at visited nodes, and the token written there
 
     def use(self, sources: Sequence[Source]) -> None:
         used = [place for place, source in enumerate(self._all) if source in sources]
         views, offsets = [self._views[place] for place in used], self._acceptance.offsets
         self._used = [self._all[place] for place in used]
-        self._offsets = [offsets[place] for place in used]
+        self._offsets = tuple(offsets[place] for place in used)
         asks = [(source, view.propose) for source, view in zip(self._used, views, strict=True)]
-        self._proposers: list[Any] = [
+        self._proposers: tuple[Any, ...] = tuple(
             _stripped(ask) if isinstance(source, CheckedSource) else ask for source, ask in asks
-        ]
-        self._steps = [view.step for view in views]
+        )
+        self._steps = tuple(view.step for view in views)
         self._roots = [view.root for view in views]
         self._frontiers = [(part, view) for part, view in enumerate(views) if isinstance(view, Frontier)]
 
@@ -169,10 +170,11 @@ class BestFirstTree:
     ) -> tuple[TokenTree, list[float]]:
         """What :meth:`growing` does, with sources of which none is asked about many nodes at once."""
         known, self.asked_ms = self._acceptance, 0.0
-        sources = self._proposers, self._steps, self._offsets, known.odds, *map(list, sizes)
+        states = tuple(start() for start in self._roots)
+        sources, (times, least) = (self._proposers, self._steps, self._offsets), (array("d", each) for each in sizes)
         costs = (cut.token_ms, cut.again_ms) if cut else (0.0, 0.0)
-        states, numbers = [start() for start in self._roots], (*settings, known.calibration, MOST_ODDS, _LIKELY, *costs)
-        found = _native.speedups.grow(tree.tokens[0], states, sources, numbers, room, self._chain)
+        numbers, rules = (*settings, known.calibration, MOST_ODDS, _LIKELY, *costs), (room, self._chain)
+        found = _native.speedups.grow(tree.tokens[0], states, sources, known.odds, times, least, numbers, rules)
         self.asks, tree.tokens, tree.parents, tree.depths, tree.children, values, self._offered = found
         return tree, values
 

@@ -77,7 +77,7 @@ class SuccessorTable:
         self._logits = np.empty((self.capacity, width), np.float32)
         self._before = np.zeros((self.capacity, _ORDERS), np.uint32)
         self._entries = np.zeros((max(_LEAST, self.capacity), 2, _WAYS), np.uint32)  # tags, numbers
-        self.rows = _native.rows(self._entries, self._before, self._tokens, self._logits)
+        self.rows = _native.rows(self._entries.reshape(-1, 2 * _WAYS), self._before, self._tokens, self._logits)
 
     def put(self, root: Context, parents: Sequence[int], tokens: Sequence[int], said: Successors) -> None:
         """Write down what the model said after each node of a tree: the first lines of ``said``. ``root`` is the first

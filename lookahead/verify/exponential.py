@@ -12,12 +12,6 @@ from lookahead import _native
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import on_host, send
 
-_LEAST_VOCABULARY = 16384  # in which it pays to know tokens of low noise
-_LOW = 64  # of them are to be expected
-_ROOM = 192  # for their number, and for them
-
-Views = tuple[memoryview | None, memoryview | None]
-
 
 @dataclass(frozen=True, slots=True)
 class NoiseLine:
@@ -26,13 +20,12 @@ class NoiseLine:
     Attributes:
         noise: ``[batch, vocab]``.
         state: of the generator behind it.
-        views: the noise for C, and for each row the number of tokens whose noise is below :func:`low_noise`, and these,
-            int32 ``[batch, 192]``; -1 where they have no room. None where that is not known, or on a device.
+        view: the noise for C; None on a device.
     """
 
     noise: Tensor
     state: Tensor
-    views: Views
+    view: memoryview | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +65,6 @@ class NoiseAt:
         return known, send([first[index] + row for row, index in self.places], known.device)
 
 
-def low_noise(vocab: int) -> float:
-    """Bound that noise of a few tokens of a line is below."""
-    return _LOW / vocab
-
-
 def draw(count: int, batch: int, vocab: int, generator: torch.Generator) -> list[NoiseLine]:
     """The next lines, in float32 on the device of ``generator``, which moves on by each as by one call of
     ``exponential_``."""
@@ -87,7 +75,7 @@ def draw(count: int, batch: int, vocab: int, generator: torch.Generator) -> list
         noise = torch.empty((batch, vocab), dtype=torch.float32, device=generator.device)
         undisturbed(partial(noise.exponential_, generator=generator))
         view = noise.numpy().data if on_host(noise.device) else None
-        lines.append(NoiseLine(noise, generator.get_state(), (view, None)))
+        lines.append(NoiseLine(noise, generator.get_state(), view))
     return lines
 
 
@@ -95,13 +83,11 @@ def _draw_in_c(count: int, batch: int, vocab: int, generator: torch.Generator) -
     state = generator.get_state().numpy()
     states, noise = np.empty((count + 1, len(state)), np.uint8), np.empty((count * batch, vocab), np.float32)
     states[0] = state
-    low = np.empty((count * batch, _ROOM), np.int32) if vocab >= _LEAST_VOCABULARY else None
-    _native.speedups.exponential(states.data, noise.data, None if low is None else low.data, low_noise(vocab))
+    _native.speedups.exponential(states.data, noise.data)
     lines = []
     for at in range(count):
-        rows = slice(at * batch, (at + 1) * batch)
-        line, low_of = noise[rows], None if low is None else low[rows].data
-        lines.append(NoiseLine(torch.from_numpy(line), torch.from_numpy(states[at + 1]), (line.data, low_of)))
+        line = noise[at * batch : (at + 1) * batch]
+        lines.append(NoiseLine(torch.from_numpy(line), torch.from_numpy(states[at + 1]), line.data))
     generator.set_state(lines[-1].state)
     return lines
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from jacobi import Step
 from lookahead.runtime.scores import on_host
 from lookahead.verify import exponential
-from lookahead.verify.exponential import NoiseAt, NoiseLine, Views
+from lookahead.verify.exponential import NoiseAt, NoiseLine
 from lookahead.verify.sequences import Sequences
 
 # Indices that a sequence may lead the slowest by: each keeps a [batch, vocab] noise alive, so bytes are limited too.
@@ -95,10 +95,10 @@ class Noise:
         known = self._kept.get(index)  # None where only a finished sequence asks
         return None if known is None else known.noise[row].numpy()
 
-    def views(self, index: int, vocab: int) -> list[Views]:
+    def views(self, index: int, vocab: int) -> list[memoryview | None]:
         """Memory that C reads: the line of a token that is to be written now, and those drawn behind it."""
         self._draw(index + 1, False, vocab)
-        return [self._kept[each].views for each in range(index, self._drawn)]
+        return [self._kept[each].view for each in range(index, self._drawn)]
 
     def bring(self, depth: int) -> Tensor:
         """On a device, the noise that drafts of the next pass may ask for, int32 ``[index, batch, vocab]``, for

@@ -15,7 +15,7 @@ from jacobi import LookaheadError, Path, Scores, TokenTree, chances_of, reject
 from lookahead import _native
 from lookahead.runtime.cuda_graphs.capture import undisturbed
 from lookahead.runtime.scores import fetch, nan_error, on_host, send
-from lookahead.verify.exponential import NoiseAt, Views
+from lookahead.verify.exponential import NoiseAt
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct, settings_of
 from lookahead.verify.records import Records
@@ -37,7 +37,7 @@ class ScoredPass:
     paths: list[Path]
     known: dict[Place, Pick] = field(default_factory=dict)
 
-    def draw(self, shortlist: Shortlist, row: int, node: int, lines: Sequence[Views]) -> None:
+    def draw(self, shortlist: Shortlist, row: int, node: int, lines: Sequence[memoryview | None]) -> None:
         """Choose at a place, and on from there as far as noise has been drawn for drafts."""
         best, children = self.scores.successors, self.trees[row].children
         said = None if best is None or self.number == 1 else best[row]  # the first pass has those of the prompt, too

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +13,11 @@ from transformers.generation import logits_process
 from jacobi import Successors
 from lookahead import _native
 from lookahead.runtime.scores import highest
-from lookahead.verify.exponential import NoiseAt, Views, low_noise
+from lookahead.verify.exponential import NoiseAt
 
 _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its last
-_LISTED = 64  # logits that are listed for ``top_p`` where there is no ``top_k``
-_LEAST_LISTED = 16  # of those that are listed anyway
+_LISTED = 64  # logits that are listed where there is no ``top_k``
+_LEAST_LISTED = 16  # that are enough if they are known already
 SURE, UNSURE = 1, 2  # where a token may be another one
 Pick = tuple[int, int]  # a token, and one of these
 _ROUNDING = 1e-6  # of a score, for each unit of what it is computed from: ten times float32's
@@ -46,8 +47,8 @@ class Shortlist:
         slept        5.9   0.03   0.02                    cut: 0.97 of p come before it, no less than 0.9
         ate          5.1                                  the fourth shows that the list ends here, and not in a tie
 
-    Without ``top_k`` a token that is not listed may be drawn, too, if its noise is small enough. In C all tokens are
-    looked at, in less time than a list takes to make; only ``top_p`` needs one, and the sum of all chances.
+    Without ``top_k`` a token that is not listed may be drawn, too, if its noise is small enough, for which C looks
+    through all of the noise; ``top_p`` needs the sum of all chances.
 
     Sums and quotients are not rounded as plain decoding rounds them, so nothing is certain where two scores are as
     close as that, or where the best is of a token that may be cut or not. Then the whole vocabulary has to decide.
@@ -81,28 +82,31 @@ class Shortlist:
         raw: Tensor,
         node: int,
         children: Sequence[Mapping[int, int]],
-        lines: Sequence[Views],
+        lines: Sequence[memoryview | None],
         row: int = 0,
         said: Successors | None = None,
     ) -> list[Pick]:
         """The choice of logits ``[node, vocab]`` at one node, in C on the host, and those at its children that are
-        drawn, as far as they are certain and ``lines`` go; of each line the noise of a ``row`` counts. A list is needed
-        where ``top_k`` or ``top_p`` cuts."""
+        drawn, as far as they are certain and ``lines`` go; of each line the noise of a ``row`` counts. Where what is
+        ``said`` does not list enough, C finds the best of each node that it comes to."""
         raw = raw.cpu() if raw.dtype == torch.bfloat16 else raw.to("cpu", torch.float32)
         least = min(raw.shape[1], self.top_k + 1 if self.top_k else _LEAST_LISTED)
-        if (self.top_k or self.top_p < 1.0) and (said is None or said.tokens.shape[1] < least):
-            raw, node, lines = raw[node : node + 1], 0, lines[:1]
-            logits, ids = self._highest(raw.float())
-            said = Successors(ids.numpy(), logits.numpy())
-        lists = (None, None) if said is None else (np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data)
+        ids: Any = None
+        best: Any = None
+        if said is not None and said.tokens.shape[1] >= least:
+            ids, best = np.ascontiguousarray(said.tokens, np.int32).data, said.logits.data
         view = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy().data
         warped = (self.temperature, self.top_k, self.top_p, self.min_p)
-        close = (_ROUNDING, _CLOSE, low_noise(raw.shape[1]))
-        found: list[Pick] = _native.speedups.drawn(view, *lists, children, node, lines, row, warped, close)
+        how = node, row, warped, (_ROUNDING, _CLOSE, self._most())
+        found: list[Pick] = _native.speedups.drawn(view, ids, best, children, tuple(lines), how)
         return found
 
     def _highest(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        return highest(raw, min(raw.shape[1], self.top_k + _TIES if self.top_k else _LISTED))
+        return highest(raw, min(raw.shape[1], self._most()))
+
+    def _most(self) -> int:
+        """How many logits a list should have."""
+        return self.top_k + _TIES if self.top_k else _LISTED
 
     def listed(self, raw: Tensor, noise: NoiseAt) -> Tensor:
         """Lists that :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
