@@ -64,6 +64,8 @@ class DecodingStats:
         own_ms: the same of passes as this call ran them: packed, traced, captured (automatic mode).
         timed_ms: milliseconds that those passes took: drafting, scoring and keeping (automatic mode).
         plain: calls that fell back to transformers' own loop, by the reason; nothing else is counted of them.
+        bits: calls by what a seed's text keeps whatever else changes: ``"plain"`` = it is plain decoding's,
+            ``"repeatable"`` = it is the same each time, else why neither is certain.
         fed_again: tokens that passes had to replay, where a model can only follow linear drafts.
         passes: with ``stats="detailed"``, one record a pass: nodes and tokens by sequence, and milliseconds.
     """
@@ -86,6 +88,7 @@ class DecodingStats:
     own_ms: float = 0.0
     timed_ms: float = 0.0
     plain: dict[str, int] = field(default_factory=dict)
+    bits: dict[str, int] = field(default_factory=dict)
     fed_again: int = 0
     passes: list[dict[str, Any]] = field(default_factory=list)
 
@@ -98,6 +101,11 @@ class DecodingStats:
     def acceptance_rate(self) -> float:
         """Share of the drafted nodes that were kept."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same calls with the same seeds write the same texts again."""
+        return bool(self.bits) and self.bits.keys() <= {"plain", "repeatable"}
 
     def __add__(self, other: "DecodingStats") -> "DecodingStats":
         if not isinstance(other, DecodingStats):

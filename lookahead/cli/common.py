@@ -36,13 +36,14 @@ _QUIET_S = 5.0  # seconds between two lines where no bar can be drawn
 
 @dataclass(frozen=True)
 class Decoded:
-    """One call of ``generate``: the tokens it wrote, the seconds it took, in ``busy`` of which its thread ran, and its
-    counts (None without lookahead)."""
+    """One call of ``generate``: the tokens it wrote, the seconds it took, in ``busy`` of which its thread ran, its
+    counts (None without lookahead), and the logits ``[1, vocab]`` of each token where they were asked for."""
 
     tokens: list[int]
     seconds: float
     stats: DecodingStats | None
     busy: float = inf
+    logits: tuple[Tensor, ...] = ()
 
 
 def decode(
@@ -58,7 +59,8 @@ def decode(
     tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
-    return Decoded(tokens, perf_counter() - start, getattr(output, "stats", None), thread_time() - ran)
+    seconds, stats, logits = perf_counter() - start, getattr(output, "stats", None), getattr(output, "logits", None)
+    return Decoded(tokens, seconds, stats, thread_time() - ran, logits or ())
 
 
 def sampling(temperature: float | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from lookahead.model_folder import find_model, has_weights
 from lookahead.models.conformance import recorded, recorded_version
 from lookahead.models.traits import ModelTraits
 from lookahead.support import route as checks
+from lookahead.support.bits import bits_of
 
 
 def support(options: Support) -> None:
@@ -87,11 +88,22 @@ def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
         "route": how[0],
         "reason": how[1],
         "attention": traits.attention,
+        "text": _kept(model, traits, how[0]) if weights else None,
         "cache_layers": ", ".join(layers) or "DynamicLayer",
         "limits": "; ".join(limits) or None,
         "checked": how[2],
         "built_in_c": "yes" if _native.speedups else f"no: {_native.missing}, so drafting takes longer; {_native.CURE}",
     }
+
+
+@torch.no_grad()
+def _kept(model: PreTrainedModel, traits: ModelTraits, route: str) -> str:
+    """What a seed's text keeps whatever else changes, and why no more."""
+    bits = bits_of(model, traits, route)
+    name = {"plain": "plain generate's", "repeatable": "the same each time", None: "may change with a rounding"}[
+        bits.keeps
+    ]
+    return name if bits.reason is None else f"{name} ({bits.reason})"
 
 
 def _recorded_verdict(model: PreTrainedModel, traits: ModelTraits) -> tuple[str, str | None, str]:

@@ -1,9 +1,11 @@
 """``lookahead verify``: plain decoding against lookahead, and what a difference between the two means. Greedy texts are
 identical in float32 and float64. In half precision a pass over several tokens rounds differently from a pass over one,
-so the other of two close tokens may win: a *tie*, if the rounding error measured there allows it."""
+so the other of two close tokens may win: a *tie*, if the rounding error measured there allows it. Bits are counted, too:
+of how many tokens all logits are plain decoding's, and the same when the text is written again with other drafts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 import torch
@@ -15,6 +17,7 @@ from typer import Exit
 
 from lookahead.cli import common
 from lookahead.cli.arguments import Verify
+from lookahead.cli.common import Decoded
 from lookahead.models.compat import last_logits
 from lookahead.models.names import CACHE
 from lookahead.stats import counted
@@ -67,21 +70,30 @@ def _rounding_error(model: PreTrainedModel, ids: Tensor, single: Tensor) -> floa
     return max(errors)
 
 
+def same_bits(one: Decoded, other: Decoded) -> int:
+    """How many tokens, from the first one on, are equal and come from equal logits."""
+    pairs = zip(one.tokens, other.tokens, one.logits, other.logits, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] and torch.equal(pair[2], pair[3]), pairs))
+
+
 def verify(options: Verify) -> None:
     strategy = common.forgetful(options, seed=0)
     model, tokenizer = common.load_for(options)
     texts = [*(options.prompt or []), *options.texts] or list(common.built_in(tokenizer, options.raw))
     encoded = [common.encode(tokenizer, text, model, options.raw) for text in texts]
     settings: dict[str, Any] = {"max_new_tokens": options.max_new_tokens}
+    given = settings | {"do_sample": False, "output_logits": True}
     results: list[dict[str, Any]] = []
     with common.progress() as progress:
         for text, inputs in progress.track(list(zip(texts, encoded, strict=True)), description="Comparing"):
-            plain = common.decode(model, inputs, None, do_sample=False, **settings)
-            ours = common.decode(model, inputs, strategy, do_sample=False, **settings)
+            plain = common.decode(model, inputs, None, **given)
+            ours = common.decode(model, inputs, strategy, **given)
+            again = common.decode(model, inputs, replace(strategy, seed=1), **given)
             found = None if plain.tokens == ours.tokens else judged(model, inputs, plain.tokens, ours.tokens)
             result = {"prompt": text, "tokens": len(plain.tokens)}
             result["tokens_per_pass"] = ours.stats.mean_acceptance_length if ours.stats else None
             result["verdict"] = found.verdict if found else "identical"
+            result |= {"plain_bits": same_bits(plain, ours), "same_bits": same_bits(ours, again)}
             results.append(result | {"divergence": asdict(found) if found else None})
     worst = max((result["verdict"] for result in results), key=list(_STYLES).index)
     document = {"verdict": worst, "results": results, "settings": common.described(options, model, strategy, settings)}
@@ -116,6 +128,10 @@ def _show(console: Console, results: list[dict[str, Any]], tokenizer: Any, worst
     identical, tied, bugs = (sum(result["verdict"] == verdict for result in results) for verdict in _STYLES)
     console.print(
         f"{identical} identical, {tied} tied, {bugs} with a bug; {counted(len(results), 'prompt')}, greedy, {dtype}"
+    )
+    tokens, plain, again = (sum(result[key] for result in results) for key in ("tokens", "plain_bits", "same_bits"))
+    console.print(
+        f"Of {counted(tokens, 'token')} {plain} have plain decoding's bits, {again} the same bits when written again."
     )
     if worst == "tie":
         console.print("A tie: the scores of the two tokens lie closer together than rounding can tell apart.")

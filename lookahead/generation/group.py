@@ -118,6 +118,7 @@ class CallGroup(RowGroup):
         if stats is not None:
             credited, by_noise = self.drafts.credits()
             stats.add_plan(credited, {}, by_noise=by_noise)
+            stats.bits = {self.plan.bits.keeps or self.plan.bits.reason or "": 1}
         if call.exports_cache:
             store(call.cache)
         return decoded(call, self.sequences, self.verifier, self.drafts.drafters, stats)

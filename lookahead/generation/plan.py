@@ -42,7 +42,7 @@ class Plan:
     rule: Callable[[Tensor], Tensor] | None = None
     traces: bool = False
     packs: bool = False
-    bits: Bits = Bits("plain")
+    bits: Bits = field(default_factory=lambda: Bits("plain"))
 
     @property
     def limits(self) -> Limits | None:

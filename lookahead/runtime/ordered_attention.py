@@ -1,8 +1,9 @@
 """Attention whose sums run in the order of the text, so that a node's numbers depend on its text alone.
 
 The kernels of torch add what a node sees in lanes and blocks that follow its slots and the number of rows. A token's
-numbers then change by a rounding with the tree that it is drafted in, and in bfloat16 that decides texts. Here a block is 64 positions of the text, and within it keys come one after the other: first those of the text, then
-nodes, parents before children. Hidden ones add exactly nothing::
+numbers then change by a rounding with the tree that it is drafted in, and in bfloat16 that decides texts. Here a block
+is 64 positions of the text, and within it keys come one after the other: first those of the text, then nodes, parents
+before children. Hidden ones add exactly nothing::
 
     the text so far a b c, a tree d(e, f(g))      slots  a b c d e f g      g adds  a b c d . f g
     the same once d, f and g are kept             slots  a b c d f g        g adds  a b c d f g
@@ -22,7 +23,6 @@ from lookahead import _native
 from lookahead.runtime.registry import During
 from lookahead.runtime.turns import Turns, attend_in_turn
 
-DTYPES = (torch.bfloat16, torch.float32)
 _WIDEST = 1024  # channels
 
 _LIBRARY = torch.library.Library("lookahead", "DEF")
@@ -48,9 +48,10 @@ def obstacle() -> str | None:
 
 def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether :func:`attend` takes these."""
-    alike = query.dtype == key.dtype == value.dtype and key.shape == value.shape and key.shape[-1] <= _WIDEST
-    shown = mask is None or (mask.dtype in DTYPES and mask.shape[1] == 1)
-    return alike and shown and query.dtype in DTYPES and query.device.type == "cpu"
+    given = [query, key, value, *(() if mask is None else (mask,))]
+    plain = all(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in given)
+    shown = mask is None or mask.shape[1] == 1
+    return plain and shown and key.shape == value.shape and key.shape[-1] <= _WIDEST
 
 
 def attend(
@@ -80,9 +81,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequ
     output, turns = torch.zeros_like(rows), _thread.turns
     if turns is None or not all(turn.whole for turn in turns):
         shown = None if mask is None else _array(mask.reshape(batch * nodes, -1))
-        keys, values = _array(_lines(key)), _array(_lines(value))
-        threads = torch.get_num_threads()
-        _native.speedups.attend(_array(rows), _array(output), keys, values, shown, _array(sequences), scale, threads)
+        keys, values = (_array(states.flatten(2).flatten(0, 1)) for states in (key, value))
+        places, settings = sequences.numpy(), (channels, scale, torch.get_num_threads())
+        _native.speedups.attend(_array(rows), _array(output), keys, values, shown, places, settings)
     output = output.view(batch, nodes, heads, channels)
     if turns is not None:
         attend_in_turn(query, key, value, turns, scale, output)
@@ -92,12 +93,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequ
 _LIBRARY.impl("attend", _attend, "CPU")
 
 
-def _lines(states: Tensor) -> Tensor:
-    """States ``[batch, key head, slot, channel]`` as ``[line, slot, channel]`` whose lines have no gaps."""
-    lines = states.flatten(0, 1)
-    return lines if lines.stride()[1:] == (lines.shape[2], 1) else lines.contiguous()
-
-
 def _array(tensor: Tensor) -> Any:
-    held = tensor.detach()
-    return (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy().data
+    """What C reads of a tensor in bfloat16, which NumPy does not know."""
+    return tensor.detach().view(torch.int16).numpy()

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.models.code_safety import is_safe
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.ordered_attention import DTYPES, obstacle
+from lookahead.runtime.ordered_attention import obstacle
 from lookahead.runtime.packed_layers import Limits, Rows, computed_dtype
 from lookahead.runtime.row_limits import rows_of_all
 from lookahead.runtime.turns import is_fast
@@ -80,7 +81,7 @@ def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | 
         return f"on a device of type {traits.device.type} kernels are chosen by what is in a pass"
     if route != "tree" or traits.is_encoder_decoder:
         return f"{traits.name} is given drafts by the route of a {route}, through attention of its own"
-    if traits.dtype not in DTYPES:
+    if traits.dtype != torch.bfloat16:
         return f"attention in the order of the text is not made for {str(traits.dtype).removeprefix('torch.')}"
     if traits.attention != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return f"the attention of {traits.name} ({traits.attention}) is code of its own"
