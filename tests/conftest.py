@@ -1,5 +1,6 @@
 """Fixtures that every test shares: the patch, a tokenizer, and what a call was decoded by."""
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -9,9 +10,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.cli import save_tiny_model
 from helpers.models import letters_tokenizer, prompts, tiny_model
 from transformers import PreTrainedTokenizerFast
 
@@ -23,12 +26,26 @@ from lookahead.runtime import packing
 from lookahead.runtime.cuda_graphs import buffers
 from lookahead.runtime.open import open_tree
 from lookahead.runtime.tree import TreeModel
+from lookahead.training.recipe import Recipe
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end, so that no later collection of garbage has to look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step-time curves of the user's own are neither read nor written."""
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path_factory.getbasetemp() / "no-curves"))
+
+
+@pytest.fixture
+def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own for what is measured and learnt, which is not there yet."""
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "curves"))
+    return tmp_path / "curves"
 
 
 @pytest.fixture
@@ -73,6 +90,19 @@ def self_tested(restored: None) -> None:
     lookahead.augment_all()
     for name in ("llama", "gpt2", "mistral"):
         tiny_model(name).generate(**prompts(1), max_new_tokens=1, use_lookahead=True)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose tokens are bytes, which tests must leave as it is."""
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def brief_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that train compare passes on two short texts."""
+    for name, value in (("evaluation_prompts", 2), ("new_tokens", 8)):
+        monkeypatch.setitem(Recipe.fit.__func__.__kwdefaults__, name, value)
 
 
 @pytest.fixture(scope="session")

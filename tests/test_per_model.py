@@ -1,10 +1,11 @@
 """The registry of what is kept for a model."""
 
 import gc
-import threading
 import weakref
+from functools import partial
 
 import pytest
+from helpers.threads import together
 
 from lookahead import LookaheadError, release
 from lookahead._per_model import PerModel
@@ -86,11 +87,7 @@ def test_threads_see_one_thing() -> None:
 
     things: PerModel[object] = PerModel(make)
     model = Model()
-    threads = [threading.Thread(target=things.of, args=(model,)) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[partial(things.of, model)] * 16)
     assert len(made) == 1
 
 

@@ -20,13 +20,6 @@ SHORT: dict[str, Any] = {"seconds": 0.4, "new_tokens": 4}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder of the test's own."""
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "curves"))
-    return tmp_path / "curves"
-
-
-@pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     """The prompts that were decoded."""
     seen: list[list[int]] = []
@@ -40,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     yield seen
 
 
-def test_what_is_found(folder: Path, asked: list[list[int]]) -> None:
+def test_what_is_found(curves: Path, asked: list[list[int]]) -> None:
     model, told = counting_model(), []
     state = torch.get_rng_state()
     found = lookahead.tune(
@@ -48,7 +41,7 @@ def test_what_is_found(folder: Path, asked: list[list[int]]) -> None:
     )
     assert torch.equal(torch.get_rng_state(), state), "no draw of the user's"
     assert isinstance(found.curve, StepTimes) and found.curve.about["batch"] == 2
-    assert set(folder.iterdir()) == set(found.saved) and found.saved
+    assert set(curves.iterdir()) == set(found.saved) and found.saved
     assert found.curve.to_dict() in [StepTimes.load(file).to_dict() for file in found.saved]
     assert (found.context, asked[0]) == (3 + 4, [1, 2, 3])
     assert len(found.budgets) + len(found.published) + found.left_out == len(tuning.SIZES)
@@ -72,7 +65,7 @@ def test_what_is_found(folder: Path, asked: list[list[int]]) -> None:
         assert torch.equal(model.generate(torch.tensor([[1, 2, 3]]), custom_generate=strategy, **settings), plain)
 
 
-def test_nothing_is_recommended_that_was_not_drafted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_recommended_that_was_not_drafted(curves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where time is up after the prompt, traced passes alone promise a speedup."""
     drafted = {"nodes": 4, "drafted": 2.0, "speedup": 0.7}
     assert tuning.best([drafted, {"nodes": 8, "drafted": 0.0, "speedup": 1.2}]) is drafted
@@ -97,14 +90,14 @@ def test_nothing_is_recommended_that_was_not_drafted(folder: Path, monkeypatch: 
         [np.array([3, 4, 5])],
     ],
 )
-def test_token_ids_in_any_shape(prompts: Any, folder: Path, asked: list[list[int]]) -> None:
+def test_token_ids_in_any_shape(prompts: Any, curves: Path, asked: list[list[int]]) -> None:
     lookahead.tune(fresh_model("llama"), prompts=prompts, **SHORT)
     assert {tuple(ids) for ids in asked} == {(3, 4, 5)}
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE])
 @pytest.mark.parametrize("raw", [False, True])
-def test_texts_in_the_template(template: str | None, raw: bool, folder: Path, asked: list[list[int]]) -> None:
+def test_texts_in_the_template(template: str | None, raw: bool, curves: Path, asked: list[list[int]]) -> None:
     model, tokenizer = fresh_model("llama"), letters_tokenizer()
     tokenizer.chat_template = template
     lookahead.tune(model, tokenizer, prompts=["abc"], raw=raw, **SHORT)
@@ -151,7 +144,7 @@ def test_a_model_in_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
         lookahead.tune(fresh_model("gpt2").train(), prompts=[[1]], new_tokens=8)
 
 
-def test_the_models_own_settings_do_not_matter(folder: Path) -> None:
+def test_the_models_own_settings_do_not_matter(curves: Path) -> None:
     """Drafts are tried greedily, whatever its generation_config says."""
     model = fresh_model("llama")
     wanted = {"num_beams": 4, "do_sample": True, "temperature": 0.5, "max_length": 5, "return_dict_in_generate": False}

@@ -21,14 +21,7 @@ from lookahead.runtime.tree import TreeModel
 from lookahead.sources.recycling import BEST
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder of the test's own."""
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def test_sweep(folder: Path) -> None:
+def test_sweep(curves: Path) -> None:
     model = counting_model()
     told: list[float] = []
     state = torch.get_rng_state()
@@ -39,18 +32,18 @@ def test_sweep(folder: Path) -> None:
         assert times.weight(64, context) == 0
     assert told == sorted(told) and told[-1] == 1.0 and len(told) > 6
     assert all(0.0 <= share <= 1.0 for share in told)
-    assert list(folder.iterdir()) == [key_of(model)], "the curve and no leftovers"
+    assert list(curves.iterdir()) == [key_of(model)], "the curve and no leftovers"
     saved = tuning.cached(model)
     assert saved is not None and saved.to_dict() == times.to_dict()
     assert saved.about == tuning.describe(model)
 
 
-def test_sweep_of_traced_passes(folder: Path) -> None:
+def test_sweep_of_traced_passes(curves: Path) -> None:
     """They have a curve of their own, which calls take that have traces."""
     model = fresh_model("llama")
     tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01)
     times = tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(curves.iterdir())) == 2
     saved = tuning.cached(model, traced=True)
     assert saved is not None and saved.to_dict() == times.to_dict()
     own = tuning.cached(model)
@@ -64,7 +57,7 @@ def test_sweep_of_traced_passes(folder: Path) -> None:
     assert not step_times(model, 1, {}, traces=traces).knows_single, "a mixture is learnt from passes"
 
 
-def test_sweep_where_traces_turn_out_to_be_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_where_traces_turn_out_to_be_wrong(curves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is saved as traced that was not; and what was found wrong is not made again."""
     model = fresh_model("llama")
     measure = tuning._measure
@@ -80,10 +73,10 @@ def test_sweep_where_traces_turn_out_to_be_wrong(folder: Path, monkeypatch: pyte
     for _ in range(2):
         with pytest.raises(LookaheadError, match="cannot be traced: wrong"):
             tuning.sweep(model, nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
-    assert not folder.exists()
+    assert not curves.exists()
 
 
-def test_sweep_of_what_cannot_be_traced(folder: Path) -> None:
+def test_sweep_of_what_cannot_be_traced(curves: Path) -> None:
     model = tiny_model("llama")
     hook = model.model.register_forward_hook(lambda *_: None)
     with pytest.raises(LookaheadError, match="cannot be traced: code other than"):
@@ -91,18 +84,18 @@ def test_sweep_of_what_cannot_be_traced(folder: Path) -> None:
     hook.remove()
     with pytest.raises(LookaheadError, match=r"cannot be traced: .* recurrent"):
         tuning.sweep(hybrid("lfm2"), nodes=(1, 4), contexts=(20,), seconds=0.01, traced=True)
-    assert not folder.exists()
+    assert not curves.exists()
 
 
-def test_sweep_without_saving_and_with_a_batch(folder: Path) -> None:
+def test_sweep_without_saving_and_with_a_batch(curves: Path) -> None:
     times = tuning.sweep(counting_model(), batch=3, nodes=(1, 8), contexts=(20,), seconds=0.01, save=False)
     assert times.about["batch"] == 3
     assert times.ms(8, 20) > 0.0
-    assert not folder.exists()
+    assert not curves.exists()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma3"])
-def test_sweep_of_models_with_few_positions_and_windows(name: str, folder: Path) -> None:
+def test_sweep_of_models_with_few_positions_and_windows(name: str, curves: Path) -> None:
     """Contexts that the model has no positions for are left out, or shortened if none is left."""
     times = tuning.sweep(tiny_model(name), nodes=(1, 16), contexts=(30, 10_000), seconds=0.01)
     assert {context for context, _ in times._mean} == {0}
@@ -110,17 +103,17 @@ def test_sweep_of_models_with_few_positions_and_windows(name: str, folder: Path)
     assert times.ms(16, 1) > 0.0
 
 
-def test_sweep_of_a_gpt2_with_all_sizes(folder: Path) -> None:
+def test_sweep_of_a_gpt2_with_all_sizes(curves: Path) -> None:
     """More nodes than positions: the tree is flat."""
     assert tuning.sweep(tiny_model("gpt2"), seconds=0.01).ms(128, 1) > 0.0
 
 
-def test_sweep_refuses_what_lookahead_refuses(folder: Path) -> None:
+def test_sweep_refuses_what_lookahead_refuses(curves: Path) -> None:
     model = fresh_model("llama")
     model.config.is_encoder_decoder = True
     with pytest.raises(LookaheadError):
         tuning.sweep(model, seconds=0.01)
-    assert not folder.exists()
+    assert not curves.exists()
 
 
 def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
@@ -140,7 +133,7 @@ def test_passes_with_static_shapes_have_a_curve_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "lfm2"])
-def test_passes_are_measured_as_decodes_run_them(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_measured_as_decodes_run_them(name: str, curves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many next tokens gathered, and under the same kernels."""
     model = hybrid(name) if name == "lfm2" else fresh_model(name)
     seen: set[tuple[bool, int]] = set()
@@ -161,7 +154,7 @@ def test_passes_are_measured_as_decodes_run_them(name: str, folder: Path, monkey
     assert seen == in_a_decode == {(True, BEST)}
 
 
-def test_what_is_not_typical_is_not_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_typical_is_not_measured(curves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA graph's first passes warm up, capture and compare."""
     model, run = judged(fresh_model("llama")), TreeModel.forward
     warm, timed = dict.fromkeys((1, 4), 0), []

@@ -27,6 +27,7 @@ def test_figures() -> None:
     assert (row["texts"], row["texts_that_differ"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_the_same_checkout_twice(tmp_path: Path) -> None:
     """From the command line to JSON: whatever one checkout writes, the other does."""
     app = typer.Typer()

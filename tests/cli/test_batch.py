@@ -14,7 +14,7 @@ from lookahead.serve.batches import Line, Outcome
 
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
-    killed_and_resumed(tmp_path, 12, 1)
+    killed_and_resumed(tmp_path, 6, 1)
 
 
 @pytest.mark.slow

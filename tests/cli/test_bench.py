@@ -102,9 +102,7 @@ def test_a_wrong_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--modes", "warm"), "expected greedy, or t and a temperature"),
         (("--modes", "t0"), "expected greedy, or t and a temperature"),
-        (("--questions", "/nowhere"), "--questions /nowhere cannot be read"),
         (("--questions", "q", "--prompts", "p"), "give one of them"),
     ],
 )

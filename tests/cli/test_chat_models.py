@@ -179,10 +179,6 @@ def test_prompts_in_a_template_can_be_refused(chatty: Path, tmp_path: Path) -> N
     assert common.encode(tokenizer, PROMPT, model, raw=True)["input_ids"].shape[1] == len(PROMPT)
 
 
-def test_the_template_is_the_one_that_was_written() -> None:
-    assert "assistant" in TEMPLATE and len(CHAT_PROMPTS) == len(PROMPTS)
-
-
 def test_of_several_templates_the_default_one_is_taken(chatty: Path, tmp_path: Path) -> None:
     """As transformers itself does; where none is, that is told."""
     model, tokenizer = load_model(chatty)

@@ -82,8 +82,6 @@ def test_the_default_model_is_the_bundled_one(folder: Path, monkeypatch: pytest.
     ("args", "message"),
     [
         (("--prompt", ""), "The prompt is empty: give --prompt TEXT, or text on stdin."),
-        (("--prompt", "x", "--ngram-size", 1), "--ngram-size 1 is plain decoding and needs --window-size 1"),
-        (("--prompt", "x", "--top-p", 0.9), "--top-p needs --sample"),
         (("--prompt", "x", "--sample", "--temperature", 0), "--temperature must be above 0: got 0.0."),
         (("--prompt", "x", "--sample", "--top-p", 1.5), "--top-p must be at most 1: got 1.5."),
         (("--prompt", "x", "--sample", "--top-k", -1), "--top-k must be above 0: got -1."),

@@ -11,14 +11,7 @@ from helpers.cli import PROMPT, run
 from lookahead import Lookahead, StepTimes, load_model, tuning
 from lookahead.cli import common
 
-SHORT = ["--seconds", 8, "--new-tokens", 8]
-
-
-@pytest.fixture
-def curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder."""
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "curves"))
-    return tmp_path / "curves"
+SHORT = ["--seconds", 4, "--new-tokens", 8]
 
 
 @pytest.fixture
@@ -30,8 +23,8 @@ def prompt_file(tmp_path: Path) -> Path:
 
 def test_tune_measures_saves_and_recommends(folder: Path, curves: Path, prompt_file: Path) -> None:
     ran = run("tune", "--model", folder, "--prompts", prompt_file, *SHORT)
-    assert ran.status == 0 and "Measuring passes over 1 to 128 nodes, for about 4 s: 0%" in ran.err
-    assert "Trying 17 sizes of drafts, for about 4 s: 0%" in ran.err
+    assert ran.status == 0 and "Measuring passes over 1 to 128 nodes, for about 2 s: 0%" in ran.err
+    assert "Trying 17 sizes of drafts, for about 2 s: 0%" in ran.err
     for heading in ("Latency at about", "Best-first trees on the prompts, greedy", "Lookahead decoding as published"):
         assert heading in ran.words
     assert re.search(r"128 \d+\.\d\d \d+\.\d\d █+", ran.words)

@@ -119,10 +119,7 @@ def test_calibration_starts_from_trust() -> None:
 
 
 @examples(60)
-@given(
-    st.floats(0.1, 1.0),
-    st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 20)), max_size=100),
-)
+@given(st.floats(0.1, 1.0), st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 20)), max_size=100))
 def test_calibration_stays_between_what_it_has_seen(trust: float, passes: list[tuple[float, int]]) -> None:
     """Never negative, nor above the best ratio that any pass could explain."""
     acceptance = Acceptance([source(0.5)], trust)

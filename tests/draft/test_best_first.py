@@ -334,11 +334,7 @@ def test_only_visited_nodes_are_counted() -> None:
     credited = trees.learn(tree, Path([0, two, five], [2, 5, 9]), values)
     assert credited == ["one", "one"]
     trees.catch_up()
-    assert acceptance.nodes == [
-        (slots((1, 0), (2, 1), (3, 2)), 2),
-        (slots((4, 0), (5, 1)), 5),
-        (slots((6, 3)), None),
-    ]
+    assert acceptance.nodes == [(slots((1, 0), (2, 1), (3, 2)), 2), (slots((4, 0), (5, 1)), 5), (slots((6, 3)), None)]
     assert acceptance.trees == [(pytest.approx(sum(values)), 2)]
 
 

@@ -111,16 +111,6 @@ def shape_of(tree: TokenTree, node: int) -> tuple[int, ...]:
     return tuple(list(tree.children[above].values()).index(below) for above, below in itertools.pairwise(nodes))
 
 
-def ranked_again(said: Table) -> TokenTree:
-    """The mistake that drawn trees invite: of two drawn tokens the likelier one is kept."""
-    passes, tree = Told(said), TokenTree(0)
-    urn = Urn(passes.after([()])[0], DRAW)
-    drawn = [urn.take(), urn.take()]
-    tree.add(0, max((each[0] for each in drawn if each), key=urn.chances.__getitem__))
-    tree.drawn_from = {0: urn.chances}
-    return tree
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_three_tokens_have_the_models_distribution(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for grow in (best_places(1), best_places(3), best_places(4)):
@@ -129,10 +119,6 @@ def test_three_tokens_have_the_models_distribution(seed: int, monkeypatch: pytes
 
 def test_trees_of_fixed_shape_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error(monkeypatch, two_and_one, 0) < 1e-12
-
-
-def test_enumeration_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert error(monkeypatch, ranked_again, 0) > 1e-3
 
 
 def test_a_path_is_accepted_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,6 @@ from lookahead import tuning
 from lookahead.draft.latency import NODES, StepTimes
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder of the test's own."""
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @st.composite
 def curves(draw: st.DrawFn) -> StepTimes:
     times = StepTimes(about={"model": draw(st.text(max_size=5))})
@@ -102,7 +95,7 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_other_data_is_refused(name: str, tmp_path: Path, folder: Path) -> None:
+def test_other_data_is_refused(name: str, tmp_path: Path, curves: Path) -> None:
     """By name from ``load``; ``cached`` does as if it were not there."""
     with pytest.raises(LookaheadError, match="step-time curve"):
         StepTimes.from_dict(BAD[name])
@@ -110,7 +103,7 @@ def test_other_data_is_refused(name: str, tmp_path: Path, folder: Path) -> None:
     file.write_text(json.dumps(BAD[name]))
     with pytest.raises(LookaheadError, match="step-time curve"):
         StepTimes.load(file)
-    folder.mkdir()
+    curves.mkdir()
     tuning.cache_file(tuning.describe(tiny_model("llama"))).write_text(json.dumps(BAD[name]))
     assert tuning.cached(tiny_model("llama")) is None
 
@@ -127,8 +120,8 @@ FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES)
-def test_unreadable_files(content: bytes, tmp_path: Path, folder: Path) -> None:
-    folder.mkdir()
+def test_unreadable_files(content: bytes, tmp_path: Path, curves: Path) -> None:
+    curves.mkdir()
     tuning.cache_file(tuning.describe(tiny_model("llama"))).write_bytes(content)
     assert tuning.cached(tiny_model("llama")) is None
     file = tmp_path / "curve.json"

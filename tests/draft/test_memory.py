@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import threading
 import weakref
 from pathlib import Path as FilePath
 from typing import Any
@@ -120,30 +119,6 @@ def test_an_error_brings_the_memory_back() -> None:
     with pytest.raises(ZeroDivisionError):
         run(model, prompts(1), use_lookahead=True, lookahead_strategy=Lookahead(sources=(broken,)), max_new_tokens=5)
     assert memory_of(model) is kept
-
-
-def test_threads() -> None:
-    """Calls at the same time on one model, greedy: each writes its own text."""
-    model = fresh_model("llama")
-    inputs = [prompts(1, seed=seed) for seed in range(4)]
-    plain = [run(model, given, max_new_tokens=30, do_sample=False)[0].tolist() for given in inputs]
-    written: list[Any] = [None] * len(inputs)
-
-    def decode(index: int) -> None:
-        settings = {"max_new_tokens": 30, "do_sample": False}
-        strategy = Lookahead(nodes=6) if index % 2 else Lookahead()
-        texts = [
-            model.generate(**inputs[index], use_lookahead=True, lookahead_strategy=strategy, **settings).tolist()
-            for _ in range(2)
-        ]
-        written[index] = texts[0] if texts[0] == texts[1] else None
-
-    threads = [threading.Thread(target=decode, args=(index,)) for index in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert written == plain
 
 
 def test_concurrent_calls_do_not_share() -> None:

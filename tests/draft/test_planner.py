@@ -20,9 +20,7 @@ pytestmark = pytest.mark.usefixtures("augmented")
 
 @pytest.mark.parametrize("nodes", [1, 5, 40])
 @pytest.mark.parametrize(
-    "sources",
-    [None, ("suffix",), ("recycling", "pool"), NAMES],
-    ids=["default", "suffix", "two", "all"],
+    "sources", [None, ("suffix",), ("recycling", "pool"), NAMES], ids=["default", "suffix", "two", "all"]
 )
 def test_nodes_bounds_the_tree(sources: tuple[str, ...] | None, nodes: int) -> None:
     for model, batch in ((counting_model(), 1), (tiny_model("llama"), 1), (tiny_model("llama"), 3)):

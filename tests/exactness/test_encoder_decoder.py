@@ -1,6 +1,5 @@
 """Encoder-decoder models: every family writes what plain ``generate`` writes, through trees, or is refused by name."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import transformers
 from helpers.encoder_decoders import START, TREES, config_of, from_config, seq2seq_model, sources
 from helpers.marks import few
 from helpers.models import F32, VOCAB, run, same_as_plain
+from helpers.threads import together
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
 
@@ -302,17 +302,10 @@ def test_positions_are_seen_by_their_own_thread_only() -> None:
     positions = DecoderPositions(torch.zeros_like(nodes), nodes, nodes, 2, 6)
     tokens = torch.zeros((1, 3), dtype=torch.long)
     alone = table.embed_positions(tokens, 7)
-    seen: list[Any] = []
-
-    def look() -> None:
-        seen.append((current_positions(), table.embed_positions(tokens, 7)))
-
     with overriding(decoder_overrides(table), lambda: positions):
         inside = table.embed_positions(torch.zeros_like(nodes), 99)
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-    assert seen[0][0] is None and torch.equal(seen[0][1], alone)
+        ((known, elsewhere),) = together(lambda: (current_positions(), table.embed_positions(tokens, 7)))
+    assert known is None and torch.equal(elsewhere, alone)
     assert torch.equal(inside, table.embed_positions.weight[nodes + 2])
     assert torch.equal(table.embed_positions(tokens, 7), alone)
 

@@ -211,7 +211,7 @@ _DRAWN = {
 def test_random_models() -> None:
     """A few always."""
     quiet = [HealthCheck.too_slow, HealthCheck.large_base_example, HealthCheck.data_too_large]
-    shown = settings(max_examples=120, derandomize=True, deadline=None, database=None, suppress_health_check=quiet)
+    shown = settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=quiet)
     shown(given(**_DRAWN)(check))()
 
 

@@ -1,12 +1,13 @@
 """What only a CUDA device can show; skipped where there is none."""
 
-import threading
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from helpers.graphs import counting
 from helpers.models import fresh_model
+from helpers.threads import together
 from torch import Tensor
 
 from lookahead import Jacobi, Lookahead
@@ -113,17 +114,11 @@ def test_graphs_in_threads(made: list[Any]) -> None:
     model = fresh_model("llama").cuda()
     settings = {"max_new_tokens": 60, "do_sample": False}
     plain = [model.generate(**rows(1, seed=seed), **settings).tolist() for seed in range(4)]
-    texts: list[Any] = [None] * 4
 
-    def work(seed: int) -> None:
-        texts[seed] = model.generate(**rows(1, seed=seed), **settings, lookahead_strategy=Lookahead(seed=0)).tolist()
+    def work(seed: int) -> Any:
+        return model.generate(**rows(1, seed=seed), **settings, lookahead_strategy=Lookahead(seed=0)).tolist()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert texts == plain
+    assert together(*(partial(work, seed) for seed in range(4))) == plain
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -1,13 +1,14 @@
 """Attention, experts and captures on a CUDA device; skipped where there is none."""
 
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from helpers.graphs import counting
 from helpers.models import fresh_model, successor_model
+from helpers.threads import together
 from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -177,20 +178,11 @@ def test_sampling_in_threads() -> None:
     """One thread draws while another captures."""
     model = fresh_model("llama").cuda()
     settings = {"max_new_tokens": 60, "do_sample": True, "attention_mask": torch.ones_like(ids(12))}
-    errors: list[BaseException] = []
 
     def work(batch: int) -> None:
-        try:
-            inputs = ids(12, batch).expand(batch, -1)
-            mask = torch.ones_like(inputs)
-            for _ in range(3):
-                model.generate(inputs, **settings | {"attention_mask": mask}, lookahead_strategy=Lookahead(seed=0))
-        except BaseException as error:  # handed on to the test
-            errors.append(error)
+        inputs = ids(12, batch).expand(batch, -1)
+        mask = torch.ones_like(inputs)
+        for _ in range(3):
+            model.generate(inputs, **settings | {"attention_mask": mask}, lookahead_strategy=Lookahead(seed=0))
 
-    threads = [threading.Thread(target=work, args=(batch,)) for batch in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    assert together(*(partial(work, batch) for batch in range(1, 5))) == [None] * 4

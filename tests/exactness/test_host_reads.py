@@ -58,14 +58,10 @@ def test_choices_made_ahead_are_plain_decodings(settings: dict[str, Any], batch:
     """Text, scores, cache and generator state."""
     for model in (counting_model(sharpness=6.0), tiny_model("llama")):
         run(model, prompts(batch), use_lookahead=True, max_new_tokens=2)
-        for seed in range(2):
-            with working_alone():
-                same_as_plain(
-                    model,
-                    prompts(batch),
-                    Lookahead(nodes=12),
-                    **{"do_sample": True, "max_new_tokens": 30, "seed": seed} | settings,
-                )
+        with working_alone():
+            same_as_plain(
+                model, prompts(batch), Lookahead(nodes=12), **{"do_sample": True, "max_new_tokens": 30} | settings
+            )
 
 
 def test_a_processor_that_draws_is_asked_before_each_draw() -> None:

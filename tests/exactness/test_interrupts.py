@@ -1,6 +1,5 @@
 """Errors in the middle of a call, and calls of several threads: the next call works as ever."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from helpers.marks import few
 from helpers.models import fresh_model, prompts, registries, run, same_as_plain, same_caches, tiny_model
 from helpers.refusals import Passes, filled, unchanged
+from helpers.threads import together
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -70,25 +70,24 @@ def troublemaker(where: str, tick: Callable[[], None], model: Any) -> dict[str, 
 @pytest.mark.parametrize("count", few([1, 2, 5], 1, 5))
 def test_an_exception_in_the_middle(where: str, count: int, error: BaseException) -> None:
     """It comes through as it is; the model, the patch and the caller's caches are as before; the next call works."""
-    for name in ("llama", "mistral"):
+    for name, batch in (("llama", 1), ("mistral", 3)):
         model = tiny_model(name)
-        for batch in (1, 3):
-            for cache in (filled(model, prompts(batch, 6)), DynamicCache()):
-                model.generate(**prompts(batch), max_new_tokens=2, use_lookahead=True)
-                tick = raise_at(count, error)
-                handle = model.register_forward_hook(lambda *_, tick=tick: tick()) if where == "model" else None
-                with unchanged(model, cache), pytest.raises(type(error)) as caught:
-                    model.generate(
-                        **prompts(batch),
-                        **{CACHE: cache},
-                        max_new_tokens=12,
-                        lookahead_strategy=Lookahead(window_size=7),
-                        **troublemaker(where, tick, model),
-                    )
-                assert caught.value is error
-                if handle is not None:
-                    handle.remove()
-            same_as_plain(model, prompts(batch), max_new_tokens=12, do_sample=True)
+        for cache in (filled(model, prompts(batch, 6)), DynamicCache()):
+            model.generate(**prompts(batch), max_new_tokens=2, use_lookahead=True)
+            tick = raise_at(count, error)
+            handle = model.register_forward_hook(lambda *_, tick=tick: tick()) if where == "model" else None
+            with unchanged(model, cache), pytest.raises(type(error)) as caught:
+                model.generate(
+                    **prompts(batch),
+                    **{CACHE: cache},
+                    max_new_tokens=12,
+                    lookahead_strategy=Lookahead(window_size=7),
+                    **troublemaker(where, tick, model),
+                )
+            assert caught.value is error
+            if handle is not None:
+                handle.remove()
+        same_as_plain(model, prompts(batch), max_new_tokens=12, do_sample=True)
 
 
 def test_an_exception_in_the_self_test(passes: Passes) -> None:
@@ -130,25 +129,6 @@ def test_the_patch_is_taken_off_in_the_middle(asked: bool | None) -> None:
         settings = troublemaker(where, lookahead.restore_all, model)
         output = model.generate(**prompts(1), max_new_tokens=12, do_sample=False, use_lookahead=asked, **settings)
         assert output.tolist() == text.tolist()
-
-
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    """Run calls in threads that start at the same time; what each returns or raises."""
-    barrier, results = threading.Barrier(len(calls)), [None] * len(calls)
-
-    def work(index: int) -> None:
-        barrier.wait(60)
-        try:
-            results[index] = calls[index]()
-        except BaseException as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    return results
 
 
 @pytest.mark.parametrize(

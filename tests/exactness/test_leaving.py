@@ -55,13 +55,12 @@ def test_texts_are_plain_decodings(name: str, followed: list[int]) -> None:
     """In ragged batches, past windows and depth limits, greedy and sampled, whatever drafts."""
     model = tiny_model(name)
     for number, strategy in enumerate(STRATEGIES.values()):
-        for settings in ({}, {"do_sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}):
-            for batch in (3, 8):
-                same_text(model, prompts(batch, seed=number), strategy, **settings)
+        for batch, settings in ((8, {}), (3, {"do_sample": True, "top_p": 0.9}), (8, {"repetition_penalty": 1.3})):
+            same_text(model, prompts(batch, seed=number), strategy, **settings)
     assert set(followed) >= {1, 2, 4} or len(followed) > 8
 
 
-@examples(40)
+@examples(20)
 @given(
     batch=st.integers(2, 9),
     seed=st.integers(0, 10_000),

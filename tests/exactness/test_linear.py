@@ -60,7 +60,7 @@ def test_the_verdict_is_remembered(passes: Callable[[Any], list[int]]) -> None:
 
 @pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize("name", known(CHAIN))
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sample"])
+@pytest.mark.parametrize("sample", few([False, True], True), ids=["greedy", "sample"])
 def test_same_text(name: str, sample: bool) -> None:
     """Drafts that are nearly always wrong: every pass is cut short, and tokens are fed again all the time."""
     output = same(hybrid(name), prompts(1), Lookahead(nodes=5, seed=1), do_sample=sample)
@@ -69,7 +69,7 @@ def test_same_text(name: str, sample: bool) -> None:
 
 
 @pytest.mark.usefixtures("augmented")
-@pytest.mark.parametrize("name", known(CHAIN))
+@pytest.mark.parametrize("name", few(known(CHAIN), *FEW))
 def test_text_that_repeats(name: str, passes: Callable[[Any], list[int]]) -> None:
     """Fewer passes than tokens, by more than a third."""
     model = counting_hybrid(name)

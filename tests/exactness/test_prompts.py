@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import VOCAB, fresh_model, prompts, run, same_as_plain, tiny_model
 from transformers import CLIPVisionConfig, DynamicCache, GenerationConfig, LlavaConfig, LlavaForConditionalGeneration
 
@@ -62,8 +63,7 @@ def test_prefill_in_chunks(chunk: int) -> None:
         same_as_plain(tiny_model(name), prompts(3), max_new_tokens=15, prefill_chunk_size=chunk)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("batch", "sample"), BATCH_AND_SAMPLE)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_inputs_embeds(name: str, sample: bool, batch: int) -> None:
     """Embeddings for a prompt: the output holds the new tokens only."""

@@ -18,13 +18,6 @@ from lookahead.generation.curves import step_times
 from lookahead.models.traits import ModelTraits
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder of the test's own."""
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "a"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
@@ -93,7 +86,7 @@ def test_saving_a_model_does_not_change_its_key(tmp_path: Path) -> None:
     assert key_of(loaded) == before
 
 
-def test_a_saved_curve_is_found_by_later_calls(folder: Path) -> None:
+def test_a_saved_curve_is_found_by_later_calls(curves: Path) -> None:
     model = fresh_model("llama")
     assert tuning.cached(model) is None
     curve = measured({1: 1.0, 8: 2.0})

@@ -1,6 +1,7 @@
 """Memories: what a model has said, kept in a file for later calls, whose texts stay the same."""
 
 import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,7 @@ from lookahead.draft.trials import Mode
 from lookahead.generation.memories import about, memory_file
 from lookahead.sources.learned import MOST_ROWS, Learned
 
-pytestmark = pytest.mark.usefixtures("augmented")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("augmented", "curves")
 
 
 def said(model: Any, drawn: bool = False, seed: int = 0, **settings: Any) -> Any:
@@ -103,9 +98,11 @@ def _add(file: Path, about: dict[str, str], number: int) -> None:
             (Learned.load(file, about) + learned if file.exists() else learned).save(file, about)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="processes are forked")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_processes_that_add_at_once(tmp_path: Path) -> None:
     file, told = tmp_path / "memory.safetensors", {"model": "Llama"}
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     adding = [context.Process(target=_add, args=(file, told, number)) for number in (1, 2, 3)]
     for process in adding:
         process.start()

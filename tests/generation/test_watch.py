@@ -1,6 +1,5 @@
 """Watching tells of every pass, in order, before the stream hears of it, and changes nothing."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from helpers.medusa import counting
 from helpers.models import counting_model, prompts, tiny_model
 from helpers.streaming import Puts
+from helpers.threads import together
 
 import lookahead
 from jacobi import LookaheadError
@@ -106,9 +106,7 @@ def test_other_threads_are_not_watched() -> None:
     seen: list[Pass] = []
     with lookahead.watching(seen.append):
         work = {"max_new_tokens": 5, "use_lookahead": True}
-        thread = threading.Thread(target=lambda: counting_model().generate(**prompts(1), **work))
-        thread.start()
-        thread.join()
+        together(lambda: counting_model().generate(**prompts(1), **work))
     assert not seen
 
 

@@ -106,15 +106,14 @@ def test_a_heads_cache_is_the_text(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("augmented")
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_do_not_change(kind: str, sample: bool) -> None:
-    model, head = fresh_model("llama", num_hidden_layers=7), EagleHead(KINDS[kind]())
-    for batch in (1, 3):
-        for strategy in (Eagle(head, nodes=8, seed=0, sources=("eagle",)), Eagle(head)):
-            settings = {"do_sample": sample, "max_new_tokens": 30, "eos_token_id": [5, 6], "output_scores": True}
-            output = same_as_plain(model, prompts(batch), strategy, **settings)
-    assert output.stats.steps
+def test_texts_do_not_change(kind: str) -> None:
+    model, head = fresh_model("llama", num_hidden_layers=5), EagleHead(KINDS[kind]())
+    alone, automatic = Eagle(head, nodes=8, seed=0, sources=("eagle",)), Eagle(head)
+    for batch, sample, strategy in ((1, False, alone), (1, True, automatic), (3, False, automatic), (3, True, alone)):
+        settings = {"do_sample": sample, "max_new_tokens": 20, "eos_token_id": [5, 6], "output_scores": True}
+        output = same_as_plain(model, prompts(batch), strategy, **settings)
+        assert output.stats.steps
 
 
 @pytest.mark.usefixtures("augmented")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cli import save_tiny_model
 from helpers.encoder_decoders import seq2seq_model
 from helpers.models import VOCAB, fresh_model
 from helpers.training import texts
@@ -96,12 +95,6 @@ def test_models_that_no_head_can_learn_from(tmp_path: Path) -> None:
 
 
 # --- from data to disk ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose tokens are bytes."""
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.mark.parametrize(

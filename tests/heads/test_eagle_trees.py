@@ -56,16 +56,15 @@ def test_the_fixed_tree() -> None:
 
 
 @pytest.mark.usefixtures("augmented")
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("tree", ["eagle-1", "eagle-2"])
-def test_texts_do_not_change(tree: Any, sample: bool) -> None:
-    model = fresh_model("llama", num_hidden_layers=7)
+def test_texts_do_not_change(tree: Any) -> None:
+    model = fresh_model("llama", num_hidden_layers=5)
     for version in (1, 3):
         head = EagleHead(random_network(version, feature_layers=(2, 3, 4) if version == 3 else ()))
-        for batch in (1, 3):
-            strategy = Eagle(head, tree=tree, top_k=3, depth=2, total_tokens=12)
-            output = same_as_plain(model, prompts(batch), strategy, max_new_tokens=24, do_sample=sample)
-            assert output.stats.drafted > 24
+        strategy = Eagle(head, tree=tree, top_k=3, depth=2, total_tokens=12)
+        for batch, sample in ((1, version == 3), (3, version == 1)):
+            output = same_as_plain(model, prompts(batch), strategy, max_new_tokens=20, do_sample=sample)
+            assert output.stats.drafted > 20
 
 
 def test_settings() -> None:

@@ -24,10 +24,8 @@ from helpers.models import (
 )
 from transformers import GPT2Config, MambaConfig, MambaForCausalLM
 
-import lookahead
 from jacobi import LookaheadError
 from lookahead import Lookahead
-from lookahead.heads.medusa import strategy as module
 from lookahead.medusa import ChoiceTree, Medusa, MedusaHeads, choices_from, output_layer
 from lookahead.registry import strategy_from
 
@@ -261,7 +259,3 @@ def test_text_that_nothing_follows_from() -> None:
     model = successor_model({})
     heads = random_heads(model)
     same_as_plain(model, prompts(2), Medusa(heads), max_new_tokens=12, do_sample=True)
-
-
-def test_public_names() -> None:
-    assert lookahead.Medusa is Medusa is module.Medusa

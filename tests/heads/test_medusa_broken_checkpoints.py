@@ -39,10 +39,7 @@ SQUARE, LONG, WIDE = torch.zeros(HIDDEN, HIDDEN), torch.zeros(HIDDEN), torch.zer
         (without("1.1.linear.bias", "2.0.linear.bias"), "but they lack 1.1.linear.bias, 2.0.linear.bias"),
         (without("1.2.weight"), "3 heads of 2 layers with output layers of their own, but they lack 1.2.weight"),
         (without("0.2.weight", "1.2.weight"), "lack 0.2.weight, 1.2.weight"),
-        (
-            without("1.1.linear.weight", "1.1.linear.bias"),
-            "lack 1.1.linear.bias, 1.1.linear.weight",
-        ),
+        (without("1.1.linear.weight", "1.1.linear.bias"), "lack 1.1.linear.bias, 1.1.linear.weight"),
         (
             lambda tensors: plus({"1.1.weight": WIDE})(
                 without("1.1.linear.weight", "1.1.linear.bias", "1.2.weight")(tensors)
@@ -93,10 +90,7 @@ def test_incomplete_heads_are_refused(
         (plus({"blocks.0.norm": LONG}), "have blocks.0.norm"),
         (plus({"lm_head.weight": WIDE}), "have lm_head.weight"),
         (plus({"token_map": torch.arange(VOCAB + 1)}), "expected 48 different tokens from 0 to 47"),
-        (
-            plus({"token_map": torch.zeros(VOCAB, dtype=torch.long)}),
-            "token_map, torch.int64 of shape .48., is not",
-        ),
+        (plus({"token_map": torch.zeros(VOCAB, dtype=torch.long)}), "token_map, torch.int64 of shape .48., is not"),
         (plus({"token_map": torch.arange(VOCAB) + 1}), "expected 48 different tokens"),
         (plus({"token_map": torch.arange(VOCAB) / 2}), "token_map, torch.float32"),
     ],

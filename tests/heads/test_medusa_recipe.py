@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cli import run, save_tiny_model
+from helpers.cli import run
 from helpers.models import counting_model, fresh_model
 from helpers.training import drawn, small_model, texts
 
@@ -32,12 +32,6 @@ TEXTS = [
 ITEMS = [Item(f"item {number}", text) for number, text in enumerate(TEXTS * 3)]
 SETTINGS = MedusaSettings(num_heads=2, block_size=32, epochs=1.0, min_steps=0)
 TWO = dataclasses.replace(SETTINGS, method="medusa-2", schedule="sine", lora_rank=2)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose tokens are bytes."""
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
@@ -333,7 +327,7 @@ SMALL = ("--heads", 2, "--block-size", 32, "--epochs", 1, "--min-steps", 0)
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path: Path, brief_evaluation: None) -> Path:
     (tmp_path / "data").mkdir()
     for number, item in enumerate(ITEMS[:3]):
         (tmp_path / "data" / f"{number}.py").write_text(item.text)

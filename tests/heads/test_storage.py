@@ -1,6 +1,5 @@
 """Heads from the hub, and heads that are written."""
 
-import json
 import pathlib
 import zipfile
 from collections.abc import Callable
@@ -9,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.checkpoints import BASE, PUBLISHED, assert_same, made, medusa, shard, store
-from helpers.medusa import HIDDEN
-from helpers.models import VOCAB
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
 from jacobi import LookaheadError
@@ -60,20 +57,6 @@ def refusing(*_args: Any, **_settings: Any) -> str:
 def test_the_hub_is_named_where_it_cannot_be_reached() -> None:
     with pytest.raises(LookaheadError, match="nobody/nothing on the hub has none of"):
         read_heads("nobody/nothing", local_files_only=True)
-
-
-def test_the_config_is_complete(tmp_path: pathlib.Path) -> None:
-    for own, folder in ((True, tmp_path / "own"), (False, tmp_path / "shared")):
-        write_heads(made(own_output=own).half(), folder)
-        assert json.loads((folder / "config.json").read_text()) == {
-            "base_model_name_or_path": None,
-            "hidden_size": HIDDEN,
-            "medusa_num_heads": 3,
-            "medusa_num_layers": 2,
-            "version": "1" if own else "2",
-            "vocab_size": VOCAB,
-        }
-        assert (folder / "README.md").exists()
 
 
 def test_writing_is_refused_before_anything_is_written(tmp_path: pathlib.Path) -> None:

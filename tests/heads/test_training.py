@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cli import run, save_tiny_model
+from helpers.cli import run
 from helpers.models import counting_model, fresh_model, prompts, same_as_plain
 from helpers.training import StopAt, changed, texts, weights
 
@@ -113,12 +113,6 @@ def test_published_rates_are_those_of_their_papers() -> None:
 # --- from data to disk ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose tokens are bytes."""
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.mark.parametrize(("name", "fit"), [("eagle-3", eagle.fit), ("redrafter", redrafter.fit)])
 def test_a_head_its_card_and_its_evaluation_are_written(folder: Path, tmp_path: Path, name: str, fit: Any) -> None:
     model, tokenizer = bundled.load_model(folder, dtype=torch.float32)
@@ -158,6 +152,7 @@ def test_a_trained_heads_texts_are_plain_decodings(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("kind", "own"), [("eagle", ("--feature-layers", "0,1,1")), ("redrafter", ("--targets", "model"))]
 )
+@pytest.mark.usefixtures("brief_evaluation")
 def test_train_trains_and_tells(folder: Path, tmp_path: Path, kind: str, own: tuple[str, ...]) -> None:
     data = tmp_path / "data"
     data.mkdir()

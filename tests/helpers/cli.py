@@ -16,15 +16,17 @@ from lookahead.cli import app, common
 
 PROMPT = "def add(a, b):"
 
-# Runs the command line in a Python of its own, and says how it ended and what of the heavy packages was loaded.
+# Runs commands in a Python of their own, and says how each ended and what of the heavy packages was loaded by then.
 RUN = """
 import sys
 from lookahead.cli import app
-try:
-    app({args!r}, prog_name="lookahead")
-except SystemExit as ended:
-    print("status", ended.code)
-print("loaded", sorted({{"torch", "transformers", "numpy"}} & sys.modules.keys()))
+for args in {commands!r}:
+    try:
+        app(args, prog_name="lookahead")
+    except SystemExit as ended:
+        print("status", ended.code)
+    print("loaded", sorted({{"torch", "transformers", "numpy"}} & sys.modules.keys()))
+    print("ended", file=sys.stderr)
 """
 
 

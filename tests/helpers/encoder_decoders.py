@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers.models import F32, F64, VOCAB
+from helpers.models import F32, F64, VOCAB, shared
 from torch import Tensor
 
 from lookahead.support import route as support
@@ -158,12 +158,12 @@ def from_config(config: Any, dtype: torch.dtype = F64, seed: int = 0) -> Any:
 
 @cache
 def seq2seq_model(name: str) -> Any:
-    """The tiny model of a family, the same object each time; tests must leave it as it is."""
+    """The tiny model of a family, the same object each time."""
     model = from_config(config_of(name), F32 if name in _FLOAT32 else F64)
     reason = support.verdict(model)[1] or ""
     if "draws random numbers" in reason:
         pytest.skip(f"in this version of transformers {reason}")
-    return model
+    return shared(model)
 
 
 def sources(name: str, batch: int, length: int = 9, seed: int = 0) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -93,6 +94,7 @@ MODELS = {
         F32,
     ),
 }
+_shared: WeakKeyDictionary[Any, dict[str, tuple[Any, Tensor]]] = WeakKeyDictionary()
 MODELS["llama4_flat"] = Tiny("Llama4TextConfig", MODELS["llama4"].fields | {"attn_temperature_tuning": False}, F32)
 
 
@@ -119,10 +121,16 @@ def judged(model: Any) -> Any:
     return model
 
 
+def shared(model: Any) -> Any:
+    """A model of several tests, which must leave it as it is: what it writes plainly is remembered."""
+    _shared[model] = {}
+    return model
+
+
 @cache
 def tiny_model(name: str) -> Any:
-    """The tiny model ``name``, the same object each time it is asked for; tests must leave it as it is."""
-    return fresh_model(name)
+    """The tiny model ``name``, the same object each time it is asked for."""
+    return shared(fresh_model(name))
 
 
 def successor_model(successors: dict[int, int], sharpness: float = 8.0, free: int = 0) -> Any:
@@ -175,6 +183,26 @@ def run(model: Any, inputs: dict[str, Any], *, seed: int = 7, **settings: Any) -
     return output, torch.get_rng_state()
 
 
+def plain_text(model: Any, inputs: dict[str, Any], settings: dict[str, Any]) -> tuple[Any, Tensor]:
+    """``run`` without lookahead, once for inputs and settings that are plain data, if the model is shared."""
+    known = _shared.get(model)
+    changed = any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in model.modules())
+    if known is None or changed or not _are_data(settings) or {CACHE, "cache_implementation"} & {*inputs, *settings}:
+        return run(model, inputs, **settings)
+    modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    given = [(name, each.dtype, each.tolist()) for name, each in inputs.items()]
+    key = repr((modes, given, sorted(settings.items())))
+    if key not in known:
+        known[key] = run(model, inputs, **settings)
+    return known[key]
+
+
+def _are_data(value: Any) -> bool:
+    if isinstance(value, (dict, list, tuple)):
+        return all(map(_are_data, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
 def same_as_plain(
     model: Any, inputs: dict[str, Any], strategy: Any = None, *, tolerance: float | None = None, **settings: Any
 ) -> Any:
@@ -184,7 +212,7 @@ def same_as_plain(
     (None = what the model's dtype allows).
     """
     settings = {"return_dict_in_generate": True, "do_sample": False} | settings
-    plain, plain_state = run(model, inputs, **settings)
+    plain, plain_state = plain_text(model, inputs, settings)
     output, state = run(model, inputs, use_lookahead=True, lookahead_strategy=strategy, **settings)
     same_outputs((output, state), (plain, plain_state), model.dtype, tolerance)
     assert torch.is_inference_mode_enabled() or not any(tensor.is_inference() for tensor in model.buffers())

@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +67,43 @@ def plainly(model: Any, case: Case) -> Any:
     return output.tolist()
 
 
-def compare(folder: Path, cases: list[Case], size: int) -> None:
+def compare(folder: Path, cases: list[Case], size: int, before: Sequence[Case] = ()) -> list[list[Any]]:
+    """Assert that every rank writes what one process writes, and return what each gives for the cases ``before``."""
     model = model_in(folder)
-    found = on_ranks(folder, cases, size)
+    found = on_ranks(folder, [*before, *cases], size)
     expected = [plainly(model, case) for case in cases]
     for rank, texts in enumerate(found):
-        for case, text, plain in zip(cases, texts, expected, strict=True):
+        for case, text, plain in zip(cases, texts[len(before) :], expected, strict=True):
             assert text == plain, (rank, case)
+    return [texts[: len(before)] for texts in found]
+
+
+def random_cases(strategies: Sequence[str], count: int, seed: int) -> list[Case]:
+    rng = random.Random(seed)
+    return [
+        {
+            "strategy": rng.choice(strategies),
+            "batch": rng.choice((1, 1, 2, 3)),
+            "sample": rng.random() < 0.5,
+            "seed": rng.randrange(100),
+            "prompt": rng.randrange(100),
+            "new": rng.randint(1, 50),
+            "eos": rng.choice((None, 7)),
+            "penalty": rng.random() < 0.3,
+            "apart": True,
+        }
+        for _ in range(count)
+    ]
+
+
+def failing(strategy: str) -> list[Case]:
+    """Calls in which ranks are given different prompts, and in which one of two ranks fails."""
+    return [{"strategy": strategy, "batch": 1} | case for case in ({"differs": True}, {"fails": 0}, {"fails": 1})]
+
+
+def told_of_failures(first: list[Any], second: list[Any]) -> None:
+    """Assert that two ranks say what became of the ``failing`` cases."""
+    assert "differ in prompts" in first[0] and "differ in prompts" in second[0]
+    for rank, (own, other) in ((0, (first, second)), (1, (second, first))):
+        assert "this rank's own trouble" in own[1 + rank]
+        assert f"Rank {rank} of 2 has failed" in other[1 + rank]

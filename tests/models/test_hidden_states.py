@@ -1,12 +1,13 @@
 """Hidden states are noted for the call that asked, in its thread, and no longer."""
 
-import threading
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from helpers.medusa import counting, hooks
 from helpers.models import prompts, run, same_as_plain
+from helpers.threads import together
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -70,16 +71,7 @@ def test_two_threads() -> None:
     inputs = [prompts(1, seed=seed) for seed in range(4)]
     settings = {"do_sample": False, "max_new_tokens": 61, "return_dict_in_generate": True}
     plain = [model.generate(**each, **settings).sequences.tolist() for each in inputs]
-    outputs: list[Any] = [None] * len(inputs)
-
-    def work(index: int) -> None:
-        outputs[index] = model.generate(**inputs[index], lookahead_strategy=strategy, **settings)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    outputs = together(*(partial(model.generate, **each, lookahead_strategy=strategy, **settings) for each in inputs))
     assert [output.sequences.tolist() for output in outputs] == plain
     assert [output.stats.steps for output in outputs] == [16] * 4
     assert hooks(model) == 0
@@ -89,9 +81,7 @@ def test_hidden_states_of_other_threads_are_not_noted() -> None:
     layer = torch.nn.Linear(3, 5)
     with HiddenStates(layer) as states:
         states.expect()
-        thread = threading.Thread(target=layer, args=(torch.ones(2, 7, 3),))
-        thread.start()
-        thread.join()
+        together(lambda: layer(torch.ones(2, 7, 3)))
         with pytest.raises(LookaheadError, match="was not called at all"):
             states.take(torch.zeros(2, 7, 5))
         layer(torch.ones(2, 4, 3))  # not expected

@@ -1,6 +1,5 @@
 """Models that count cache slots by themselves (ALiBi, GPT-Neo): they read positions in our passes only."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -8,7 +7,8 @@ import torch
 import transformers
 from helpers.encoder_decoders import seq2seq_model
 from helpers.marks import BATCH_AND_SAMPLE
-from helpers.models import F32, F64, VOCAB, fresh_model, initialised, prompts, run, same_as_plain
+from helpers.models import F32, F64, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, shared
+from helpers.threads import together
 
 from jacobi import LookaheadError
 from lookahead import Jacobi, Lookahead
@@ -61,7 +61,7 @@ def slot_counters() -> dict[str, Any]:
     }
 
 
-MODELS = slot_counters()
+MODELS = {name: shared(model) for name, model in slot_counters().items()}
 
 
 @pytest.mark.parametrize(("batch", "sample"), BATCH_AND_SAMPLE)
@@ -80,8 +80,8 @@ def test_exact(name: str, batch: int, sample: bool) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_holes_and_mask_types(name: str) -> None:
     """ALiBi counts tokens that are not masked, MPT and GPT-Neo slots; Falcon's slopes are as exact as its mask."""
-    for batch in (1, 3):
-        for dtype in (torch.long, torch.float32, torch.bool):
+    for batch, dtypes in ((1, [torch.long]), (3, [torch.float32, torch.bool])):
+        for dtype in dtypes:
             inputs = prompts(batch)
             inputs["attention_mask"][0, :3] = 0
             inputs["attention_mask"][0, 7:9] = 0
@@ -99,13 +99,10 @@ def test_nothing_is_left_behind(name: str) -> None:
     before = [vars(override.owner).get(override.name) for override in overrides]
     plain = run(model, prompts(1), max_new_tokens=8)[0]
     count = torch.arange(40)[None]
-    seen: list[Any] = []
     with overriding(overrides, lambda: SlotPositions(count, count, count, 40, torch.long)):
-        thread = threading.Thread(target=lambda: seen.append(model.generate(**prompts(1), max_new_tokens=8)))
-        thread.start()
-        thread.join()
+        (elsewhere,) = together(lambda: model.generate(**prompts(1), max_new_tokens=8))
         assert [override.name for override in overrides_for(model)] == [override.name for override in overrides]
-    assert seen[0].tolist() == plain.tolist()
+    assert elsewhere.tolist() == plain.tolist()
     assert [vars(override.owner).get(override.name) for override in overrides] == before
     run(model, prompts(2), max_new_tokens=8, use_lookahead=True)
     assert [vars(override.owner).get(override.name) for override in overrides] == before

@@ -1,17 +1,16 @@
 """Lookahead parallelism: replicas that score parts of trees write what one process writes."""
 
-import random
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.marks import few
 from helpers.models import tiny_model
-from helpers.ranks import compare, model_in, on_ranks
+from helpers.ranks import Case, compare, failing, random_cases, told_of_failures
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,60 +45,26 @@ def test_a_drawn_tree() -> None:
     assert split(TokenTree(7), 3) == [[0], [0], [0]]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_texts_are_those_of_one_process(tmp_path: Path, size: int) -> None:
-    cases = [
-        {
-            "strategy": strategy,
-            "batch": batch,
-            "sample": sample,
-            "seed": 5,
-            "apart": sample,
-            "eos": 7,
-            "penalty": penalty,
-        }
-        for strategy in (SPLIT if size == 2 else SPLIT[1:])
-        for batch in (1, 3)
-        for sample in (False, True)
-        for penalty in (False, True)
-    ]
-    compare(tmp_path, cases, size)
+CASES: list[Case] = [
+    {"strategy": strategy, "batch": batch, "sample": sample, "seed": 5, "apart": sample, "eos": 7, "penalty": penalty}
+    for strategy in SPLIT
+    for batch, sample, penalty in ((1, False, True), (1, True, False), (3, False, False), (3, True, True))
+]
+
+
+def test_texts_are_those_of_one_process_also_after_calls_that_failed(tmp_path: Path) -> None:
+    told_of_failures(*compare(tmp_path, [case | {"new": 24} for case in CASES], 2, failing("split")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [3, 4])
+def test_more_ranks(tmp_path: Path, size: int) -> None:
+    compare(tmp_path, CASES, size)
 
 
 @pytest.mark.slow
 def test_200_random_calls(tmp_path: Path) -> None:
-    rng = random.Random(4)
-    cases = [
-        {
-            "strategy": rng.choice(SPLIT),
-            "batch": rng.choice((1, 1, 2, 3)),
-            "sample": rng.random() < 0.5,
-            "seed": rng.randrange(100),
-            "prompt": rng.randrange(100),
-            "new": rng.randint(1, 50),
-            "eos": rng.choice((None, 7)),
-            "penalty": rng.random() < 0.3,
-            "apart": True,
-        }
-        for _ in range(200)
-    ]
-    compare(tmp_path, cases, 2)
-
-
-def test_ranks_that_fail_or_disagree_say_so(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [
-        {"strategy": "split", "batch": 1, "differs": True},
-        {"strategy": "split", "batch": 1, "fails": 0},
-        {"strategy": "split", "batch": 1, "fails": 1},
-        {"strategy": "split nodes", "batch": 1},
-    ]
-    model_in(tmp_path)
-    first, second = on_ranks(tmp_path, cases)
-    assert "differ in prompts" in first[0] and "differ in prompts" in second[0]
-    for rank, (own, other) in ((0, (first, second)), (1, (second, first))):
-        assert "this rank's own trouble" in own[1 + rank]
-        assert f"Rank {rank} of 2 has failed" in other[1 + rank]
-    assert first[3] == second[3]
+    compare(tmp_path, random_cases(SPLIT, 200, 4), 2)
 
 
 def test_one_process_is_refused() -> None:
@@ -125,7 +90,10 @@ def test_a_rank_that_does_not_answer_may_decode_in_another_way(monkeypatch: pyte
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parallel.py"
 
 
-@pytest.mark.parametrize("options", [[], ["--shard"], ["--window", "5", "4", "5", "--temperature", "0.8"]])
+WINDOW = ["--window", "5", "4", "5", "--temperature", "0.8"]
+
+
+@pytest.mark.parametrize("options", few([[], ["--shard"], WINDOW], WINDOW))
 def test_the_example_runs(options: list[str]) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     launcher += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]

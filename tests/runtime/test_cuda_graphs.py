@@ -1,13 +1,14 @@
 """CUDA graphs, played by a stand-in: when they are recorded, replayed, found out and given up."""
 
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from helpers.graphs import StandIn, counting, view
 from helpers.models import fresh_model
+from helpers.threads import together
 from helpers.views import buffers_of
 
 from jacobi import Path, TokenTree
@@ -167,9 +168,7 @@ def test_buckets_are_warmed_up_once_a_thread(monkeypatch: pytest.MonkeyPatch) ->
     static_buffers.release()
     fused = view(fresh_model("llama"))
     grown(fused, 1)
-    thread = threading.Thread(target=torch.no_grad()(fused.forward), args=([tree],))
-    thread.start()
-    thread.join()
+    together(partial(torch.no_grad()(fused.forward), [tree]))
     assert stand_in.captured == 2
     fused.forward([tree])
     assert stand_in.captured == 3

@@ -1,12 +1,12 @@
 """Kernels of experts by the width of a pass, as on an accelerator, played on a CPU."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers.models import fresh_model, judged, prompts, run, same_as_plain
+from helpers.threads import together
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from jacobi import TokenTree
@@ -91,11 +91,7 @@ def test_nothing_is_switched_outside_of_passes(called: list[tuple[str, int, int]
         assert kernel() == "grouped_mm"
         with decoding(1):
             assert kernel() == "batched_mm"
-            other: list[str] = []
-            thread = threading.Thread(target=lambda: other.append(kernel()))
-            thread.start()
-            thread.join()
-            assert other == ["grouped_mm"]
+            assert together(kernel) == ["grouped_mm"]
     with decoding(1):
         assert kernel() == "grouped_mm"
 

@@ -237,7 +237,7 @@ def test_nothing_waits_for_the_collector(way: str, sample: bool, alive: list[wea
     model = fresh_model("llama")
     for batch in (1, 3):
         for more in ({}, {"return_dict_in_generate": True, "output_scores": True}):
-            run(model, prompts(batch), max_new_tokens=60, do_sample=sample, lookahead_strategy=WAYS[way], **more)
+            run(model, prompts(batch), max_new_tokens=24, do_sample=sample, lookahead_strategy=WAYS[way], **more)
             assert left(alive) == []
 
 

@@ -140,14 +140,7 @@ def test_excluded_tokens(shape: tuple[int, int, int], best: int) -> None:
     check(logits_of(shape, F32, "masked"), best)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (1, 3, 300),
-        (1, 70, LARGE),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", [(1, 3, 300), (1, 70, LARGE)], ids=str)
 @pytest.mark.parametrize("finite", [1, 2, 3])
 def test_fewer_tokens_than_asked_for(shape: tuple[int, int, int], finite: int) -> None:
     """A line that leaves less tokens than successors are wanted."""

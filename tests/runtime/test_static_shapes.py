@@ -2,24 +2,16 @@
 
 import gc
 import random
-import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from helpers.graphs import view
 from helpers.marks import BATCH_AND_SAMPLE
-from helpers.models import (
-    MODELS,
-    counting_model,
-    fresh_model,
-    initialised,
-    prompts,
-    run,
-    same_as_plain,
-    tiny_model,
-)
+from helpers.models import MODELS, counting_model, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
+from helpers.threads import together
 from helpers.views import buffers_of, tree_view
 from torch import Tensor
 from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, StaticCache
@@ -235,17 +227,8 @@ def test_two_calls_at_once(made: list[TreeModel]) -> None:
     settings = {"max_new_tokens": 40, "do_sample": False}
     inputs = [prompts(1, 10, seed) for seed in range(4)]
     plain = [model.generate(**prompt, **settings).tolist() for prompt in inputs]
-    texts: list[Any] = [None] * len(inputs)
-
-    def work(index: int) -> None:
-        texts[index] = model.generate(**inputs[index], lookahead_strategy=SMALL, **settings).tolist()
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert texts == plain
+    texts = together(*(partial(model.generate, **each, lookahead_strategy=SMALL, **settings) for each in inputs))
+    assert [text.tolist() for text in texts] == plain
     places = [buffer.data_ptr() for arena in waiting(model) for buffer in arena._stock]
     assert len(set(places)) == len(places)
 

@@ -43,8 +43,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("name", SLIDING)
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("batch", "sampled"), [(1, True), (3, False)])
 def test_texts_scores_and_caches_are_plain_ones(name: str, batch: int, sampled: bool, held: list[Any]) -> None:
     model, given = tiny_model(name), prompts(batch, 30)
     settings = {"max_new_tokens": 60, "do_sample": sampled, "return_dict_in_generate": True, "output_logits": True}

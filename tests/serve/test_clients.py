@@ -47,7 +47,7 @@ def check(found: list[tuple[Any, str]]) -> None:
 
 def test_eight_clients_get_plain_texts() -> None:
     with served() as address, client(address) as openai, ThreadPoolExecutor(8) as pool:
-        check(list(pool.map(lambda index: asked(openai, index), range(40))))
+        check(list(pool.map(lambda index: asked(openai, index), range(24))))
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([CHAT, TEXT]), st.dictionaries(FIELDS, JSON, max_size=5), st.booleans())
 def test_whatever_comes_is_answered(address: str, path: str, body: Any, valid: bool) -> None:
     if valid:

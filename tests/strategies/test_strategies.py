@@ -185,15 +185,9 @@ def test_jacobi_refuses(settings: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"verification": "traversal"},
-            r"\(verification=\) must be one of 'exact', 'rejection': got 'traversal'",
-        ),
+        ({"verification": "traversal"}, r"\(verification=\) must be one of 'exact', 'rejection': got 'traversal'"),
         ({"verification": None}, r"\(verification=\) must be one of 'exact', 'rejection': got None"),
-        (
-            {"verification": ["exact"]},
-            r"\(verification=\) must be one of 'exact', 'rejection': got \['exact'\]",
-        ),
+        ({"verification": ["exact"]}, r"\(verification=\) must be one of 'exact', 'rejection': got \['exact'\]"),
         ({"stats": "all"}, r"\(stats=\) must be one of 'none', 'summary', 'detailed': got 'all'"),
         ({"stats": True}, r"\(stats=\) must be one of .*: got True"),
         ({"seed": 1.5}, r"\(seed=\) must be a whole number: got 1.5 of type float"),
@@ -232,10 +226,7 @@ def test_from_dict_leaves_its_argument_alone_and_fills_in_defaults() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"window": 3, "levels": 2},
-            r"Unknown field 'levels', 'window' for Lookahead: it knows .*stats.*window_size",
-        ),
+        ({"window": 3, "levels": 2}, r"Unknown field 'levels', 'window' for Lookahead: it knows .*stats.*window_size"),
         ({"block_size": 3}, r"Unknown field 'block_size' for Lookahead"),
         ({"strategy": "jacobi"}, r"These are settings of strategy 'jacobi': expected 'lookahead'"),
         ({"window_size": 0}, r"window_size=\) must be at least 1"),

@@ -1,7 +1,6 @@
 """Routes and verdicts, positions of several axes, attention for one call, quantised weights."""
 
 from collections.abc import Callable
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from helpers.encoder_decoders import seq2seq_model
 from helpers.knowing import known
 from helpers.marks import few
 from helpers.models import F32, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
+from helpers.threads import together
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaForCausalLM
 
@@ -61,9 +61,7 @@ def test_draws_of_another_thread_are_not_the_models(monkeypatch: pytest.MonkeyPa
     model, judge = fresh_model("llama"), self_test.tree_verdict
 
     def judged_meanwhile(*given: Any) -> Any:
-        thread = Thread(target=torch.rand, args=(3,))
-        thread.start()
-        thread.join()
+        together(lambda: torch.rand(3))
         return judge(*given)
 
     monkeypatch.setattr(self_test, "tree_verdict", judged_meanwhile)
