@@ -167,17 +167,16 @@ def test_what_is_wrong_is_said() -> None:
     speedups, table = _native.speedups, SuccessorTable()
     table.put((1, 2, 3), [-1], [3], Successors(np.array([[4, 5]], np.int32), np.array([[1.0, 0.0]], np.float32)))
     at = table.rows, table.written
-    settings = (1.0, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0, 0.4), np.array([0.1, 0.2]).data, 8, 0
-    usual = np.zeros(0, np.int64).data, np.zeros(0, np.float32).data
-    with pytest.raises(TypeError, match="7 arguments"):
+    settings = (1.0, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0), np.array([0.1, 0.2]).data, 8, 0
+    with pytest.raises(TypeError, match="6 arguments"):
         speedups.heard(table.rows)
     with pytest.raises(TypeError, match="three tokens"):
-        speedups.heard(settings, *at, (1, 2), None, usual, [])
+        speedups.heard(settings, *at, (1, 2), None, [])
     with pytest.raises(ValueError, match="a list, and less than 10 rows"):
-        speedups.heard(settings, *at, (1, 2, 3), None, usual, ())
+        speedups.heard(settings, *at, (1, 2, 3), None, ())
     with pytest.raises(ValueError, match="a row of the table"):
-        speedups.heard(settings, *at, (1, 2, 9), None, usual, [(-1, 1.0)])
-    assert speedups.heard(settings, *at, (1, 2, 3), None, usual, [])
+        speedups.heard(settings, *at, (1, 2, 9), None, [(-1, 1.0)])
+    assert speedups.heard(settings, *at, (1, 2, 3), None, [])
     for parents, error in (([-1, 1], "before its children"), ([-1], "as many nodes"), ((-1, 0), "are lists")):
         with pytest.raises((TypeError, ValueError), match=error):
             speedups.put(*at, (1, 2, 3), parents, [3, 4])

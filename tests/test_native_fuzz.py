@@ -127,6 +127,13 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         warp = (0.7, rng.choice([0, 3]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.1]))
         how = rng.randrange(lines), rng.randrange(lines), warp, (1e-6, 1e-5, 5)
         return [logits, *rng.choice([(ids, best), (None, None)]), children, (noise,) * 3, how]
+    if name == "attend":
+        slots, channels = rng.choice([lines, 70]), rng.choice([1, 8, 24])
+        shapes = [(2 * lines, 4 * channels)] * 2 + [(4, slots * channels)] * 2
+        states = [numbers.integers(0, 1 << 14, shape).astype(np.int16) for shape in shapes]
+        mask = rng.choice([None, -numbers.integers(0, 2, (2 * lines, slots)).astype(np.int16)])
+        sequences = np.array([[0, slots - lines, slots - lines, 0, 1, 1]] * 2, np.int32)
+        return [*states, mask, sequences, (channels, 0.5, rng.choice([1, 2]))]
     arrays = [
         np.zeros((8, 16), np.uint32),
         np.zeros((8, 3), np.uint32),
@@ -140,9 +147,8 @@ def usual(rng: random.Random, name: str) -> list[Any]:
         return [rows, 16, context, [-1, 0, 0, 1], [5, 6, 7, 8]]
     _native.speedups.put(rows, 16, context, [-1, 0, 0, 1], [5, 6, 7, 8])
     assert name == "heard"
-    settings = (0.7, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0, 0.4), np.array([0.01, 0.02, 0.5]), 8, 18
-    text = np.arange(20), numbers.random(20).astype(np.float32)
-    return [settings, rows, 20, context, noise_or_none(rng, numbers), text, [(rng.randrange(8), 0.5)]]
+    settings = (0.7, 0, 1.0, 0.0), 2, (0.5, 2.0, 2.7, 3.3, 0.4, 50.0), np.array([0.01, 0.02, 0.5]), 8, 18
+    return [settings, rows, 20, context, noise_or_none(rng, numbers), [(rng.randrange(8), 0.5)]]
 
 
 def noise_or_none(rng: random.Random, numbers: np.random.Generator) -> Any:
@@ -161,7 +167,7 @@ def spoilt(rng: random.Random, given: Any, act: Callable[[], Any]) -> Any:
         return type(given)(parts)
     if isinstance(given, np.ndarray) and rng.random() < 0.7:
         kind, shape = rng.randrange(4), list(given.shape)
-        if kind == 0:
+        if kind == 0 and shape:
             shape[rng.randrange(len(shape))] += rng.choice([-1, 1])
         if kind == 1:
             shape = shape[1:] if rng.random() < 0.5 else [2, *shape]
@@ -180,7 +186,7 @@ def spoilt(rng: random.Random, given: Any, act: Callable[[], Any]) -> Any:
 
 
 @examples(250 * MORE)
-@given(st.integers(0, 1 << 40), st.sampled_from(["best_of", "exponential", "drawn", "rows", "put", "heard"]))
+@given(st.integers(0, 1 << 40), st.sampled_from(["best_of", "exponential", "drawn", "attend", "rows", "put", "heard"]))
 def test_wrong_arguments_end_by_an_exception(seed: int, name: str) -> None:
     rng = random.Random(seed)
     given = usual(rng, name)

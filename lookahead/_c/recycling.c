@@ -12,25 +12,17 @@ typedef struct { /* how a token is drawn, and the shares of tokens so far */
     const float *noise; /* of each token; NULL: it is not known */
     float *weights;     /* room for what is worked out */
     double least;       /* share that counts */
-    Share *shares; /* which have room for all tokens of the rows, and the usual ones */
+    Share *shares; /* which have room for all tokens of the rows */
     Py_ssize_t vocab, count;
 } Draw;
 
-/* Where a token's share stands, or the next one is to stand. Few tokens have one, so they are looked through. */
-static Py_ssize_t
-place_of(const Draw *draw, long token)
+/* Give a token a larger share. Few tokens have one, so they are looked through. */
+static void
+add_share(Draw *draw, long token, double share)
 {
     Py_ssize_t at = 0;
     while (at < draw->count && draw->shares[at].token != token)
         at++;
-    return at;
-}
-
-/* Give a token a larger share. */
-static void
-add_share(Draw *draw, long token, double share)
-{
-    Py_ssize_t at = place_of(draw, token);
     if (at == draw->count)
         draw->shares[draw->count++] = (Share){token, 0.0};
     draw->shares[at].share += share;
@@ -71,24 +63,6 @@ add_row(Draw *draw, const Rows *rows, long row, double vote)
         double share = weights[rank] * factor;
         if (share >= draw->least)
             add_share(draw, token_at(tokens, size, rank), share);
-    }
-}
-
-/* Add what the text's usual tokens say, which have `left` of the votes; beside what rows say only what then counts, or
- * has been said already. */
-static void
-add_usual(Draw *draw, const Array *usual, double left, int beside)
-{
-    const int64_t *tokens = line_of(usual, 0);
-    const float *chances = line_of(usual + 1, 0);
-    float sum = 0.0f;
-    for (Py_ssize_t at = 0; at < usual->length; at++)
-        sum += draw->weights[at] = chances[at] / noise_of(draw, (long)tokens[at]);
-    for (Py_ssize_t at = 0; at < usual->length; at++) {
-        double share = draw->weights[at] / sum, counted = left * share;
-        if (share >= draw->least &&
-            (!beside || counted >= draw->least || place_of(draw, (long)tokens[at]) < draw->count))
-            add_share(draw, (long)tokens[at], counted);
     }
 }
 
@@ -147,59 +121,53 @@ weigh(const Rows *rows, int count, int *orders, long *found, double *weights, co
     return count;
 }
 
-/* heard((warp, most, votes, bounds, best, begun), rows, written, context, line, usual, near): RecyclingSource._heard;
- * `line` has the noise of each token, or is None; `usual` are tokens and their chances. */
+/* heard((warp, most, votes, bounds, best, begun), rows, written, context, line, near): RecyclingSource._heard; `line`
+ * has the noise of each token, or is None. */
 PyObject *
 heard(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     Draw draw = {{0}};
-    Array arrays[] = {
-        {"bounds", "d", 8, 1}, {"line", FLOAT32, 1, OPTIONAL}, {"usual", "lq", 8, 1}, {"chances", FLOAT32, 1}};
+    Array arrays[] = {{"bounds", "d", 8, 1}, {"line", FLOAT32, 1, OPTIONAL}};
     Warp *warp = &draw.warp;
-    PyObject *views[4], *offer = NULL;
+    PyObject *views[2], *offer = NULL;
     Py_ssize_t best;
     int most, orders[MOST_ROWS];
     long found[MOST_ROWS], begun;
-    double votes[7], weights[MOST_ROWS], whole;
-    if (!takes("heard", 7, count) ||
-        !read_tuple(args[0], "(dndd)i(ddddddd)Onl;settings", &warp->temperature, &warp->top_k, &warp->top_p,
-                    &warp->min_p, &most, votes, votes + 1, votes + 2, votes + 3, votes + 4, votes + 5, votes + 6, views,
-                    &best, &begun) ||
-        !read_tuple(args[5], "OO;usual tokens and chances", views + 2, views + 3) || !is_warp(warp))
+    double votes[6], weights[MOST_ROWS], whole = 0.0;
+    if (!takes("heard", 6, count) ||
+        !read_tuple(args[0], "(dndd)i(dddddd)Onl;settings", &warp->temperature, &warp->top_k, &warp->top_p,
+                    &warp->min_p, &most, votes, votes + 1, votes + 2, votes + 3, votes + 4, votes + 5, views, &best,
+                    &begun) || !is_warp(warp))
         return NULL;
     views[1] = args[4];
-    if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(args[6]))
+    if (most < 0 || most >= MOST_ROWS / 3 || best < 0 || !PyList_Check(args[5]))
         return PyErr_Format(PyExc_ValueError, "expected a list, and less than %d rows", MOST_ROWS / 3);
     Rows *rows = rows_of(args[1], args[2]);
     int known = rows == NULL ? -1 : last_rows(rows, args[3], most, orders, found);
-    known = known < 0 ? -1 : weigh(rows, known, orders, found, weights, votes, args[6]);
-    if (known < 0 || open_arrays(arrays, views, 4) < 0)
+    known = known < 0 ? -1 : weigh(rows, known, orders, found, weights, votes, args[5]);
+    if (known < 0 || open_arrays(arrays, views, 2) < 0)
         return NULL;
     draw.noise = (const float *)arrays[1].data;
     draw.vocab = arrays[1].length;
-    draw.weights = PyMem_New(float, rows->width + arrays[2].length);
-    draw.shares = PyMem_New(Share, known * rows->width + arrays[2].length);
+    draw.weights = PyMem_New(float, rows->width);
+    draw.shares = PyMem_New(Share, known * rows->width);
     if (draw.weights == NULL || draw.shares == NULL)
         PyErr_NoMemory();
-    else if (arrays->length < 2 || arrays[2].length != arrays[3].length)
-        PyErr_SetString(PyExc_ValueError, "expected two bounds or more, and a chance for each usual token");
+    else if (arrays->length < 2)
+        PyErr_SetString(PyExc_ValueError, "expected two bounds or more");
     else {
         draw.least = ((const double *)arrays->data)[1];
-        int usual = !known || orders[0] <= 1;
-        whole = usual ? votes[6] : 0.0;
         for (int at = 0; at < known; at++)
             whole += weights[at];
         for (int at = 0; at < known; at++)
             add_row(&draw, rows, found[at], weights[at] / whole);
-        if (usual)
-            add_usual(&draw, arrays + 2, votes[6] / whole, known);
         uint32_t age = known ? (rows->written - 1 - (uint32_t)found[0]) & (uint32_t)(rows->capacity - 1) : 0;
         int others = known && orders[0] && age >= rows->written - (uint32_t)begun; /* only they have had the context */
-        long first = known ? place_of_order(orders[0]) + (others ? PLACES + 1 : 0) : PLACES;
+        long first = known ? place_of_order(orders[0]) + (others ? PLACES : 0) : 0;
         offer = offered(&draw, best, arrays, first * (long)(arrays->length + 1));
     }
     PyMem_Free(draw.weights);
     PyMem_Free(draw.shares);
-    close_arrays(arrays, 4);
+    close_arrays(arrays, 2);
     return offer;
 }

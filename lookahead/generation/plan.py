@@ -96,7 +96,9 @@ def _bits(plan: Plan, strategy: Strategy, lossy: bool, own: bool) -> Bits:
         "what is accepted depends on drafts" if inexact else "passes are static, or the model sharded" if own else None
     )
     if reason is None:
-        return bits_of(call.model, call.traits, plan.route, strategy.repeatable)
+        return bits_of(
+            call.model, call.traits, plan.route, strategy.repeatable, call.input_ids.shape[1] + plan.new_tokens
+        )
     if strategy.repeatable:
         raise LookaheadError(f"repeatable=True cannot be kept: {reason}. Leave repeatable unset.")
     return Bits(None, reason)

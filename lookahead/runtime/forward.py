@@ -127,6 +127,11 @@ class TreeForward:
         if packed.parts or (packed.limits is not None and packed.limits.rows):
             self._run_on(packed_twin(self.model, packed))
 
+    def keep_to(self, limits: Limits | None) -> None:
+        """Keep to limits from now on, if there are some and were none."""
+        if limits is not None and self.limits is None:
+            self.use(Packed({} if self.packed is None else self.packed.parts, limits))
+
     @property
     def is_packed(self) -> bool:
         """Whether tree forwards run over packed weights."""
@@ -207,8 +212,7 @@ class TreeForward:
             inputs["token_type_ids"] = self.token_types[:, -1:].expand(-1, width)
         if (limits := self.limits) is not None:
             self.sequences = self.layout.sequences(trees)
-            until = min(limits.turns, self._window or limits.turns)
-            self.turns = self.layout.turns(trees, until) if until else None
+            self.turns = self.layout.turns(trees, limits.turns) if limits.turns else None
         return inputs, None if self._sees_everything(width) else self.masks(trees)
 
     def _sees_everything(self, width: int) -> bool:

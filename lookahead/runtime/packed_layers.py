@@ -212,6 +212,8 @@ class _Outputs:
         """The outputs of the layer at ``place``; of another input than the last one, all are computed."""
         if input is not self._input or place not in self._waiting:
             outputs = packed_linear(input, weight, bias, limits).split(self._sizes, -1)
+            if limits != ANY_ROWS:  # some operations round otherwise where numbers lie apart
+                outputs = [part.contiguous() for part in outputs]
             self._input, self._waiting = input, dict(enumerate(outputs))
         output = self._waiting.pop(place)
         if not self._waiting:

@@ -146,6 +146,21 @@ class TreeModel:
         self.executor.open()
         return logits
 
+    def resume(self) -> None:
+        """Take over what comes before the prompt, which is then fed by tree forwards."""
+        forward = self.forward_pass
+        self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
+        forward.load()
+        self._past = self._layout.cache.get_seq_length()
+        self._layout.start(self._past, forward.batch, None, None)
+        self.executor.open()
+
+    def feed(self, tokens: Sequence[int]) -> Tensor:
+        """Append tokens to the only sequence's text; logits ``[1, token, vocab]``."""
+        logits = self.forward([TokenTree.chain(tokens[0], tokens[1:])]).logits
+        self.keep([Path(list(range(len(tokens))), [0] * len(tokens))])
+        return logits
+
     def forward(self, trees: Sequence[TokenTree]) -> Scores:
         return self.launch(trees)()
 

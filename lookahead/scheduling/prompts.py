@@ -6,7 +6,8 @@ No token of a causal model sees what comes after it, so padding behind a prompt 
     d  e  f  g  h
 
 Models whose attention does not say that it is causal (BERT's family sees all of the prompt) read together only what is
-equally long.
+equally long. Where a text's numbers have to be the same in any company, a prompt is fed by the passes that write, so
+that what a cache holds of it already, and by which parts it came there, makes no difference.
 """
 
 from collections import Counter
@@ -22,22 +23,26 @@ from jacobi import Scores, Wants
 from lookahead.generation.call import Call
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.open import open_tree, reads_in_chunks
+from lookahead.runtime.packed_layers import Limits, Packed
 from lookahead.runtime.scores import prompt_scores
 from lookahead.runtime.tree import TreeModel
 
 _MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last
 _MOST_PADDING = 0.25  # of them
 _MOST_LOGITS = 1 << 24  # numbers: 64 MB in float32
+_FED = 64  # tokens of a tree forward that reads a prompt in order: as many as linear layers are given at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request whose prompt is to be read. At most ``new_tokens`` follow; ``names`` are those of its arguments."""
+    """A request whose prompt is to be read. At most ``new_tokens`` follow; ``names`` are those of its arguments;
+    ``limits`` as a plan has them."""
 
     call: Call
     wants: Wants
     new_tokens: int
     names: frozenset[str]
+    limits: Limits | None = None
 
     @property
     def length(self) -> int:
@@ -57,7 +62,7 @@ class Asked:
             return None
         if any(isinstance(value, Tensor) for value in given.values()):
             return None
-        return self.wants, tuple(sorted(given.items()))
+        return self.wants, tuple(sorted(given.items())), None if self.limits is None else self.text
 
 
 def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
@@ -65,6 +70,8 @@ def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
     room, copies = max(one.new_tokens for one in asked), len(asked) if len({one.text for one in asked}) == 1 else 1
     asked = asked[: len(asked) // copies]
     longest = max(asked, key=lambda one: one.length)
+    if longest.limits is not None:
+        return _read_in_order(longest, longest.limits, room, copies)
     call, wants = longest.call, longest.wants
     tokens = _scored(wants, len(asked))
     behind = [longest.length - one.length for one in asked]
@@ -86,6 +93,30 @@ def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
         if copies > 1:
             layout.repeat(copies)
         return view, scores * copies
+    except BaseException:
+        view.close()
+        raise
+
+
+def _read_in_order(one: Asked, limits: Limits, room: int, copies: int) -> tuple[TreeModel, list[Scores]]:
+    """The same of one prompt whose numbers depend on its text alone: all but its first token by tree forwards."""
+    call, text, tokens = one.call, one.text, _scored(one.wants, 1)
+    past = 0 if call.cache is None else int(call.cache.get_seq_length())
+    kwargs = {name: value for name, value in call.kwargs.items() if not isinstance(value, Tensor)}
+    prompt = Prompt(call.input_ids[:, :1] if past == 0 else call.input_ids, call.config, kwargs, call.cache, room)
+    view = open_tree(call.model, call.traits, prompt, None, one.wants, static=False, packed=Packed({}, limits))
+    try:
+        found = []
+        if past:
+            view.resume()
+        else:
+            found = [view.read()]
+        view.forward_pass.layout.keep_prompts([0])
+        found += [view.feed(text[at : at + _FED]) for at in range(max(past, 1), len(text), _FED)]
+        scores = prompt_scores(torch.cat([logits[:, -tokens:] for logits in found], 1)[:, -tokens:], one.wants.top_k)
+        if copies > 1:
+            view.forward_pass.layout.repeat(copies)
+        return view, [scores] * copies
     except BaseException:
         view.close()
         raise

@@ -47,6 +47,8 @@ class Row(CallGroup):
     def __init__(self, ticket: Ticket, plan: Plan, memory: Memory) -> None:
         self.ticket, self.seat, self._memory = ticket, Seat(), memory
         self.error: Exception | None = None
+        if plan.limits is not None:  # its prompt is not read as plain decoding reads it
+            plan = replace(plan, bits=plan.bits.repeatable())
         sequences = plan.call.sequences()
         draws = drawing(sequences.device, ticket.seed) if plan.call.config.do_sample else None
         super().__init__(plan, sequences, self.seat, ExitStack(), generator=draws, in_turn=False)
@@ -63,7 +65,9 @@ class Row(CallGroup):
     @property
     def asked(self) -> Asked:
         """What its prompt's pass is given and wanted for."""
-        return Asked(self.plan.call, self.plan.wants, self.plan.new_tokens, frozenset(self.ticket.inputs))
+        return Asked(
+            self.plan.call, self.plan.wants, self.plan.new_tokens, frozenset(self.ticket.inputs), self.plan.limits
+        )
 
     def join(self, model: TreeModel, row: int, curve: Callable[[], StepTimes]) -> None:
         """Take a seat; the prompt is read, and the sequence is a ``row`` of the model's passes."""

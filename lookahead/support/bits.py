@@ -9,12 +9,14 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead.models.code_safety import is_safe
+from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.ordered_attention import obstacle
 from lookahead.runtime.packed_layers import Limits, Rows, computed_dtype
 from lookahead.runtime.row_limits import rows_of_all
 from lookahead.runtime.turns import is_fast
 
+_TOGETHER = 32  # float32 numbers whose cosine torch computes in one go, at most; what is left over, one by one
 _TURNS = 512  # positions up to which attention is plain decoding's, node by node: its price rises with the text
 
 
@@ -33,12 +35,19 @@ class Bits:
     reason: str | None = None
     limits: Limits | None = None
 
+    def repeatable(self) -> "Bits":
+        """The same for a text whose prompt is read in order as well."""
+        return self if self.limits is None else Bits("repeatable", self.reason, Limits(self.limits.rows))
 
-def bits_of(model: PreTrainedModel, traits: ModelTraits, route: str, wanted: bool | None = None) -> Bits:
+
+def bits_of(
+    model: PreTrainedModel, traits: ModelTraits, route: str, wanted: bool | None = None, positions: int = 0
+) -> Bits:
     """What a call keeps that is decoded by a ``route``.
 
     Args:
         wanted: whether the text has to be the same each time; None = where that costs next to nothing.
+        positions: that its text may have; 0 = few.
 
     Raises:
         LookaheadError: it is ``wanted``, and cannot be had.
@@ -53,7 +62,8 @@ def bits_of(model: PreTrainedModel, traits: ModelTraits, route: str, wanted: boo
         reason = f"this processor has no instructions for {name}, and is faster where rows are not alike"
     rows = rows_of_all(model) if reason is None else None
     if rows is not None:
-        return _kept(rows, bool(wanted))
+        window = shortest_window(traits, mask_rules(model, traits))
+        return _kept(rows, bool(wanted), min(_TURNS, window or _TURNS), positions)
     reason = reason or "this machine's linear layers give other outputs for other numbers of rows"
     if wanted:
         raise LookaheadError(
@@ -62,7 +72,7 @@ def bits_of(model: PreTrainedModel, traits: ModelTraits, route: str, wanted: boo
     return Bits(None, reason)
 
 
-def _kept(rows: dict[int, Rows], wanted: bool) -> Bits:
+def _kept(rows: dict[int, Rows], wanted: bool, turns: int, positions: int) -> Bits:
     """What passes keep whose linear layers are alike for so many rows: plain decoding's numbers, if those of a single
     row are, and its attention is fast or the same text is ``wanted``."""
     if any(each.least > 1 for each in rows.values()):
@@ -71,7 +81,8 @@ def _kept(rows: dict[int, Rows], wanted: bool) -> Bits:
         )
     if not (wanted or is_fast()):
         return Bits("repeatable", "torch's attention of a single token is slow on this processor", Limits(rows))
-    return Bits("plain", f"after {_TURNS} positions attention is not plain decoding's", Limits(rows, _TURNS))
+    keeps: Literal["plain", "repeatable"] = "plain" if positions <= turns else "repeatable"
+    return Bits(keeps, f"after {turns} positions attention is not plain decoding's", Limits(rows, turns))
 
 
 def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | None:
@@ -92,4 +103,7 @@ def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | 
             known = type(module) is nn.Linear or isinstance(module, nn.Embedding)
             if weight is not None and weight.ndim > 1 and not known:
                 return f"{name} of {type(module).__name__} is multiplied by code of its own"
+        frequencies = module._buffers.get("inv_freq")
+        if frequencies is not None and 2 * frequencies.numel() % _TOGETHER:
+            return f"positions turn {2 * frequencies.numel()} channels, and torch computes odd ones in another way"
     return None if is_safe(model) else "code other than transformers' runs in its passes, or may see their tensors"

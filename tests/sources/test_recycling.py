@@ -23,7 +23,7 @@ def test_recycling_reads_the_prompts_end() -> None:
     assert tokens_of(source.propose(source.root()))[:2] == [40, 41]
     assert tokens_of(source.propose(((1, 2, 3), 0)))[:2] == [30, 31]
     assert tokens_of(source.propose(((7, 1, 2), 0)))[:2] == [20, 21]
-    assert {20, 30, 40} <= set(tokens_of(source.propose(((7, 7, 1), 0)))), "a new token: what is usual"
+    assert source.propose(((7, 7, 1), 0)) == [], "a new token in a new place"
     assert tokens_of(source.propose(((1, 2, 9), 0)))[:2] == [30, 31], "what was said in its place comes first"
     careful = RecyclingSource(source._table, guess=False)
     assert careful.propose(((7, 7, 1), 0)) == careful.propose(((1, 2, 9), 0)) == []
@@ -94,6 +94,6 @@ def test_what_other_texts_taught_has_kinds_of_its_own(drawn: bool, monkeypatch: 
     assert source.root() == ((7, 8, 9), 0)
     contexts = [(1, 2, 3), (9, 9, 5), (2, 9, 4), (7, 8, 9), (9, 1, 8), (6, 6, 6)]
     built = [source.propose((context, 0)) for context in contexts]
-    assert [{kind // BINS for _, kind in offer} for offer in built] == [{7}, {5}, {5}, {2}, {0}, {4}]
+    assert [{kind // BINS for _, kind in offer} for offer in built] == [{6}, {4}, {4}, {2}, {0}, set()]
     monkeypatch.setattr("lookahead._native.speedups", None)
     assert [source.propose((context, 0)) for context in contexts] == built

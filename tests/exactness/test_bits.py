@@ -1,0 +1,175 @@
+"""Texts in bfloat16: the same each time, and plain decoding's where this machine's kernels allow it, bit by bit."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers.models import fresh_model, prompts, run
+from helpers.packing import AT_ONCE
+from transformers import PreTrainedModel
+
+from jacobi import LookaheadError, TokenTree
+from lookahead import Jacobi, Lookahead
+from lookahead.models.traits import ModelTraits
+from lookahead.runtime import packing
+from lookahead.runtime.packed_layers import Rows
+from lookahead.runtime.session import bare_model
+from lookahead.runtime.tracing.replay import TracedExecutor
+from lookahead.runtime.tracing.schedule import trace_now, traces_to_measure
+from lookahead.scheduling.scheduler import Scheduler
+from lookahead.support import bits
+from lookahead.support.bits import bits_of
+
+pytestmark = pytest.mark.usefixtures("augmented", "batches_draft")
+LIKE_LLAMA = ("llama", "llama_mha", "mistral", "qwen2", "qwen2_mixed", "qwen3", "gemma3", "cohere2", "olmo2", "phi3")
+SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512, "initializer_range": 0.06}
+SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 0}
+
+
+def half(name: str) -> Any:
+    """A model in bfloat16, large enough for the kernels of real ones; skips where none of them keeps a row's bits."""
+    model = fresh_model(name, **SIZES).to(torch.bfloat16)
+    with torch.no_grad():
+        try:
+            bits_of(model, ModelTraits.of(model), "tree", True)
+        except LookaheadError as error:
+            pytest.skip(str(error))
+    return model
+
+
+def written(model: PreTrainedModel, inputs: dict[str, Any], strategy: Any = None, **settings: Any) -> Any:
+    settings = {"max_new_tokens": 24, "return_dict_in_generate": True, "output_logits": True} | settings
+    return run(model, inputs, use_lookahead=strategy is not None, lookahead_strategy=strategy, **settings)[0]
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two calls wrote the same by the same logits."""
+    same = all(torch.equal(*pair) for pair in zip(one.logits, other.logits, strict=True))
+    return same and torch.equal(one.sequences, other.sequences)
+
+
+@pytest.mark.parametrize("sampled", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", LIKE_LLAMA)
+def test_the_same_call_writes_the_same(name: str, batch: int, sampled: dict[str, Any]) -> None:
+    """Whatever trees are drafted, and by which strategy: a node's numbers depend on its text alone."""
+    model, given = half(name), prompts(batch, 70)
+    first, *others = [
+        written(model, given, strategy, **sampled)
+        for strategy in (
+            Lookahead(repeatable=True),
+            Lookahead(repeatable=True, nodes=1),
+            Lookahead(repeatable=True, nodes=13, seed=2),
+            Lookahead(repeatable=True, window_size=4, ngram_size=3),
+            Jacobi(repeatable=True, block_size=6),
+        )
+    ]
+    assert all(equal(first, other) for other in others)
+    assert first.stats.repeatable
+
+
+@pytest.mark.parametrize("sampled", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "llama_mha", "qwen2", "olmo2", "phi3"])
+def test_the_text_is_plain_generates(name: str, batch: int, sampled: dict[str, Any]) -> None:
+    model, given = half(name), prompts(batch, 40)
+    ours = written(model, given, Lookahead(repeatable=True, nodes=9), **sampled)
+    if ours.stats.bits.keys() != {"plain"}:
+        pytest.skip(f"this machine's kernels keep {ours.stats.bits}")
+    assert equal(ours, written(model, given, **sampled))
+
+
+def test_after_some_positions_attention_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the same whether a pass lies before that place, behind it or around it."""
+    model, given = half("llama"), prompts(1, 40)
+    monkeypatch.setattr(bits, "_TURNS", 52)
+    calls = [written(model, given, Lookahead(repeatable=True, nodes=nodes)) for nodes in (1, 7, 20)]
+    assert all(equal(calls[0], other) for other in calls[1:])
+
+
+@pytest.mark.usefixtures("passes_count")
+def test_packed_and_traced_passes_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = half("llama"), prompts(1, 40)
+    strategy = Lookahead(repeatable=True, nodes=9, remember=False)
+    as_it_lies = written(model, given, strategy)
+    for name, value in AT_ONCE.items():
+        monkeypatch.setattr(packing, name, value)
+    packed = written(model, given, strategy)
+    assert packing.packing_of(model).weights and equal(as_it_lies, packed)
+    with torch.no_grad():
+        layers = packing.layers_of(model, packs=True, limits=bits_of(model, ModelTraits.of(model), "tree", True).limits)
+        passes = [[TokenTree.chain(3, [4] * nodes)] for nodes in (0, 5)]
+        traces = traces_to_measure(model, layers)
+        traced = partial(TracedExecutor, traces)
+        with bare_model(model, given["input_ids"], 64, traced=traced, packed=layers) as view:
+            before = [view.forward(trees).logits for trees in passes]
+            trace_now(model, view, passes)
+            assert traces.made and all(map(torch.equal, before, [view.forward(trees).logits for trees in passes]))
+
+
+def test_requests_are_alike_alone_and_together() -> None:
+    """By themselves, eight at once, and with a part of the prompt in a cache."""
+    model = half("llama")
+    texts = [prompts(1, length, seed=length)["input_ids"] for length in (5, 9, 30, 71)]
+
+    def answers(rows: int) -> list[Any]:
+        with Scheduler(model, rows=rows, strategy=Lookahead(repeatable=True)) as scheduler:
+            asked = {"max_new_tokens": 16, **SAMPLED}
+            tickets = [scheduler.submit(input_ids=ids, seed=at, **asked) for at, ids in enumerate(texts)]
+            scheduler.run()
+        return [ticket.result().tolist() for ticket in tickets]
+
+    assert answers(1) == answers(3) == answers(8)
+
+
+def test_what_cannot_be_kept_is_refused_before_any_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = half("llama")
+    for change, told in (
+        ({"verification": "rejection"}, "what is accepted depends on drafts"),
+        ({"attention": "eager"}, "is code of its own"),
+    ):
+        with pytest.raises(LookaheadError, match=f"repeatable=True cannot be kept: .*{told}"):
+            written(model, prompts(1), Lookahead(repeatable=True, **change), **SAMPLED)
+    with pytest.raises(LookaheadError, match="positions turn 8 channels"):
+        written(fresh_model("qwen3").to(torch.bfloat16), prompts(1), Lookahead(repeatable=True))
+    experts = fresh_model("mixtral").to(torch.bfloat16)
+    with pytest.raises(LookaheadError, match="is multiplied by code of its own"):
+        written(experts, prompts(1), Lookahead(repeatable=True))
+    monkeypatch.setattr(bits, "rows_of_all", lambda model: None)
+    with pytest.raises(LookaheadError, match="linear layers give other outputs"):
+        written(model, prompts(1), Lookahead(repeatable=True))
+    with pytest.raises(LookaheadError, match=r"repeatable=\) must be True or False: got 'yes'"):
+        Lookahead(repeatable="yes")
+
+
+@pytest.mark.parametrize(
+    ("rows", "fast", "wanted", "keeps"),
+    [
+        (Rows(1, 64), True, None, "plain"),
+        (Rows(1, 64), False, None, "repeatable"),
+        (Rows(1, 64), False, True, "plain"),
+        (Rows(2, 64), True, True, "repeatable"),
+        (None, True, None, None),
+    ],
+)
+def test_a_call_keeps_what_kernels_allow(
+    monkeypatch: pytest.MonkeyPatch, rows: Rows | None, fast: bool, wanted: bool | None, keeps: str | None
+) -> None:
+    model = half("llama")
+    monkeypatch.setattr(bits, "rows_of_all", lambda model: rows and {256: rows})
+    monkeypatch.setattr(bits, "is_fast", lambda: fast)
+    monkeypatch.setattr(bits, "computed_dtype", lambda dtype: dtype)
+    with torch.no_grad():
+        found = bits_of(model, ModelTraits.of(model), "tree", wanted)
+    assert found.keeps == keeps and (found.reason is not None)
+    assert bits_of(model.float(), ModelTraits.of(model), "tree").keeps == "plain"
+
+
+def test_without_instructions_for_it_speed_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = half("llama")
+    monkeypatch.setattr(bits, "computed_dtype", lambda dtype: torch.float32)
+    with torch.no_grad():
+        found = bits_of(model, ModelTraits.of(model), "tree")
+    assert found.keeps is None and "no instructions for bfloat16" in str(found.reason)
+    assert bits_of(model, ModelTraits.of(model), "tree", False).reason == "repeatable=False"
