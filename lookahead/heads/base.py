@@ -1,6 +1,6 @@
 """What strategies share that draft with a head, or layers, beside the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
@@ -95,6 +96,14 @@ class HeadStrategy(AutomaticStrategy):
         return self.passes_drafts(call, passes, self.name, (self.name, *_COMPANIONS))
 
 
+def check_sizes(what: str, sizes: Mapping[str, tuple[int | None, int]], model: Any) -> None:
+    """Refuse a ``model`` that has other sizes than the head, a ``what``: by what the head does, its own and the
+    model's."""
+    for does, (own, its) in sizes.items():
+        if own is not None and own != its:
+            raise LookaheadError(f"{what} {does} {own}, and {type(model).__name__} has {its}: it is another model's.")
+
+
 def check_head(model: Any, head: nn.Module, what: str) -> None:
     """Refuse a head that computes elsewhere than the output layer of ``model``, or whose weights are no numbers."""
     device, where = next(head.parameters()).device, placement(model)[0]
@@ -105,6 +114,19 @@ def check_head(model: Any, head: nn.Module, what: str) -> None:
         )
     if (broken := broken_weight(head)) is not None:
         raise LookaheadError(f"{what} broken: {broken}. Train it again, or read another checkpoint.")
+
+
+class ResBlock(nn.Module):
+    """``x + silu(W x + b)``, ``[..., hidden]``. W and b start as zeros, so a fresh block changes nothing."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + silu(self.linear(hidden))
 
 
 def best_next(scores: Tensor, vocab_size: int, offsets: Tensor | None = None) -> list[Said]:

@@ -127,11 +127,6 @@ class BesideModel(Learner):
     def rates(self) -> list[tuple[nn.Module, float]]:
         return [(self.drafter, self._rate)]
 
-    def train(self, mode: bool = True) -> "BesideModel":
-        super().train(mode)
-        self.backbone.eval()
-        return self
-
     @torch.no_grad()
     def look(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Seen:
         """One pass of the model over a batch; all ``[batch, token]``, padded on the right."""

@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -77,13 +77,20 @@ class Learner(nn.Module):
 
     Attributes:
         backbone: the model, in an adapter or as it is.
+        trains_backbone: whether that is trained, too; else it stays in evaluation mode.
         parts: what the last batch's loss was made of, by the names that logs take; no gradients.
     """
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: Any, trains_backbone: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
+        self.trains_backbone = trains_backbone
         self.parts: dict[str, Tensor] = {}
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.backbone.train(mode and self.trains_backbone)
+        return self
 
     @abstractmethod
     def rates(self) -> Iterable[tuple[nn.Module, float]]:

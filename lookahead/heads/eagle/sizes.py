@@ -89,10 +89,10 @@ class Told:
     """What a config says, where None is nothing; a LookaheadError where it is of another kind than expected."""
 
     def __init__(self, config: Mapping[str, Any], source: str, within: str = "") -> None:
-        self._config, self._source, self._within = config, source, within
+        self.config, self._source, self._within = config, source, within
 
     def of(self, name: str, expected: str, fits: Any) -> Any:
-        value = self._config.get(name)
+        value = self.config.get(name)
         if value is not None and not fits(value):
             where = f"{self._within}{name}"
             raise LookaheadError(f"{self._source}: {where} in config.json must be {expected}: got {value!r}. Mend it.")
@@ -117,11 +117,7 @@ class Told:
         return found or None
 
     def layers(self, name: str) -> tuple[int, ...]:
-        found = self.of(name, "a list of layer numbers", are_layers)
-        return tuple(found or ())
-
-    def plain(self) -> Mapping[str, Any]:
-        return self._config
+        return tuple(self.of(name, "a list of layer numbers", are_layers) or ())
 
     def refuse(self, why: str) -> LookaheadError:
         return LookaheadError(f"{self._source}: {why}")
@@ -172,7 +168,7 @@ def _features(told: Told, joined: int, beside: Beside) -> tuple[int, tuple[int, 
 
 def _rope(layer: Told) -> dict[str, Any]:
     """RoPE as the head's own config says; where it says nothing its base is 10000, whatever the model's is."""
-    found = [dict(layer.part(name).plain()) for name in ("rope_parameters", "rope_scaling")]
+    found = [dict(layer.part(name).config) for name in ("rope_parameters", "rope_scaling")]
     told = found[0] or found[1]
     told.setdefault("rope_type", told.pop("type", None) or "default")
     if told.get("rope_theta") is None:

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention, smooth_l1_loss
 
 from lookahead.heads.eagle.fresh import fresh_head
 from lookahead.heads.eagle.head import EagleHead
+from lookahead.heads.eagle.network import PairCache
 from lookahead.heads.eagle.settings import EagleSettings
 from lookahead.heads.eagle.strategy import Eagle
 from lookahead.models.output_layer import output_layer
@@ -20,7 +21,7 @@ _SOFT = 0.1  # (eagle-1) weight of the cross-entropy beside that of the features
 _NOISE_TOKENS = 512  # (eagle-1) length of the texts for which the noise is given
 
 
-class UnrolledPairs:
+class UnrolledPairs(PairCache):
     """What pairs see in EAGLE-3's training-time test (Li et al., arXiv 2503.01840, section 3.2), an unrolled pass. Step
     0 is the text's pairs, as decoding feeds them. In step s, row i is the draft that began behind pair i, s tokens
     deep: it sees the text's pairs up to i, its own rows of the steps 1 to s, and of no other draft anything::
@@ -31,10 +32,6 @@ class UnrolledPairs:
         2, step 1   x x x .       . . x .
         2, step 2   x x x .       . . x .     . . x .
     """
-
-    def __init__(self, layers: int) -> None:
-        self._held: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(layers)]
-        self.length = 0
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """``queries``, ``keys`` and ``values`` ``[batch, head, pair, channel]`` of one more step."""
@@ -123,14 +120,10 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
             features = torch.cat(states, dim=-1) if norm is None else norm(states[0])
         return features[:, :-1].to(self.head.network.fc.weight)
 
-    def _wanted(self, labels: Tensor, step: int) -> Tensor:
-        """Where pair i of a step has something to predict: token i + 2 + step. ``[batch, token - 2 - step]``."""
-        return labels[:, 2 + step :] != IGNORE
-
     def _step_loss(self, seen: Seen, model: Any, out: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """The mean soft cross-entropy against the model's own distribution, over the tokens that the head scores, where
         the model's best token is one of them; and the share of all places where both have the same best token."""
-        kept = self._wanted(seen.labels, step)
+        kept = seen.labels[:, 2 + step :] != IGNORE  # where pair i has token i + 2 + step to predict
         states, logits = out[:, : kept.shape[1]][kept], seen.logits[:, 1 + step : -1][kept]
         ids = self.scored(logits.shape[-1], logits.device)
         best = logits.argmax(-1)
@@ -162,18 +155,16 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         """EAGLE-1's (arXiv 2401.15077, section 3.2): the next feature, and the distribution that the model's output
         layer makes of it."""
         network = self.head.network
-        features = self._features(seen, model)
+        noisy = features = self._features(seen, model)
         if self.training and self._settings.noise:
             width = self._settings.noise * _NOISE_TOKENS / features.shape[1]
             noisy = features + (torch.rand_like(features) - 0.5) * width
-        else:
-            noisy = features
         embed = network.embed_tokens or model.get_input_embeddings()
         with torch.no_grad():
             embedded = embed(seen.tokens[:, 1:]).to(features)
         positions = torch.arange(features.shape[1], device=features.device)
         out = network(network.joined(noisy, embedded), embedded, positions, UnrolledPairs(network.sizes.layers), None)
-        kept = self._wanted(seen.labels, 0)
+        kept = seen.labels[:, 2:] != IGNORE
         off = smooth_l1_loss(out[:, : kept.shape[1]][kept], features[:, 1:][kept], reduction="none").mean(-1)
         feature = off.sum() / max(1, len(off))
         soft, right = self._step_loss(seen, model, out, 0)

@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from jacobi import LookaheadError
 from lookahead._files import whole_folder
@@ -103,8 +104,8 @@ class MedusaHeads(
             heads = cls(**checkpoint.sizes | {"vocab_size": scored})
         heads.load_state_dict(checkpoint.state, assign=True)
         heads.token_map, heads.vocab_size = token_map, vocab_size
-        heads.stored = {"format": checkpoint.format, "files": list(checkpoint.files)}
-        heads.stored |= {"remarks": list(checkpoint.remarks)} if checkpoint.remarks else {}
+        told = {"format": checkpoint.format, "files": list(checkpoint.files), "remarks": list(checkpoint.remarks)}
+        heads.stored = {name: value for name, value in told.items() if value}
         if model is not None:
             heads.check(model)
         return heads.eval()
@@ -155,8 +156,7 @@ class MedusaHeads(
         names = MEDUSA.names(self.num_heads, self.num_layers, ("weight", "bias"), outputs)
         tensors = {theirs: state[ours].detach().cpu().contiguous() for ours, theirs in names.items()}
         save_file(tensors, save_directory / HEADS_FILE, {"format": "pt"})
-        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        (save_directory / "config.json").write_text(text, encoding="utf-8")
+        (save_directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def facts(self) -> dict[str, Any]:
         """What they look like, and where they were read from."""
@@ -196,14 +196,11 @@ class MedusaHeads(
                     f"The heads are those of another model: they have a {what} of {ours}{belongs}, and "
                     f"{type(model).__name__} has one of {theirs}. Use heads that were trained for it."
                 )
-        self._refuse(broken_weight(self))
+        self.check_finite(broken_weight)
 
-    def check_finite(self) -> None:
+    def check_finite(self, look: Callable[[nn.Module], str | None] = look_for_broken_weight) -> None:
         """Raise a LookaheadError that names the first parameter with numbers that are not finite."""
-        self._refuse(look_for_broken_weight(self))
-
-    def _refuse(self, broken: str | None) -> None:
-        if broken is not None:
+        if (broken := look(self)) is not None:
             raise LookaheadError(
                 f"The heads are broken: {broken}. Train them again with a lower learning rate, or read another "
                 "checkpoint."

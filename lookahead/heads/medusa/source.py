@@ -12,8 +12,9 @@ from torch.nn.functional import silu
 
 from jacobi import Path, Successors, TokenTree
 from lookahead._per_model import PerModel
+from lookahead.heads.base import ResBlock
 from lookahead.heads.medusa.heads import MedusaHeads
-from lookahead.heads.medusa.network import Output, ResBlock, best_of
+from lookahead.heads.medusa.network import Output, best_of
 from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.sources.draft_model import Branch, Said

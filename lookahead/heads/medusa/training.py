@@ -30,11 +30,10 @@ class MedusaModel(Learner):
     def __init__(
         self, backbone: Any, heads: MedusaHeads, settings: MedusaSettings | None = None, stage: str = "heads"
     ) -> None:
-        super().__init__(backbone)
+        super().__init__(backbone, trains_backbone=stage == "both")
         self.heads = heads
         self.heads_weight = 1.0  # lambda_0
         self._settings, self._stage = settings or MedusaSettings(), stage
-        self._both = stage == "both"
         self._inner: bool | None = None  # whether the model without its output layer gives the hidden states
 
     def rates(self) -> list[tuple[nn.Module, float]]:
@@ -44,15 +43,10 @@ class MedusaModel(Learner):
     def advance(self, done: float) -> None:
         self.heads_weight = self._settings.heads_weight(done)
 
-    def train(self, mode: bool = True) -> "MedusaModel":
-        super().train(mode)
-        self.backbone.train(mode and self._both)
-        return self
-
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         layer = output_layer(self._model)
-        if not self._both:
+        if not self.trains_backbone:
             with torch.no_grad():
                 hidden = self._hidden(inputs)
             loss, each = heads_loss(self.heads, layer, hidden, labels)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lookahead.heads.redrafter.head import RecurrentHead, RecurrentSizes, ResidualBlock
+from lookahead.heads.redrafter.head import RecurrentHead, RecurrentSizes
 from lookahead.heads.redrafter.settings import ReDrafterSettings
 from lookahead.heads.redrafter.strategy import ReDrafter
 from lookahead.models.hidden_states import LAST
@@ -91,10 +91,6 @@ def fresh_head(model: Any, settings: ReDrafterSettings) -> RecurrentHead:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(settings.seed)
         head = RecurrentHead(sizes)
-        for part in head.modules():
-            if isinstance(part, ResidualBlock):
-                part.linear.weight.zero_()
-                part.linear.bias.zero_()
         if weight is not None and settings.exit_size is None:
             head.weight.copy_(_FRESH * torch.cat([weight, weight], dim=1).float())
     head.to(placement(model)[0])
