@@ -184,9 +184,7 @@ class Serve(ServedOptions, DraftOptions):
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 8 << 20
     timeout: Annotated[float, Option(min=0.1, help="Seconds that a request may take, waiting included.")] = 600.0
     client_timeout: Annotated[float, Option(min=0.1, help="Seconds for a client to send a request, or to read.")] = 60.0
-    special_tokens: Annotated[
-        Literal["escape", "refuse", "allow"], Option(help="Of the model, in messages of a chat.")
-    ] = "escape"
+    special_tokens: Annotated[SpecialTokensOption, Option(help="Of the model, in messages of a chat.")] = "escape"
     memory: Annotated[Path | None, Option(metavar="FILE", help=_MEMORY_FILE_HELP)] = None
     remember: Annotated[bool, Option("--remember/--no-memory", help=_MEMORY_HELP)] = True
     learn: Annotated[bool, Option("--learn", help=_LEARN_HELP)] = False

@@ -172,15 +172,11 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def echo_json(document: Mapping[str, Any]) -> None:
-    """Print the one JSON document of a command, with the versions that decided about the result."""
-    typer.echo(json.dumps({**document, "versions": versions()}, indent=2))
-
-
 def report(document: Mapping[str, Any], as_json: bool, show: Callable[[Console], None]) -> None:
-    """Print what a command found: as its one JSON document, or as ``show`` does for people."""
+    """Print what a command found: as its one JSON document, with the versions that decided about the result, or as
+    ``show`` does for people."""
     if as_json:
-        echo_json(document)
+        typer.echo(json.dumps({**document, "versions": versions()}, indent=2))
     else:
         show(Console(highlight=False))
 

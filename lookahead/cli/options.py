@@ -53,14 +53,19 @@ class SourceOptions(Arguments):
 
     def check(self) -> None:
         super().check()
-        if self.model is None and self.gguf_file is not None:
-            raise LookaheadError("--gguf-file needs --model: expected the folder that the file is in.")
         self.check_model()
 
     def check_model(self) -> None:
-        check_exists(self.model)
-        if self.model is not None:
-            find_model(self.model, self.gguf_file)
+        _check_source("--model", self.model, "--gguf-file", self.gguf_file)
+
+
+def _check_source(option: str, source: str | None, gguf_option: str, gguf_file: str | None) -> None:
+    """Refuse weights that two options name together, and that are not there."""
+    check_exists(source, option)
+    if source is not None:
+        find_model(source, gguf_file)
+    elif gguf_file is not None:
+        raise LookaheadError(f"{gguf_option} needs {option}: expected the folder that the file is in.")
 
 
 class ModelOptions(SourceOptions):
@@ -87,11 +92,7 @@ class DraftOptions(Arguments):
 
     def check(self) -> None:
         super().check()
-        check_exists(self.draft, "--draft")
-        if self.draft is not None:
-            find_model(self.draft, self.draft_gguf_file)
-        elif self.draft_gguf_file is not None:
-            raise LookaheadError("--draft-gguf-file needs --draft: expected the folder that the file is in.")
+        _check_source("--draft", self.draft, "--draft-gguf-file", self.draft_gguf_file)
         _ = self.template
 
 

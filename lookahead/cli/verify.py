@@ -1,7 +1,8 @@
 """``lookahead verify``: plain decoding against lookahead, and what a difference between the two means. Greedy texts are
 identical in float32 and float64. In half precision a pass over several tokens rounds differently from a pass over one,
-so the other of two close tokens may win: a *tie*, if the rounding error measured there allows it. Bits are counted, too:
-of how many tokens all logits are plain decoding's, and the same when the text is written again with other drafts."""
+so the other of two close tokens may win: a *tie*, if the rounding error measured there allows it. Bits are counted,
+too: of how many tokens all logits are plain decoding's, and the same when the text is written again with other
+drafts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
