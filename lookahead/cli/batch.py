@@ -68,6 +68,5 @@ def _outcomes(lines: list[Line], options: Batch) -> Generator[Outcome, None, Non
 
 def _answerer(options: Batch) -> Answerer:
     model, tokenizer = common.load_for(options)
-    settings = {"rows": options.rows, "conversations": options.conversations}
-    name = options.served_model_name or common.name_of(options)
-    return Answerer(model, tokenizer, name, new_tokens=options.max_new_tokens, **settings)
+    settings = {"rows": options.rows, "conversations": options.conversations, "new_tokens": options.max_new_tokens}
+    return Answerer(model, tokenizer, common.name_of(options), **settings)

@@ -39,8 +39,7 @@ class Aside:
         """Remove what an earlier run has left; a file that is none of ours is refused."""
         if self.path.exists():
             content = _read(self.path)
-            for _ in _records(content[: content.rfind(b"\n") + 1], self.path, ("line", "custom_id", "error")):
-                pass
+            list(_records(content[: content.rfind(b"\n") + 1], self.path, ("line", "custom_id", "error")))
             self.path.unlink()
 
     def add(self, *lines: Bad) -> None:

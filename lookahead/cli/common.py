@@ -25,7 +25,7 @@ from lookahead._version import versions
 from lookahead.chat_format import built_in as built_in
 from lookahead.chat_format import end_tokens, prompt_ids
 from lookahead.cli.evidence import LOADED
-from lookahead.cli.options import DraftOptions, ModelOptions, SizeOptions
+from lookahead.cli.options import DraftOptions, ModelOptions, ServedOptions, SizeOptions
 from lookahead.loading import load_model
 from lookahead.stats import DecodingStats
 from lookahead.strategies.base import Stats, Strategy
@@ -118,7 +118,9 @@ def load_for(options: ModelOptions) -> tuple[PreTrainedModel, Any]:
 
 
 def name_of(options: ModelOptions) -> str:
-    """A short name of the model: its folder's, or its file's."""
+    """A short name of the model: what requests call it, if that is said, else its folder's, or its file's."""
+    if isinstance(options, ServedOptions) and options.served_model_name:
+        return options.served_model_name
     return (bundled.BUNDLED if options.model is None else Path(options.model).expanduser().absolute()).name
 
 
@@ -205,8 +207,8 @@ class SpokenProgress(Progress):
             typer.echo(f"{task.description}: {task.percentage:.0f}%", err=True)
 
 
-def progress(auto_refresh: bool = True) -> SpokenProgress:
-    """Bars for what takes long. Without ``auto_refresh``, the caller draws them when it disturbs no timing."""
+def progress() -> SpokenProgress:
+    """Bars for what takes long."""
     console = Console(stderr=True)
     return SpokenProgress(
         TextColumn("{task.description}"),
@@ -215,7 +217,6 @@ def progress(auto_refresh: bool = True) -> SpokenProgress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        auto_refresh=auto_refresh,
         disable=not console.is_terminal,
     )
 

@@ -16,8 +16,7 @@ from lookahead.models.hidden_states import HiddenStates, tapped
 from lookahead.models.output_layer import output_sizes
 from lookahead.training.data import Example, Progress, batches
 from lookahead.training.recipe import Recipe, Run
-from lookahead.training.stage import Trained, kept_flags, train_stage
-from lookahead.training.trainer import Learner
+from lookahead.training.stage import Learner, Trained, kept_flags, train_stage
 
 _STAGE = "drafter"
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once

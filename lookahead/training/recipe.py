@@ -22,8 +22,7 @@ from lookahead.training.distillation import own_answers, processes_of
 from lookahead.training.evaluation import NODES, Evaluation, compare, continued, spread
 from lookahead.training.items import Item
 from lookahead.training.settings import TrainingSettings
-from lookahead.training.stage import Trained, check_stage
-from lookahead.training.trainer import Report
+from lookahead.training.stage import Report, Trained, check_stage
 
 _CHECKPOINTS = "checkpoints"
 _SETTINGS = "settings.json"

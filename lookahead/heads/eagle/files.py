@@ -125,8 +125,7 @@ def _named(name: str, form: Format, sizes: EagleSizes) -> str:
 
 def _mask(network: EagleNetwork) -> Tensor:
     """Which of the model's tokens the head scores, bool ``[vocab]``."""
-    assert network.d2t is not None
-    ids = network.d2t.cpu() + torch.arange(len(network.d2t))
+    ids = network.scored().cpu()
     vocab = network.sizes.vocab_size
     if vocab is None or int(ids.max()) >= vocab:
         raise LookaheadError(

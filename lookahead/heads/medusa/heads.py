@@ -179,10 +179,8 @@ class MedusaHeads(
         name = self.base_model or ""
         if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists():  # a repository of the hub
             data.base_model = name
-        facts = {name: getattr(self, name) for name in _TOLD} | {
-            "base_model": data.base_model,
-            "paper_url": info.paper_url,
-        }
+        facts = {name: getattr(self, name) for name in _TOLD}
+        facts |= {"base_model": data.base_model, "paper_url": info.paper_url}
         return ModelCard.from_template(data, template_str=info.model_card_template, **facts | kwargs)
 
     def check(self, model: Any) -> None:

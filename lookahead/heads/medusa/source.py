@@ -81,7 +81,37 @@ class HeadCandidates:
         self.spent_ms += 1e3 * (perf_counter() - start)
 
 
-class HeadsSource:
+class HeadsPasses:
+    """What the heads say in one sequence's fixed tree (Cai et al., arXiv 2401.10774, section 2.1.2): head k the same at
+    every node of depth k, first those that ``draw`` is most likely to choose, where tokens are drawn."""
+
+    def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
+        self._candidates, self._sequence, self._draw = candidates, sequence, draw
+        self._said: list[Said] | None = None
+        self._index = 0  # of the next token
+
+    def start(self, prompt: Sequence[int], successors: Successors | None = None) -> None:
+        """Nothing: the prompt's hidden states come with its pass."""
+
+    def write(self, path: Path) -> None:
+        self._said = None
+        self._index += len(path.tokens)
+        self._candidates.note(self._sequence, path.nodes[-1])
+
+    def after(self, branches: Sequence[Branch]) -> list[Said | None]:
+        if self._said is None:
+            lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
+            self._said = [self._ranked(head, *line) for head, line in enumerate(lines)]
+        return [self._said[len(branch)] if len(branch) < len(self._said) else None for branch in branches]
+
+    def _ranked(self, head: int, tokens: list[int], logs: list[float]) -> Said:
+        if self._draw is not None:
+            best = [token for token, _ in best_of_head(self._draw, tokens, logs, self._index + head)]
+            tokens = list(dict.fromkeys([*best, *tokens]))
+        return np.array(tokens), np.array(logs)
+
+
+class HeadsSource(HeadsPasses):
     """The heads as one source among others: head k has candidates for every node at depth k, from 0. A candidate's kind
     is its head, its rank and its strength: the log-odds that the head gives it against all tokens that it does not
     propose. How often candidates of a kind are right is learnt from there. Where tokens are drawn, its kind is its
@@ -90,17 +120,13 @@ class HeadsSource:
     name = "heads"
 
     def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
+        super().__init__(candidates, sequence, draw)
         self.priors = (_PRIORS * _RANKS if draw is None else _DRAWN_PRIORS) * candidates.num_heads
-        self._candidates, self._sequence, self._draw = candidates, sequence, draw
         self._offers: list[list[tuple[int, int]]] | None = None
-        self._index = 0  # of the next token
 
     @property
     def spent_ms(self) -> float:
         return self._candidates.spent_ms
-
-    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        """Nothing: the prompt's hidden states come with its pass."""
 
     def root(self) -> int:
         return 0
@@ -129,38 +155,7 @@ class HeadsSource:
         self._offers = None  # they stood below the root of the pass
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        self._index += len(path.tokens)
-        self._candidates.note(self._sequence, path.nodes[-1])
-
-
-class HeadsPasses:
-    """What the heads say in one sequence's fixed tree (Cai et al., arXiv 2401.10774, section 2.1.2): head k the same at
-    every node of depth k, first those that ``draw`` is most likely to choose, where tokens are drawn."""
-
-    def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
-        self._candidates, self._sequence, self._draw = candidates, sequence, draw
-        self._said: list[Said] | None = None
-        self._index = 0  # of the next token
-
-    def start(self, prompt: Sequence[int]) -> None:
-        """Nothing: the prompt's hidden states come with its pass."""
-
-    def write(self, path: Path) -> None:
-        self._said = None
-        self._index += len(path.tokens)
-        self._candidates.note(self._sequence, path.nodes[-1])
-
-    def after(self, branches: Sequence[Branch]) -> list[Said | None]:
-        if self._said is None:
-            lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
-            self._said = [self._ranked(head, *line) for head, line in enumerate(lines)]
-        return [self._said[len(branch)] if len(branch) < len(self._said) else None for branch in branches]
-
-    def _ranked(self, head: int, tokens: list[int], logs: list[float]) -> Said:
-        if self._draw is not None:
-            best = [token for token, _ in best_of_head(self._draw, tokens, logs, self._index + head)]
-            tokens = list(dict.fromkeys([*best, *tokens]))
-        return np.array(tokens), np.array(logs)
+        self.write(path)
 
 
 def best_of_head(draw: Draw, tokens: list[int], logs: list[float], index: int) -> Offer:

@@ -19,8 +19,7 @@ from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer
 from lookahead.training.data import Example, Progress
 from lookahead.training.recipe import Recipe, Run
-from lookahead.training.stage import Trained, check_gradient, kept_flags, train_stage
-from lookahead.training.trainer import Learner
+from lookahead.training.stage import Learner, Trained, check_gradient, kept_flags, train_stage
 
 
 class MedusaModel(Learner):
