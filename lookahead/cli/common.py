@@ -52,10 +52,8 @@ def decode(
     """Decode one prompt with ``strategy``; None is transformers' own ``generate``, which nothing here has patched."""
     settings["return_dict_in_generate"] = True
     start, ran = perf_counter(), thread_time()
-    if strategy is None:
-        output = model.generate(**inputs, streamer=streamer, **settings)
-    else:
-        output = model.generate(**inputs, custom_generate=strategy, lookahead_streamer=streamer, **settings)
+    ours = {"custom_generate": strategy, "lookahead_streamer": streamer}
+    output = model.generate(**inputs, **settings, **({"streamer": streamer} if strategy is None else ours))
     tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)

@@ -18,7 +18,6 @@ from lookahead.model_folder import check_exists, find_model
 PICTURES = (".png", ".svg", ".pdf")  # names of pictures end so
 NewTokensOption = Annotated[int, Option("--max-new-tokens", "--new-tokens", min=1, help="Most tokens, per prompt.")]
 AnswerTokensOption = Annotated[int, Option(min=1, help="Of a chat answer, where a request does not say.")]
-JsonOption = Annotated[bool, Option("--json", help="One JSON document instead of text and tables.")]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 _DTYPE_HELP = "Of the weights; auto is the checkpoint's own. Texts are exact in float32 and float64."
@@ -40,6 +39,10 @@ class Arguments:
 
     def check(self) -> None:
         """Raise a LookaheadError that names the option that is wrong."""
+
+
+class JsonOptions(Arguments):
+    as_json: Annotated[bool, Option("--json", help="One JSON document instead of text and tables.")] = False
 
 
 class SourceOptions(Arguments):

@@ -84,12 +84,20 @@ class HeadStrategy(AutomaticStrategy):
         return super().to_dict() | {self.field: given if isinstance(given, str | None) else type(given).__name__}
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse a head that is another model's, or that cannot be read."""
+        """Refuse a head that is another model's, that cannot be read, that computes elsewhere than the output layer of
+        ``model``, or whose weights are no numbers."""
         self._check_causal(model)
         if not self.sharded:
             check_whole(model, type(self).__name__)
         head = self.heads_for(model)
-        check_head(model, head, self.title)
+        device, where = next(head.parameters()).device, placement(model)[0]
+        if device != where:
+            raise LookaheadError(
+                f"{self.title} on {device} and the model's output layer is on {where}: call .to('{where}') on it, or "
+                "name the folder that it lies in."
+            )
+        if (broken := broken_weight(head)) is not None:
+            raise LookaheadError(f"{self.title} broken: {broken}. Train it again, or read another checkpoint.")
         head.check(model)
 
     def _drafts_of(self, call: CallContext, passes: Callable[[RowContext], Passes], grow: Grow | None = None) -> Drafts:
@@ -105,18 +113,6 @@ def check_sizes(what: str, sizes: Mapping[str, tuple[int | None, int]], model: A
     for does, (own, its) in sizes.items():
         if own is not None and own != its:
             raise LookaheadError(f"{what} {does} {own}, and {type(model).__name__} has {its}: it is another model's.")
-
-
-def check_head(model: Any, head: nn.Module, what: str) -> None:
-    """Refuse a head that computes elsewhere than the output layer of ``model``, or whose weights are no numbers."""
-    device, where = next(head.parameters()).device, placement(model)[0]
-    if device != where:
-        raise LookaheadError(
-            f"{what} on {device} and the model's output layer is on {where}: call .to('{where}') on it, or name the "
-            "folder that it lies in."
-        )
-    if (broken := broken_weight(head)) is not None:
-        raise LookaheadError(f"{what} broken: {broken}. Train it again, or read another checkpoint.")
 
 
 class ResBlock(nn.Module):

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.models.hidden_states import HiddenStates, tapped
 from lookahead.models.output_layer import output_sizes
-from lookahead.training.data import Example, Progress, batches
+from lookahead.training.data import Example, Examples, Progress, Scored, batches
 from lookahead.training.recipe import Recipe, Run
 from lookahead.training.stage import Learner, Trained, kept_flags, train_stage
 
@@ -84,9 +84,7 @@ class TrainedHead(nn.Module, Recipe):
         self.to(run.model.dtype)  # as rounded
 
     @torch.no_grad()
-    def score(
-        self, model: PreTrainedModel, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
-    ) -> tuple[dict[str, float], int]:
+    def score(self, model: PreTrainedModel, examples: Examples, pad: int = 0, report: Progress | None = None) -> Scored:
         """The parts of the loss, as means of batches."""
         learner = BesideModel(model, self, 0.0).eval()
         found: list[dict[str, float]] = []

@@ -29,7 +29,8 @@ def read(
     """The head that ``source`` holds: a folder, a file in it, or a repository of the hub. A LookaheadError names what
     is missing or foreign; no code from a file is run."""
     stored, config = read_head(source, hub or {}, "EAGLE head", _NOT_READ)
-    tensors, name = {_canonical(stored_as): tensor for stored_as, tensor in stored.items()}, str(source)
+    names = {each: _FUSION.sub("fc.", _LAYER.sub(FIRST, each.removeprefix("model."))) for each in stored}
+    tensors, name = {names[each]: tensor for each, tensor in stored.items()}, str(source)
     mask, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
     sizes = sizes_of(tensors, config, name, beside)
     offsets = _offsets(offsets, mask, sizes.draft_vocab_size, name)
@@ -51,10 +52,6 @@ def read(
     return network
 
 
-def _canonical(name: str) -> str:
-    return _FUSION.sub("fc.", _LAYER.sub(FIRST, name.removeprefix("model.")))
-
-
 def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, source: str) -> Tensor | None:
     """``d2t``, where the head scores only some tokens, checked against ``t2d``, from which it follows, and against the
     ``rows`` of the head's output layer."""
@@ -73,9 +70,8 @@ def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, sour
             f"{source}: d2t gives negative tokens, or one twice: expected offsets to different tokens."
         )
     if ids is not None and not torch.equal(scored.sort().values, ids):
-        what = (
-            "holds the tokens themselves" if torch.equal(offsets.sort().values, ids) else "gives other tokens than t2d"
-        )
+        themselves = torch.equal(offsets.sort().values, ids)
+        what = "holds the tokens themselves" if themselves else "gives other tokens than t2d"
         raise LookaheadError(
             f"{source}: d2t {what}: expected offsets, the token that t2d marks minus its place in the head's output."
         )

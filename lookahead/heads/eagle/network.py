@@ -140,8 +140,7 @@ class EagleLayer(nn.Module):
         else:
             inputs = self.input_layernorm(states) if layer else states
         states = states + self.self_attn(inputs, turns, cache, layer, mask)
-        outputs: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return outputs
+        return states + self.mlp(self.post_attention_layernorm(states))
 
 
 class EagleNetwork(nn.Module):

@@ -103,8 +103,7 @@ class Told:
         return Told(found, self._source, f"{self._within}{name}.")
 
     def whole(self, name: str) -> int | None:
-        found: int | None = self.of(name, "a whole number from 1 on", lambda value: type(value) is int and value > 0)
-        return found
+        return self.of(name, "a whole number from 1 on", lambda value: type(value) is int and value > 0)
 
     def number(self, name: str, default: float) -> float:
         found = self.of(
@@ -113,8 +112,7 @@ class Told:
         return default if found is None else float(found)
 
     def text(self, name: str) -> str | None:
-        found: str | None = self.of(name, "a text", lambda value: isinstance(value, str))
-        return found or None
+        return self.of(name, "a text", lambda value: isinstance(value, str)) or None
 
     def layers(self, name: str) -> tuple[int, ...]:
         return tuple(self.of(name, "a list of layer numbers", are_layers) or ())

@@ -100,8 +100,7 @@ class ChoiceTree:
 @lru_cache
 def presets() -> dict[str, list[list[int]]]:
     """The published trees by name, each of 63 nodes and the root; not to be changed."""
-    content: dict[str, list[list[int]]] = json.loads((Path(__file__).parent / "presets.json").read_text("utf-8"))
-    return content
+    return json.loads((Path(__file__).parent / "presets.json").read_text("utf-8"))
 
 
 def choices_from(value: Any) -> ChoiceTree:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from jacobi import LookaheadError
 from lookahead._files import whole_folder
 from lookahead.heads.medusa.choices import ChoiceTree, choices_from
-from lookahead.heads.medusa.formats import MEDUSA
 from lookahead.heads.medusa.network import HeadsNetwork
-from lookahead.heads.medusa.reading import Checkpoint, read_checkpoint
+from lookahead.heads.medusa.reading import MEDUSA, Checkpoint, read_checkpoint
 from lookahead.heads.storage import HEADS_FILE
 from lookahead.models.finite import broken_weight, look_for_broken_weight
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement

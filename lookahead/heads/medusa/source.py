@@ -136,8 +136,7 @@ class HeadsSource(HeadsPasses):
 
     def propose(self, state: int) -> list[tuple[int, int]]:
         if self._offers is None:
-            found = self._candidates.of(self._sequence)
-            lines = () if found is None else zip(*found, strict=True)
+            lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
             self._offers = [self._offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
         return self._offers[state] if state < len(self._offers) else []
 

@@ -17,7 +17,7 @@ from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.heads.medusa.strategy import Medusa
 from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer
-from lookahead.training.data import Example, Progress
+from lookahead.training.data import Example, Examples, Progress, Scored
 from lookahead.training.recipe import Recipe, Run
 from lookahead.training.stage import Learner, Trained, check_gradient, kept_flags, train_stage
 
@@ -114,9 +114,7 @@ class MedusaRecipe(Recipe):
                 )
 
     @classmethod
-    def fresh(
-        cls, model: PreTrainedModel, settings: Any, examples: Sequence[Example] = (), name: str | None = None
-    ) -> Self:
+    def fresh(cls, model: PreTrainedModel, settings: Any, examples: Examples = (), name: str | None = None) -> Self:
         heads = MedusaHeads.for_model(model, settings.num_heads, settings.num_layers, settings.own_output).float()
         heads.base_model = heads.base_model if name is None else name
         if not settings.own_output:
@@ -153,9 +151,7 @@ class MedusaRecipe(Recipe):
         if self._settings.method == "medusa-2":
             self._before = score(model, None, examples, pad)[0]["loss_model"]
 
-    def score(
-        self, model: PreTrainedModel, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
-    ) -> tuple[dict[str, float], int]:
+    def score(self, model: PreTrainedModel, examples: Examples, pad: int = 0, report: Progress | None = None) -> Scored:
         """As :func:`lookahead.heads.medusa.calibration.score`, and the loss of a model before it was trained."""
         parts, tokens = score(model, self.head, examples, pad, report)
         return ({} if self._before is None else {"loss_before": self._before}) | parts, tokens

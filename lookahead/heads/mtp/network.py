@@ -167,8 +167,7 @@ class MtpLayer(nn.Module):
             use_cache=True,
             **{CACHE: cache},
         )
-        out: Tensor = outputs.last_hidden_state[0]
-        return out
+        return outputs.last_hidden_state[0]
 
     def _masks(self, mask: Tensor, positions: Tensor, keys: Tensor, dtype: torch.dtype) -> Any:
         """What attention adds ``[1, 1, pair, key]``, by the layer's own rule as well, in the form that it takes."""
@@ -187,5 +186,4 @@ class MtpLayer(nn.Module):
         output = self.head or output
         weight = getattr(output, "weight", None)
         states = states.to(weight.dtype if isinstance(weight, Tensor) else states.dtype)
-        scored: Tensor = output(states / self._scale)
-        return scored
+        return output(states / self._scale)

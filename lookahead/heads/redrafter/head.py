@@ -98,8 +98,7 @@ class RecurrentHead(nn.Module):
     def forward(self, hidden: Tensor, states: Tensor) -> Tensor:
         """Scores ``[branch, vocab]`` of what follows ``states`` ``[branch, hidden]``, beside the model's ``hidden``."""
         joined = torch.cat([hidden, states], dim=-1)
-        scores: Tensor = self.lm_head(joined if self.input_proj is None else self.input_proj(joined))
-        return scores
+        return self.lm_head(joined if self.input_proj is None else self.input_proj(joined))
 
     @property
     def weight(self) -> Tensor:
