@@ -29,6 +29,7 @@ _HOST_HELP = "A name by which the server may be called without a key, or whose p
 _MEMORY_HELP = "Keep caches and recycled tokens for later requests, of other clients, too."
 _MEMORY_FILE_HELP = "What `lookahead learn` made. Default: the model's in the cache folder, if there is one."
 _LEARN_HELP = "Add what the model answers to its memory when the server ends. Else nothing of answers is kept."
+_OUT_HELP = "Default: in the cache folder, where calls find it."
 _SECONDS_HELP = "How long to measure passes and to try drafts, together."
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 SpecialTokensOption = Literal["escape", "refuse", "allow"]
@@ -160,9 +161,7 @@ class Learn(JsonOptions, ModelOptions, PromptOptions):
     """Let a model write, and keep what it said: later calls on it draft better. Their texts stay the same."""
 
     tokens: Annotated[int, Option(min=1, help="About how many to write; more are better, up to 200,000.")] = 20_000
-    out: Annotated[Path | None, Option(metavar="FILE", help="Default: in the cache folder, where calls find it.")] = (
-        None
-    )
+    out: Annotated[Path | None, Option(metavar="FILE", help=_OUT_HELP)] = None
     seed: Annotated[int, Option(help="Of what is drawn.")] = 0
 
     def check(self) -> None:
