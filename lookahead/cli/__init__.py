@@ -3,9 +3,8 @@ imported when its command's arguments were read and checked: help, ``--version``
 told without torch and transformers. May import: everything."""
 
 import inspect
-from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -33,14 +32,9 @@ COMMANDS: dict[str, type] = {
 
 
 def load_command(name: str) -> Any:
-    """Make typer's command of the function that has the command's name, in the module of that name."""
-    alone = typer.Typer(add_completion=False)
-    alone.command(name)(_spread(name, COMMANDS[name]))
-    return typer.main.get_command(alone)
-
-
-def _spread(name: str, options: type) -> Callable[..., None]:
-    """The command's function with a parameter for each of the dataclass's fields; its module is imported last."""
+    """Make typer's command of the function that has the command's name, in the module of that name, with a parameter
+    for each of the dataclass's fields; the module is imported last."""
+    alone, options = typer.Typer(add_completion=False), COMMANDS[name]
 
     def spread(**given: Any) -> None:
         checked = options(**given)
@@ -48,7 +42,8 @@ def _spread(name: str, options: type) -> Callable[..., None]:
 
     spread.__doc__ = options.__doc__
     spread.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
-    return spread
+    alone.command(name)(spread)
+    return typer.main.get_command(alone)
 
 
 class LazyCommand(TyperCommand):
@@ -78,11 +73,8 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # whoever read has gone: nothing is wrong
             raise
         except (LookaheadError, OSError) as error:
-            self._end(error)
-
-    def _end(self, error: Exception) -> NoReturn:
-        typer.echo("Error: " + " ".join(str(error).split()), err=True)
-        raise typer.Exit(2) from error
+            typer.echo("Error: " + " ".join(str(error).split()), err=True)
+            raise typer.Exit(2) from error
 
 
 app = typer.Typer(

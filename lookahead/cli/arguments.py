@@ -8,7 +8,7 @@ from typer import Argument, Option
 from jacobi import LookaheadError
 from lookahead.cli.options import (
     DraftOptions,
-    JsonOption,
+    JsonOptions,
     ModelOptions,
     NewTokensOption,
     PromptOptions,
@@ -29,6 +29,7 @@ _HOST_HELP = "A name by which the server may be called without a key, or whose p
 _MEMORY_HELP = "Keep caches and recycled tokens for later requests, of other clients, too."
 _MEMORY_FILE_HELP = "What `lookahead learn` made. Default: the model's in the cache folder, if there is one."
 _LEARN_HELP = "Add what the model answers to its memory when the server ends. Else nothing of answers is kept."
+_OUT_HELP = "Default: in the cache folder, where calls find it."
 _SECONDS_HELP = "How long to measure passes and to try drafts, together."
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 SpecialTokensOption = Literal["escape", "refuse", "allow"]
@@ -57,7 +58,7 @@ class Batch(ServedOptions):
                 raise LookaheadError(f"{file} holds the requests, and {what} would go there. Give OUT another name.")
 
 
-class Bench(ModelOptions, PromptOptions):
+class Bench(JsonOptions, ModelOptions, PromptOptions):
     """Race plain decoding, prompt lookup and lookahead on your model and prompts, in less than two minutes."""
 
     questions: Annotated[Path | None, Option(metavar="FILE", help=_QUESTIONS)] = None
@@ -66,7 +67,6 @@ class Bench(ModelOptions, PromptOptions):
     minutes: Annotated[float, Option(min=0.05, help="About how long it may take; texts get fewer and shorter.")] = 1.5
     out: Annotated[Path | None, Option(metavar="FILE", help="Save all figures as JSON.")] = None
     plot: Annotated[Path | None, Option(metavar="FILE", help="Save the bars as a picture; needs matplotlib.")] = None
-    as_json: JsonOption = False
 
     def temperatures(self) -> list[float | None]:
         """One for each mode; None is greedy decoding."""
@@ -121,7 +121,7 @@ class Demo(ModelOptions, SizeOptions, RawOptions):
     rounds: Annotated[int, Option(min=1, help="How often each text is written both ways.")] = 3
 
 
-class Generate(ModelOptions, SizeOptions, RawOptions):
+class Generate(JsonOptions, ModelOptions, SizeOptions, RawOptions):
     """Continue a prompt, or answer it; the text appears as it is written."""
 
     prompt: Annotated[str | None, Option(help="The text. '-' or none: stdin, less its last line break.")] = None
@@ -133,7 +133,6 @@ class Generate(ModelOptions, SizeOptions, RawOptions):
     top_k: Annotated[int | None, Option(help="At least 1; needs --sample.")] = None
     seed: Annotated[int | None, Option(help=_SEED_HELP)] = None
     stats: Annotated[bool, Option("--stats", help="Counts and times, on stderr.")] = False
-    as_json: JsonOption = False
 
     def check(self) -> None:
         wrong = [_option(name) for name, size in self.sizes().items() if size is not None]
@@ -158,15 +157,12 @@ class Generate(ModelOptions, SizeOptions, RawOptions):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
-class Learn(ModelOptions, PromptOptions):
+class Learn(JsonOptions, ModelOptions, PromptOptions):
     """Let a model write, and keep what it said: later calls on it draft better. Their texts stay the same."""
 
     tokens: Annotated[int, Option(min=1, help="About how many to write; more are better, up to 200,000.")] = 20_000
-    out: Annotated[Path | None, Option(metavar="FILE", help="Default: in the cache folder, where calls find it.")] = (
-        None
-    )
+    out: Annotated[Path | None, Option(metavar="FILE", help=_OUT_HELP)] = None
     seed: Annotated[int, Option(help="Of what is drawn.")] = 0
-    as_json: JsonOption = False
 
     def check(self) -> None:
         super().check()
@@ -184,9 +180,7 @@ class Serve(ServedOptions, DraftOptions):
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 8 << 20
     timeout: Annotated[float, Option(min=0.1, help="Seconds that a request may take, waiting included.")] = 600.0
     client_timeout: Annotated[float, Option(min=0.1, help="Seconds for a client to send a request, or to read.")] = 60.0
-    special_tokens: Annotated[
-        Literal["escape", "refuse", "allow"], Option(help="Of the model, in messages of a chat.")
-    ] = "escape"
+    special_tokens: Annotated[SpecialTokensOption, Option(help="Of the model, in messages of a chat.")] = "escape"
     memory: Annotated[Path | None, Option(metavar="FILE", help=_MEMORY_FILE_HELP)] = None
     remember: Annotated[bool, Option("--remember/--no-memory", help=_MEMORY_HELP)] = True
     learn: Annotated[bool, Option("--learn", help=_LEARN_HELP)] = False
@@ -213,7 +207,7 @@ class Serve(ServedOptions, DraftOptions):
         super().check()
 
 
-class Support(ModelOptions):
+class Support(JsonOptions, ModelOptions):
     """Say whether lookahead can decode a model, by which route, and why; exit status 1 if it cannot.
 
     With weights, the self-test is run. From a config alone, class and config are checked on a model without weights,
@@ -221,7 +215,6 @@ class Support(ModelOptions):
     """
 
     model: Annotated[str, Option(metavar="DIR_OR_CONFIG", help="Folder of a model, or of a config.json, or that file.")]
-    as_json: JsonOption = False
 
     def check_model(self) -> None:
         """Weights are not needed."""
@@ -249,14 +242,13 @@ class TraceOptions(ModelOptions, SizeOptions, RawOptions):
             raise LookaheadError(f"{told} Name an earlier one, or raise --max-new-tokens.")
 
 
-class Tune(ModelOptions, PromptOptions):
+class Tune(JsonOptions, ModelOptions, PromptOptions):
     """Measure the latency curve of a model on this machine, save it, and recommend a budget and W, N, G."""
 
     new_tokens: NewTokensOption = 96
     batch: Annotated[int, Option(min=1, help="Sequences in a pass.")] = 1
     seconds: Annotated[float, Option(min=0.1, help=_SECONDS_HELP)] = 16.0
     output: Annotated[Path | None, Option("--output", "-o", help="Also save the curve here.")] = None
-    as_json: JsonOption = False
 
     def check(self) -> None:
         super().check()
@@ -264,12 +256,11 @@ class Tune(ModelOptions, PromptOptions):
             check_file("--output", self.output)
 
 
-class Verify(ModelOptions, SizeOptions, PromptOptions):
+class Verify(JsonOptions, ModelOptions, SizeOptions, PromptOptions):
     """Compare plain decoding with lookahead: exit status 0 if texts are identical or tied, 1 on a bug."""
 
     prompt: Annotated[list[str] | None, Option(help="Text to continue; may be given several times.")] = None
     max_new_tokens: NewTokensOption = 128
-    as_json: JsonOption = False
 
 
 def _option(name: str) -> str:

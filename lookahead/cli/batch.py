@@ -1,22 +1,64 @@
-"""``lookahead batch``: many requests from a file, in OpenAI's batch format, answered into another one."""
+"""``lookahead batch``: many requests from a file, in OpenAI's batch format, answered into another one; and the files:
+requests, answers, and the lines that stand aside."""
 
-from collections.abc import Generator
-from contextlib import closing
+import json
+import os
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import typer
 from typer import Exit
 
+from jacobi import LookaheadError
+from lookahead._files import lock
 from lookahead.cli import common
 from lookahead.cli.arguments import Batch
-from lookahead.cli.batch_files import Aside, Bad, answers, read_requests, write
 from lookahead.ray.cluster import connected
 from lookahead.ray.replicas import answered
-from lookahead.serve.batches import Answerer, Line, Outcome
+from lookahead.serve.batches import BEGIN, Answerer, Line, Outcome
 from lookahead.stats import counted
 
 _INTERRUPTED = 130  # exit status, as of a program that SIGINT ended
+_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A line that is no request, or that is refused: its number from 1, its custom_id if it has one, and the reason."""
+
+    line: int
+    custom_id: str | None
+    error: str | None
+
+
+class Aside:
+    """The file of lines that are no request, or that are refused: each is written when it is known. A run begins it
+    anew, as it finds the same lines again.
+
+    Attributes:
+        count: of lines that stand there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.count = path, 0
+
+    def clear(self) -> None:
+        """Remove what an earlier run has left; a file that is none of ours is refused."""
+        if self.path.exists():
+            content = _read(self.path)
+            list(_records(content[: content.rfind(b"\n") + 1], self.path, ("line", "custom_id", "error")))
+            self.path.unlink()
+
+    def add(self, *lines: Bad) -> None:
+        """Append lines, if there are any."""
+        self.count += len(lines)
+        if lines:
+            with self.path.open("ab") as file:
+                write(file, *map(asdict, lines))
 
 
 def batch(options: Batch) -> None:
@@ -68,6 +110,116 @@ def _outcomes(lines: list[Line], options: Batch) -> Generator[Outcome, None, Non
 
 def _answerer(options: Batch) -> Answerer:
     model, tokenizer = common.load_for(options)
-    settings = {"rows": options.rows, "conversations": options.conversations}
-    name = options.served_model_name or common.name_of(options)
-    return Answerer(model, tokenizer, name, new_tokens=options.max_new_tokens, **settings)
+    settings = {"rows": options.rows, "conversations": options.conversations, "new_tokens": options.max_new_tokens}
+    return Answerer(model, tokenizer, common.name_of(options), **settings)
+
+
+def read_requests(file: Path) -> tuple[list[Line], list[Bad]]:
+    """The requests of a file, and the lines that are none."""
+    lines, bad, seen = list[Line](), list[Bad](), set[str]()
+    for number, text in enumerate(_read(file).split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        item: Any = None
+        try:
+            item = _item(text)
+            line = _line(number, item)
+            if line.custom_id in seen:
+                raise ValueError(f"the custom_id {line.custom_id!r} stands in an earlier line, too")
+        except ValueError as error:
+            name = item.get("custom_id") if item else None
+            bad.append(Bad(number, name if isinstance(name, str) else None, str(error)))
+            continue
+        seen.add(line.custom_id)
+        lines.append(line)
+    if not lines and not bad:
+        raise LookaheadError(f"{file} holds no request: expected at least one line.")
+    return lines, bad
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise LookaheadError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _item(text: bytes) -> dict[str, Any]:
+    try:
+        item = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(item, dict):
+        raise ValueError(f"expected a JSON object: got {type(item).__name__}")
+    return item
+
+
+def _line(number: int, item: dict[str, Any]) -> Line:
+    name, short = item.get("custom_id"), "body" not in item and "prompt" in item
+    if short and name is None:
+        name = f"line-{number}"
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"custom_id must be a text: got {json.dumps(name)[:80]}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("custom_id holds half of a surrogate pair: expected whole characters") from error
+    if short:  # a completion
+        return Line(number, name, False, item)
+    url, body = item.get("url", _CHAT), item.get("body")
+    if url not in (_CHAT, _TEXT) or item.get("method", "POST") != "POST":
+        raise ValueError(f"expected POST to {_CHAT} or {_TEXT}: got {item.get('method', 'POST')} {url}")
+    if not isinstance(body, dict):
+        raise ValueError("body must be a JSON object")
+    return Line(number, name, url == _CHAT, body)
+
+
+@contextmanager
+def answers(file: Path) -> Iterator[tuple[BinaryIO, set[str]]]:
+    """The file of answers, for this process alone, and which requests it answers already. Nothing is changed in a file
+    that holds anything else; a last line that a killed run has left torn is cut off."""
+    try:
+        out = file.open("a+b")
+    except OSError as error:
+        raise LookaheadError(f"{file} cannot be written: {error.strerror}.") from error
+    with out:
+        try:
+            lock(out)
+        except OSError as error:
+            raise LookaheadError(f"{file} is written by another process. Wait for it, or name another file.") from error
+        out.seek(0)
+        content = out.read()
+        whole = content.rfind(b"\n") + 1
+        done = {record["custom_id"] for record in _records(content[:whole], file, ("custom_id", "response"))}
+        if torn := content[whole:]:
+            begin = BEGIN.encode()
+            if torn[: len(begin)] != begin[: len(torn)]:
+                raise _foreign(file, content[:whole].count(b"\n") + 1)
+            out.truncate(whole)
+        out.seek(0, os.SEEK_END)
+        yield out, done
+
+
+def _records(content: bytes, file: Path, keys: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of whole lines, each of which must have ``keys``."""
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _foreign(file, number) from error
+        if not isinstance(record, dict) or not record.keys() >= set(keys):
+            raise _foreign(file, number)
+        yield record
+
+
+def _foreign(file: Path, number: int) -> LookaheadError:
+    told = f"{file}, line {number}, was not written by lookahead batch"
+    return LookaheadError(f"{told}: expected a file of its own, or a new one. Name another, or move this one away.")
+
+
+def write(out: BinaryIO, *records: dict[str, Any]) -> None:
+    """Append records, a line each, and wait until they are on the disk."""
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    out.write(text.encode(errors="backslashreplace"))  # of half a surrogate pair that is JSON's own escape
+    out.flush()
+    os.fsync(out.fileno())

@@ -170,11 +170,10 @@ class Talk:
         pace[0], pace[1] = pace[0] + voice.count, pace[1] + seconds
         self.messages = [*asked, {"role": "assistant", "content": voice.text}]
         rate = f"{duration(1e3 * seconds)}, {voice.count / seconds:.1f} a second"
-        self.last = f"{counted(voice.count, 'token')} in {rate}; {cached} cached."
-        measured = self._measured(voice.count / seconds)
-        self.last += (
-            f"\n{stats.explain(measured, legend=False)}" if stats is not None else " Plain decoding." * self.plain
-        )
+        told = " Plain decoding." if self.plain else ""
+        if stats is not None:
+            told = f"\n{stats.explain(self._measured(voice.count / seconds), legend=False)}"
+        self.last = f"{counted(voice.count, 'token')} in {rate}; {cached} cached.{told}"
         return voice.text
 
     def _measured(self, pace: float) -> float | None:

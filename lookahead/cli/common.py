@@ -25,7 +25,7 @@ from lookahead._version import versions
 from lookahead.chat_format import built_in as built_in
 from lookahead.chat_format import end_tokens, prompt_ids
 from lookahead.cli.evidence import LOADED
-from lookahead.cli.options import DraftOptions, ModelOptions, SizeOptions
+from lookahead.cli.options import DraftOptions, ModelOptions, ServedOptions, SizeOptions
 from lookahead.loading import load_model
 from lookahead.stats import DecodingStats
 from lookahead.strategies.base import Stats, Strategy
@@ -52,10 +52,8 @@ def decode(
     """Decode one prompt with ``strategy``; None is transformers' own ``generate``, which nothing here has patched."""
     settings["return_dict_in_generate"] = True
     start, ran = perf_counter(), thread_time()
-    if strategy is None:
-        output = model.generate(**inputs, streamer=streamer, **settings)
-    else:
-        output = model.generate(**inputs, custom_generate=strategy, lookahead_streamer=streamer, **settings)
+    ours = {"custom_generate": strategy, "lookahead_streamer": streamer}
+    output = model.generate(**inputs, **settings, **({"streamer": streamer} if strategy is None else ours))
     tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
@@ -118,7 +116,9 @@ def load_for(options: ModelOptions) -> tuple[PreTrainedModel, Any]:
 
 
 def name_of(options: ModelOptions) -> str:
-    """A short name of the model: its folder's, or its file's."""
+    """A short name of the model: what requests call it, if that is said, else its folder's, or its file's."""
+    if isinstance(options, ServedOptions) and options.served_model_name:
+        return options.served_model_name
     return (bundled.BUNDLED if options.model is None else Path(options.model).expanduser().absolute()).name
 
 
@@ -172,15 +172,11 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def echo_json(document: Mapping[str, Any]) -> None:
-    """Print the one JSON document of a command, with the versions that decided about the result."""
-    typer.echo(json.dumps({**document, "versions": versions()}, indent=2))
-
-
 def report(document: Mapping[str, Any], as_json: bool, show: Callable[[Console], None]) -> None:
-    """Print what a command found: as its one JSON document, or as ``show`` does for people."""
+    """Print what a command found: as its one JSON document, with the versions that decided about the result, or as
+    ``show`` does for people."""
     if as_json:
-        echo_json(document)
+        typer.echo(json.dumps({**document, "versions": versions()}, indent=2))
     else:
         show(Console(highlight=False))
 
@@ -209,8 +205,8 @@ class SpokenProgress(Progress):
             typer.echo(f"{task.description}: {task.percentage:.0f}%", err=True)
 
 
-def progress(auto_refresh: bool = True) -> SpokenProgress:
-    """Bars for what takes long. Without ``auto_refresh``, the caller draws them when it disturbs no timing."""
+def progress() -> SpokenProgress:
+    """Bars for what takes long."""
     console = Console(stderr=True)
     return SpokenProgress(
         TextColumn("{task.description}"),
@@ -219,7 +215,6 @@ def progress(auto_refresh: bool = True) -> SpokenProgress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        auto_refresh=auto_refresh,
         disable=not console.is_terminal,
     )
 

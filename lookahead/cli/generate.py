@@ -34,18 +34,16 @@ def generate(options: Generate) -> None:
         torch.manual_seed(options.seed)
     settings = {"max_new_tokens": options.max_new_tokens, "do_sample": options.sample} | options.sampling()
     decoded = common.decode(model, inputs, strategy, streamer, **settings)
-    if options.as_json:
-        document = {
-            "prompt": text,
-            "text": common.text_of(tokenizer, decoded.tokens),
-            "tokens": decoded.tokens,
-            "seconds": decoded.seconds,
-            "stats": None if decoded.stats is None else decoded.stats.to_dict(),
-            "settings": common.described(options, model, strategy, settings | {"seed": options.seed}),
-        }
-        common.echo_json(document)
-    elif options.stats:
-        typer.echo(_summary(decoded), err=True)
+    document = {
+        "prompt": text,
+        "text": common.text_of(tokenizer, decoded.tokens),
+        "tokens": decoded.tokens,
+        "seconds": decoded.seconds,
+        "stats": None if decoded.stats is None else decoded.stats.to_dict(),
+        "settings": common.described(options, model, strategy, settings | {"seed": options.seed}),
+    }
+    if options.as_json or options.stats:
+        common.report(document, options.as_json, lambda console: typer.echo(_summary(decoded), err=True))
 
 
 def _strategy(options: Generate) -> Strategy | None:

@@ -18,7 +18,6 @@ from lookahead.model_folder import check_exists, find_model
 PICTURES = (".png", ".svg", ".pdf")  # names of pictures end so
 NewTokensOption = Annotated[int, Option("--max-new-tokens", "--new-tokens", min=1, help="Most tokens, per prompt.")]
 AnswerTokensOption = Annotated[int, Option(min=1, help="Of a chat answer, where a request does not say.")]
-JsonOption = Annotated[bool, Option("--json", help="One JSON document instead of text and tables.")]
 DeviceOption = Annotated[str, Option(help="cpu, cuda, cuda:1, ...; auto is CUDA where there is one.")]
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 _DTYPE_HELP = "Of the weights; auto is the checkpoint's own. Texts are exact in float32 and float64."
@@ -42,6 +41,10 @@ class Arguments:
         """Raise a LookaheadError that names the option that is wrong."""
 
 
+class JsonOptions(Arguments):
+    as_json: Annotated[bool, Option("--json", help="One JSON document instead of text and tables.")] = False
+
+
 class SourceOptions(Arguments):
     model: Annotated[str | None, Option(metavar="DIR", help=_MODEL_HELP)] = None
     gguf_file: Annotated[str | None, Option(metavar="NAME", help=_GGUF_HELP)] = None
@@ -53,14 +56,19 @@ class SourceOptions(Arguments):
 
     def check(self) -> None:
         super().check()
-        if self.model is None and self.gguf_file is not None:
-            raise LookaheadError("--gguf-file needs --model: expected the folder that the file is in.")
         self.check_model()
 
     def check_model(self) -> None:
-        check_exists(self.model)
-        if self.model is not None:
-            find_model(self.model, self.gguf_file)
+        _check_source("--model", self.model, "--gguf-file", self.gguf_file)
+
+
+def _check_source(option: str, source: str | None, gguf_option: str, gguf_file: str | None) -> None:
+    """Refuse weights that two options name together, and that are not there."""
+    check_exists(source, option)
+    if source is not None:
+        find_model(source, gguf_file)
+    elif gguf_file is not None:
+        raise LookaheadError(f"{gguf_option} needs {option}: expected the folder that the file is in.")
 
 
 class ModelOptions(SourceOptions):
@@ -87,11 +95,7 @@ class DraftOptions(Arguments):
 
     def check(self) -> None:
         super().check()
-        check_exists(self.draft, "--draft")
-        if self.draft is not None:
-            find_model(self.draft, self.draft_gguf_file)
-        elif self.draft_gguf_file is not None:
-            raise LookaheadError("--draft-gguf-file needs --draft: expected the folder that the file is in.")
+        _check_source("--draft", self.draft, "--draft-gguf-file", self.draft_gguf_file)
         _ = self.template
 
 

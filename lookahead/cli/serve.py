@@ -41,7 +41,7 @@ def _run(application: Any, engine: Drains, options: Serve) -> None:
     host = f"[{options.host}]" if ":" in options.host else options.host
 
     def begun(port: int) -> None:
-        told = f"Serving {_name(options)} at http://{host}:{port} (the chat page; the API is below /v1)."
+        told = f"Serving {common.name_of(options)} at http://{host}:{port} (the chat page; the API is below /v1)."
         typer.echo(told, err=True)
 
     where: dict[str, Any] = {"host": options.host, "port": options.port, "client_timeout": options.client_timeout}
@@ -70,12 +70,7 @@ def app_of(options: Serve) -> Any:
         "learn": options.learn and (options.memory or True),
     }
     settings |= {"template": options.template, "conversations": options.conversations, "rows": options.rows}
-    made = application(model, tokenizer, _name(options), **settings)
+    made = application(model, tokenizer, common.name_of(options), **settings)
     if options.warm_up:
         made.state.service.engine.warm_up()
     return made
-
-
-def _name(options: Serve) -> str:
-    """Name by which requests call the model."""
-    return options.served_model_name or common.name_of(options)

@@ -100,9 +100,8 @@ def _facts(model: PreTrainedModel, weights: bool) -> dict[str, Any]:
 def _kept(model: PreTrainedModel, traits: ModelTraits, route: str) -> str:
     """What a seed's text keeps whatever else changes, and why no more."""
     bits = bits_of(model, traits, route)
-    name = {"plain": "plain generate's", "repeatable": "the same each time", None: "may change with a rounding"}[
-        bits.keeps
-    ]
+    names = {"plain": "plain generate's", "repeatable": "the same each time", None: "may change with a rounding"}
+    name = names[bits.keeps]
     return name if bits.reason is None else f"{name} ({bits.reason})"
 
 

@@ -12,7 +12,7 @@ from jacobi import LookaheadError
 from lookahead._files import check_free
 from lookahead.cli.options import (
     DtypeOption,
-    JsonOption,
+    JsonOptions,
     ModelOptions,
     NewTokensOption,
     PromptOptions,
@@ -73,7 +73,7 @@ def _settings() -> Any:
 _Settings: Any = _settings()
 
 
-class Train(ModelOptions, _Settings):
+class Train(JsonOptions, ModelOptions, _Settings):
     """Train heads for a model: Medusa's, EAGLE's or ReDrafter's.
 
     On several GPUs: `torchrun --no-python lookahead train --kind KIND ...`.
@@ -89,7 +89,6 @@ class Train(ModelOptions, _Settings):
     max_minutes: Annotated[float | None, Option(rich_help_panel="Training", help=_MINUTES_HELP)] = None
     resume: Annotated[bool, Option(help="Continue the training that was begun in --output.")] = False
     force: Annotated[bool, Option(help="Overwrite what is in --output.")] = False
-    as_json: JsonOption = False
 
     def settings(self, device: str) -> TrainingSettings:
         """The settings of a training on a device, by which the default of its limit of time goes."""
@@ -145,7 +144,7 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
         raise LookaheadError(f"--{name.replace('_', '-')} {text}: expected numbers, as 2,12,21.") from error
 
 
-class Convert(SourceOptions):
+class Convert(JsonOptions, SourceOptions):
     """Convert heads between the published formats of their kind: read any, write one.
 
     TARGET is written completely, or not at all.
@@ -157,7 +156,6 @@ class Convert(SourceOptions):
     source: Annotated[str, Argument(metavar="SOURCE", help="Heads: a folder, a file, or a name on the hub.")]
     target: Annotated[Path, Argument(metavar="TARGET", help="Folder to write.")]
     force: Annotated[bool, Option("--force", help="Replace TARGET and all files in it.")] = False
-    as_json: JsonOption = False
 
     def check(self) -> None:
         super().check()
@@ -170,7 +168,7 @@ class Convert(SourceOptions):
         check_free(self.target, self.force)
 
 
-class Tree(ModelOptions, PromptOptions):
+class Tree(JsonOptions, ModelOptions, PromptOptions):
     """Grow the best tree of Medusa's candidates, from the heads' accuracies on texts."""
 
     heads: Annotated[str | None, Option(metavar="DIR", help="Heads, in any published format. Default: bundled.")] = None
@@ -180,7 +178,6 @@ class Tree(ModelOptions, PromptOptions):
     ranks: Annotated[int, Option(min=1, help="Candidates of each head to look at.")] = 10
     temperature: Annotated[float | None, Option(help="Calibrate on sampled texts. Default: greedy texts.")] = None
     seed: Annotated[int, Option(help="Of sampled texts.")] = 0
-    as_json: JsonOption = False
 
     def check(self) -> None:
         if self.heads is None and self.model is not None:

@@ -126,13 +126,11 @@ def _show(console: Console, results: list[dict[str, Any]], tokenizer: Any, worst
             told = tell(Divergence(**result["divergence"]), tokenizer)
             console.print(Text(f"{number}: {result['verdict']} at {told}"))
     identical, tied, bugs = (sum(result["verdict"] == verdict for result in results) for verdict in _STYLES)
-    console.print(
-        f"{identical} identical, {tied} tied, {bugs} with a bug; {counted(len(results), 'prompt')}, greedy, {dtype}"
-    )
+    count = counted(len(results), "prompt")
+    console.print(f"{identical} identical, {tied} tied, {bugs} with a bug; {count}, greedy, {dtype}")
     tokens, plain, again = (sum(result[key] for result in results) for key in ("tokens", "plain_bits", "same_bits"))
-    console.print(
-        f"Of {counted(tokens, 'token')} {plain} have plain decoding's bits, {again} the same bits when written again."
-    )
+    told = f"{plain} have plain decoding's bits, {again} the same bits when written again."
+    console.print(f"Of {counted(tokens, 'token')} {told}")
     if worst == "tie":
         console.print("A tie: the scores of the two tokens lie closer together than rounding can tell apart.")
     if worst == "bug":

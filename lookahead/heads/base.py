@@ -1,6 +1,7 @@
-"""What strategies share that draft with a head, or layers, beside the model."""
+"""What strategies share that draft with a head, or layers, beside the model; and trees of fixed shape, filled with what
+a head alone says: EAGLE-1's and Medusa's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -8,15 +9,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
-from jacobi import LookaheadError
+from jacobi import LookaheadError, TokenTree
 from lookahead.draft.context import CallContext, Drafts, RowContext
+from lookahead.draft.drawn_trees import Urn
 from lookahead.draft.published import Grow, HeadDrafter
 from lookahead.heads.storage import stored_head
 from lookahead.models.finite import broken_weight
 from lookahead.models.output_layer import beside, placement
-from lookahead.sources.draft_model import BEST, Passes, Said
+from lookahead.sources.draft_model import BEST, Branch, Passes, Said
+from lookahead.sources.perturbed import Draw
 from lookahead.sources.vocabularies import SameVocabulary
 from lookahead.strategies.automatic import AutomaticStrategy
 from lookahead.strategies.draft_models import check_whole
@@ -80,12 +84,20 @@ class HeadStrategy(AutomaticStrategy):
         return super().to_dict() | {self.field: given if isinstance(given, str | None) else type(given).__name__}
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse a head that is another model's, or that cannot be read."""
+        """Refuse a head that is another model's, that cannot be read, that computes elsewhere than the output layer of
+        ``model``, or whose weights are no numbers."""
         self._check_causal(model)
         if not self.sharded:
             check_whole(model, type(self).__name__)
         head = self.heads_for(model)
-        check_head(model, head, self.title)
+        device, where = next(head.parameters()).device, placement(model)[0]
+        if device != where:
+            raise LookaheadError(
+                f"{self.title} on {device} and the model's output layer is on {where}: call .to('{where}') on it, or "
+                "name the folder that it lies in."
+            )
+        if (broken := broken_weight(head)) is not None:
+            raise LookaheadError(f"{self.title} broken: {broken}. Train it again, or read another checkpoint.")
         head.check(model)
 
     def _drafts_of(self, call: CallContext, passes: Callable[[RowContext], Passes], grow: Grow | None = None) -> Drafts:
@@ -95,16 +107,25 @@ class HeadStrategy(AutomaticStrategy):
         return self.passes_drafts(call, passes, self.name, (self.name, *_COMPANIONS))
 
 
-def check_head(model: Any, head: nn.Module, what: str) -> None:
-    """Refuse a head that computes elsewhere than the output layer of ``model``, or whose weights are no numbers."""
-    device, where = next(head.parameters()).device, placement(model)[0]
-    if device != where:
-        raise LookaheadError(
-            f"{what} on {device} and the model's output layer is on {where}: call .to('{where}') on it, or name the "
-            "folder that it lies in."
-        )
-    if (broken := broken_weight(head)) is not None:
-        raise LookaheadError(f"{what} broken: {broken}. Train it again, or read another checkpoint.")
+def check_sizes(what: str, sizes: Mapping[str, tuple[int | None, int]], model: Any) -> None:
+    """Refuse a ``model`` that has other sizes than the head, a ``what``: by what the head does, its own and the
+    model's."""
+    for does, (own, its) in sizes.items():
+        if own is not None and own != its:
+            raise LookaheadError(f"{what} {does} {own}, and {type(model).__name__} has {its}: it is another model's.")
+
+
+class ResBlock(nn.Module):
+    """``x + silu(W x + b)``, ``[..., hidden]``. W and b start as zeros, so a fresh block changes nothing."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + silu(self.linear(hidden))
 
 
 def best_next(scores: Tensor, vocab_size: int, offsets: Tensor | None = None) -> list[Said]:
@@ -115,3 +136,34 @@ def best_next(scores: Tensor, vocab_size: int, offsets: Tensor | None = None) ->
     vocabulary = SameVocabulary(vocab_size, vocab_size)
     lines = zip(np.asarray(tokens.cpu()), np.asarray(values.cpu()), strict=True)
     return [vocabulary.proposed(*line) for line in lines]
+
+
+def fixed_tree(
+    shape: Iterable[Branch], root: int, passes: Passes, room: int, chain: bool = False, *, draw: Draw | None = None
+) -> TokenTree:
+    """The tree below ``root`` of a ``shape``, paths of ranks behind their prefixes: a node holds the token of its rank
+    among those that ``passes`` give for its parent. It is at most ``room`` deep; a ``chain`` has first ranks only. With
+    ``draw`` a rank is not that of a token's logit, but says when it was drawn among its siblings."""
+    tree = TokenTree(root)
+    nodes: dict[Branch, tuple[Branch, int]] = {(): ((), 0)}  # by ranks: the branch, and its node
+    fitting = [ranks for ranks in shape if len(ranks) <= room and not (chain and any(ranks))]
+    for depth in sorted({len(ranks) for ranks in fitting}):
+        level = [ranks for ranks in fitting if len(ranks) == depth]
+        parents = sorted({ranks[:-1] for ranks in level} & nodes.keys())
+        said = passes.after([nodes[ranks][0] for ranks in parents]) if parents else []
+        best: dict[Branch, list[int]] = {}
+        for above, each in zip(parents, said, strict=True):
+            if draw is None:
+                best[above] = [] if each is None else each[0].tolist()
+                continue
+            urn = Urn(each, draw)
+            taken = [urn.take() for ranks in level if ranks[:-1] == above]
+            best[above] = [drawn[0] for drawn in taken if drawn is not None]
+            tree.drawn_from = (tree.drawn_from or {}) | {nodes[above][1]: urn.chances}
+        for ranks in level:
+            tokens = best.get(ranks[:-1], [])
+            if ranks[-1] < len(tokens):
+                branch, parent = nodes[ranks[:-1]]
+                token = tokens[ranks[-1]]
+                nodes[ranks] = (*branch, token), tree.add(parent, token)
+    return tree

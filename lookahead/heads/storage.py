@@ -1,9 +1,10 @@
 """Where heads are stored: in a file, in the shards of a model, in a folder or in a repository of the hub."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -58,7 +59,7 @@ class Location:
             raise LookaheadError(f"{self.name} cannot be read from the hub: {error}") from error
 
     def config(self) -> dict[str, Any]:
-        return {} if (path := self.find("config.json")) is None else _json(path)
+        return {} if (path := self.find("config.json")) is None else read_json(path)
 
     def tensors(self, files: Sequence[str] = _FILES, what: str = "Medusa heads") -> StoredTensors:
         """The tensors of the file that was named, or of the first of ``files`` that is there; ``what`` is sought."""
@@ -84,7 +85,7 @@ class Location:
         return StoredTensors(dict.fromkeys(names, path), get)
 
     def _shards(self, index: Path) -> StoredTensors:
-        shards = _json(index).get("weight_map")
+        shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
             raise LookaheadError(f"{index} is no index of a sharded model: expected a weight_map from names to files.")
         for shard in set(shards.values()):
@@ -105,9 +106,9 @@ class Location:
         return StoredTensors({name: index.with_name(shard) for name, shard in shards.items()}, get)
 
 
-def locate(source: str | Path, hub: Mapping[str, Any]) -> Location:
+def locate(source: str | PathLike[str], hub: Mapping[str, Any]) -> Location:
     """Where ``source`` is: a local folder or file, or else a repository of the hub."""
-    path, name = Path(source).expanduser(), str(source)
+    path, name = Path(source).expanduser(), fspath(source)
     if path.is_file():
         return Location(name, path.parent, path.name, hub)
     if not path.is_dir() and not on_hub(name):
@@ -115,13 +116,15 @@ def locate(source: str | Path, hub: Mapping[str, Any]) -> Location:
     return Location(name, path if path.is_dir() else None, None, hub)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, name: str = "") -> dict[str, Any]:
+    """The JSON object in a file, whose ``name`` is for messages."""
+    name = name or str(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise LookaheadError(f"{path} cannot be read: {error}.") from error
+        raise LookaheadError(f"{name} cannot be read: {error}.") from error
     if not isinstance(content, dict):
-        raise LookaheadError(f"{path} holds {type(content).__name__}: expected a JSON object.")
+        raise LookaheadError(f"{name} holds {type(content).__name__}: expected a JSON object.")
     return content
 
 
@@ -140,15 +143,12 @@ def _open(path: Path) -> tuple[Iterable[str], Callable[[str], Tensor]]:
             raise LookaheadError(
                 f"{path} holds a {type(tensor).__name__} under {name!r}: expected tensors by name, and nothing else."
             )
-    stored, stated = path.stat().st_size, sum(tensor.nbytes for tensor in content.values() if _takes_room(tensor))
+    real = [tensor for tensor in content.values() if tensor.layout is torch.strided and not tensor.is_meta]
+    stored, stated = path.stat().st_size, sum(tensor.nbytes for tensor in real)
     if stated > _MOST_TIES * stored:  # numbers that stand for many, or tensors for others
         told = f"{path} holds {stored} bytes, and its tensors say {stated}: expected all of them to be stored."
         raise LookaheadError(f"{told} Save contiguous copies.")
     return content.keys(), lambda name: content[name].detach().clone()  # the file may be mapped, and go away
-
-
-def _takes_room(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_meta
 
 
 def _unpickle(path: Path) -> Any:
@@ -192,12 +192,15 @@ def fill(head: Stored, tensors: Mapping[str, Tensor], source: str, what: str) ->
     return head.eval()
 
 
-def read_head(source: str | PathLike[str], hub: Mapping[str, Any], what: str) -> tuple[dict[str, Tensor], Any]:
-    """All tensors of a ``what``, and its config.json, from a folder, a file in it, or a repository of the hub. No code
-    from a file is run."""
-    location = locate(Path(source) if isinstance(source, PathLike) else source, hub)
+def read_head(
+    source: str | PathLike[str], hub: Mapping[str, Any], what: str, no_part: re.Pattern[str] | None = None
+) -> tuple[dict[str, Tensor], Any]:
+    """All tensors of a ``what``, but those whose names say that they are ``no_part`` of it, and its config.json, from a
+    folder, a file in it, or a repository of the hub. No code from a file is run."""
+    location = locate(source, hub)
     stored = location.tensors(WHOLE_MODELS, what)
-    return {name: stored.get(name) for name in stored.files}, location.config()
+    names = [name for name in stored.files if no_part is None or not no_part.search(name)]
+    return {name: stored.get(name) for name in names}, location.config()
 
 
 def write_head(folder: str | PathLike[str], tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:

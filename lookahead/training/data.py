@@ -43,6 +43,10 @@ class Example:
         return cls(tokens, flags)
 
 
+Examples = Sequence[Example]
+Scored = tuple[dict[str, float], int]  # means by name, and how many tokens were scored
+
+
 def encode(
     items: Sequence[Item], tokenizer: Any, *, block_size: int, least: int, report: Progress | None = None
 ) -> list[Example]:

@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.models.hidden_states import HiddenStates, tapped
 from lookahead.models.output_layer import output_sizes
-from lookahead.training.data import Example, Progress, batches
+from lookahead.training.data import Example, Examples, Progress, Scored, batches
 from lookahead.training.recipe import Recipe, Run
-from lookahead.training.stage import Trained, kept_flags, train_stage
-from lookahead.training.trainer import Learner
+from lookahead.training.stage import Learner, Trained, kept_flags, train_stage
 
 _STAGE = "drafter"
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once
@@ -85,9 +84,7 @@ class TrainedHead(nn.Module, Recipe):
         self.to(run.model.dtype)  # as rounded
 
     @torch.no_grad()
-    def score(
-        self, model: PreTrainedModel, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
-    ) -> tuple[dict[str, float], int]:
+    def score(self, model: PreTrainedModel, examples: Examples, pad: int = 0, report: Progress | None = None) -> Scored:
         """The parts of the loss, as means of batches."""
         learner = BesideModel(model, self, 0.0).eval()
         found: list[dict[str, float]] = []
@@ -126,11 +123,6 @@ class BesideModel(Learner):
 
     def rates(self) -> list[tuple[nn.Module, float]]:
         return [(self.drafter, self._rate)]
-
-    def train(self, mode: bool = True) -> "BesideModel":
-        super().train(mode)
-        self.backbone.eval()
-        return self
 
     @torch.no_grad()
     def look(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Seen:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.training.data import Example
+from lookahead.training.distillation import padded
 
 _T = TypeVar("_T")
 _PROMPT = 64  # tokens of a text that are continued
@@ -64,23 +65,10 @@ def compare(
             for number, prompt in enumerate(prompts):
                 with torch.random.fork_rng(range(torch.cuda.device_count())):
                     torch.manual_seed(number)
-                    stats += continuation(model, prompt, new_tokens, strategy, **settings).stats
+                    given = padded(model, [prompt]) | settings | {"custom_generate": strategy}
+                    stats += model.generate(**given, max_new_tokens=new_tokens, return_dict_in_generate=True).stats
             found[mode][name] = stats.mean_acceptance_length
     return found
-
-
-def continuation(model: PreTrainedModel, prompt: Sequence[int], new_tokens: int, strategy: Any, **settings: Any) -> Any:
-    """What ``generate`` returns for a prompt of token ids; without a strategy by plain decoding."""
-    ids = torch.tensor([prompt], device=model.device)
-    return model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=new_tokens,
-        return_dict_in_generate=True,
-        pad_token_id=model.generation_config.pad_token_id or 0,
-        custom_generate=strategy,
-        **settings,
-    )
 
 
 def continued(examples: Sequence[Example], count: int) -> list[list[int]]:

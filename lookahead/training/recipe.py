@@ -17,13 +17,12 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from jacobi import LookaheadError
 from lookahead._files import write_text
-from lookahead.training.data import Example, Progress, encode, prompts
+from lookahead.training.data import Example, Examples, Progress, Scored, encode, prompts
 from lookahead.training.distillation import own_answers, processes_of
 from lookahead.training.evaluation import NODES, Evaluation, compare, continued, spread
 from lookahead.training.items import Item
 from lookahead.training.settings import TrainingSettings
-from lookahead.training.stage import Trained, check_stage
-from lookahead.training.trainer import Report
+from lookahead.training.stage import Report, Trained, check_stage
 
 _CHECKPOINTS = "checkpoints"
 _SETTINGS = "settings.json"
@@ -176,9 +175,7 @@ class Recipe(ABC):
 
     @classmethod
     @abstractmethod
-    def fresh(
-        cls, model: PreTrainedModel, settings: Any, examples: Sequence[Example] = (), name: str | None = None
-    ) -> Self:
+    def fresh(cls, model: PreTrainedModel, settings: Any, examples: Examples = (), name: str | None = None) -> Self:
         """With a head that has learnt nothing, for the model of this ``name``. ``examples`` tell which tokens are
         frequent. A LookaheadError says what the model cannot give."""
 
@@ -191,9 +188,7 @@ class Recipe(ABC):
         """Write the head's files; it then holds the numbers that were stored."""
 
     @abstractmethod
-    def score(
-        self, model: PreTrainedModel, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
-    ) -> tuple[dict[str, float], int]:
+    def score(self, model: PreTrainedModel, examples: Examples, pad: int = 0, report: Progress | None = None) -> Scored:
         """How well it predicts examples, and how many tokens these have."""
 
     def look(self, model: PreTrainedModel, examples: Sequence[Example], pad: int) -> None:

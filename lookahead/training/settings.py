@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from jacobi import LookaheadError
 
-PUBLISHED_SIZE = 4096  # hidden size of the models that the published learning rates were for
+_PUBLISHED_SIZE = 4096  # hidden size of the models that the published learning rates were for
 
 
 Range = tuple[str, Callable[[Any], bool]]  # of values that are not None: in words, and whether one is in it
@@ -26,7 +26,13 @@ def setting(default: Any, help: str = "", *names: str, range: Range | None = Non
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How a drafter is trained. A LookaheadError says what does not fit."""
+    """How a drafter is trained. A LookaheadError says what does not fit.
+
+    Attributes:
+        published: a learning rate, for 4,096 channels, and by which power of their share it grows for fewer.
+    """
+
+    published: ClassVar[tuple[float, float]]
 
     distil: bool = setting(
         False, "Learn from the model's own answers to the prompts.", "--self-distill/--no-self-distill"
@@ -61,6 +67,11 @@ class TrainingSettings:
                 f"block_size={self.block_size}: expected at least {self.least}, so that {self.last} has a token to "
                 "predict."
             )
+
+    def rate(self, hidden_size: int) -> float:
+        """The peak of the head's learning rate: as published, by the model's size."""
+        rate, power = self.published
+        return self.learning_rate or rate * (_PUBLISHED_SIZE / hidden_size) ** power
 
     @property
     def steps(self) -> int:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from jacobi import Path, TokenTree, chances_of, reject, walk
 from lookahead.draft.drawn_trees import DrawnTree, Rates, Urn
+from lookahead.heads.base import fixed_tree
 from lookahead.heads.eagle.trees import FIXED
-from lookahead.heads.fixed_trees import fixed_tree
 from lookahead.sources.perturbed import Draw
 
 DRAW = Draw(lambda index: None)

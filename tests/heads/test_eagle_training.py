@@ -13,7 +13,7 @@ from helpers.training import texts
 from jacobi import LookaheadError
 from lookahead import bundled
 from lookahead.eagle import EagleSettings, fit, train
-from lookahead.heads.eagle.fresh import fresh_head
+from lookahead.heads.eagle.training import fresh_head
 from lookahead.training.data import Example
 from lookahead.training.items import Item
 

@@ -9,8 +9,8 @@ from helpers.models import fresh_model, prompts, same_as_plain
 
 from jacobi import LookaheadError
 from lookahead.eagle import Eagle, EagleHead
+from lookahead.heads.base import fixed_tree
 from lookahead.heads.eagle.trees import FIXED, Expansion
-from lookahead.heads.fixed_trees import fixed_tree
 
 SAID = {
     (): ("AB", (-0.2, -1.7)),

@@ -254,7 +254,7 @@ def test_a_calibrated_tree_in_all_its_forms(tmp_path: pathlib.Path) -> None:
         (document(paths=[]), "is not valid. The choices are empty"),
         (document(paths=[[0], [0]]), r"is not valid. Path \[0\] is given 2 times"),
         (document(paths=[3, 2]), "is not valid. A path cannot be 3"),
-        ([[0]], "holds no calibrated tree: expected a JSON object"),
+        ([[0]], "holds list: expected a JSON object"),
     ],
 )
 def test_tree_files_of_another_kind_are_refused(content: object, message: str, tmp_path: pathlib.Path) -> None:

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from jacobi import LookaheadError
+from lookahead.heads.base import ResBlock
 from lookahead.heads.medusa import source
-from lookahead.heads.medusa.network import ResBlock
 from lookahead.heads.medusa.source import fast_heads
 from lookahead.medusa import MedusaHeads, output_layer, output_sizes
 from lookahead.models.output_layer import copyable_weight, placement

@@ -54,7 +54,7 @@ def test_what_was_finished_is_only_read(tmp_path: Path) -> None:
 
 def test_time_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 10))
-    monkeypatch.setattr("lookahead.training.trainer.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("lookahead.training.stage.time.monotonic", lambda: float(next(now)))
     settings = dataclasses.replace(SETTINGS, save_steps=3, epochs=5.0, max_minutes=0.5)
     with pytest.raises(KeyboardInterrupt):
         MedusaRecipe.trained(small_model(), texts(), settings, tmp_path, callbacks=[StopAt("heads", 3)])
@@ -64,7 +64,7 @@ def test_time_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_more_time_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 10))
-    monkeypatch.setattr("lookahead.training.trainer.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("lookahead.training.stage.time.monotonic", lambda: float(next(now)))
     settings = dataclasses.replace(SETTINGS, epochs=5.0, max_minutes=0.5)
     assert MedusaRecipe.trained(small_model(), texts(), settings, tmp_path).steps == 4
     assert MedusaRecipe.trained(small_model(), texts(), settings, tmp_path, resume=True).steps == 4

@@ -21,7 +21,7 @@ from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.heads.medusa.training import MedusaRecipe
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.training.data import Example
-from lookahead.training.trainer import Clock
+from lookahead.training.stage import Clock
 
 
 def test_the_sine_schedule() -> None:
@@ -181,7 +181,7 @@ def test_the_clock_counts_steps_or_time() -> None:
 
 def test_training_stops_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 10))
-    monkeypatch.setattr("lookahead.training.trainer.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("lookahead.training.stage.time.monotonic", lambda: float(next(now)))
     rates = Rates()
     settings = dataclasses.replace(SETTINGS, epochs=5.0, max_minutes=0.5, warmup=0.0, learning_rate=1.0)
     trained = MedusaRecipe.trained(small_model(), texts(), settings, tmp_path, callbacks=[rates])

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from jacobi import LookaheadError
 from jacobi import Path as TreePath
 from lookahead.heads.redrafter.head import RecurrentPasses
-from lookahead.heads.redrafter.training import TrainedRecurrent, fresh_head
+from lookahead.heads.redrafter.training import TrainedRecurrent
 from lookahead.redrafter import ReDrafterSettings
 from lookahead.training.data import IGNORE
 from lookahead.training.drafter import BesideModel
@@ -65,7 +65,7 @@ def test_parts_of_a_loss_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model, found = model_of(), []
     for size in (1 << 22, 48 * 5):
         monkeypatch.setattr("lookahead.training.drafter._LOGITS", {"cpu": size, "cuda": size})
-        learner = BesideModel(model, TrainedRecurrent(fresh_head(model, SETTINGS), SETTINGS), 1.0)
+        learner = BesideModel(model, TrainedRecurrent.fresh(model, SETTINGS), 1.0)
         loss = learner(**batch())["loss"]
         loss.backward()
         found.append((loss.detach(), [weight.grad for weight in learner.drafter.parameters()]))

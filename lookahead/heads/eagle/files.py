@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,23 +13,24 @@ from jacobi import LookaheadError
 from lookahead._version import __version__
 from lookahead.heads.eagle.network import EagleNetwork, EagleSizes
 from lookahead.heads.eagle.sizes import FIRST, Beside, sizes_of
-from lookahead.heads.storage import WHOLE_MODELS, fill, locate, write_head
+from lookahead.heads.storage import fill, read_head, write_head
 from lookahead.models.compat import MODEL_ERRORS
 
-_LAYER = re.compile(r"^(?:midlayer|transformer)\.")
+_LAYER, _FUSION = re.compile(r"^(?:midlayer|transformer)\."), re.compile(r"^fusion_fc\.")
 _NOT_READ = re.compile(r"(?:^|\.)(?:verifier_|rotary_emb\.|mask_token|lm_head\.bias)")
 Format = Literal["safeailab", "speculators"]
 FORMATS: tuple[Format, ...] = ("safeailab", "speculators")
 _SPECULATED = 5  # tokens that speculators' default proposal drafts
 
 
-def read(source: str | Path, hub: Mapping[str, Any] | None = None, beside: Beside | None = None) -> EagleNetwork:
+def read(
+    source: str | PathLike[str], hub: Mapping[str, Any] | None = None, beside: Beside | None = None
+) -> EagleNetwork:
     """The head that ``source`` holds: a folder, a file in it, or a repository of the hub. A LookaheadError names what
     is missing or foreign; no code from a file is run."""
-    location, name = locate(source, hub or {}), str(source)
-    stored, config = location.tensors(WHOLE_MODELS, "EAGLE head"), location.config()
-    names = {_canonical(stored_as): stored_as for stored_as in stored.files}
-    tensors = {each: stored.get(stored_as) for each, stored_as in names.items() if not _NOT_READ.search(each)}
+    stored, config = read_head(source, hub or {}, "EAGLE head", _NOT_READ)
+    names = {each: _FUSION.sub("fc.", _LAYER.sub(FIRST, each.removeprefix("model."))) for each in stored}
+    tensors, name = {names[each]: tensor for each, tensor in stored.items()}, str(source)
     mask, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
     sizes = sizes_of(tensors, config, name, beside)
     offsets = _offsets(offsets, mask, sizes.draft_vocab_size, name)
@@ -44,22 +44,12 @@ def read(source: str | Path, hub: Mapping[str, Any] | None = None, beside: Besid
         raise LookaheadError(
             f"{source}: RoPE cannot be as config.json says, {sizes.rope}: {error!r}. Mend it."
         ) from error
-    _fill(network, tensors, name)
+    if sizes.feature_norms == "all":
+        tensors["fc_norm.0.weight"] = tensors.pop("input_norm.weight")
+    fill(network, tensors, name, f"head of EAGLE-{sizes.version}")
+    network.rotary = type(network.rotary)(network.rotary.config)  # its table is in no file
     network.d2t = offsets
     return network
-
-
-def _canonical(name: str) -> str:
-    name = name.removeprefix("model.")
-    name = name.replace("fusion_fc.", "fc.", 1) if name.startswith("fusion_fc.") else name
-    return name if name.startswith("layers.") else _LAYER.sub(FIRST, name)
-
-
-def _fill(network: EagleNetwork, tensors: dict[str, Tensor], source: str) -> None:
-    if "input_norm.weight" in tensors:
-        tensors["fc_norm.0.weight"] = tensors.pop("input_norm.weight")
-    fill(network, tensors, source, f"head of EAGLE-{network.sizes.version}")
-    network.rotary = type(network.rotary)(network.rotary.config)  # its table is in no file
 
 
 def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, source: str) -> Tensor | None:
@@ -80,9 +70,8 @@ def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, sour
             f"{source}: d2t gives negative tokens, or one twice: expected offsets to different tokens."
         )
     if ids is not None and not torch.equal(scored.sort().values, ids):
-        what = (
-            "holds the tokens themselves" if torch.equal(offsets.sort().values, ids) else "gives other tokens than t2d"
-        )
+        themselves = torch.equal(offsets.sort().values, ids)
+        what = "holds the tokens themselves" if themselves else "gives other tokens than t2d"
         raise LookaheadError(
             f"{source}: d2t {what}: expected offsets, the token that t2d marks minus its place in the head's output."
         )
@@ -126,18 +115,13 @@ def _named(name: str, form: Format, sizes: EagleSizes) -> str:
     if sizes.feature_norms == "all" and name == "fc_norm.0.weight":
         return "input_norm.weight"
     if sizes.version == 3:
-        return name.replace("layers.0.", "midlayer.") if form == "safeailab" else name
-    if form == "safeailab":
-        return name
-    return (
-        name.replace("layers.0.", "transformer.") if name.startswith("layers.0.") else name.replace("fc.", "fusion_fc.")
-    )
+        return name.replace(FIRST, "midlayer.") if form == "safeailab" else name
+    return name if form == "safeailab" else name.replace(FIRST, "transformer.").replace("fc.", "fusion_fc.")
 
 
 def _mask(network: EagleNetwork) -> Tensor:
     """Which of the model's tokens the head scores, bool ``[vocab]``."""
-    assert network.d2t is not None
-    ids = network.d2t.cpu() + torch.arange(len(network.d2t))
+    ids = network.scored().cpu()
     vocab = network.sizes.vocab_size
     if vocab is None or int(ids.max()) >= vocab:
         raise LookaheadError(

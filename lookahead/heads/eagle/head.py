@@ -1,10 +1,8 @@
 """An EAGLE head as users hold it."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 from weakref import WeakSet
 
@@ -13,6 +11,7 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel
+from lookahead.heads.base import check_sizes
 from lookahead.heads.eagle.files import FORMATS, Format, read, write
 from lookahead.heads.eagle.network import EagleNetwork
 from lookahead.heads.eagle.sizes import Beside, are_layers
@@ -66,13 +65,12 @@ class EagleHead(nn.Module):
         """
         numbers = _numbers(feature_layers, layers)
         beside = Beside(output_sizes(model)[0] if model is not None else None, len(numbers) or None)
-        network = read(Path(source) if isinstance(source, PathLike) else source, hub, beside)
+        network = read(source, hub, beside)
         head = cls(network, numbers, layers=layers)
         if model is not None:
             head.check(model)
             network.sizes = replace(network.sizes, vocab_size=output_sizes(model)[1])
-            device, dtype = placement(model)
-            head.to(device=device, dtype=dtype)
+            head.to(*placement(model))
         return head
 
     def save_pretrained(self, folder: str | PathLike[str], *, format: Format = "safeailab") -> None:
@@ -118,29 +116,23 @@ class EagleHead(nn.Module):
     def check(self, model: PreTrainedModel) -> None:
         """Refuse, with a LookaheadError, a model that the head does not fit; warn where the file names another."""
         sizes, (hidden, vocab) = self.network.sizes, output_sizes(model)
+        tokens, channels = model.get_input_embeddings().weight.shape
         name, joined = type(model).__name__, self.network.fc.in_features
         if sizes.version == 3 and sizes.target_size != hidden and joined % hidden == 0 and not self.feature_layers:
             raise LookaheadError(
                 f"This EAGLE head reads {joined} channels, which are {joined // hidden} features of {name}, and its "
                 "config names no layers: expected them by EagleHead.from_pretrained(..., model=model, feature_layers=)."
             )
-        facts: Mapping[str, tuple[int | None, int]] = {
-            "features of size": (sizes.target_size, hidden),
-            "embeddings for": (sizes.own_embeddings, model.get_input_embeddings().weight.shape[0]),
+        facts = {
+            "reads features of size": (sizes.target_size, hidden),
+            "has embeddings for": (sizes.own_embeddings, tokens),
+            "reads the model's embeddings, of size": (None if sizes.own_embeddings else sizes.hidden_size, channels),
+            "scores by the model's output layer states of size": (
+                None if sizes.own_output else sizes.hidden_size,
+                hidden,
+            ),
         }
-        for what, (own, its) in facts.items():
-            if own is not None and own != its:
-                raise LookaheadError(f"This EAGLE head has {what} {own}, and {name} has {its}: it is another model's.")
-        if sizes.own_embeddings is None and model.get_input_embeddings().weight.shape[1] != sizes.hidden_size:
-            raise LookaheadError(
-                f"This EAGLE head has no embeddings of its own and {sizes.hidden_size} channels, and those of {name} "
-                f"have {model.get_input_embeddings().weight.shape[1]}: it is another model's."
-            )
-        if not sizes.own_output and sizes.hidden_size != hidden:
-            raise LookaheadError(
-                f"This EAGLE head scores by the model's output layer, which reads {hidden} channels in {name}, and "
-                f"gives {sizes.hidden_size}: it is another model's."
-            )
+        check_sizes("This EAGLE head", facts, model)
         self._check_vocabulary(name, vocab)
         self.taps(model)
         self._warn_of_another(model)

@@ -1,7 +1,7 @@
 """EAGLE's draft head: one small decoder over pairs of a feature of the model and the token that followed it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,34 +56,25 @@ class EagleSizes:
     base_model: str | None = None
 
 
-class Pairs(Protocol):
-    """What pairs see of each other: keeps each layer's keys and values, and attends to them."""
-
-    length: int  # pairs so far
-
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """``queries``, ``keys`` and ``values`` are ``[..., head, pair, channel]``, of as many pairs each."""
-
-
 class PairCache:
-    """Keys and values ``[layer][key or value]`` ``[key head, pair, channel]`` of one sequence, stable pairs first."""
+    """What pairs see of each other: keys and values ``[key head, pair, channel]`` of one sequence, stable pairs first,
+    in each layer."""
 
     def __init__(self, layers: int) -> None:
-        self._held: list[tuple[Tensor, Tensor] | None] = [None] * layers
+        self._held: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(layers)]
         self.length = 0
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """What ``queries`` ``[query head, pair, channel]`` see of all keys so far, these behind them, by a bool
         ``mask`` ``[pair, seen]``."""
-        held = self._held[layer]
-        if held is not None:
+        for held in self._held[layer]:
             keys, values = torch.cat([held[0], keys], dim=1), torch.cat([held[1], values], dim=1)
-        self._held[layer] = keys, values
+        self._held[layer] = [(keys, values)]
         return scaled_dot_product_attention(queries[None], keys[None], values[None], mask, enable_gqa=True)[0]
 
     def crop(self, length: int) -> None:
         """Forget all pairs behind the first ``length``."""
-        self._held = [held and (held[0][:, :length], held[1][:, :length]) for held in self._held]
+        self._held = [[(keys[:, :length], values[:, :length]) for keys, values in held] for held in self._held]
         self.length = length
 
 
@@ -102,7 +93,7 @@ class EagleAttention(nn.Module):
         self.k_norm = LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else None
 
     def forward(
-        self, inputs: Tensor, turns: tuple[Tensor, Tensor], cache: Pairs, layer: int, mask: Tensor | None
+        self, inputs: Tensor, turns: tuple[Tensor, Tensor], cache: PairCache, layer: int, mask: Tensor | None
     ) -> Tensor:
         """Rotary ``turns`` ``[pair, channel]`` of ``inputs`` ``[..., pair, width]``; ``mask`` as the cache has it."""
         queries, keys, values = (
@@ -138,7 +129,7 @@ class EagleLayer(nn.Module):
         states: Tensor,
         embedded: Tensor,
         turns: tuple[Tensor, Tensor],
-        cache: Pairs,
+        cache: PairCache,
         layer: int,
         mask: Tensor | None,
     ) -> Tensor:
@@ -149,8 +140,7 @@ class EagleLayer(nn.Module):
         else:
             inputs = self.input_layernorm(states) if layer else states
         states = states + self.self_attn(inputs, turns, cache, layer, mask)
-        outputs: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return outputs
+        return states + self.mlp(self.post_attention_layernorm(states))
 
 
 class EagleNetwork(nn.Module):
@@ -195,7 +185,9 @@ class EagleNetwork(nn.Module):
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return self.fc(features)
 
-    def forward(self, states: Tensor, embedded: Tensor, positions: Tensor, cache: Pairs, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, states: Tensor, embedded: Tensor, positions: Tensor, cache: PairCache, mask: Tensor | None
+    ) -> Tensor:
         """One pass over pairs: joined ``states`` and embeddings ``[..., pair, hidden]``, ``positions`` ``[pair]``, and
         bool ``mask`` ``[pair, pairs in the cache and these]``; what comes out is fed back."""
         cos, sin = self.rotary(states, positions[None])

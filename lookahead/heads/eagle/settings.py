@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jacobi import LookaheadError
-from lookahead.training.settings import NATURAL, POSITIVE, PUBLISHED_SIZE, WHOLE, TrainingSettings, setting
-
-_RATE = 5e-5  # published, and for 4,096 channels
+from lookahead.training.settings import NATURAL, POSITIVE, WHOLE, TrainingSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class EagleSettings(TrainingSettings):
     """How a head is trained; defaults are the papers' where they give them."""
+
+    published = 5e-5, 1.0
 
     version: Literal["eagle-3", "eagle-1"] = setting(
         "eagle-3", "eagle-3 with training-time test; or eagle-1, whose heads serve EAGLE-2, too."
@@ -41,7 +41,3 @@ class EagleSettings(TrainingSettings):
     def steps(self) -> int:
         """How often the head is fed its own outputs, and once the model's features."""
         return self.unroll if self.version == "eagle-3" else 1
-
-    def rate(self, hidden_size: int) -> float:
-        """The peak: the published one, and in inverse proportion for other sizes."""
-        return self.learning_rate or _RATE * PUBLISHED_SIZE / hidden_size

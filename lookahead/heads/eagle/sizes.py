@@ -89,10 +89,10 @@ class Told:
     """What a config says, where None is nothing; a LookaheadError where it is of another kind than expected."""
 
     def __init__(self, config: Mapping[str, Any], source: str, within: str = "") -> None:
-        self._config, self._source, self._within = config, source, within
+        self.config, self._source, self._within = config, source, within
 
     def of(self, name: str, expected: str, fits: Any) -> Any:
-        value = self._config.get(name)
+        value = self.config.get(name)
         if value is not None and not fits(value):
             where = f"{self._within}{name}"
             raise LookaheadError(f"{self._source}: {where} in config.json must be {expected}: got {value!r}. Mend it.")
@@ -103,8 +103,7 @@ class Told:
         return Told(found, self._source, f"{self._within}{name}.")
 
     def whole(self, name: str) -> int | None:
-        found: int | None = self.of(name, "a whole number from 1 on", lambda value: type(value) is int and value > 0)
-        return found
+        return self.of(name, "a whole number from 1 on", lambda value: type(value) is int and value > 0)
 
     def number(self, name: str, default: float) -> float:
         found = self.of(
@@ -113,15 +112,10 @@ class Told:
         return default if found is None else float(found)
 
     def text(self, name: str) -> str | None:
-        found: str | None = self.of(name, "a text", lambda value: isinstance(value, str))
-        return found or None
+        return self.of(name, "a text", lambda value: isinstance(value, str)) or None
 
     def layers(self, name: str) -> tuple[int, ...]:
-        found = self.of(name, "a list of layer numbers", are_layers)
-        return tuple(found or ())
-
-    def plain(self) -> Mapping[str, Any]:
-        return self._config
+        return tuple(self.of(name, "a list of layer numbers", are_layers) or ())
 
     def refuse(self, why: str) -> LookaheadError:
         return LookaheadError(f"{self._source}: {why}")
@@ -172,7 +166,7 @@ def _features(told: Told, joined: int, beside: Beside) -> tuple[int, tuple[int, 
 
 def _rope(layer: Told) -> dict[str, Any]:
     """RoPE as the head's own config says; where it says nothing its base is 10000, whatever the model's is."""
-    found = [dict(layer.part(name).plain()) for name in ("rope_parameters", "rope_scaling")]
+    found = [dict(layer.part(name).config) for name in ("rope_parameters", "rope_scaling")]
     told = found[0] or found[1]
     told.setdefault("rope_type", told.pop("type", None) or "default")
     if told.get("rope_theta") is None:

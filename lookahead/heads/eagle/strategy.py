@@ -10,11 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lookahead.draft.context import CallContext, Drafts, RowContext
-from lookahead.heads.base import HeadStrategy
+from lookahead.heads.base import HeadStrategy, fixed_tree
 from lookahead.heads.eagle.head import EagleHead
 from lookahead.heads.eagle.network import EagleNetwork, PairCache
 from lookahead.heads.eagle.trees import FIXED, Expansion
-from lookahead.heads.fixed_trees import fixed_tree
 from lookahead.heads.pairs import PairPasses, joined_features
 from lookahead.models.output_layer import output_layer
 from lookahead.strategies.automatic import FREE_SOURCES

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from jacobi import LookaheadError, TokenTree, branch_mask
+from lookahead.heads.storage import read_json
 
 MAX_NODES = 4096  # of a tree, without its root
 TREE_FORMAT = 1  # of the file of a calibrated tree
@@ -86,19 +87,20 @@ class ChoiceTree:
                 f"Path {list(deepest)} is {len(deepest)} deep, and there are {num_heads} heads: expected at most one "
                 "rank for each head. Shorten the paths, or use more heads."
             )
+        self.check_ranks(vocab_size, f"the vocabulary has {vocab_size} tokens")
+
+    def check_ranks(self, count: int, why: str) -> None:
+        """Raise a LookaheadError if a rank is not below ``count``."""
         for path in self.paths:
-            if path[-1] >= vocab_size:
-                raise LookaheadError(
-                    f"Path {list(path)} asks for rank {path[-1]}, and the vocabulary has {vocab_size} tokens: expected "
-                    f"ranks from 0 to {vocab_size - 1}."
-                )
+            if path[-1] >= count:
+                expected = f"expected ranks from 0 to {count - 1}"
+                raise LookaheadError(f"Path {list(path)} asks for rank {path[-1]}, and {why}: {expected}.")
 
 
 @lru_cache
 def presets() -> dict[str, list[list[int]]]:
     """The published trees by name, each of 63 nodes and the root; not to be changed."""
-    content: dict[str, list[list[int]]] = json.loads((Path(__file__).parent / "presets.json").read_text("utf-8"))
-    return content
+    return json.loads((Path(__file__).parent / "presets.json").read_text("utf-8"))
 
 
 def choices_from(value: Any) -> ChoiceTree:
@@ -134,12 +136,7 @@ def choices_from(value: Any) -> ChoiceTree:
 
 def read_tree(file: str | PathLike[str]) -> dict[str, Any]:
     """The content of a calibrated tree's file, its ``paths`` valid; a LookaheadError if it is something else."""
-    try:
-        document = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LookaheadError(f"The tree file {file} cannot be read: {error}.") from error
-    if not isinstance(document, dict):
-        raise LookaheadError(f"The tree file {file} holds no calibrated tree: expected a JSON object with its paths.")
+    document = read_json(Path(file).expanduser(), f"The tree file {file}")
     _from_document(document, f"The tree file {file}")
     return document
 
@@ -169,11 +166,7 @@ def buffers(choices: Any, topk: int = 10, device: str | torch.device = "cpu") ->
     tree = choices_from(choices)
     if not _natural(topk):
         raise LookaheadError(f"buffers(topk=) cannot be {topk!r}: expected an integer from 1 on.")
-    for path in tree.paths:
-        if path[-1] >= topk:
-            raise LookaheadError(
-                f"Path {list(path)} asks for rank {path[-1]}, and topk is {topk}: expected ranks below topk."
-            )
+    tree.check_ranks(topk, f"topk is {topk}")
     nodes = tree.token_tree()
     indices = [0] + [1 + topk * (len(path) - 1) + path[-1] for path in tree.paths]
     leaves = [node for node in range(len(nodes) - 1, 0, -1) if not nodes.children[node]]

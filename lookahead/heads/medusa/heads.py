@@ -2,20 +2,20 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from jacobi import LookaheadError
 from lookahead._files import whole_folder
 from lookahead.heads.medusa.choices import ChoiceTree, choices_from
-from lookahead.heads.medusa.formats import MEDUSA
 from lookahead.heads.medusa.network import HeadsNetwork
-from lookahead.heads.medusa.reading import Checkpoint, read_checkpoint
+from lookahead.heads.medusa.reading import MEDUSA, Checkpoint, read_checkpoint
 from lookahead.heads.storage import HEADS_FILE
 from lookahead.models.finite import broken_weight, look_for_broken_weight
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
@@ -103,8 +103,8 @@ class MedusaHeads(
             heads = cls(**checkpoint.sizes | {"vocab_size": scored})
         heads.load_state_dict(checkpoint.state, assign=True)
         heads.token_map, heads.vocab_size = token_map, vocab_size
-        heads.stored = {"format": checkpoint.format, "files": list(checkpoint.files)}
-        heads.stored |= {"remarks": list(checkpoint.remarks)} if checkpoint.remarks else {}
+        told = {"format": checkpoint.format, "files": list(checkpoint.files), "remarks": list(checkpoint.remarks)}
+        heads.stored = {name: value for name, value in told.items() if value}
         if model is not None:
             heads.check(model)
         return heads.eval()
@@ -155,8 +155,7 @@ class MedusaHeads(
         names = MEDUSA.names(self.num_heads, self.num_layers, ("weight", "bias"), outputs)
         tensors = {theirs: state[ours].detach().cpu().contiguous() for ours, theirs in names.items()}
         save_file(tensors, save_directory / HEADS_FILE, {"format": "pt"})
-        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        (save_directory / "config.json").write_text(text, encoding="utf-8")
+        (save_directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def facts(self) -> dict[str, Any]:
         """What they look like, and where they were read from."""
@@ -179,10 +178,8 @@ class MedusaHeads(
         name = self.base_model or ""
         if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists():  # a repository of the hub
             data.base_model = name
-        facts = {name: getattr(self, name) for name in _TOLD} | {
-            "base_model": data.base_model,
-            "paper_url": info.paper_url,
-        }
+        facts = {name: getattr(self, name) for name in _TOLD}
+        facts |= {"base_model": data.base_model, "paper_url": info.paper_url}
         return ModelCard.from_template(data, template_str=info.model_card_template, **facts | kwargs)
 
     def check(self, model: Any) -> None:
@@ -196,14 +193,11 @@ class MedusaHeads(
                     f"The heads are those of another model: they have a {what} of {ours}{belongs}, and "
                     f"{type(model).__name__} has one of {theirs}. Use heads that were trained for it."
                 )
-        self._refuse(broken_weight(self))
+        self.check_finite(broken_weight)
 
-    def check_finite(self) -> None:
+    def check_finite(self, look: Callable[[nn.Module], str | None] = look_for_broken_weight) -> None:
         """Raise a LookaheadError that names the first parameter with numbers that are not finite."""
-        self._refuse(look_for_broken_weight(self))
-
-    def _refuse(self, broken: str | None) -> None:
-        if broken is not None:
+        if (broken := look(self)) is not None:
             raise LookaheadError(
                 f"The heads are broken: {broken}. Train them again with a lower learning rate, or read another "
                 "checkpoint."

@@ -16,24 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from jacobi import LookaheadError
+from lookahead.heads.base import ResBlock
 
 Output = Callable[[Tensor], Tensor]
-
-
-class ResBlock(nn.Module):
-    """``x + silu(W x + b)``, ``[..., hidden]``. W and b start as zeros, so a fresh block changes nothing."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + silu(self.linear(hidden))
 
 
 class HeadsNetwork(nn.Module):

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jacobi import LookaheadError
-from lookahead.training.settings import POSITIVE, PUBLISHED_SIZE, SHARE, WHOLE, TrainingSettings, setting
+from lookahead.training.settings import POSITIVE, SHARE, WHOLE, TrainingSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaSettings(TrainingSettings):
     """How heads are trained; defaults are the paper's where it gives them. With ``distil``, medusa-2 adds the KL
     divergence from the model's outputs."""
+
+    published = 1e-3, 0.5
 
     method: Literal["medusa-1", "medusa-2"] = setting("medusa-1", "Train the heads alone, or the model with them.")
     num_heads: int = setting(4, "K; head k predicts k + 1 tokens ahead.", "--heads", range=WHOLE)
@@ -58,8 +60,7 @@ class MedusaSettings(TrainingSettings):
 
     def heads_rate(self, stage: str, hidden_size: int) -> float:
         """The heads' peak: by default 2e-3 with the model; alone, 1e-3 (published) times sqrt(4096 / hidden_size)."""
-        published = 1e-3 * math.sqrt(PUBLISHED_SIZE / hidden_size) if stage == "heads" else 2e-3
-        return self.learning_rate or published
+        return self.rate(hidden_size) if stage == "heads" else self.learning_rate or 2e-3
 
     @property
     def backbone_rate(self) -> float:

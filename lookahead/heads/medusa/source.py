@@ -12,8 +12,9 @@ from torch.nn.functional import silu
 
 from jacobi import Path, Successors, TokenTree
 from lookahead._per_model import PerModel
+from lookahead.heads.base import ResBlock
 from lookahead.heads.medusa.heads import MedusaHeads
-from lookahead.heads.medusa.network import Output, ResBlock, best_of
+from lookahead.heads.medusa.network import Output, best_of
 from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.sources.draft_model import Branch, Said
@@ -80,58 +81,6 @@ class HeadCandidates:
         self.spent_ms += 1e3 * (perf_counter() - start)
 
 
-class HeadsSource:
-    """The heads as one source among others: head k has candidates for every node at depth k, from 0. A candidate's kind
-    is its head, its rank and its strength: the log-odds that the head gives it against all tokens that it does not
-    propose. How often candidates of a kind are right is learnt from there. Where tokens are drawn, its kind is its
-    head, and its share under the noise of ``draw``."""
-
-    name = "heads"
-
-    def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
-        self.priors = (_PRIORS * _RANKS if draw is None else _DRAWN_PRIORS) * candidates.num_heads
-        self._candidates, self._sequence, self._draw = candidates, sequence, draw
-        self._offers: list[list[tuple[int, int]]] | None = None
-        self._index = 0  # of the next token
-
-    @property
-    def spent_ms(self) -> float:
-        return self._candidates.spent_ms
-
-    def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
-        """Nothing: the prompt's hidden states come with its pass."""
-
-    def root(self) -> int:
-        return 0
-
-    def step(self, state: int, token: int) -> int:
-        return state + 1  # the heads do not see which token they follow
-
-    def propose(self, state: int) -> list[tuple[int, int]]:
-        if self._offers is None:
-            found = self._candidates.of(self._sequence)
-            lines = () if found is None else zip(*found, strict=True)
-            self._offers = [self._offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
-        return self._offers[state] if state < len(self._offers) else []
-
-    def _offer(self, head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
-        if self._draw is None:
-            return _by_strength(head, tokens, logs)
-        return [
-            (token, head * BINS + level) for token, level in best_of_head(self._draw, tokens, logs, self._index + head)
-        ]
-
-    def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
-        return [self.propose(state) for state in states]
-
-    def rollback(self, path: Path) -> None:
-        self._offers = None  # they stood below the root of the pass
-
-    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        self._index += len(path.tokens)
-        self._candidates.note(self._sequence, path.nodes[-1])
-
-
 class HeadsPasses:
     """What the heads say in one sequence's fixed tree (Cai et al., arXiv 2401.10774, section 2.1.2): head k the same at
     every node of depth k, first those that ``draw`` is most likely to choose, where tokens are drawn."""
@@ -141,7 +90,7 @@ class HeadsPasses:
         self._said: list[Said] | None = None
         self._index = 0  # of the next token
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], successors: Successors | None = None) -> None:
         """Nothing: the prompt's hidden states come with its pass."""
 
     def write(self, path: Path) -> None:
@@ -160,6 +109,52 @@ class HeadsPasses:
             best = [token for token, _ in best_of_head(self._draw, tokens, logs, self._index + head)]
             tokens = list(dict.fromkeys([*best, *tokens]))
         return np.array(tokens), np.array(logs)
+
+
+class HeadsSource(HeadsPasses):
+    """The heads as one source among others: head k has candidates for every node at depth k, from 0. A candidate's kind
+    is its head, its rank and its strength: the log-odds that the head gives it against all tokens that it does not
+    propose. How often candidates of a kind are right is learnt from there. Where tokens are drawn, its kind is its
+    head, and its share under the noise of ``draw``."""
+
+    name = "heads"
+
+    def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
+        super().__init__(candidates, sequence, draw)
+        self.priors = (_PRIORS * _RANKS if draw is None else _DRAWN_PRIORS) * candidates.num_heads
+        self._offers: list[list[tuple[int, int]]] | None = None
+
+    @property
+    def spent_ms(self) -> float:
+        return self._candidates.spent_ms
+
+    def root(self) -> int:
+        return 0
+
+    def step(self, state: int, token: int) -> int:
+        return state + 1  # the heads do not see which token they follow
+
+    def propose(self, state: int) -> list[tuple[int, int]]:
+        if self._offers is None:
+            lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
+            self._offers = [self._offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
+        return self._offers[state] if state < len(self._offers) else []
+
+    def _offer(self, head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
+        if self._draw is None:
+            return _by_strength(head, tokens, logs)
+        return [
+            (token, head * BINS + level) for token, level in best_of_head(self._draw, tokens, logs, self._index + head)
+        ]
+
+    def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
+        return [self.propose(state) for state in states]
+
+    def rollback(self, path: Path) -> None:
+        self._offers = None  # they stood below the root of the pass
+
+    def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
+        self.write(path)
 
 
 def best_of_head(draw: Draw, tokens: list[int], logs: list[float], index: int) -> Offer:

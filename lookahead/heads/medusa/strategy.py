@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.draft.context import CallContext, Drafts
 from lookahead.draft.published import HeadDrafter
-from lookahead.heads.base import HeadStrategy
-from lookahead.heads.fixed_trees import fixed_tree
+from lookahead.heads.base import HeadStrategy, fixed_tree
 from lookahead.heads.medusa.choices import ChoiceTree, choices_from
 from lookahead.heads.medusa.heads import MedusaHeads, tree_beside
 from lookahead.heads.medusa.source import DRAWN, HeadCandidates, HeadsPasses, HeadsSource

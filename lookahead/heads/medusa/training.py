@@ -17,10 +17,9 @@ from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.heads.medusa.strategy import Medusa
 from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer
-from lookahead.training.data import Example, Progress
+from lookahead.training.data import Example, Examples, Progress, Scored
 from lookahead.training.recipe import Recipe, Run
-from lookahead.training.stage import Trained, check_gradient, kept_flags, train_stage
-from lookahead.training.trainer import Learner
+from lookahead.training.stage import Learner, Trained, check_gradient, kept_flags, train_stage
 
 
 class MedusaModel(Learner):
@@ -30,11 +29,10 @@ class MedusaModel(Learner):
     def __init__(
         self, backbone: Any, heads: MedusaHeads, settings: MedusaSettings | None = None, stage: str = "heads"
     ) -> None:
-        super().__init__(backbone)
+        super().__init__(backbone, trains_backbone=stage == "both")
         self.heads = heads
         self.heads_weight = 1.0  # lambda_0
         self._settings, self._stage = settings or MedusaSettings(), stage
-        self._both = stage == "both"
         self._inner: bool | None = None  # whether the model without its output layer gives the hidden states
 
     def rates(self) -> list[tuple[nn.Module, float]]:
@@ -44,15 +42,10 @@ class MedusaModel(Learner):
     def advance(self, done: float) -> None:
         self.heads_weight = self._settings.heads_weight(done)
 
-    def train(self, mode: bool = True) -> "MedusaModel":
-        super().train(mode)
-        self.backbone.train(mode and self._both)
-        return self
-
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         layer = output_layer(self._model)
-        if not self._both:
+        if not self.trains_backbone:
             with torch.no_grad():
                 hidden = self._hidden(inputs)
             loss, each = heads_loss(self.heads, layer, hidden, labels)
@@ -121,9 +114,7 @@ class MedusaRecipe(Recipe):
                 )
 
     @classmethod
-    def fresh(
-        cls, model: PreTrainedModel, settings: Any, examples: Sequence[Example] = (), name: str | None = None
-    ) -> Self:
+    def fresh(cls, model: PreTrainedModel, settings: Any, examples: Examples = (), name: str | None = None) -> Self:
         heads = MedusaHeads.for_model(model, settings.num_heads, settings.num_layers, settings.own_output).float()
         heads.base_model = heads.base_model if name is None else name
         if not settings.own_output:
@@ -160,9 +151,7 @@ class MedusaRecipe(Recipe):
         if self._settings.method == "medusa-2":
             self._before = score(model, None, examples, pad)[0]["loss_model"]
 
-    def score(
-        self, model: PreTrainedModel, examples: Sequence[Example], pad: int = 0, report: Progress | None = None
-    ) -> tuple[dict[str, float], int]:
+    def score(self, model: PreTrainedModel, examples: Examples, pad: int = 0, report: Progress | None = None) -> Scored:
         """As :func:`lookahead.heads.medusa.calibration.score`, and the loss of a model before it was trained."""
         parts, tokens = score(model, self.head, examples, pad, report)
         return ({} if self._before is None else {"loss_before": self._before}) | parts, tokens

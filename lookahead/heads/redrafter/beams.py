@@ -43,5 +43,4 @@ class BeamSearch:
 def _log_chances(logits: np.ndarray) -> np.ndarray:
     """The log-probabilities of candidates, best first, as if there were no others."""
     lower = logits.astype(np.float64) - logits[0]
-    found: np.ndarray = lower - np.log(np.exp(lower).sum())
-    return found
+    return lower - np.log(np.exp(lower).sum())

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
 from jacobi import Path as Walk
-from lookahead.heads.base import best_next
+from lookahead.heads.base import ResBlock, best_next, check_sizes
 from lookahead.heads.storage import fill, read_head, some, write_head
 from lookahead.models.output_layer import output_sizes, placement
 from lookahead.sources.draft_model import Branch, Said
@@ -66,17 +66,6 @@ def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: s
     return RecurrentSizes(vocab, joined // 2, None if projection is None else exit_size, layers, rnn)
 
 
-class ResidualBlock(nn.Module):
-    """``x + SiLU(Wx + b)``."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(size, size)
-
-    def forward(self, states: Tensor) -> Tensor:
-        return states + silu(self.linear(states))
-
-
 class RecurrentHead(nn.Module):
     """One head, ready to draft beside models of its sizes (Cheng et al., arXiv 2403.09919, section 3.1).
 
@@ -95,7 +84,7 @@ class RecurrentHead(nn.Module):
         self.sizes = sizes
         hidden, exit_size = sizes.hidden_size, sizes.exit_size or 2 * sizes.hidden_size
         self.input_proj = nn.Linear(2 * hidden, exit_size) if sizes.exit_size else None
-        blocks = (ResidualBlock(exit_size) for _ in range(sizes.layers))
+        blocks = (ResBlock(exit_size) for _ in range(sizes.layers))
         self.lm_head = nn.Sequential(*blocks, nn.Linear(exit_size, sizes.vocab_size, bias=False))
         self.rnn_u = nn.Linear(hidden, hidden) if sizes.rnn else None
         self.rnn_w = nn.Linear(hidden, hidden, bias=False) if sizes.rnn else None
@@ -109,8 +98,7 @@ class RecurrentHead(nn.Module):
     def forward(self, hidden: Tensor, states: Tensor) -> Tensor:
         """Scores ``[branch, vocab]`` of what follows ``states`` ``[branch, hidden]``, beside the model's ``hidden``."""
         joined = torch.cat([hidden, states], dim=-1)
-        scores: Tensor = self.lm_head(joined if self.input_proj is None else self.input_proj(joined))
-        return scores
+        return self.lm_head(joined if self.input_proj is None else self.input_proj(joined))
 
     @property
     def weight(self) -> Tensor:
@@ -163,14 +151,12 @@ class RecurrentHead(nn.Module):
         """Refuse, with a LookaheadError, a model that the head was not made for."""
         hidden, vocab = output_sizes(model)
         embedded = model.get_input_embeddings().weight.shape[1]
-        name = type(model).__name__
-        for what, own, its in (
-            ("reads hidden states of size", self.sizes.hidden_size, hidden),
-            ("reads embeddings of size", self.sizes.hidden_size, embedded),
-            ("scores a vocabulary of", self.sizes.vocab_size, vocab),
-        ):
-            if own != its:
-                raise LookaheadError(f"This ReDrafter head {what} {own}, and {name} has {its}: it is another model's.")
+        facts: dict[str, tuple[int | None, int]] = {
+            "reads hidden states of size": (self.sizes.hidden_size, hidden),
+            "reads embeddings of size": (self.sizes.hidden_size, embedded),
+            "scores a vocabulary of": (self.sizes.vocab_size, vocab),
+        }
+        check_sizes("This ReDrafter head", facts, model)
 
 
 class RecurrentPasses:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lookahead.heads.redrafter.head import RecurrentHead, RecurrentSizes, ResidualBlock
+from lookahead.heads.redrafter.head import RecurrentHead, RecurrentSizes
 from lookahead.heads.redrafter.settings import ReDrafterSettings
 from lookahead.heads.redrafter.strategy import ReDrafter
 from lookahead.models.hidden_states import LAST
@@ -36,7 +36,19 @@ model.generate(**inputs, custom_generate=ReDrafter(head))"""
 
     @classmethod
     def fresh(cls, model: Any, settings: Any, examples: Sequence[Example] = (), name: str | None = None) -> Self:
-        return cls(fresh_head(model, settings), settings)
+        """With a float32 head, drawn by ``settings.seed``. Blocks start as nothing, and the output layer as a part of
+        the model's, for the hidden and the recurrent state alike."""
+        hidden, vocab = output_sizes(model)
+        sizes = RecurrentSizes(vocab, hidden, settings.exit_size, settings.num_layers, settings.rnn)
+        weight = copyable_weight(output_layer(model))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(settings.seed)
+            head = RecurrentHead(sizes)
+            if weight is not None and settings.exit_size is None:
+                head.weight.copy_(_FRESH * torch.cat([weight, weight], dim=1).float())
+        head.to(placement(model)[0])
+        head.check(model)
+        return cls(head, settings)
 
     def taps(self, model: Any) -> tuple[str, ...]:
         return (LAST,)
@@ -80,23 +92,3 @@ model.generate(**inputs, custom_generate=ReDrafter(head))"""
         scores = self.head(hidden, states).float()
         right = (scores.argmax(-1) == tokens).sum()
         return cross_entropy(scores, targets, reduction="sum"), right.float()
-
-
-def fresh_head(model: Any, settings: ReDrafterSettings) -> RecurrentHead:
-    """A head for a model, float32, drawn by ``settings.seed``. Blocks start as nothing, and the output layer as a part
-    of the model's, for the hidden and the recurrent state alike. A LookaheadError says what the model cannot give."""
-    hidden, vocab = output_sizes(model)
-    sizes = RecurrentSizes(vocab, hidden, settings.exit_size, settings.num_layers, settings.rnn)
-    weight = copyable_weight(output_layer(model))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(settings.seed)
-        head = RecurrentHead(sizes)
-        for part in head.modules():
-            if isinstance(part, ResidualBlock):
-                part.linear.weight.zero_()
-                part.linear.bias.zero_()
-        if weight is not None and settings.exit_size is None:
-            head.weight.copy_(_FRESH * torch.cat([weight, weight], dim=1).float())
-    head.to(placement(model)[0])
-    head.check(model)
-    return head
