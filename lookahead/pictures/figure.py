@@ -114,7 +114,6 @@ def places(parents: Sequence[int]) -> list[tuple[int, float]]:
         node = waiting.pop()
         order.append(node)
         waiting += reversed(children[node])
-    for node in order:
         if not children[node]:
             heights[node], free = float(free), free + 1
     for node in reversed(order):
