@@ -83,10 +83,7 @@ class TokenTree:
         Level 0 is a spine of W-1 tokens. A tooth hangs from each of its W nodes, of which the root is the first: column
         i of level l >= 1 sits at depth l+i, below column i of level l-1.
         """
-        spine = [0]
-        for token in levels[0]:
-            spine.append(self.add(spine[-1], token))
-        cells = [spine]
+        cells = [self.path(self.extend(0, levels[0]))]
         for level in levels[1:]:
             cells.append([self.add(above, token) for above, token in zip(cells[-1], level, strict=False)])
         return cells
@@ -105,12 +102,10 @@ class TokenTree:
     @classmethod
     def chain(cls, root: int, tokens: Iterable[int]) -> "TokenTree":
         """A single branch, as a Jacobi block is."""
-        tree = cls(root)
-        tree.extend(0, tokens)
-        return tree
+        return cls.from_paths(root, [tokens])
 
     @classmethod
-    def from_paths(cls, root: int, paths: Iterable[Sequence[int]]) -> "TokenTree":
+    def from_paths(cls, root: int, paths: Iterable[Iterable[int]]) -> "TokenTree":
         """The trie of ``paths``, each a sequence of token ids below the root."""
         tree = cls(root)
         for path in paths:

@@ -46,17 +46,8 @@ _HOMES = {
     "tune": "lookahead.tuning",
     "watching": "lookahead.generation.watch",
 }
-_MODULES = (
-    "bundled",
-    "eagle",
-    "medusa",
-    "mtp",
-    "redrafter",
-    "sources",
-    "stats",
-    "strategy",
-    "tuning",
-)  # documented as lookahead.<module>
+# Documented as lookahead.<module>.
+_MODULES = ("bundled", "eagle", "medusa", "mtp", "redrafter", "sources", "stats", "strategy", "tuning")
 
 __all__ = ["__version__", *_HOMES]
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from itertools import compress, takewhile
 from typing import Any
 
-# GPT-2's letters for bytes: printable ones stand for themselves, and the others, in order, for what follows 255.
-_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
-LETTERS = {chr(byte): byte for byte in _PRINTED} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+LETTERS: dict[str, int] = {letter: byte for byte, letter in bytes_to_unicode().items()}  # GPT-2's, for bytes
 _CONTEXT = 6  # tokens before a piece that decide about its spaces
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 

@@ -34,48 +34,32 @@ class StrategyKind:
         return getattr(import_module(f"{self.folder}.{module}"), member)
 
 
+def _trained(folder: str, strategy: str, head: str, settings: str, recipe: str) -> StrategyKind:
+    """Heads that are trained, whose parts lie in modules of the same names."""
+    parts = {"strategy": f"strategy.{strategy}", "settings": f"settings.{settings}", "recipe": f"training.{recipe}"}
+    return StrategyKind(folder=f"lookahead.heads.{folder}", head=head, **parts)
+
+
 KINDS = {
     "lookahead": StrategyKind(folder="lookahead.strategies", strategy="lookahead.Lookahead"),
     "jacobi": StrategyKind(folder="lookahead.strategies", strategy="jacobi.Jacobi"),
-    "medusa": StrategyKind(
-        folder="lookahead.heads.medusa",
-        strategy="strategy.Medusa",
-        head="heads.MedusaHeads",
-        settings="settings.MedusaSettings",
-        recipe="training.MedusaRecipe",
-    ),
-    "eagle": StrategyKind(
-        folder="lookahead.heads.eagle",
-        strategy="strategy.Eagle",
-        head="head.EagleHead",
-        settings="settings.EagleSettings",
-        recipe="training.TrainedEagle",
-    ),
+    "medusa": _trained("medusa", "Medusa", "heads.MedusaHeads", "MedusaSettings", "MedusaRecipe"),
+    "eagle": _trained("eagle", "Eagle", "head.EagleHead", "EagleSettings", "TrainedEagle"),
     "mtp": StrategyKind(folder="lookahead.heads.mtp", strategy="strategy.Mtp"),
-    "redrafter": StrategyKind(
-        folder="lookahead.heads.redrafter",
-        strategy="strategy.ReDrafter",
-        head="head.RecurrentHead",
-        settings="settings.ReDrafterSettings",
-        recipe="training.TrainedRecurrent",
-    ),
+    "redrafter": _trained("redrafter", "ReDrafter", "head.RecurrentHead", "ReDrafterSettings", "TrainedRecurrent"),
 }
 
 
 def strategy_from(value: Any) -> "Strategy":
     """The strategy that a user's ``lookahead_strategy`` means: a strategy, its dict, or None for the default."""
-    made: Strategy
-    if value is None:
-        made = KINDS["lookahead"].part("strategy")()
-    elif isinstance(value, import_module("lookahead.strategies.base").Strategy):
-        made = value
-    elif not isinstance(value, dict):
+    given: Any = {} if value is None else value
+    if isinstance(given, import_module("lookahead.strategies.base").Strategy):
+        return given
+    if not isinstance(given, dict):
         raise LookaheadError(
             "lookahead_strategy must be Lookahead(...), Jacobi(...), Medusa(...) or a dict of their settings: "
             f"got {value!r} of type {type(value).__name__}."
         )
-    elif not isinstance(name := value.get("strategy", "lookahead"), str) or name not in KINDS:
+    if not isinstance(name := given.get("strategy", "lookahead"), str) or name not in KINDS:
         raise LookaheadError(f"Unknown strategy {name!r} in lookahead_strategy: expected {', '.join(KINDS)}.")
-    else:
-        made = KINDS[name].part("strategy").from_dict(value)
-    return made
+    return KINDS[name].part("strategy").from_dict(given)

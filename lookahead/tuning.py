@@ -2,7 +2,8 @@
 
 import logging
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -48,6 +49,7 @@ _MOST_WARM_UPS = 4  # passes of a size: a CUDA graph is run, captured and compar
 
 Notify = Callable[[float], None]
 Samples = dict[int, list[float]]  # milliseconds of passes, by the number of nodes
+Trees = dict[int, list[TokenTree]]  # of a pass, by the number of nodes
 
 
 @dataclass(frozen=True)
@@ -216,9 +218,10 @@ def sweep(
     traits = ModelTraits.of(model)
     support.check_model(model, traits)
     route, reason = support.route(model, traits)
+    linear = route == "chain"
     if route == "tree":
         reason = support.self_test(model, traits)
-    elif traced and route == "chain":
+    elif traced and linear:
         raise refusal(str(reason))
     if route == "plain" or (route == "tree" and reason is not None):
         raise LookaheadError(f"There are no passes to measure: {reason}. This model falls back to plain decoding.")
@@ -226,16 +229,18 @@ def sweep(
     times = StepTimes(about=about)
     limit = traits.position_table or 1 << 30
     usable = [context for context in contexts if context + max(nodes) < limit] or [max(1, (limit - max(nodes)) // 2)]
+    drafts = {count: [bushy_tree(count, traits.vocab_size, 1 if linear else 2)] * batch for count in nodes}
     tell = report or (lambda share: None)
-    measure = _linear if route == "chain" else partial(_trees, static=static, traced=traced, packed=packed)
-    measure = partial(measure, bounded=bounded)
     end = perf_counter() + seconds if bounded else inf
     for done, context in enumerate(usable):
         if done and perf_counter() > end:
             break
         prompt = [[(17 + 13 * at) % traits.vocab_size for at in range(context)]] * batch
         told = partial(_tell_part, tell, done, len(usable))
-        taken = measure(model, torch.tensor(prompt, device=traits.device), nodes, seconds / len(usable), told)
+        ids = torch.tensor(prompt, device=traits.device)
+        passes: Any = _linear(model, ids) if linear else _passes(model, ids, drafts, static, traced, packed)
+        with passes as view:
+            taken = _measure(view, drafts, seconds / len(usable), told, bounded)
         for count, samples in taken.items():
             times.put(count, context, statistics.median(samples))
     tell(1.0)
@@ -254,9 +259,9 @@ def sweep_all(
     """Measure and save two curves: passes as long decodes run them, and as transformers' own code does.
 
     They are one curve where passes are neither traced nor captured as CUDA graphs, nor weights packed, and where the
-    model's own passes have taken all of the time. ``context`` is
-    the KV cache's length, in tokens, that matters most; shorter and longer ones are measured, too. ``seconds`` is about
-    how long to measure in all; sizes and contexts that this is too short for are left out.
+    model's own passes have taken all of the time. ``context`` is the KV cache's length, in tokens, that matters most;
+    shorter and longer ones are measured, too. ``seconds`` is about how long to measure in all; sizes and contexts that
+    this is too short for are left out.
     """
     with torch.no_grad():
         executor, traced = describe(model)["executor"], untraceable(model) is None
@@ -282,50 +287,35 @@ def _tell_part(tell: Notify, part: int, parts: int, share: float) -> None:
     tell((part + share) / parts)
 
 
-def _linear(
-    model: PreTrainedModel, prompt: Tensor, nodes: Sequence[int], seconds: float, report: Notify, bounded: bool
-) -> Samples:
-    vocab = ModelTraits.of(model).vocab_size
-    drafts = {count: [TokenTree.chain(0, [node % vocab for node in range(1, count)])] * len(prompt) for count in nodes}
-    with bare_chain(model, prompt) as chain:
-        chain.hold()
-        return _measure(chain, drafts, seconds, report, bounded)
-
-
-def _trees(
-    model: PreTrainedModel,
-    prompt: Tensor,
-    nodes: Sequence[int],
-    seconds: float,
-    report: Notify,
-    bounded: bool,
-    *,
-    static: bool | None,
-    traced: bool,
-    packed: Packed | None,
-) -> Samples:
-    batch, vocab = len(prompt), ModelTraits.of(model).vocab_size
-    drafts = {count: [bushy_tree(count, vocab)] * batch for count in nodes}
+@contextmanager
+def _passes(
+    model: PreTrainedModel, prompt: Tensor, drafts: Trees, static: bool | None, traced: bool, packed: Packed | None
+) -> Iterator[TreeModel]:
+    """A view whose passes can be measured; whether they could be traced shows at the end."""
     traces = traces_to_measure(model, packed) if traced else None
     traced_by = None if traces is None else partial(TracedExecutor, traces)
-    with bare_model(model, prompt, max(nodes) + 1, static=static, traced=traced_by, packed=packed) as view:
+    with bare_model(model, prompt, max(drafts) + 1, static=static, traced=traced_by, packed=packed) as view:
         if traced:
             trace_now(model, view, drafts.values())
-        samples = _measure(view, drafts, seconds, report, bounded)
+        yield view
         if traces is not None and traces.failure is not None:
             raise refusal(traces.failure)
-    return samples
 
 
-def bushy_tree(count: int, vocab: int) -> TokenTree:
+@contextmanager
+def _linear(model: PreTrainedModel, prompt: Tensor) -> Iterator[LinearModel]:
+    with bare_chain(model, prompt) as chain:
+        chain.hold()
+        yield chain
+
+
+def bushy_tree(count: int, vocab: int, children: int = 2) -> TokenTree:
     """A tree of ``count`` nodes in which every node has up to two children, about the shape of real drafts."""
-    parents = [-1] + [(node - 1) // 2 for node in range(1, count)]
+    parents = [-1] + [(node - 1) // children for node in range(1, count)]
     return TokenTree.from_parents([node % vocab for node in range(count)], parents)
 
 
-def _measure(
-    model: TreeModel | LinearModel, drafts: dict[int, list[TokenTree]], seconds: float, report: Notify, bounded: bool
-) -> Samples:
+def _measure(model: TreeModel | LinearModel, drafts: Trees, seconds: float, report: Notify, bounded: bool) -> Samples:
     begin, samples = perf_counter(), Samples()
     for count, trees in drafts.items():  # kernels for a new shape are made at its first passes
         if bounded and len(samples) > 1 and perf_counter() - begin > seconds / 2:

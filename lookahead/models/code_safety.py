@@ -25,9 +25,8 @@ def is_safe(model: PreTrainedModel) -> bool:
     device = model.device.type
     if torch.is_inference_mode_enabled() or torch.is_grad_enabled() or device == "meta":
         return False
-    if torch.is_autocast_enabled(device) or any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
-        return False
-    if any(getattr(torch._C, name, int)() for name in _MODE_STACKS):
+    hooked = any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS)
+    if hooked or torch.is_autocast_enabled(device) or any(getattr(torch._C, name, int)() for name in _MODE_STACKS):
         return False
     return _is_known(attention_function(model)) and all(map(_is_plain, model.modules()))
 
@@ -68,13 +67,10 @@ def steps_of(model: PreTrainedModel) -> tuple[Any, ...]:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    settings = vars(module)
+    settings, kind = vars(module), type(module)
     if module._forward_hooks or "forward" in settings or settings.get("_compiled_call_impl") is not None:
         return False
-    if module._forward_pre_hooks and not all(map(own_hook, module._forward_pre_hooks.values())):
-        return False
-    kind: Any = type(module)
-    if not (_is_known(kind) and _is_known(kind.forward)):
+    if not (all(map(own_hook, module._forward_pre_hooks.values())) and _is_known(kind) and _is_known(kind.forward)):
         return False
     if any(buffer is not None and buffer.is_inference() for buffer in module._buffers.values()):
         return False

@@ -16,9 +16,8 @@ RECORD = resources.files("lookahead") / "assets" / "routes.json"
 
 
 @cache
-def _record() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RECORD.read_text())
-    return found
+def _record() -> Any:
+    return json.loads(RECORD.read_text())
 
 
 def recorded_version() -> str:

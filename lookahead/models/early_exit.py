@@ -24,7 +24,7 @@ def twin_of(module: nn.Module, change: Callable[[Any], None]) -> Any:
     return twin
 
 
-_kept: PerModel[dict[int, tuple[Any, Any]]] = PerModel(dict)
+_kept: PerModel[dict[int, tuple[Any, PreTrainedModel]]] = PerModel(dict)
 
 
 def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
@@ -33,8 +33,7 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     stamp, kept = weights_stamp(model.parameters()), _kept.of(model)
     if layers not in kept or kept[layers][0] != stamp:
         kept[layers] = stamp, _shortened(model, layers)
-    found: PreTrainedModel = kept[layers][1]
-    return found
+    return kept[layers][1]
 
 
 def _shortened(model: PreTrainedModel, layers: int) -> Any:

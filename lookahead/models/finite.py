@@ -27,14 +27,10 @@ def broken_weight(module: nn.Module) -> str | None:
 def look_for_broken_weight(module: nn.Module) -> str | None:
     """The same, whatever was seen before."""
     for name, weight in module.named_parameters():
-        if not _is_plain(weight.detach()):
+        if type(weight.detach()) is not Tensor or weight.dtype not in COMPUTE_DTYPES or weight.is_meta:
             continue
         # A sum takes no memory; where one overflows, a closer look decides.
         wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
         if not weight.sum(dtype=wide).isfinite() and (bad := int((~weight.isfinite()).sum())):
             return f"{bad} of {weight.numel()} numbers of {name} are NaN or infinite"
     return None
-
-
-def _is_plain(weight: Tensor) -> bool:
-    return type(weight) is Tensor and weight.dtype in COMPUTE_DTYPES and not weight.is_meta

@@ -69,9 +69,8 @@ def held_window(model: PreTrainedModel, traits: ModelTraits, rules: Any, cache: 
         return None
     usual = DynamicCache(config=traits.config).layers
     windows = {layer.sliding_window for layer in usual if isinstance(layer, DynamicSlidingWindowLayer)}
-    if cache is not None and (list(map(type, cache.layers)) != list(map(type, usual)) or cache.get_seq_length()):
-        return None
-    if windows != {size}:
+    other = cache is not None and (list(map(type, cache.layers)) != list(map(type, usual)) or cache.get_seq_length())
+    if other or windows != {size}:
         return None
     zero = torch.zeros((), dtype=torch.long)
     seen = function(zero, zero, zero + 2 * size, torch.arange(2 * size + 1))

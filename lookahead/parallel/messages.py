@@ -25,8 +25,6 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 
-_FAILED = 1
-
 
 class RankError(LookaheadError):
     """Some rank has failed, is gone, or does something else than the others."""
@@ -80,7 +78,7 @@ class Messages:
             RankError: a rank has failed, is gone, or has written another text.
         """
         head = torch.zeros(2, self.size, dtype=torch.int64)
-        head[0, self.rank], head[1, self.rank] = _FAILED * failed, self._checksum
+        head[0, self.rank], head[1, self.rank] = int(failed), self._checksum
         message = torch.cat([head.flatten(), content])
         self._sum(message)
         if failed:

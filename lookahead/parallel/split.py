@@ -72,18 +72,17 @@ class SplitModel:
     Attributes:
         choices: gives what is chosen at all nodes of some trees, int32 ``[batch, node, 2]``, from logits; None where
             that is the argmax.
-        fed: nodes that this rank has fed, tokens fed again included.
     """
 
     def __init__(self, model: TreeModel, messages: Messages, size: int) -> None:
         self._model, self._messages, self._size = model, messages, size
         self.choices: Choices | None = None
-        self.fed = 0
         self.hidden = model.hidden
         rows = model.forward_pass.batch
         self._owed: list[list[int]] = [[] for _ in range(rows)]  # accepted tokens that this rank's cache lacks
-        self._parts: list[dict[int, int]] = [{0: 0} for _ in range(rows)]  # by node, where this rank has fed it
-        self._chains = [0] * rows  # tokens fed again before the part
+        self._parts: list[dict[int, int]] = [
+            {0: 0} for _ in range(rows)
+        ]  # by node, where this rank has fed it, behind what it owed
 
     def prefill(self) -> Scores:
         """The whole prompt, on every rank."""
@@ -93,60 +92,40 @@ class SplitModel:
         """Score this rank's parts, and hear what the others say of theirs."""
         splits = [split(tree, self._messages.size) for tree in trees]
         mine = [parts[self._messages.rank] for parts in splits]
-        fed = [self._fed(row, tree, nodes) for row, (tree, nodes) in enumerate(zip(trees, mine, strict=True))]
-        self.fed += sum(map(len, fed))
-        best = max(tree.top_k for tree in trees)
-        scores = self._model.forward(fed)
-        said = self._said(trees, mine, scores, best)
-        # The first rank that has a node speaks of it.
-        owners = [{node: rank for rank in reversed(range(len(parts))) for node in parts[rank]} for parts in splits]
-        content = np.zeros((len(trees), *said[0].shape), np.int64)
-        for row, (nodes, owner) in enumerate(zip(mine, owners, strict=True)):
-            own = [place for place, node in enumerate(nodes) if owner[node] == self._messages.rank]
-            content[row, [nodes[place] for place in own]] = said[row][own]
+        parts = [_part(*each) for each in zip(trees, mine, self._owed, strict=True)]
+        self._parts = [places for _, places in parts]
+        scores = self._model.forward([fed for fed, _ in parts])
+        content = self._said(trees, splits, scores)
         flat = torch.zeros(self._size, dtype=torch.int64)
         flat[: content.size] = torch.from_numpy(content.reshape(-1))
         heard = self._messages.exchange(flat)[: content.size].numpy().reshape(content.shape)
-        return self._scores(trees, scores.logits, heard, (content.shape[2] - 2 if best else 0))
+        return self._scores(trees, scores.logits, heard)
 
-    def _fed(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
-        head = [*self._owed[row], tree.tokens[0]]
-        fed = TokenTree.chain(head[0], head[1:])
-        fed.top_k = tree.top_k
-        places = {0: len(head) - 1}
-        for node in nodes[1:]:
-            places[node] = fed.add(places[tree.parents[node]], tree.tokens[node])
-        self._parts[row], self._chains[row] = places, len(head) - 1
-        return fed
-
-    def _said(
-        self, trees: Sequence[TokenTree], mine: Sequence[Sequence[int]], scores: Scores, best: int
-    ) -> list[np.ndarray]:
-        """Message of this rank on its nodes, int64 ``[row][node of the widest tree, 2 + best]``: the argmax and whether
-        it is broken, the choice and whether it is finite, and the best next tokens with their logits."""
-        width = max(map(len, trees))
-        best = min(best, self._size // (len(trees) * width) - 2)
-        chosen = self._chosen(trees, mine, scores)
-        said = []
-        for row, nodes in enumerate(mine):
+    def _said(self, trees: Sequence[TokenTree], splits: Sequence[Sequence[list[int]]], scores: Scores) -> np.ndarray:
+        """Message of this rank, int64 ``[row, node of the widest tree, 2 + best]``: of nodes that no earlier rank has
+        the argmax and whether it is broken, the choice and whether it is finite, the best next tokens with logits."""
+        rank, width = self._messages.rank, max(map(len, trees))
+        best = min(max(tree.top_k for tree in trees), self._size // (len(trees) * width) - 2)
+        content = np.zeros((len(trees), width, 2 + max(0, best)), np.int64)
+        chosen = self._chosen(trees, [parts[rank] for parts in splits], scores)
+        for row, parts in enumerate(splits):
+            own = [place for place, node in enumerate(parts[rank]) if not any(node in part for part in parts[:rank])]
+            nodes = [parts[rank][place] for place in own]
             places = [self._parts[row][node] for node in nodes]
-            lines = np.zeros((width, 2 + max(0, best)), np.int64)
-            for line, place in enumerate(places):
-                lines[line, 0] = 2 * scores.greedy[row][place] + ((row, place) in scores.broken)
+            content[row, nodes, 0] = [2 * scores.greedy[row][at] + ((row, at) in scores.broken) for at in places]
             if chosen is not None:
-                picked = chosen[row, : len(nodes)].astype(np.int64)
-                lines[: len(nodes), 1] = 2 * picked[:, 0] + (picked[:, 1] if picked.shape[1] > 1 else 1)
+                picked = chosen[row, own].astype(np.int64)
+                content[row, nodes, 1] = 2 * picked[:, 0] + (picked[:, 1] if picked.shape[1] > 1 else 1)
             if best > 0 and scores.successors is not None:
                 found = scores.successors[row]
                 bits = np.ascontiguousarray(found.logits[places, :best], np.float32).view(np.uint32).astype(np.int64)
-                lines[: len(nodes), 2 : 2 + bits.shape[1]] = (found.tokens[places, :best].astype(np.int64) << 32) | bits
-            said.append(lines)
-        return said
+                content[row, nodes, 2 : 2 + bits.shape[1]] = found.tokens[places, :best].astype(np.int64) << 32 | bits
+        return content
 
     def _chosen(self, trees: Sequence[TokenTree], mine: Sequence[Sequence[int]], scores: Scores) -> np.ndarray | None:
         if self.choices is None:
             return None
-        parts = [_part(tree, nodes) for tree, nodes in zip(trees, mine, strict=True)]
+        parts = [_part(tree, nodes)[0] for tree, nodes in zip(trees, mine, strict=True)]
         width = max(map(len, mine))
         at = [[self._parts[row][node] for node in nodes] + [0] * (width - len(nodes)) for row, nodes in enumerate(mine)]
         rows = torch.arange(len(at))[:, None]
@@ -154,15 +133,15 @@ class SplitModel:
         chosen = self.choices(parts, scores.logits[rows, torch.tensor(at)], depths)
         return None if chosen is None else fetch(chosen)
 
-    def _scores(self, trees: Sequence[TokenTree], logits: Tensor, heard: np.ndarray, best: int) -> Scores:
+    def _scores(self, trees: Sequence[TokenTree], logits: Tensor, heard: np.ndarray) -> Scores:
         greedy = (heard[:, :, 0] >> 1).tolist()
         broken = frozenset((int(row), int(node)) for row, node in np.argwhere(heard[:, :, 0] & 1))
         beside: tuple[np.ndarray, ...] = ()
         if self.choices is not None:
             beside = (np.stack([heard[:, :, 1] >> 1, heard[:, :, 1] & 1], axis=2).astype(np.int32),)
-        if best <= 0:
+        packed = heard[:, :, 2:]
+        if not packed.size:
             return Scores(logits, greedy, broken, beside=beside)
-        packed = heard[:, :, 2 : 2 + best]
         tokens = (packed >> 32).astype(np.int32)
         values = (packed & 0xFFFFFFFF).astype(np.uint32).view(np.float32)
         found = [Successors(tokens[row, : len(tree)], values[row, : len(tree)]) for row, tree in enumerate(trees)]
@@ -173,8 +152,8 @@ class SplitModel:
         kept = []
         for row, path in enumerate(paths):
             known = [node for node in path.nodes if node in self._parts[row]]
-            chain = list(range(self._chains[row])) if path.nodes else []
-            kept.append(Path([*chain, *(self._parts[row][node] for node in known)], []))
+            again = range(self._parts[row][0] if path.nodes else 0)
+            kept.append(Path([*again, *(self._parts[row][node] for node in known)], []))
             if path.nodes:
                 # Each visited node but the root holds the token that was decided before it.
                 self._owed[row] = path.tokens[len(known) - 1 : -1]
@@ -197,11 +176,14 @@ class SplitModel:
         return False
 
 
-def _part(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
-    part, places = TokenTree(tree.tokens[0]), {0: 0}
+def _part(tree: TokenTree, nodes: Sequence[int], before: Sequence[int] = ()) -> tuple[TokenTree, dict[int, int]]:
+    """Some nodes of a tree, behind the tokens ``before`` its root, and where each of them is."""
+    head, places = [*before, tree.tokens[0]], {0: len(before)}
+    part = TokenTree.chain(head[0], head[1:])
+    part.top_k = tree.top_k
     for node in nodes[1:]:
         places[node] = part.add(places[tree.parents[node]], tree.tokens[node])
-    return part
+    return part, places
 
 
 def refusal(why: str) -> LookaheadError:
@@ -221,12 +203,9 @@ class Replicas(TensorParallel):
     def __init__(self, model: Any, sequences: Sequences) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise refusal("torch.distributed is not initialised, as it is under torchrun after init_process_group")
-        super().__init__(model, sequences)
+        super().__init__(model, sequences, dist.group.WORLD)
         self._model = model
         self._split: SplitModel | None = None
-
-    def _ranks(self, model: Any) -> Any:
-        return dist.group.WORLD
 
     def times(self, kept: dict[Any, Any]) -> dict[Any, Any]:
         """Passes over parts have curves of their own."""

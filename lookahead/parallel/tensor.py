@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from jacobi import Drafter, Path, Successors, TokenTree
 from lookahead._per_model import PerModel
@@ -27,9 +28,9 @@ class TensorParallel:
 
     _tells_top_k = False  # rank 0 alone learns, and sees all nodes
 
-    def __init__(self, model: Any, sequences: Sequences) -> None:
+    def __init__(self, model: Any, sequences: Sequences, ranks: Any = None) -> None:
         kept = _groups.take(model)
-        group = message_group(self._ranks(model)) if kept is None else kept
+        group = message_group(ranks or tensor_parallel_group(model)) if kept is None else kept
         _groups.put(model, group)
         self.messages = Messages(group)
         self._sequences = sequences
@@ -39,9 +40,6 @@ class TensorParallel:
         self._size = 1 + rows * self._each
         self._trees: list[TokenTree] = []
         self._seen = [0] * rows
-
-    def _ranks(self, model: Any) -> Any:
-        return tensor_parallel_group(model)
 
     def times(self, kept: dict[Any, Any]) -> dict[Any, Any]:
         """Where latency curves of these passes are kept, beside those of the model's other passes."""
@@ -66,39 +64,37 @@ class TensorParallel:
         self.messages.share_generators(device)
         with self.messages.failing(self._size):
             yield [_TreeOfRankZero(self, row, drafter) for row, drafter in enumerate(drafters)]
-            self._note()
-            self.messages.exchange(torch.zeros(self._size, dtype=torch.int64))
+            self._exchange()
 
     def tree(self, row: int, drafter: Drafter, room: int) -> TokenTree:
         """One row's next tree. The message goes when the last row of rank 0 has one; the others wait at their first."""
-        last = self._sequences.batch - 1
         if self.leads:
             self._trees = [*self._trees[:row], drafter.draft(room)]
-            if row == last:
+            if len(self._trees) == self._sequences.batch:
                 self._tell()
-            return self._trees[row]
-        if row == 0:
+        elif row == 0:
             self._hear()
         return self._trees[row]
 
-    def _note(self) -> None:
+    def _exchange(self, content: Sequence[int] = ()) -> Tensor:
+        """Rank 0's content, once all ranks have compared what they have written."""
         for row, written in enumerate(self._sequences.written):
             self.messages.note(written[self._seen[row] :])
             self._seen[row] = len(written)
+        told = torch.tensor(content) if content else torch.zeros(self._size, dtype=torch.int64)
+        return self.messages.exchange(told)
 
     def _tell(self) -> None:
-        self._note()
         content = [int(self._sequences.in_step)]
         for tree in self._trees:
             if len(tree) > _MOST_NODES:
                 raise RankError(f"A tree has {len(tree)} nodes: at most {_MOST_NODES} can be told to other ranks.")
             fill = [0] * (_MOST_NODES - len(tree))
             content += [len(tree), tree.top_k, *tree.tokens, *fill, *tree.parents, *fill]
-        self.messages.exchange(torch.tensor(content))
+        self._exchange(content)
 
     def _hear(self) -> None:
-        self._note()
-        content = self.messages.exchange(torch.zeros(self._size, dtype=torch.int64)).tolist()
+        content = self._exchange().tolist()
         self._sequences.in_step = bool(content[0])
         self._trees = []
         for row in range(self._sequences.batch):

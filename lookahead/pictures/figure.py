@@ -44,21 +44,14 @@ def draw(each: dict[str, Any], title: str, file: Path) -> None:
     for node, parent in enumerate(each["parents"]):
         (across, down), text = spots[node], visible(each["tokens"][node])
         colour = known.get(each["sources"][node], "#1c1c1e" if node == 0 else _GREY)
+        face, ink, edge = (colour, "white", 1.6) if node in kept else ("white", colour, 0.8)
         if parent >= 0:
-            before = spots[parent]
-            line: dict[str, Any] = {"color": colour, "linewidth": 2.4, "zorder": 1}
-            if node not in kept:
-                line |= {"color": "0.82", "linewidth": 1.0}
-            axes.plot([before[0], across], [-before[1], -down], **line)
-        box: dict[str, Any] = {
-            "boxstyle": "round,pad=0.25",
-            "edgecolor": colour,
-            "linewidth": 1.6 if node in kept else 0.8,
-        }
-        box["facecolor"] = colour if node in kept else "white"
+            before, (line, width) = spots[parent], (colour, 2.4) if node in kept else ("0.82", 1.0)
+            axes.plot([before[0], across], [-before[1], -down], color=line, linewidth=width, zorder=1)
+        box = {"boxstyle": "round,pad=0.25", "edgecolor": colour, "linewidth": edge, "facecolor": face}
         chance = each["chances"][node]
         label = text if node == 0 or chance < 0 else f"{text}  {chance:.0f}%"
-        style: dict[str, Any] = {"color": "white" if node in kept else colour, "fontsize": 8, "parse_math": False}
+        style: dict[str, Any] = {"color": ink, "fontsize": 8, "parse_math": False}
         axes.annotate(label, (across, -down), ha="center", va="center", bbox=box, zorder=2, **style)
     handles = [Line2D([], [], color=colour, linewidth=4, label=name) for name, colour in known.items()]
     if handles:
@@ -121,7 +114,6 @@ def places(parents: Sequence[int]) -> list[tuple[int, float]]:
         node = waiting.pop()
         order.append(node)
         waiting += reversed(children[node])
-    for node in order:
         if not children[node]:
             heights[node], free = float(free), free + 1
     for node in reversed(order):

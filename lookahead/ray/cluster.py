@@ -41,12 +41,12 @@ def ray_of() -> Any:
     return ray
 
 
-def share(ray: Any, replicas: int, gpus: float | None = None) -> dict[str, float]:
+def share(ray: Any, replicas: int) -> dict[str, float]:
     """Resources of each of some replicas: an even part of the processors, of which one stays free for Ray's own
     tasks, and of the GPUs, if there are any; whole ones where there are enough."""
     there = ray.cluster_resources()
     found = {"num_cpus": _part(max(0.5, there.get("CPU", 1.0) - 1), replicas)}
-    gpus = _part(there.get("GPU", 0.0), replicas) if gpus is None else gpus
+    gpus = _part(there.get("GPU", 0.0), replicas)
     return found | ({"num_gpus": gpus} if gpus else {})
 
 

@@ -18,16 +18,18 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from starlette.responses import PlainTextResponse
+
 from lookahead.ray.cluster import ray_of
-from lookahead.serve.errors import ApiError, ClientLeft, give_up, internal_error, shutting_down
+from lookahead.serve.errors import ApiError, give_up, internal_error, shutting_down
 from lookahead.serve.gate import Receive, Scope, Send, body_of, refuse
-from lookahead.serve.metrics import merged
+from lookahead.serve.metrics import METRICS_TYPE, merged
 
 log = logging.getLogger("lookahead.ray")
 _TRIES = 4  # replicas that one request may outlive: it may be what kills them
@@ -40,10 +42,6 @@ class AsgiRequest:
 
     scope: dict[str, Any]
     body: bytes
-
-
-class Lost(Exception):
-    """The replica is gone."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,8 @@ class Front:
                 raise shutting_down()
             asked = AsgiRequest(_plain(scope), await body_of(receive, self._client_timeout))
             if scope["path"] == "/metrics":
-                await client.text(merged(await self._replicas.broadcast("metrics").results_async()))
+                text = merged(await self._replicas.broadcast("metrics").results_async())
+                await PlainTextResponse(text, media_type=METRICS_TYPE)(scope, receive, client.send)
                 return
             task = asyncio.ensure_future(self._forward(asked, client))
             self._under_way[task] = asyncio.get_running_loop()
@@ -130,7 +129,7 @@ class Front:
             try:
                 await self._pass_on(handle.remote(asked), client, end)
                 return
-            except Lost:
+            except self._errors.dead:
                 log.warning("A replica is gone. Its request %s.", "was cut" if client.begun else "goes to another one")
                 if client.begun:
                     break
@@ -140,7 +139,7 @@ class Front:
             if client.begun
             else f"So are {_TRIES - 1} others that were asked for it."
         )
-        raise ApiError(told, 503, kind="server_error", code="replica_lost", headers={"Retry-After": "1"})
+        raise ApiError(told, 503, code="replica_lost", headers={"Retry-After": "1"})
 
     async def _pass_on(self, stream: Any, client: "_Client", end: float) -> None:
         """Send what a replica says."""
@@ -148,13 +147,9 @@ class Front:
             async for messages in _within(stream, client, end):
                 for message in messages:
                     await client.send(message)
-        except self._errors.dead as error:
-            raise Lost from error
         except self._errors.full as error:
-            told, headers = "All replicas are busy, and the queue is full. Try again later.", {"Retry-After": "1"}
-            raise ApiError(told, 429, kind="rate_limit_error", code="queue_full", headers=headers) from error
-        except ClientLeft:
-            pass
+            told = "All replicas are busy, and the queue is full. Try again later."
+            raise ApiError(told, 429, code="queue_full", headers={"Retry-After": "1"}) from error
         finally:
             with suppress(Exception):  # where the stream has failed, Ray raises its error once more
                 stream.cancel()
@@ -171,9 +166,9 @@ async def _within(stream: Any, client: "_Client", end: float) -> AsyncIterator[A
             try:
                 done, _ = await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if gone in done and not client.ended:
-                    raise ClientLeft
+                    return
                 if not done:
-                    raise ApiError("No replica has answered in time.", 504, kind="server_error", code="timeout")
+                    raise ApiError("No replica has answered in time.", 504, code="timeout")
                 yield step.result()
             finally:
                 give_up(step)
@@ -188,7 +183,7 @@ class _Client:
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
-        self._start: dict[str, Any] | None = None  # kept back until there is something after it
+        self._start: MutableMapping[str, Any] | None = None  # kept back until there is something after it
         self.begun = self.ended = False
 
     async def gone(self) -> None:
@@ -196,7 +191,7 @@ class _Client:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self._start = message
             return
@@ -205,11 +200,6 @@ class _Client:
             await self._send(start)
         self.ended = not message.get("more_body", False)
         await self._send(message)
-
-    async def text(self, text: bytes) -> None:
-        headers = [(b"content-type", b"text/plain; version=0.0.4"), (b"content-length", str(len(text)).encode())]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": text})
 
     async def end(self, error: ApiError) -> None:
         """Tell an error: as the answer, or as the last event of the one that has begun."""

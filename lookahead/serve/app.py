@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -27,10 +27,10 @@ from lookahead._version import __version__
 from lookahead.generation.memories import learning
 from lookahead.patch import augment_all
 from lookahead.serve.engine import Engine
-from lookahead.serve.errors import ApiError, ClientLeft, give_up, internal_error
+from lookahead.serve.errors import ApiError, client_left, give_up, internal_error
 from lookahead.serve.gate import Gate, body_of
-from lookahead.serve.jobs import Answer, Cancelled, Job, Piece
-from lookahead.serve.metrics import Metrics
+from lookahead.serve.jobs import Answer, Job, Piece
+from lookahead.serve.metrics import METRICS_TYPE, Metrics
 from lookahead.serve.plans import Limits, RequestPlan, RequestPlanner
 from lookahead.serve.shapes import Shape
 from lookahead.strategies.lookahead import Lookahead
@@ -56,27 +56,15 @@ class Service:
         async with self._reading:
             plan = await run_in_threadpool(self.planner.plan, raw, chat, self.name)
         shape = Shape(self.name, self.engine.tokenizer, plan, chat)
-        running = _Running(self, plan)
-        if not plan.stream:
-            return await self._whole(request, running, shape)
-        try:
-            first = await _while_there(request, running.next())  # a call that is refused is told by its status
-        except ClientLeft:
-            running.drop()
-            return Response(status_code=499)
-        except BaseException:
-            running.drop()
-            raise
-        chunks = _chunks(running, shape, first)
-        return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-    async def _whole(self, request: Request, running: "_Running", shape: Shape) -> Response:
-        try:
+        with ExitStack() as unheard:
+            running = _Running(self, plan)
+            unheard.callback(running.drop)
+            if plan.request.stream:
+                first = await _while_there(request, running.next())  # a call that is refused is told by its status
+                unheard.pop_all()
+                chunks = _chunks(running, shape, first)
+                return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
             answers = await _while_there(request, running.all())
-        except ClientLeft:
-            return Response(status_code=499)
-        finally:
-            running.drop()
         return Response(await run_in_threadpool(_json, shape.whole, answers), media_type="application/json")
 
 
@@ -86,7 +74,7 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     try:
         while not (await asyncio.wait({task}, timeout=_LOOKS))[0]:
             if await request.is_disconnected():
-                raise ClientLeft
+                raise client_left()
         return task.result()
     finally:
         give_up(task)
@@ -100,7 +88,6 @@ class _Running:
         self._events: asyncio.Queue[Piece | Answer | BaseException | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._told = False
-        self.plan = plan
         self.job = Job(plan, self._tell)
         service.engine.submit(self.job)
 
@@ -116,9 +103,8 @@ class _Running:
         try:
             event = await asyncio.wait_for(self._events.get(), max(0.0, left))
         except TimeoutError as error:
-            self.drop()
             told = f"The request took longer than {self._service.limits.timeout:g} seconds."
-            raise ApiError(told, 504, kind="server_error", code="timeout") from error
+            raise ApiError(told, 504, code="timeout") from error
         metrics, passed = self._service.metrics, perf_counter() - self._begin
         if isinstance(event, Answer):
             metrics.count(event)
@@ -133,11 +119,9 @@ class _Running:
 
     async def all(self) -> list[Answer]:
         """The answers when they are done."""
-        answers = list[Answer]()
-        while (event := await self.next()) is not None:
-            if isinstance(event, Answer):
-                answers.append(event)
-        return answers
+        while await self.next() is not None:
+            pass
+        return self.job.answers
 
     def drop(self) -> None:
         """Nobody waits for it any more."""
@@ -146,24 +130,19 @@ class _Running:
 
 async def _chunks(running: _Running, shape: Shape, event: Piece | Answer | None) -> AsyncIterator[str]:
     """The events of a stream. Log probabilities are known at the end, so with them an answer comes as one chunk."""
-    answers, opened, texts = list[Answer](), set[int](), dict[int, str]()
-    gathers = running.plan.logprobs is not None
+    opened, gathers = set[int](), shape.plan.logprobs is not None
     try:
         while event is not None:
             if event.index not in opened:
                 opened.add(event.index)
                 yield _event(shape.begin, event.index)
             if isinstance(event, Answer):
-                answers.append(event)
-                text = texts.get(event.index, "") if gathers else None
-                yield await run_in_threadpool(_event, shape.end, event, text)
-            elif gathers:
-                texts[event.index] = texts.get(event.index, "") + event.text
-            else:
+                yield await run_in_threadpool(_event, shape.end, event, event.text if gathers else None)
+            elif not gathers:
                 yield _event(shape.piece, event)
             event = await running.next()
-        if running.plan.usage:
-            yield _event(shape.last, answers)
+        if shape.plan.request.stream_options.include_usage:
+            yield _event(shape.last, running.job.answers)
         yield "data: [DONE]\n\n"
     except ApiError as error:
         yield _event(error.body)
@@ -184,12 +163,17 @@ def _json(make: Callable[..., dict[str, Any]], *given: Any) -> str:
 def _refusal(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, HTTPException):
+        return ApiError(str(error.detail), error.status_code, headers=dict(error.headers or {}))
     if isinstance(error, LookaheadError):
         return ApiError(str(error))
-    if isinstance(error, Cancelled):
-        return ApiError("The request was cancelled.", 499, kind="server_error", code="cancelled")
     log.error("A request failed.", exc_info=error)
     return internal_error()
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    refusal = _refusal(error)
+    return JSONResponse(refusal.body(), refusal.status, refusal.headers)
 
 
 def application(
@@ -242,23 +226,14 @@ def application(
             engine.cut()  # what is still under way has no client any more
             await run_in_threadpool(engine.close)
 
-    app = FastAPI(title="lookahead", version=__version__, lifespan=lifespan, openapi_url=None)
+    handlers: dict[Any, Any] = dict.fromkeys((ApiError, HTTPException, LookaheadError, Exception), _refuse)
+    app = FastAPI(
+        title="lookahead", version=__version__, lifespan=lifespan, openapi_url=None, exception_handlers=handlers
+    )
     app.state.service = service
     app.add_middleware(Gate, api_key=api_key, most_bytes=limits.body, hosts=hosts)
-    _add_errors(app)
     _add_routes(app, service)
     return app
-
-
-def _add_errors(app: FastAPI) -> None:
-    async def refuse(request: Request, error: Exception) -> Response:
-        if isinstance(error, HTTPException):
-            error = ApiError(str(error.detail), error.status_code, headers=dict(error.headers or {}))
-        refusal = error if isinstance(error, ApiError) else _refusal(error)
-        return JSONResponse(refusal.body(), refusal.status, refusal.headers)
-
-    for kind in (ApiError, HTTPException, LookaheadError, Exception):
-        app.add_exception_handler(kind, refuse)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
@@ -289,14 +264,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(service.metrics.text(), media_type=METRICS_TYPE)
 
     page = _PAGE.read_text(encoding="utf-8")
-    policy = _policy(page)
+    safe = {"Content-Security-Policy": _policy(page), "X-Content-Type-Options": "nosniff"}
 
     @app.get("/")
     async def index() -> Response:
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
+        return HTMLResponse(page, headers=safe)
 
 
 def _policy(page: str) -> str:

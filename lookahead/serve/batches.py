@@ -13,8 +13,8 @@ from jacobi import LookaheadError
 from lookahead.patch import augment_all
 from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError
-from lookahead.serve.jobs import Answer, Job, Piece
-from lookahead.serve.plans import Limits, RequestPlan, RequestPlanner
+from lookahead.serve.jobs import Job
+from lookahead.serve.plans import Limits, RequestPlanner
 from lookahead.serve.shapes import Shape
 
 _REQUEST = "batch_req_"
@@ -46,8 +46,8 @@ class Outcome:
     error: str | None = None
 
 
-class Answerer:
-    """Answers batches with one model; :meth:`close` ends its thread.
+class Answerer(Engine):
+    """An engine that answers batches with one model; :meth:`close` ends its thread.
 
     Args:
         name: what answers call the model.
@@ -63,44 +63,35 @@ class Answerer:
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._planner = RequestPlanner(model, tokenizer, Limits(context=context, new_tokens=new_tokens))
         self._most = 2 * rows  # asked for at a time: the next ones wait at hand
-        self._engine = Engine(model, tokenizer, most_waiting=self._most, conversations=conversations, rows=rows)
         self._name = name
-        self._shape = partial(Shape, name, tokenizer)
+        super().__init__(model, tokenizer, most_waiting=self._most, conversations=conversations, rows=rows)
 
     def answer(self, lines: Iterable[Line]) -> Iterator[Outcome]:
         """Answer requests, or refuse them, one after the other as they end. Any other error ends the batch."""
         told: queue.Queue[tuple[int, Any]] = queue.Queue()
-        waiting, asked = deque(lines), dict[int, tuple[Line, RequestPlan, list[Answer]]]()
+        waiting, asked = deque(lines), dict[int, tuple[Line, Job]]()
         while waiting or asked:
             while waiting and len(asked) < self._most:
                 line = waiting.popleft()
                 try:
                     plan = self._planner.plan(json.dumps(line.body).encode(), line.chat, name=self._name)
-                    self._engine.submit(Job(plan, partial(_tell, told, line.number)))
-                    asked[line.number] = line, plan, []
+                    job = Job(plan, partial(_tell, told, line.number))
+                    self.submit(job)
+                    asked[line.number] = line, job
                 except (ApiError, LookaheadError) as error:
                     yield Outcome(line.number, error=str(error))
             if not asked:
                 continue
             number, event = told.get()
-            if isinstance(event, Answer):
-                asked[number][2].append(event)
-            elif event is None:
-                line, plan, answers = asked.pop(number)
-                yield Outcome(number, _record(line, self._shape(plan, line.chat).whole(answers)))
+            if event is None:
+                line, job = asked.pop(number)
+                shape = Shape(self._name, self.tokenizer, job.plan, line.chat)
+                yield Outcome(number, _record(line, shape.whole(job.answers)))
             elif isinstance(event, ApiError | LookaheadError):
                 del asked[number]
                 yield Outcome(number, error=str(event))
-            elif not isinstance(event, Piece):
+            elif isinstance(event, BaseException):
                 raise event
-
-    def cut(self) -> None:
-        """End what is under way."""
-        self._engine.cut()
-
-    def close(self) -> None:
-        """Wait for the thread's end: one that still runs when Python ends may abort the process."""
-        self._engine.close()
 
 
 def _tell(told: "queue.Queue[tuple[int, Any]]", number: int, event: Any) -> None:

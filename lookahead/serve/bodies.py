@@ -84,23 +84,23 @@ class Request(_Body):
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 30)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = 0.0
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] = 1
     stop: str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
     prediction: Prediction | None = None
-    use_lookahead: bool | None = None
-    lookahead: Details | None = None
+    use_lookahead: bool = True
+    lookahead: Details = Details()
 
     @property
     def stops(self) -> list[str]:
@@ -112,14 +112,14 @@ class ChatRequest(Request):
     unsupported = _UNSUPPORTED["request"] | _UNSUPPORTED["chat"]
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
 
 
 class CompletionRequest(Request):
     unsupported = _UNSUPPORTED["request"] | _UNSUPPORTED["completion"]
     prompt: str | Annotated[list[str], _FIRST] | _Ids | Annotated[list[_Ids], _FIRST]
-    echo: bool | None = None
+    echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
 
@@ -165,15 +165,13 @@ def read(raw: bytes, kind: type[_Model], most_values: int = MOST_VALUES) -> _Mod
         raise ApiError(f"logit_bias: expected at most {_MOST_BIASES} tokens, got {len(biases)}.", param="logit_bias")
     try:
         return kind.model_validate(document)
-    except (ValidationError, RecursionError) as error:
-        raise _told(error) from error
-
-
-def check_model(request: Request, name: str) -> None:
-    """Refuse a request for another model than the one of that name."""
-    if request.model not in (None, name):
-        told = f"The model {request.model[:100]!r} does not exist here: this server has {name!r}."
-        raise ApiError(told, 404, code="model_not_found", param="model")
+    except RecursionError as error:
+        raise ApiError("The body is nested too deeply.") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:200]
+        param = str(first["loc"][0]) if first["loc"] else None
+        raise ApiError(f"{where}: {first['msg']}.", param=param) from error
 
 
 def _whole(digits: str) -> int:
@@ -184,14 +182,6 @@ def _whole(digits: str) -> int:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
-
-
-def _told(error: ValidationError | RecursionError) -> ApiError:
-    if isinstance(error, RecursionError):
-        return ApiError("The body is nested too deeply.")
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))[:200]
-    return ApiError(f"{where}: {first['msg']}.", param=str(first["loc"][0]) if first["loc"] else None)
 
 
 def text_of(content: str | list[TextPart]) -> str:

@@ -18,7 +18,7 @@ from lookahead.models.names import CACHE
 from lookahead.pieces import text_of, tokens_of
 from lookahead.scheduling import Scheduler, Ticket
 from lookahead.serve.errors import ApiError, shutting_down
-from lookahead.serve.jobs import Answer, AnswerStream, Job, Piece
+from lookahead.serve.jobs import Answer, AnswerStream, Job
 from lookahead.serve.plans import LogProbs, Penalties, RequestPlan, StopStrings
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
@@ -85,13 +85,9 @@ class Engine:
             if not self.alive:
                 raise shutting_down()
             if len(self._waiting) + min(0, self.running - self._rows) >= self._most_waiting:
-                raise ApiError(
-                    f"{len(self._waiting)} requests wait already. Try again later.",
-                    429,
-                    kind="rate_limit_error",
-                    code="queue_full",
-                    headers={"Retry-After": str(max(1, math.ceil(len(self._waiting) * self._usual_s / self._rows)))},
-                )
+                told = f"{len(self._waiting)} requests wait already. Try again later."
+                seconds = max(1, math.ceil(len(self._waiting) * self._usual_s / self._rows))
+                raise ApiError(told, 429, code="queue_full", headers={"Retry-After": str(seconds)})
             self._waiting.append(job)
             self._changed.notify_all()
 
@@ -110,13 +106,13 @@ class Engine:
         for _ in range(3):
             told: Queue[Any] = Queue()
             settings = {"do_sample": False, "min_new_tokens": tokens}
-            plan = RequestPlan([prompt], 1, 0, settings, (0.0, 0.0), [], True, references, room=[tokens])
-            self.submit(Job(plan, told.put))
+            plan = RequestPlan([prompt], [tokens], settings, references=references)
+            job = Job(plan, told.put)
+            self.submit(job)
             while (event := told.get()) is not None:
-                if isinstance(event, Answer):
-                    references = (tuple(event.tokens),)
-                elif not isinstance(event, Piece):
+                if isinstance(event, BaseException):
                     raise event
+            references = (tuple(job.answers[0].tokens),)
 
     def refuse(self) -> None:
         """Take no more jobs; those that were submitted go on."""
@@ -132,7 +128,7 @@ class Engine:
                 job.cancel(shutting_down())
 
     def close(self) -> None:
-        """Finish what was submitted, and stop."""
+        """Finish what was submitted, and stop: a thread that still runs when Python ends may abort the process."""
         self.refuse()
         self._thread.join()
 
@@ -181,7 +177,8 @@ class Engine:
             job.check()
             for task in [task for task in job.tasks if task.ticket.done]:
                 job.tasks.remove(task)
-                job.tell(self._answer(job, task))
+                job.answers.append(self._answer(job, task))
+                job.tell(job.answers[-1])
         except BaseException as error:
             self._end(job, error)
             return
@@ -198,24 +195,25 @@ class Engine:
         job.tell(error)
 
     def _task(self, job: Job, index: int) -> "_Task":
-        plan = job.plan
-        which, copy = divmod(index, plan.n)
+        plan, request = job.plan, job.plan.request
+        which, copy = divmod(index, request.n)
         ids = plan.prompts[which]
         cache, cached = self._kept.take(ids)
         stream = AnswerStream(job, index, self.tokenizer)
         settings = plan.settings | {"max_new_tokens": plan.room[which], "streamer": stream}
-        processors: list[LogitsProcessor] = [Penalties(len(ids), *plan.penalties)] * any(plan.penalties)
         logs = None if plan.logprobs is None else LogProbs(plan.logprobs)
-        settings["logits_processor"] = processors if logs is None else [logs, *processors]
-        if plan.stops:
-            settings["stopping_criteria"] = [StopStrings(self.tokenizer, plan.stops)]
+        settings["logits_processor"] = processors = list[LogitsProcessor](() if logs is None else (logs,))
+        if request.frequency_penalty or request.presence_penalty:
+            processors.append(Penalties(len(ids), request.frequency_penalty, request.presence_penalty))
+        if request.stops:
+            settings["stopping_criteria"] = [StopStrings(self.tokenizer, request.stops)]
         if cache is not None:
             settings[CACHE] = cache
         inputs = torch.tensor([ids], device=self.model.device)
         ticket = self._scheduler.submit(
             seed=plan.seed + copy,
             watcher=stream.see,
-            use_lookahead=plan.lookahead,
+            use_lookahead=request.use_lookahead,
             lookahead_strategy=replace(self._strategy, references=plan.references or None),
             input_ids=inputs,
             attention_mask=torch.ones_like(inputs),
@@ -233,7 +231,7 @@ class Engine:
         ends = plan.settings.get("eos_token_id", self.model.generation_config.eos_token_id)
         ended = bool(tokens) and tokens[-1] in (ends if isinstance(ends, list) else [ends])
         stopped = stream.close()
-        finish = "stop" if ended or stopped or len(tokens) < plan.room[task.index // plan.n] else "length"
+        finish = "stop" if ended or stopped or len(tokens) < plan.room[task.index // plan.request.n] else "length"
         stats = getattr(output, "stats", None) or DecodingStats(steps=len(tokens), emitted=len(tokens))
         whole = text_of(self.tokenizer, tokens)
         kept, found = stream.text if stopped else whole, None

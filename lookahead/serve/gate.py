@@ -2,12 +2,13 @@
 
 import asyncio
 import hmac
-import json
 import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from lookahead.serve.errors import ApiError
+from starlette.responses import JSONResponse
+
+from lookahead.serve.errors import ApiError, client_left
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -16,13 +17,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # Names that no page has given to this machine: addresses, and names without a dot, which nobody on the Internet owns.
 _LOCAL = re.compile(r"[^.]*|[\d.]+|\[[\da-f:.]*\]|.*\.localhost")
 _OPEN = ("", "/", "/health")  # paths that ask for no key
-
-
-class TooLarge(ApiError):
-    """A body beyond the limit."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(f"The body is larger than {most} bytes.", 413, code="body_too_large")
 
 
 class Gate:
@@ -60,15 +54,14 @@ class Gate:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.lstrip(b" "), self._key):
                 told = "The API key is missing or wrong: expected the header Authorization: Bearer KEY."
-                kinds = {"kind": "authentication_error", "code": "invalid_api_key"}
-                return ApiError(told, 401, headers={"WWW-Authenticate": "Bearer"}, **kinds)
+                return ApiError(told, 401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         kind = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
         if scope["method"] == "POST" and kind != b"application/json":
             told = f"The body is {kind.decode('latin-1')[:100]!r}: expected the header Content-Type: application/json."
             return ApiError(told, 415, code="unsupported_media_type")
         length = headers.get(b"content-length", b"0")
         fits = length.isdigit() and len(length) < 20 and int(length) <= self._most
-        return None if fits else TooLarge(self._most)
+        return None if fits else self._too_large()
 
     def _foreign(self, host: str, origin: str) -> ApiError | None:
         """Refuse a page of another site, also one that calls this machine by the site's own name."""
@@ -81,6 +74,9 @@ class Gate:
             return None
         return ApiError(f"{told} lookahead serve --allowed-host NAME allows another.", 403, code=code)
 
+    def _too_large(self) -> ApiError:
+        return ApiError(f"The body is larger than {self._most} bytes.", 413, code="body_too_large")
+
     def _counted(self, receive: Receive) -> Receive:
         """Bodies without a stated length are counted as they come."""
         seen = 0
@@ -90,7 +86,7 @@ class Gate:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self._most:
-                raise TooLarge(self._most)
+                raise self._too_large()
             return message
 
         return counted
@@ -104,7 +100,7 @@ async def body_of(receive: Receive, seconds: float) -> bytes:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ApiError("The client left before its body was complete.", 499, code="cancelled")
+                    raise client_left()
                 parts.append(message.get("body", b""))
                 more = message.get("more_body", False)
     except TimeoutError as error:
@@ -115,11 +111,9 @@ async def body_of(receive: Receive, seconds: float) -> bytes:
 
 async def refuse(send: Send, error: ApiError) -> None:
     """Answer by an error."""
-    body = json.dumps(error.body()).encode()
-    named = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    headers = [(name.lower().encode(), value.encode()) for name, value in (named | error.headers).items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    answer = JSONResponse(error.body(), error.status, error.headers | {"Connection": "close"})
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+    await send({"type": "http.response.body", "body": answer.body})
 
 
 def _path(scope: Scope) -> str:

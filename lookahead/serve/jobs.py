@@ -10,12 +10,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from lookahead.generation.watch import Pass
 from lookahead.pieces import Pieces
+from lookahead.serve.errors import client_left
 from lookahead.serve.plans import RequestPlan
 from lookahead.stats import DecodingStats
-
-
-class Cancelled(Exception):
-    """Nobody waits for the answer any more."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,12 @@ class Job:
         self.begun = 0  # answers that were begun
         self.begin = 0.0  # when the first of them was
         self.tasks: list[Any] = []  # answers that are being written
+        self.answers: list[Answer] = []  # that are done
         self._ended: Exception | None = None
 
     def cancel(self, reason: Exception | None = None) -> None:
         """End it at its next pass, or leave it out where it has not begun; ``reason`` is what it is told."""
-        self._ended = self._ended or reason or Cancelled()
+        self._ended = self._ended or reason or client_left()
 
     def check(self) -> None:
         if self._ended is not None:
@@ -80,8 +78,7 @@ class AnswerStream(BaseStreamer):
 
     def __init__(self, job: Job, index: int, tokenizer: Any) -> None:
         self._job, self._index = job, index
-        self._pieces = Pieces(tokenizer, job.plan.stops)
-        self._details = job.plan.details
+        self._pieces = Pieces(tokenizer, job.plan.request.stops)
         self.text = ""
         self._known: deque[tuple[bool, str]] = deque()  # of tokens that a pass has written: drafted, source
         self._tokens: list[dict[str, Any]] = []  # not told yet
@@ -106,28 +103,22 @@ class AnswerStream(BaseStreamer):
         self._job.check()
         for token in value.tolist():
             self._count += 1
-            drafted, source = self._known.popleft() if self._known else (False, "")
-            piece = self._pieces.add(token)
-            self._tokens.append({"text": piece, "drafted": drafted, "source": source})
-            self._tell(piece)
+            self._tell(self._pieces.add(token), *(self._known.popleft() if self._known else ()))
 
     def end(self) -> None:
         """Nothing: :meth:`close` is called when the call has succeeded."""
 
     def close(self) -> bool:
         """Tell the rest; whether a stop string ended the text."""
-        rest = self._pieces.close()
-        if rest:
-            self._tokens.append({"text": rest, "drafted": False, "source": ""})
-        self._tell(rest)
+        self._tell(self._pieces.close())
         return self._pieces.stopped
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, text: str, drafted: bool = False, source: str = "") -> None:
+        self._tokens.append({"text": text, "drafted": drafted, "source": source})
         if not text:
             return
         self.text += text
         tokens, self._tokens = [token for token in self._tokens if token["text"]], []
         speed = self._count / max(1e-9, perf_counter() - self._begin)
         passes = self._passes or self._count
-        details = (tokens, passes, speed) if self._details else ([], 0, 0.0)
-        self._job.tell(Piece(self._index, text, *details))
+        self._job.tell(Piece(self._index, text, tokens, passes, speed))

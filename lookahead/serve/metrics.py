@@ -1,13 +1,18 @@
 """Figures for Prometheus, under the names that vLLM gave them, so that its dashboards show them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from lookahead.serve.jobs import Answer
 
+METRICS_TYPE = "text/plain; version=0.0.4"
 # Of finished answers.
 _COUNTS: tuple[tuple[str, str, Callable[[Answer], int]], ...] = (
     ("prompt_tokens", "Prompt tokens of finished answers.", lambda answer: answer.prompt_tokens),
@@ -28,21 +33,15 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model = model
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"vllm:{name}", text, ("model_name", *labels), registry=self.registry)
+        def one(kind: Any, name: str, text: str, *labels: str, **settings: Any) -> Any:
+            made = kind(f"vllm:{name}", text, ("model_name", *labels), registry=self.registry, **settings)
+            return made if labels else made.labels(model)
 
-        def histogram(name: str, text: str) -> Histogram:
-            made = Histogram(f"vllm:{name}", text, ("model_name",), registry=self.registry, buckets=_SECONDS)
-            return made.labels(model)
-
-        for name, text, read in (
-            ("num_requests_running", "Requests that are decoded now.", running),
-            ("num_requests_waiting", "Requests in the queue.", waiting),
-        ):
-            gauge = Gauge(f"vllm:{name}", text, ("model_name",), registry=self.registry)
-            gauge.labels(model).set_function(read)
-        self._counts = [(counter(name, text).labels(model), read) for name, text, read in _COUNTS]
-        self._success = counter("request_success", "Finished answers, by what ended them.", "finished_reason")
+        one(Gauge, "num_requests_running", "Requests that are decoded now.").set_function(running)
+        one(Gauge, "num_requests_waiting", "Requests in the queue.").set_function(waiting)
+        self._counts = [(one(Counter, name, text), read) for name, text, read in _COUNTS]
+        self._success = one(Counter, "request_success", "Finished answers, by what ended them.", "finished_reason")
+        histogram = partial(one, Histogram, buckets=_SECONDS)
         self.first_token = histogram("time_to_first_token_seconds", "Seconds from a request to its first text.")
         self.latency = histogram("e2e_request_latency_seconds", "Seconds from a request to its end.")
 
@@ -64,14 +63,12 @@ def merged(texts: Sequence[str]) -> bytes:
             kept = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 kept.samples.append(sample._replace(labels=sample.labels | {"replica": str(number)}))
-    registry = CollectorRegistry()
-    registry.register(_Told(families.values()))
-    return generate_latest(registry)
+    return generate_latest(_Told(families.values()))
 
 
-class _Told:
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = list(families)
+@dataclass
+class _Told(Collector):
+    families: Iterable[Metric]
 
-    def collect(self) -> list[Metric]:
-        return self._families
+    def collect(self) -> Iterable[Metric]:
+        return self.families

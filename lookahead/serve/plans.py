@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 from lookahead.chat_format import turns, written
 from lookahead.pieces import Pieces
-from lookahead.serve.bodies import MOST_VALUES, ChatRequest, CompletionRequest, Request, check_model, read, text_of
+from lookahead.serve.bodies import MOST_VALUES, ChatRequest, CompletionRequest, Request, read, text_of
 from lookahead.serve.errors import ApiError
 
 _CHARACTERS = 16  # of a text for each token of the context: of a longer one, so many are looked at first
@@ -49,24 +49,18 @@ class RequestPlan:
     """A request, ready to be decoded: one answer after the other, in the order of ``prompts``, n of each."""
 
     prompts: list[list[int]]
-    n: int
-    seed: int
+    room: list[int]  # tokens that each prompt's answers may have
     settings: dict[str, Any]  # of ``generate``
-    penalties: tuple[float, float]  # for every occurrence, and for any
-    stops: list[str]
-    lookahead: bool
+    request: Request = field(default_factory=Request)
+    seed: int = 0
     references: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None  # how many alternatives; None = no log probabilities
-    details: bool = False
     echo: bool = False
-    room: list[int] = field(default_factory=list)  # tokens that each prompt's answers may have
-    stream: bool = False
-    usage: bool = False  # at the end of the stream
 
     @property
     def count(self) -> int:
         """Number of answers."""
-        return len(self.prompts) * self.n
+        return len(self.prompts) * self.request.n
 
 
 class RequestPlanner:
@@ -85,7 +79,9 @@ class RequestPlanner:
         """The plan of a request for the model of that name, by its body."""
         kind: type[ChatRequest | CompletionRequest] = ChatRequest if chat else CompletionRequest
         request = read(raw, kind, max(MOST_VALUES, 2 * (self.limits.context or 0)))
-        check_model(request, name)
+        if request.model not in (None, name):
+            told = f"The model {request.model[:100]!r} does not exist here: this server has {name!r}."
+            raise ApiError(told, 404, code="model_not_found", param="model")
         return self.chat(request) if isinstance(request, ChatRequest) else self.completion(request)
 
     def chat(self, request: ChatRequest) -> RequestPlan:
@@ -96,7 +92,7 @@ class RequestPlanner:
         most = request.max_completion_tokens or request.max_tokens
         if request.top_logprobs and not request.logprobs:
             raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
-        return self._plan(request, [prompt], most, (request.top_logprobs or 0) if request.logprobs else None)
+        return self._plan(request, [prompt], most, request.top_logprobs if request.logprobs else None)
 
     def completion(self, request: CompletionRequest) -> RequestPlan:
         """The plan of a prompt's continuation; OpenAI's default are 16 tokens."""
@@ -113,7 +109,7 @@ class RequestPlanner:
         prompts = [self._ids(each) if isinstance(each, str) else each for each in prompt]
         if any(not 0 <= token < self._vocab_size for ids in prompts for token in ids):
             raise ApiError(f"prompt holds token ids outside of 0 to {self._vocab_size - 1}.", param="prompt")
-        return self._plan(request, prompts, request.max_tokens or 16, request.logprobs, bool(request.echo))
+        return self._plan(request, prompts, request.max_tokens or 16, request.logprobs, request.echo)
 
     def _conversation(self, messages: list[dict[str, str]]) -> list[int]:
         """The prompt of messages, whose texts are text: no part of one ends it, or begins another."""
@@ -153,27 +149,13 @@ class RequestPlanner:
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
             references = (tuple(ids),) if ids else ()
         room = [self._room(len(ids), most, request) for ids in prompts]
-        if (least := request.min_tokens or 0) > min(room):
-            raise ApiError(f"min_tokens is {least}: the answer may have {min(room)}.", param="min_tokens")
+        if request.min_tokens > min(room):
+            raise ApiError(f"min_tokens is {request.min_tokens}: the answer may have {min(room)}.", param="min_tokens")
         if any(not stop for stop in request.stops):
             raise ApiError("stop holds an empty text.", param="stop")
         _check_text(*request.stops)
-        return RequestPlan(
-            prompts,
-            request.n or 1,
-            secrets.randbits(62) if request.seed is None else request.seed,
-            self._settings(request),
-            (request.frequency_penalty or 0.0, request.presence_penalty or 0.0),
-            request.stops,
-            request.use_lookahead is not False,
-            references,
-            logprobs,
-            request.lookahead is not None and request.lookahead.details,
-            echo,
-            room,
-            request.stream,
-            request.stream_options is not None and request.stream_options.include_usage,
-        )
+        seed = secrets.randbits(62) if request.seed is None else request.seed
+        return RequestPlan(prompts, room, self._settings(request), request, seed, references, logprobs, echo)
 
     def _room(self, length: int, most: int | None, request: Request) -> int:
         context = self.limits.context

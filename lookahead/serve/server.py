@@ -36,19 +36,15 @@ def check_address(host: str, port: int) -> None:
     """Refuse an address on which this process cannot listen, before a model is loaded for it."""
 
     async def listen() -> None:
-        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
-        server.close()
-        await server.wait_closed()
+        async with await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port):
+            pass
 
-    loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(listen())
+        asyncio.run(listen())
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         told = f"--host {host} --port {port}: nothing can be served there ({reason})."
         raise LookaheadError(f"{told} Name another address, or end what listens at this one.") from error
-    finally:
-        loop.close()
 
 
 class Patient(H11Protocol):

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lookahead.pieces import bytes_of, starts_of
@@ -20,32 +21,24 @@ class Shape:
     tokenizer: Any
     plan: RequestPlan
     chat: bool
-    id: str = field(init=False)
-    created: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
-        self.created = int(time.time())
+    id: str = field(default_factory=partial(secrets.token_hex, 12))
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
         choices = []
         for answer in sorted(answers, key=lambda answer: answer.index):
-            choice: dict[str, Any] = {"index": answer.index, "finish_reason": answer.finish}
+            shown: dict[str, Any] = {"text": self.echo(answer.index) + answer.text}
             if self.chat:
-                choice["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
-            else:
-                choice["text"] = self.echo(answer.index) + answer.text
-            choice["logprobs"] = self._logprobs(answer)
-            choices.append(choice)
-        kind = "chat.completion" if self.chat else "text_completion"
-        return self._document(kind, choices) | {"usage": self.usage(answers)}
+                shown = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+            choices.append(self._ended(answer) | shown)
+        return self._document(choices) | {"usage": self.usage(answers)}
 
     def echo(self, index: int) -> str:
         """Text before an answer: its prompt, if asked for."""
         if not self.plan.echo:
             return ""
-        return str(self.tokenizer.decode(self.plan.prompts[index // self.plan.n], skip_special_tokens=True))
+        return str(self.tokenizer.decode(self.plan.prompts[index // self.plan.request.n], skip_special_tokens=True))
 
     def begin(self, index: int) -> dict[str, Any]:
         """The chunk that opens an answer."""
@@ -53,19 +46,18 @@ class Shape:
 
     def piece(self, piece: Piece) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": piece.index}
-        if self.plan.details:
+        if self.plan.request.lookahead.details:
             keys = {"tokens": piece.tokens, "passes": piece.passes, "pass": piece.passes - 1}
             choice["lookahead"] = keys | {"tokens_per_second": piece.tokens_per_second}
         return self._chunk(choice, {"content": piece.text}, piece.text)
 
     def end(self, answer: Answer, text: str | None) -> dict[str, Any]:
         """The chunk that closes an answer; with log probabilities it has all of the text."""
-        choice = {"index": answer.index, "finish_reason": answer.finish, "logprobs": self._logprobs(answer)}
-        return self._chunk(choice, {} if text is None else {"content": text}, text or "")
+        return self._chunk(self._ended(answer), {} if text is None else {"content": text}, text or "")
 
     def last(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The chunk with the usage alone."""
-        return self._document(self._chunk_kind, []) | {"usage": self.usage(answers)}
+        return self._document([], ".chunk") | {"usage": self.usage(answers)}
 
     def usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """Token counts; ``lookahead`` has what speculation did. As OpenAI has it, a prompt counts once however many
@@ -74,7 +66,7 @@ class Shape:
         stats = sum((answer.stats for answer in answers), DecodingStats())
         written = sum(len(answer.tokens) for answer in answers)
         prompts = sum(map(len, self.plan.prompts))
-        cached = sum(answer.cached_tokens for answer in answers if answer.index % self.plan.n == 0)
+        cached = sum(answer.cached_tokens for answer in answers if answer.index % self.plan.request.n == 0)
         predicted = sum(map(len, self.plan.references))
         accepted = [answer.stats.sources.get("reference", 0) for answer in answers]
         return {
@@ -97,18 +89,23 @@ class Shape:
             },
         }
 
-    @property
-    def _chunk_kind(self) -> str:
-        return "chat.completion.chunk" if self.chat else "text_completion"
-
     def _chunk(self, choice: dict[str, Any], delta: dict[str, Any], text: str) -> dict[str, Any]:
         shown: dict[str, Any] = {"delta": delta} if self.chat else {"text": text}
         empty = {"finish_reason": None, "logprobs": None}
-        return self._document(self._chunk_kind, [empty | shown | choice])
+        return self._document([empty | shown | choice], ".chunk")
 
-    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def _document(self, choices: list[dict[str, Any]], part: str = "") -> dict[str, Any]:
+        kind = f"chat.completion{part}" if self.chat else "text_completion"
+        head = {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
         return head | {"system_fingerprint": None, "choices": choices}
+
+    def _ended(self, answer: Answer) -> dict[str, Any]:
+        return {"index": answer.index, "finish_reason": answer.finish, "logprobs": self._logprobs(answer)}
 
     def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
         if answer.logprobs is None:
@@ -121,18 +118,15 @@ class Shape:
                 for token, (log, others) in lines
             ]
             return {"content": content, "refusal": None}
-        texts = [self._text(token) for token in tokens]
-        best = [{self._text(other): log for other, log in others} for _, (_, others) in lines]
         return {
-            "tokens": texts,
+            "tokens": [self._text(token) for token in tokens],
             "token_logprobs": [log for _, (log, _) in lines],
-            "top_logprobs": best,
+            "top_logprobs": [{self._text(other): log for other, log in others} for _, (_, others) in lines],
             "text_offset": starts_of(self.tokenizer, tokens),
         }
 
     def _token(self, token: int, log: float) -> dict[str, Any]:
-        text = self._text(token)
-        return {"token": text, "logprob": log, "bytes": list(bytes_of(self.tokenizer, token))}
+        return {"token": self._text(token), "logprob": log, "bytes": list(bytes_of(self.tokenizer, token))}
 
     def _text(self, token: int) -> str:
         return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))

@@ -184,7 +184,7 @@ def test_what_changes_nothing_passes() -> None:
     }
     for kind, needed in ((ChatRequest, {"messages": HI}), (CompletionRequest, {"prompt": "x"})):
         read(json.dumps(usual | needed).encode(), kind)
-    assert RequestPlanner(*bundled(), Limits(1024)).plan(b'{"prompt": "x", "n": 2, "best_of": 2}', False, NAME).n == 2
+    assert RequestPlanner(*bundled(), Limits()).plan(b'{"prompt": "x", "n": 2, "best_of": 2}', False, NAME).count == 2
 
 
 def test_sampling_that_is_off_is_generates() -> None:

@@ -27,7 +27,7 @@ NO_END = {"do_sample": False, "sequence_bias": {(0,): -100.0}}
 
 def plan(new_tokens: int, **settings: Any) -> RequestPlan:
     ids = bundled()[1](PROMPT)["input_ids"]
-    return RequestPlan([ids], 1, 0, NO_END | settings, (0.0, 0.0), [], True, room=[new_tokens])
+    return RequestPlan([ids], [new_tokens], NO_END | settings)
 
 
 @contextmanager

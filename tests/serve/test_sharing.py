@@ -15,8 +15,9 @@ from transformers import LogitsProcessorList
 
 from lookahead import Lookahead
 from lookahead.draft.memory import exchange
+from lookahead.serve.bodies import Request
 from lookahead.serve.engine import Engine
-from lookahead.serve.jobs import Answer, Job
+from lookahead.serve.jobs import Job
 from lookahead.serve.plans import LogProbs, RequestPlan
 from lookahead.serve.server import Server
 from lookahead.sources.learned import Learned
@@ -26,22 +27,16 @@ NO_END: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "sequence_bias"
 
 
 class Asked(Job):
-    """A job that keeps what it is told."""
+    """A job that says when it is over."""
 
     def __init__(self, new_tokens: int, n: int = 1) -> None:
-        self.events: list[Any] = []
         self.over = threading.Event()
         ids = bundled()[1](PROMPT)["input_ids"]
-        super().__init__(RequestPlan([ids], n, 0, NO_END, (0.0, 0.0), [], True, room=[new_tokens]), self._hear)
+        super().__init__(RequestPlan([ids], [new_tokens], NO_END, Request(n=n)), self._hear)
 
     def _hear(self, event: Any) -> None:
-        self.events.append(event)
         if event is None or isinstance(event, BaseException):
             self.over.set()
-
-    @property
-    def answers(self) -> list[Answer]:
-        return [event for event in self.events if isinstance(event, Answer)]
 
 
 @pytest.mark.parametrize("rows", [2, 4, 8])

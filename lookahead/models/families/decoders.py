@@ -7,14 +7,13 @@ the model's.
 
 import copy
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lookahead.models.families.overrides import DecoderPositions, current_positions
+from lookahead.models.families.overrides import DecoderPositions, in_passes
 from lookahead.models.names import CACHE_LENGTH
 
 # Whose inputs of a step are the last tokens and their positions, and nothing else that depends on the text.
@@ -33,86 +32,62 @@ class _HeadLines:
         return self._lines[:, None]
 
 
-def position_embeddings(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+@in_passes
+def position_embeddings(module: Any, original: Any, positions: DecoderPositions, *args: Any, **kwargs: Any) -> Any:
     """For ``embed_positions(x, cache_length)`` (BART, Marian, M2M100, Whisper and their kin)."""
     signature = inspect.signature(type(module).forward)
     first = list(signature.parameters)[1]
     padding = None if isinstance(module, nn.Embedding) else getattr(module, "padding_idx", None)
+    given = dict(signature.bind(module, *args, **kwargs).arguments)
+    given.pop("self")
+    shape = given[first]
+    if "position_ids" in given:
+        given["position_ids"] = None
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        positions: DecoderPositions | None = current_positions()
-        if positions is None:
-            return original(*args, **kwargs)
-        given = dict(signature.bind(module, *args, **kwargs).arguments)
-        given.pop("self")
-        shape = given[first]
-        if "position_ids" in given:
-            given["position_ids"] = None
+    def table(count: int, token: int) -> Tensor:
+        """Lines ``[count, channel]`` for ``count`` equal tokens, the first at position ``low``."""
+        asked: Any = (1, count)
+        if isinstance(shape, Tensor) and not first.endswith("shape"):
+            asked = shape.new_full((1, count, *shape.shape[2:]), token if shape.ndim == 2 else 0)
+        lines: Tensor = original(**given | {first: asked, CACHE_LENGTH: positions.low})
+        return lines.reshape(-1, lines.shape[-1])[-count:]
 
-        def table(count: int, token: int) -> Tensor:
-            """Lines ``[count, channel]`` for ``count`` equal tokens, the first at position ``low``."""
-            asked: Any = (1, count)
-            if isinstance(shape, Tensor) and not first.endswith("shape"):
-                asked = shape.new_full((1, count, *shape.shape[2:]), token if shape.ndim == 2 else 0)
-            lines: Tensor = original(**given | {first: asked, CACHE_LENGTH: positions.low})
-            return lines.reshape(-1, lines.shape[-1])[-count:]
-
-        # A token that is no padding, over and over.
-        lines = table(positions.high - positions.low + 1, int(padding == 0))[positions.nodes - positions.low]
-        if padding is None:
-            return _HeadLines(lines) if type(module).__name__.startswith("RoFormer") else lines
-        # These tell pad tokens, in the text itself too, by a line of their own.
-        return torch.where((positions.tokens == padding)[..., None], table(1, padding), lines)
-
-    return forward
+    # A token that is no padding, over and over.
+    lines = table(positions.high - positions.low + 1, int(padding == 0))[positions.nodes - positions.low]
+    if padding is None:
+        return _HeadLines(lines) if type(module).__name__.startswith("RoFormer") else lines
+    # These tell pad tokens, in the text itself too, by a line of their own.
+    return torch.where((positions.tokens == padding)[..., None], table(1, padding), lines)
 
 
-def position_ids(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+@in_passes
+def position_ids(_: Any, original: Any, positions: DecoderPositions, ids: Tensor, padding: int, *start: int) -> Tensor:
     """For RoBERTa's way of counting (and its kin's as a decoder), in which padding has a position of its own."""
-
-    def create_position_ids_from_input_ids(input_ids: Tensor, padding_idx: int, cache_length: int = 0) -> Tensor:
-        positions: DecoderPositions | None = current_positions()
-        if positions is None:
-            return original(input_ids, padding_idx, cache_length)
-        words = input_ids.new_full((1, positions.high - positions.low + 1), int(padding_idx == 0))
-        ids = original(words, padding_idx, positions.low)[0][positions.nodes - positions.low]
-        alone = original(input_ids.new_full((1, 1), padding_idx), padding_idx, positions.low)[0]
-        return torch.where(positions.tokens == padding_idx, alone, ids)
-
-    return create_position_ids_from_input_ids
+    words = ids.new_full((1, positions.high - positions.low + 1), int(padding == 0))
+    lines = original(words, padding, positions.low)[0][positions.nodes - positions.low]
+    alone = original(ids.new_full((1, 1), padding), padding, positions.low)[0]
+    return torch.where(positions.tokens == padding, alone, lines)
 
 
-def relative_biases(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+@in_passes
+def relative_biases(_: Any, original: Any, positions: DecoderPositions, *lengths: int, **others: Any) -> Any:
     """For biases by the distance between query and key (T5 and its kin)."""
-
-    def compute_bias(query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Any:
-        positions: DecoderPositions | None = current_positions()
-        if positions is None:
-            return original(query_length, key_length, device=device, past_seen_tokens=past_seen_tokens)
-        count = positions.high - positions.low + 1
-        table = original(count, positions.high + 1, device=device, past_seen_tokens=positions.low)[0]
-        # What lies past the last position is masked out: unused slots of shorter sequences.
-        slots = positions.slots.clamp(max=positions.high)
-        return table[:, (positions.nodes - positions.low)[:, :, None], slots[:, None, :]].transpose(0, 1)
-
-    return compute_bias
+    count = positions.high - positions.low + 1
+    table = original(count, positions.high + 1, **others | {"past_seen_tokens": positions.low})[0]
+    # What lies past the last position is masked out: unused slots of shorter sequences.
+    slots = positions.slots.clamp(max=positions.high)
+    return table[:, (positions.nodes - positions.low)[:, :, None], slots[:, None, :]].transpose(0, 1)
 
 
-def expert_router(module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+@in_passes
+def expert_router(module: Any, _: Any, positions: DecoderPositions, *args: Any, **kwargs: Any) -> Any:
     """For routers whose experts take no more tokens of a pass than their capacity, which one token never exceeds."""
-    signature = inspect.signature(type(module).forward)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if current_positions() is None:
-            return original(*args, **kwargs)
-        roomy = copy.copy(module)
-        roomy.expert_capacity = 1 << 30
-        given = signature.bind(roomy, *args, **kwargs)
-        if "padding_mask" in given.arguments:  # made of the mask's end, where a tree has branches
-            given.arguments["padding_mask"] = None
-        return type(module).forward(*given.args, **given.kwargs)
-
-    return forward
+    roomy = copy.copy(module)
+    roomy.expert_capacity = 1 << 30
+    given = inspect.signature(type(module).forward).bind(roomy, *args, **kwargs)
+    if "padding_mask" in given.arguments:  # made of the mask's end, where a tree has branches
+        given.arguments["padding_mask"] = None
+    return type(module).forward(*given.args, **given.kwargs)
 
 
 def own_steps(model: PreTrainedModel) -> str | None:

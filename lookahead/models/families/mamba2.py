@@ -4,12 +4,11 @@ transformers hands ``time_step_limit`` to the scan that reads a prompt, and not 
 token (Nemotron-H and Zamba-2 have a lower bound of 0.001). So the scans of linear drafts are told of no bound.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from lookahead.models.families.overrides import Override, current_positions, file_of
+from lookahead.models.families.overrides import Override, file_of, in_passes
 
 CONTINUING = object()  # the positions of a pass that continues a text with several tokens
 _FREE = (0.0, float("inf"))
@@ -39,10 +38,8 @@ def _bounded(module: nn.Module) -> bool:
     return limit is not None and tuple(limit) != _FREE
 
 
-def _unbounded_scan(_: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    def mamba2_chunk_scan(*args: Any, **kwargs: Any) -> Any:
-        if current_positions() is CONTINUING:
-            kwargs["dt_limit"] = _FREE
-        return original(*args, **kwargs)
-
-    return mamba2_chunk_scan
+@in_passes
+def _unbounded_scan(_: Any, original: Any, positions: Any, *args: Any, **kwargs: Any) -> Any:
+    if positions is CONTINUING:
+        kwargs["dt_limit"] = _FREE
+    return original(*args, **kwargs)

@@ -64,6 +64,20 @@ def current_positions() -> Any:
     return getattr(_thread, "positions", None)
 
 
+def in_passes(instead: Callable[..., Any]) -> Callable[[Any, Any], Callable[..., Any]]:
+    """A stand-in for a function: in a pass ``instead(owner, original, positions, ...)``, elsewhere the original."""
+
+    def stand_in(owner: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        def either(*args: Any, **kwargs: Any) -> Any:
+            if (positions := current_positions()) is None:
+                return original(*args, **kwargs)
+            return instead(owner, original, positions, *args, **kwargs)
+
+        return either
+
+    return stand_in
+
+
 def file_of(module: Any) -> Any:
     """The file that a module's class is defined in."""
     return sys.modules[type(module).__module__]

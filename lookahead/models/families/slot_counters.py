@@ -6,13 +6,12 @@ every slot reads the line of its own logical position (:class:`.SlotPositions`).
 the model's.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lookahead.models.families.overrides import SlotPositions, current_positions
+from lookahead.models.families.overrides import SlotPositions, current_positions, in_passes
 
 
 class _BiasOfEachSequence:
@@ -35,31 +34,21 @@ class _BiasOfEachSequence:
         return scores + self._bias
 
 
-def alibi_by_tokens(_: Any, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+@in_passes
+def alibi_by_tokens(_: Any, original: Any, positions: SlotPositions, mask: Tensor, heads: int, dtype: Any) -> Tensor:
     """For builders that count the tokens of an attention mask (BLOOM, Falcon)."""
-
-    def build_alibi_tensor(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-        positions: SlotPositions | None = current_positions()
-        if positions is None:
-            return original(attention_mask, num_heads, dtype)
-        text = torch.ones((1, positions.high + 1), dtype=positions.mask_dtype, device=positions.tokens.device)
-        lines = original(text, num_heads, dtype).reshape(num_heads, -1)
-        return lines[:, positions.tokens].transpose(0, 1).reshape(-1, 1, positions.tokens.shape[1])
-
-    return build_alibi_tensor
+    text = torch.ones((1, positions.high + 1), dtype=positions.mask_dtype, device=positions.tokens.device)
+    lines: Tensor = original(text, heads, dtype).reshape(heads, -1)
+    return lines[:, positions.tokens].transpose(0, 1).reshape(-1, 1, positions.tokens.shape[1])
 
 
-def alibi_by_slots(_: Any, original: Callable[..., Tensor]) -> Callable[..., Any]:
+@in_passes
+def alibi_by_slots(
+    _: Any, original: Any, positions: SlotPositions, heads: int, slots: int, *args: Any, **kw: Any
+) -> Any:
     """For builders that are told a number of slots (MPT)."""
-
-    def build_mpt_alibi_tensor(num_heads: int, sequence_length: int, *args: Any, **kwargs: Any) -> Any:
-        positions: SlotPositions | None = current_positions()
-        if positions is None:
-            return original(num_heads, sequence_length, *args, **kwargs)
-        lines = original(num_heads, positions.high + 1, *args, **kwargs).reshape(num_heads, -1)
-        return _BiasOfEachSequence(lines[:, positions.slots.clamp(min=0)].transpose(0, 1)[:, :, None])
-
-    return build_mpt_alibi_tensor
+    lines = original(heads, positions.high + 1, *args, **kw).reshape(heads, -1)
+    return _BiasOfEachSequence(lines[:, positions.slots.clamp(min=0)].transpose(0, 1)[:, :, None])
 
 
 class WindowTable:
