@@ -189,8 +189,7 @@ class TreeForward:
             )  # Phi-3 leaves the cache it is given alone where the prompt is past its first range
         mask, positions = self.prompt_kwargs.get(self.mask_name), self.prompt_kwargs.get(self.positions_name)
         self.layout.start(cache.get_seq_length(), self.batch, mask, positions)
-        logits: Tensor = outputs.logits
-        return logits
+        return outputs.logits
 
     def widened(self, trees: Sequence[TokenTree]) -> Sequence[TokenTree]:
         """The trees that are fed for ``trees``."""

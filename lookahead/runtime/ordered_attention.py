@@ -71,8 +71,7 @@ def attend(
         ``[batch, node, head, channel]``.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    output: Tensor = torch.ops.lookahead.attend(query, key, value, mask, sequences, scale)
-    return output
+    return torch.ops.lookahead.attend(query, key, value, mask, sequences, scale)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sequences: Tensor, scale: float) -> Tensor:

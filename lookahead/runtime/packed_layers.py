@@ -119,14 +119,12 @@ def _kernel() -> Any:
 
 
 def packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, limits: Rows = ANY_ROWS) -> Tensor:
-    output: Tensor = _kernel()(rows, weight, bias, True, *limits)
-    return output
+    return _kernel()(rows, weight, bias, True, *limits)
 
 
 def limited_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, limits: Rows) -> Tensor:
     """torch's linear layer, given as many rows at a time as ``limits`` say."""
-    output: Tensor = _kernel()(rows, weight, bias, False, *limits)
-    return output
+    return _kernel()(rows, weight, bias, False, *limits)
 
 
 @cache
@@ -144,8 +142,7 @@ def pack(group: Group) -> Tensor:
 
 def pack_weight(weight: Tensor) -> Tensor:
     whole = weight.detach().to(computed_dtype(weight.dtype))
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole, _ROWS_HINT)
-    return packed
+    return torch.ops.mkldnn._reorder_linear_weight(whole, _ROWS_HINT)
 
 
 def tried_outputs(layer: nn.Linear) -> slice:

@@ -73,8 +73,7 @@ def on_host(device: torch.device) -> bool:
 
 def fetch(tensor: Tensor) -> np.ndarray:
     """Bring a tensor to the host. Whatever is read of a pass comes through here, because it waits for the device."""
-    found: np.ndarray = tensor.detach().cpu().numpy()
-    return found
+    return tensor.detach().cpu().numpy()
 
 
 def send(numbers: Any, device: torch.device) -> Tensor:

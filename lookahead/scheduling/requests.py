@@ -80,8 +80,7 @@ def prepared(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Call:
 
     tokenizer = inputs.get("tokenizer")
     prepares = model if tokenizer is None else handing_on(model, tokenizer)
-    call: Call = prepares.generate(**inputs, custom_generate=taken)
-    return call
+    return prepares.generate(**inputs, custom_generate=taken)
 
 
 def why_alone(plan: Plan) -> str | None:

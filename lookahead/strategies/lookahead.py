@@ -176,8 +176,7 @@ class Lookahead(AutomaticStrategy):
         shared = {field.name: getattr(self, field.name) for field in fields(AutomaticStrategy)}
         shared["sources"] = self.sources and ("mtp", *self.sources)
         # Heads stand above strategies: this one is imported when it is asked for, from where it is documented.
-        strategy: Strategy = import_module("lookahead.mtp").Mtp(**shared)
-        return strategy
+        return import_module("lookahead.mtp").Mtp(**shared)
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a draft model that cannot draft for the model."""

@@ -26,8 +26,7 @@ def walked(walk: Generator[Choice, list[int], _T]) -> _T:
         while True:
             choice = walk.send(choice.tokens())
     except StopIteration as end:
-        found: _T = end.value
-        return found
+        return end.value
 
 
 def walked_together(walks: Sequence[Generator[Choice, list[int], _T]]) -> list[_T | Exception]:

@@ -98,8 +98,7 @@ class Shortlist:
         view = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy().data
         warped = (self.temperature, self.top_k, self.top_p, self.min_p)
         how = node, row, warped, (_ROUNDING, _CLOSE, self._most())
-        found: list[Pick] = _native.speedups.drawn(view, ids, best, children, tuple(lines), how)
-        return found
+        return _native.speedups.drawn(view, ids, best, children, tuple(lines), how)
 
     def _highest(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         return highest(raw, min(raw.shape[1], self._most()))

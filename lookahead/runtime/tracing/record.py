@@ -107,5 +107,4 @@ def _traced(
         elif any(word in message for word in _FROZEN):
             raise ValueError(f"its Python reads tensors ({message.split('.')[0]})")
     # torch.jit.trace would keep the graph in a unit that is never freed.
-    function: Callable[..., Any] = torch._C.CompilationUnit().create_function("traced", graph)
-    return function
+    return torch._C.CompilationUnit().create_function("traced", graph)
