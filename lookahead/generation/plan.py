@@ -12,7 +12,6 @@ from lookahead.draft.strategy import DraftStrategy as Strategy
 from lookahead.generation.call import Call
 from lookahead.models.traits import boundary
 from lookahead.parallel.split import refusal
-from lookahead.runtime.packed_layers import Limits
 from lookahead.support import route as support
 from lookahead.support.bits import Bits, bits_of
 from lookahead.verify.typical import check_paths
@@ -43,11 +42,6 @@ class Plan:
     traces: bool = False
     packs: bool = False
     bits: Bits = field(default_factory=lambda: Bits("plain"))
-
-    @property
-    def limits(self) -> Limits | None:
-        """Within which the linear layers of passes are run; None = in any way that is fast."""
-        return self.bits.limits
 
 
 def plan_of(strategy: Strategy | None, call: Call, *, test: bool = True) -> Plan:

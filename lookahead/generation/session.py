@@ -20,7 +20,7 @@ from lookahead.parallel.tensor import TensorParallel
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.open import Tracing, open_tree
-from lookahead.runtime.packed_layers import Limits, Packed
+from lookahead.runtime.packed_layers import Invariance, Packed
 from lookahead.runtime.packing import layers_of
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import traces_for
@@ -105,7 +105,7 @@ def faster_passes(
     *,
     traces: bool,
     packs: bool,
-    limits: Limits | None = None,
+    limits: Invariance | None = None,
 ) -> tuple[Tracing | None, Packed | None]:
     """What makes passes on a CPU faster, as far as earlier ones have paid for it: traces, and packed weights. Their
     numbers are the same whatever else is in a pass, where there are ``limits``."""
@@ -125,7 +125,9 @@ def _view(plan: Plan, sequences: Sequences) -> TreeModel | LinearModel:
         )
     goes_on = plan.new_tokens > 1  # a single token comes from the prompt's pass, which is the model's own
     traces, packs = plan.traces and goes_on, plan.packs and goes_on
-    traced, packed = faster_passes(call.model, call.traits, wants.taps, traces=traces, packs=packs, limits=plan.limits)
+    traced, packed = faster_passes(
+        call.model, call.traits, wants.taps, traces=traces, packs=packs, limits=plan.bits.limits
+    )
     static = None if strategy is None else strategy.static
     return open_tree(call.model, call.traits, prompt, sequences, wants, static=static, traced=traced, packed=packed)
 

@@ -23,7 +23,7 @@ from lookahead.runtime.experts import decoding
 from lookahead.runtime.layout import Layout
 from lookahead.runtime.masks import MaskBuffer, tree_masks
 from lookahead.runtime.ordered_attention import in_turn
-from lookahead.runtime.packed_layers import Limits, Packed, packed_twin
+from lookahead.runtime.packed_layers import Invariance, Packed, packed_twin
 from lookahead.runtime.packing import packing_of
 from lookahead.runtime.scores import send
 from lookahead.runtime.turns import Turns
@@ -73,6 +73,8 @@ class TreeForward:
 
     Attributes:
         module: what tree forwards run on: the model, or a twin of it whose linear layers are run as ``packed`` says.
+        limits: for a node's numbers to depend on its text alone; None = they need not.
+        is_packed: whether tree forwards run over packed weights.
         sequences: of the pass that is to be run, as :func:`.attend` takes them; None = attention is torch's.
         turns: of its nodes that are attended to one by one; None = of none.
         holds: how many slots sliding-window layers may hold, and not all; None = all layers hold all.
@@ -96,6 +98,8 @@ class TreeForward:
     ) -> None:
         self.model = model
         self.packed: Packed | None = None
+        self.limits: Invariance | None = None
+        self.is_packed = False
         self.sequences: Tensor | None = None
         self.turns: list[Turns] | None = None
         self.unpacked_ms: float | None = None
@@ -121,27 +125,11 @@ class TreeForward:
 
     def use(self, packed: Packed) -> None:
         """Run the linear layers of tree forwards so; the prompt's pass stays plain decoding's."""
-        self.packed = packed
-        if packed.parts:
+        self.packed, self.limits, self.is_packed = packed, packed.limits, bool(packed.parts)
+        if self.is_packed:
             self.unpacked_ms = packing_of(self.model).single_ms
         if packed.parts or (packed.limits is not None and packed.limits.rows):
             self._run_on(packed_twin(self.model, packed))
-
-    def keep_to(self, limits: Limits | None) -> None:
-        """Keep to limits from now on, if there are some and were none."""
-        if limits is not None and self.limits is None:
-            self.use(Packed({} if self.packed is None else self.packed.parts, limits))
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether tree forwards run over packed weights."""
-        return self.packed is not None and bool(self.packed.parts)
-
-    @property
-    def limits(self) -> Limits | None:
-        """How many rows linear layers are given at a time, for a node's numbers to depend on its text alone; None =
-        they need not."""
-        return None if self.packed is None else self.packed.limits
 
     def _run_on(self, module: Any) -> None:
         """Run tree forwards on these modules: the model's own, or a twin's, which are overridden instead."""

@@ -51,18 +51,18 @@ class Part(NamedTuple):
 Parts = dict[int, Part]  # by the id of the layer's own weight
 
 
-class Rows(NamedTuple):
+class RowRange(NamedTuple):
     """How many rows of input a layer is given at a time: so that a row's outputs are the same whatever is beside it."""
 
     least: int = 1
     most: int = 1 << 30
 
 
-ANY_ROWS = Rows()
+ANY_ROWS = RowRange()
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Invariance:
     """How passes are run in which a node's numbers depend on its text alone.
 
     Attributes:
@@ -71,10 +71,10 @@ class Limits:
             does.
     """
 
-    rows: dict[int, Rows]
+    rows: dict[int, RowRange]
     turns: int = 0
 
-    def of(self, layer: nn.Linear) -> Rows:
+    def of(self, layer: nn.Linear) -> RowRange:
         return self.rows.get(layer.in_features, ANY_ROWS)
 
 
@@ -83,7 +83,7 @@ class Packed(NamedTuple):
     = in any way that is fast."""
 
     parts: Parts
-    limits: Limits | None = None
+    limits: Invariance | None = None
 
 
 _SOURCE = """
@@ -118,11 +118,11 @@ def _kernel() -> Any:
     return torch.jit.CompilationUnit(_SOURCE).linear
 
 
-def packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, limits: Rows = ANY_ROWS) -> Tensor:
+def packed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, limits: RowRange = ANY_ROWS) -> Tensor:
     return _kernel()(rows, weight, bias, True, *limits)
 
 
-def limited_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, limits: Rows) -> Tensor:
+def limited_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, limits: RowRange) -> Tensor:
     """torch's linear layer, given as many rows at a time as ``limits`` say."""
     return _kernel()(rows, weight, bias, False, *limits)
 
@@ -152,7 +152,7 @@ def tried_outputs(layer: nn.Linear) -> slice:
 
 
 def rows_for(weight: Tensor, count: int) -> Tensor:
-    """Rows of input to try a weight ``[out, in]`` with."""
+    """RowRange of input to try a weight ``[out, in]`` with."""
     return torch.arange(count * weight.shape[1], dtype=torch.float32).sin_().to(weight.dtype).view(count, -1)
 
 
@@ -205,7 +205,7 @@ class _Outputs:
         self._input: Tensor | None = None
         self._waiting: dict[int, Tensor] = {}
 
-    def take(self, place: int, input: Tensor, weight: Tensor, bias: Tensor | None, limits: Rows) -> Tensor:
+    def take(self, place: int, input: Tensor, weight: Tensor, bias: Tensor | None, limits: RowRange) -> Tensor:
         """The outputs of the layer at ``place``; of another input than the last one, all are computed."""
         if input is not self._input or place not in self._waiting:
             outputs = packed_linear(input, weight, bias, limits).split(self._sizes, -1)
@@ -226,7 +226,7 @@ class PackedLinear(nn.Linear):
     packs_single: bool
     place: int
     outputs: _Outputs | None  # of the group; None = the layer is alone
-    limits: Rows
+    limits: RowRange
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.numel() // max(1, input.shape[-1])
@@ -240,7 +240,7 @@ class PackedLinear(nn.Linear):
 class LimitedLinear(nn.Linear):
     """A linear layer of a twin that is given so many rows at a time."""
 
-    limits: Rows
+    limits: RowRange
 
     def forward(self, input: Tensor) -> Tensor:
         if not input.numel():
@@ -251,7 +251,7 @@ class LimitedLinear(nn.Linear):
 def packed_twin(model: nn.Module, packed: Packed) -> Any:
     """The model's modules, its linear layers run as ``packed`` says."""
     outputs: dict[int, _Outputs] = {}  # by the id of a group's weight
-    limits = packed.limits or Limits({})
+    limits = packed.limits or Invariance({})
 
     def change(twin: Any) -> None:
         if type(twin) is not nn.Linear:

@@ -35,10 +35,10 @@ from lookahead.models.code_safety import is_safe
 from lookahead.models.fingerprint import weights_stamp
 from lookahead.runtime.packed_layers import (
     Group,
-    Limits,
+    Invariance,
     Packed,
     Parts,
-    Rows,
+    RowRange,
     Shapes,
     can_be_packed,
     groups_of,
@@ -127,7 +127,7 @@ class Packing:
     weights: Parts = field(default_factory=dict)
     equal: bool | None = None
 
-    def keeps(self, layers: Sequence[nn.Linear], limits: Limits | None) -> bool:
+    def keeps(self, layers: Sequence[nn.Linear], limits: Invariance | None) -> bool:
         """Whether packed ``layers`` keep to ``limits``, those of one model and machine; None = any will do."""
         if limits is not None and self.equal is None:
             shapes = {layer.weight.shape: layer for layer in layers}
@@ -149,7 +149,7 @@ def packing_of(model: PreTrainedModel) -> Packing:
     return _packings.of(model)
 
 
-def layers_of(model: PreTrainedModel, *, packs: bool, limits: Limits | None = None) -> Packed | None:
+def layers_of(model: PreTrainedModel, *, packs: bool, limits: Invariance | None = None) -> Packed | None:
     """How the linear layers of a model's passes are run: packed where ``packs`` allows it and it has paid; None = as
     the model runs them."""
     parts = packed_weights(model, limits=limits) if packs else None
@@ -157,7 +157,7 @@ def layers_of(model: PreTrainedModel, *, packs: bool, limits: Limits | None = No
 
 
 def packed_weights(
-    model: PreTrainedModel, *, worth_ms: float | None = None, limits: Limits | None = None
+    model: PreTrainedModel, *, worth_ms: float | None = None, limits: Invariance | None = None
 ) -> Parts | None:
     """A model's packed weights; None = passes run without. Made here when they pay for ``worth_ms`` of passes; None =
     for as much as passes have taken so far, infinite = at once, to be measured. Within ``limits`` they are only used
@@ -238,7 +238,7 @@ def _try(packing: Packing, groups: list[Group]) -> None:
     packing.gain = 1.0 - after_s / before_s
 
 
-def _equal(layer: nn.Linear, limits: Rows) -> bool:
+def _equal(layer: nn.Linear, limits: RowRange) -> bool:
     """Whether a layer's packed weight gives the same numbers as the one that lies, for as many rows as passes have."""
     weight = layer.weight[tried_outputs(layer)]
     packed = pack_weight(weight)

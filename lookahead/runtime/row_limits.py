@@ -11,16 +11,16 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from lookahead._per_model import PerModel
-from lookahead.runtime.packed_layers import Rows, rows_for, tried_outputs
+from lookahead.runtime.packed_layers import RowRange, rows_for, tried_outputs
 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 _LEAST = 8  # rows at a time, below which passes would read weights too often
 _NUMBERS = 1 << 16  # that are compared at least: of kernels that differ, two in ten thousand outputs do
 
-_known: PerModel[dict[tuple[object, ...], dict[int, Rows] | None]] = PerModel(dict)
+_known: PerModel[dict[tuple[object, ...], dict[int, RowRange] | None]] = PerModel(dict)
 
 
-def rows_of_all(model: PreTrainedModel) -> dict[int, Rows] | None:
+def rows_of_all(model: PreTrainedModel) -> dict[int, RowRange] | None:
     """The limits of a model's linear layers, which are tried once a model, dtype and number of threads; None = some
     layer has none within which rows are alike."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
@@ -35,18 +35,18 @@ def rows_of_all(model: PreTrainedModel) -> dict[int, Rows] | None:
     return known[key]
 
 
-def _found(layers: list[nn.Linear]) -> dict[int, Rows] | None:
-    limits: dict[int, Rows] = {}
+def _found(layers: list[nn.Linear]) -> dict[int, RowRange] | None:
+    limits: dict[int, RowRange] = {}
     for layer in layers:
         found = rows_of_layer(layer)
         if found is None:
             return None
         other = limits.setdefault(layer.in_features, found)
-        limits[layer.in_features] = Rows(max(found.least, other.least), min(found.most, other.most))
+        limits[layer.in_features] = RowRange(max(found.least, other.least), min(found.most, other.most))
     return limits
 
 
-def rows_of_layer(layer: nn.Linear) -> Rows | None:
+def rows_of_layer(layer: nn.Linear) -> RowRange | None:
     """A layer's limits; None = there are none."""
     tried = tried_outputs(layer)
     weight, bias = layer.weight[tried], None if layer.bias is None else layer.bias[tried]
@@ -64,4 +64,4 @@ def rows_of_layer(layer: nn.Linear) -> Rows | None:
         most = count
     if most < _LEAST:
         return None
-    return Rows(1 if torch.equal(outputs(1), pairs) else 2, most)
+    return RowRange(1 if torch.equal(outputs(1), pairs) else 2, most)

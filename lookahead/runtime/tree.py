@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
@@ -136,29 +137,18 @@ class TreeModel:
     def prefill(self) -> Scores:
         return prompt_scores(self.read(), self._prompt_top_k)
 
-    def read(self) -> Tensor:
-        """Read the prompts; logits ``[batch, token, vocab]`` of their last tokens."""
-        forward = self.forward_pass
+    def read(self, *, prompt: bool = True) -> Tensor:
+        """Read the prompts; logits ``[batch, token, vocab]`` of their last tokens. Without ``prompt`` only what comes
+        before it is taken over, and there are none."""
+        forward, logits = self.forward_pass, torch.empty(0)
         self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
         forward.load()
-        logits = forward.prefill()
+        if prompt:
+            logits = forward.prefill()
+        else:
+            self._layout.start(self._layout.cache.get_seq_length(), forward.batch, None, None)
         self._past = self._layout.cache.get_seq_length()
         self.executor.open()
-        return logits
-
-    def resume(self) -> None:
-        """Take over what comes before the prompt, which is then fed by tree forwards."""
-        forward = self.forward_pass
-        self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
-        forward.load()
-        self._past = self._layout.cache.get_seq_length()
-        self._layout.start(self._past, forward.batch, None, None)
-        self.executor.open()
-
-    def feed(self, tokens: Sequence[int]) -> Tensor:
-        """Append tokens to the only sequence's text; logits ``[1, token, vocab]``."""
-        logits = self.forward([TokenTree.chain(tokens[0], tokens[1:])]).logits
-        self.keep([Path(list(range(len(tokens))), [0] * len(tokens))])
         return logits
 
     def forward(self, trees: Sequence[TokenTree]) -> Scores:

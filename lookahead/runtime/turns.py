@@ -22,7 +22,7 @@ from jacobi import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Turn:
     """One node's turn: it and its ancestors stand behind the text once the nodes ``tail`` are written from place
     ``start`` of them on."""
 
@@ -47,11 +47,11 @@ class Turns:
     length: int
     stop: int
     shown: Tensor | None
-    steps: tuple[Step, ...]
+    steps: tuple[Turn, ...]
     whole: bool
 
 
-def steps_of(tree: TokenTree, most: int, in_place: bool) -> tuple[Step, ...]:
+def steps_of(tree: TokenTree, most: int, in_place: bool) -> tuple[Turn, ...]:
     """The turns of a tree's nodes that lie at most so deep, each subtree after the other; whether the nodes lie behind
     the text at first."""
     paths: list[list[int]] = []
@@ -63,7 +63,7 @@ def steps_of(tree: TokenTree, most: int, in_place: bool) -> tuple[Step, ...]:
             continue
         start = next((at for at, pair in enumerate(zip(path, placed, strict=False)) if pair[0] != pair[1]), len(placed))
         start = min(start, len(path))
-        steps.append(Step(path[-1], len(path) - 1, start, tuple(path[start:])))
+        steps.append(Turn(path[-1], len(path) - 1, start, tuple(path[start:])))
         placed[start : len(path)] = path[start:]
         if path[start:]:
             del placed[len(path) :]

@@ -18,7 +18,7 @@ from lookahead.generation.memories import recall
 from lookahead.generation.session import faster_passes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.open import open_shared
-from lookahead.runtime.packed_layers import Limits
+from lookahead.runtime.packed_layers import Invariance, Packed
 from lookahead.runtime.session import kernels
 from lookahead.runtime.tree import TreeModel
 from lookahead.runtime.upgrades import Upgrades
@@ -82,7 +82,7 @@ class Rows:
         begin = perf_counter()
         view, scores = read([row.asked for row in rows])
         prefill_ms = since_ms(begin)
-        shared, joined = self._joined(view, rows[0].plan.limits), len(self.held)
+        shared, joined = self._joined(view, rows[0].plan.bits.limits), len(self.held)
         self.held += rows
         self._changed = True
         for at, row in enumerate(rows, joined):
@@ -93,11 +93,13 @@ class Rows:
             row.catch_up()
         self._let_go(rows)
 
-    def _joined(self, read: TreeModel, limits: Limits | None) -> TreeModel:
+    def _joined(self, read: TreeModel, limits: Invariance | None) -> TreeModel:
         """The shared passes, now also over the sequences whose prompts were read, and within their ``limits``."""
         if self._view is not None:
             self._view.join(read, self._most)
-            self._view.forward_pass.keep_to(limits)
+            forward = self._view.forward_pass
+            if limits is not None and forward.limits is None:
+                forward.use(Packed({} if forward.packed is None else forward.packed.parts, limits))
             return self._view
         traced, packed = faster_passes(self._model, self._traits, traces=self._traced, packs=self._packs, limits=limits)
         view = open_shared(read, traced, packed)

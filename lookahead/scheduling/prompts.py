@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jacobi import Scores, Wants
+from jacobi import Path, Scores, TokenTree, Wants
 from lookahead.generation.call import Call
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.open import open_tree, reads_in_chunks
-from lookahead.runtime.packed_layers import Limits, Packed
+from lookahead.runtime.packed_layers import Invariance, Packed
 from lookahead.runtime.scores import prompt_scores
 from lookahead.runtime.tree import TreeModel
 
@@ -42,7 +42,7 @@ class Asked:
     wants: Wants
     new_tokens: int
     names: frozenset[str]
-    limits: Limits | None = None
+    limits: Invariance | None = None
 
     @property
     def length(self) -> int:
@@ -98,7 +98,7 @@ def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
         raise
 
 
-def _read_in_order(one: Asked, limits: Limits, room: int, copies: int) -> tuple[TreeModel, list[Scores]]:
+def _read_in_order(one: Asked, limits: Invariance, room: int, copies: int) -> tuple[TreeModel, list[Scores]]:
     """The same of one prompt whose numbers depend on its text alone: all but its first token by tree forwards."""
     call, text, tokens = one.call, one.text, _scored(one.wants, 1)
     past = 0 if call.cache is None else int(call.cache.get_seq_length())
@@ -106,14 +106,14 @@ def _read_in_order(one: Asked, limits: Limits, room: int, copies: int) -> tuple[
     prompt = Prompt(call.input_ids[:, :1] if past == 0 else call.input_ids, call.config, kwargs, call.cache, room)
     view = open_tree(call.model, call.traits, prompt, None, one.wants, static=False, packed=Packed({}, limits))
     try:
-        found = []
-        if past:
-            view.resume()
-        else:
-            found = [view.read()]
+        found = [view.read(prompt=not past)]
         view.forward_pass.layout.keep_prompts([0])
-        found += [view.feed(text[at : at + _FED]) for at in range(max(past, 1), len(text), _FED)]
-        scores = prompt_scores(torch.cat([logits[:, -tokens:] for logits in found], 1)[:, -tokens:], one.wants.top_k)
+        for start in range(max(past, 1), len(text), _FED):
+            part = text[start : start + _FED]
+            found.append(view.forward([TokenTree.chain(part[0], part[1:])]).logits)
+            view.keep([Path(list(range(len(part))), [0] * len(part))])
+        ends = torch.cat([logits[:, -tokens:] for logits in found if logits.numel()], 1)
+        scores = prompt_scores(ends[:, -tokens:], one.wants.top_k)
         if copies > 1:
             view.forward_pass.layout.repeat(copies)
         return view, [scores] * copies

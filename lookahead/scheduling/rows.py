@@ -47,7 +47,7 @@ class Row(CallGroup):
     def __init__(self, ticket: Ticket, plan: Plan, memory: Memory) -> None:
         self.ticket, self.seat, self._memory = ticket, Seat(), memory
         self.error: Exception | None = None
-        if plan.limits is not None:  # its prompt is not read as plain decoding reads it
+        if plan.bits.limits is not None:  # its prompt is not read as plain decoding reads it
             plan = replace(plan, bits=plan.bits.repeatable())
         sequences = plan.call.sequences()
         draws = drawing(sequences.device, ticket.seed) if plan.call.config.do_sample else None
@@ -66,7 +66,7 @@ class Row(CallGroup):
     def asked(self) -> Asked:
         """What its prompt's pass is given and wanted for."""
         return Asked(
-            self.plan.call, self.plan.wants, self.plan.new_tokens, frozenset(self.ticket.inputs), self.plan.limits
+            self.plan.call, self.plan.wants, self.plan.new_tokens, frozenset(self.ticket.inputs), self.plan.bits.limits
         )
 
     def join(self, model: TreeModel, row: int, curve: Callable[[], StepTimes]) -> None:

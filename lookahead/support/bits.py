@@ -12,7 +12,7 @@ from lookahead.models.code_safety import is_safe
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.ordered_attention import obstacle
-from lookahead.runtime.packed_layers import Limits, Rows, computed_dtype
+from lookahead.runtime.packed_layers import Invariance, RowRange, computed_dtype
 from lookahead.runtime.row_limits import rows_of_all
 from lookahead.runtime.turns import is_fast
 
@@ -33,11 +33,11 @@ class Bits:
 
     keeps: Literal["plain", "repeatable"] | None
     reason: str | None = None
-    limits: Limits | None = None
+    limits: Invariance | None = None
 
     def repeatable(self) -> "Bits":
         """The same for a text whose prompt is read in order as well."""
-        return self if self.limits is None else Bits("repeatable", self.reason, Limits(self.limits.rows))
+        return self if self.limits is None else Bits("repeatable", self.reason, Invariance(self.limits.rows))
 
 
 def bits_of(
@@ -72,17 +72,17 @@ def bits_of(
     return Bits(None, reason)
 
 
-def _kept(rows: dict[int, Rows], wanted: bool, turns: int, positions: int) -> Bits:
+def _kept(rows: dict[int, RowRange], wanted: bool, turns: int, positions: int) -> Bits:
     """What passes keep whose linear layers are alike for so many rows: plain decoding's numbers, if those of a single
     row are, and its attention is fast or the same text is ``wanted``."""
     if any(each.least > 1 for each in rows.values()):
         return Bits(
-            "repeatable", "this machine's linear layers give other outputs for one row than for two", Limits(rows)
+            "repeatable", "this machine's linear layers give other outputs for one row than for two", Invariance(rows)
         )
     if not (wanted or is_fast()):
-        return Bits("repeatable", "torch's attention of a single token is slow on this processor", Limits(rows))
+        return Bits("repeatable", "torch's attention of a single token is slow on this processor", Invariance(rows))
     keeps: Literal["plain", "repeatable"] = "plain" if positions <= turns else "repeatable"
-    return Bits(keeps, f"after {turns} positions attention is not plain decoding's", Limits(rows, turns))
+    return Bits(keeps, f"after {turns} positions attention is not plain decoding's", Invariance(rows, turns))
 
 
 def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | None:
@@ -96,8 +96,10 @@ def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | 
         return f"attention in the order of the text is not made for {str(traits.dtype).removeprefix('torch.')}"
     if traits.attention != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return f"the attention of {traits.name} ({traits.attention}) is code of its own"
-    if (missing := obstacle()) is not None:
-        return missing
+    return obstacle() or _odd_part(model)
+
+
+def _odd_part(model: PreTrainedModel) -> str | None:
     for module in model.modules():
         for name, weight in module._parameters.items():
             known = type(module) is nn.Linear or isinstance(module, nn.Embedding)

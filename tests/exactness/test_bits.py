@@ -13,7 +13,7 @@ from jacobi import LookaheadError, TokenTree
 from lookahead import Jacobi, Lookahead
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime import packing
-from lookahead.runtime.packed_layers import Rows
+from lookahead.runtime.packed_layers import RowRange
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.replay import TracedExecutor
 from lookahead.runtime.tracing.schedule import trace_now, traces_to_measure
@@ -146,15 +146,15 @@ def test_what_cannot_be_kept_is_refused_before_any_pass(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("rows", "fast", "wanted", "keeps"),
     [
-        (Rows(1, 64), True, None, "plain"),
-        (Rows(1, 64), False, None, "repeatable"),
-        (Rows(1, 64), False, True, "plain"),
-        (Rows(2, 64), True, True, "repeatable"),
+        (RowRange(1, 64), True, None, "plain"),
+        (RowRange(1, 64), False, None, "repeatable"),
+        (RowRange(1, 64), False, True, "plain"),
+        (RowRange(2, 64), True, True, "repeatable"),
         (None, True, None, None),
     ],
 )
 def test_a_call_keeps_what_kernels_allow(
-    monkeypatch: pytest.MonkeyPatch, rows: Rows | None, fast: bool, wanted: bool | None, keeps: str | None
+    monkeypatch: pytest.MonkeyPatch, rows: RowRange | None, fast: bool, wanted: bool | None, keeps: str | None
 ) -> None:
     model = half("llama")
     monkeypatch.setattr(bits, "rows_of_all", lambda model: rows and {256: rows})

@@ -64,8 +64,7 @@ def traces_for(
     if _wrong_kind(model, traits) is not None:
         return None
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    linear = (False, False) if packed is None else (bool(packed.parts), packed.limits is not None)
-    key = (traits.dtype, traits.attention, modes, taps, linear)
+    key = (traits.dtype, traits.attention, modes, taps, _layers(packed))
     with _kept_lock:
         known = _kept.of(model)
         found = next((traces for traces in known if traces.key == key), None) or _new(key, taps, known)
@@ -84,6 +83,11 @@ def traces_for(
     if due:
         _make(model, found, settings, list(due), packed)
     return found
+
+
+def _layers(packed: Packed | None) -> tuple[bool, bool]:
+    """Whether linear layers run over packed weights, and within limits."""
+    return packed is not None and bool(packed.parts), packed is not None and packed.limits is not None
 
 
 def _new(key: tuple[Any, ...], taps: tuple[str, ...], known: Sequence[Traces]) -> Traces:
