@@ -17,8 +17,8 @@ import lookahead
 from lookahead import Jacobi, Lookahead, tuning
 from lookahead.medusa import Medusa
 from lookahead.runtime import packed_layers, packing
-from lookahead.runtime.packed_layers import PackedLinear, groups_of, packed_twin, shapes_of
-from lookahead.runtime.packing import packed_weights, packing_of
+from lookahead.runtime.packed_layers import Packed, PackedLinear, groups_of, packed_twin, shapes_of
+from lookahead.runtime.packing import layers_of, packed_weights, packing_of
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing import schedule as tracing
 from lookahead.runtime.tracing.replay import TracedExecutor
@@ -56,7 +56,7 @@ def test_a_twin_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
     before = {key: type(module) for key, module in model.named_modules()}
     weights = packed_weights(model)
     assert weights is not None
-    twin = packed_twin(model, weights)
+    twin = packed_twin(model, Packed(weights))
     assert sum(isinstance(module, PackedLinear) for module in twin.modules()) == len(weights)
     ids = prompts(1, 12)["input_ids"]
     ours, plain = twin(ids).logits.float(), model(ids).logits.float()
@@ -104,9 +104,8 @@ def test_layers_are_computed_together_where_they_read_the_same(
     module = Attention(dtype, biases)
     found = groups_of(module)
     assert len(found) == groups
-    twin = packed_twin(
-        module, {key: part for group in found for key, part in packed_layers.parts_of(group, True).items()}
-    )
+    parts = {key: part for group in found for key, part in packed_layers.parts_of(group, True).items()}
+    twin = packed_twin(module, Packed(parts))
     calls = counting(monkeypatch, packed_layers, "packed_linear")
     ours, others = torch.randn(2, 1, 5, 24).to(dtype)
     single = ours[:, :1]
@@ -122,7 +121,7 @@ def test_layers_are_computed_together_where_they_read_the_same(
 def test_a_pass_computes_what_reads_the_same_input_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries, keys and values; the output; gate and up; down: four products a layer, and the output layer's."""
     model = model_of()
-    twin = packed_twin(model, packed_weights(model) or {})
+    twin = packed_twin(model, Packed(packed_weights(model) or {}))
     calls = counting(monkeypatch, packed_layers, "packed_linear")
     twin(prompts(1, 12)["input_ids"])
     assert len(calls) == 4 * model.config.num_hidden_layers + 1
@@ -230,7 +229,7 @@ def test_packed_weights_go_with_the_model_and_when_they_are_released() -> None:
 @torch.no_grad()
 def test_passes_over_one_node_may_stay_as_they_are() -> None:
     model = model_of()
-    packed = {key: part._replace(single=False) for key, part in (packed_weights(model) or {}).items()}
+    packed = Packed({key: part._replace(single=False) for key, part in (packed_weights(model) or {}).items()})
     with bare_model(model, prompts(1, 6)["input_ids"], 16, packed=packed) as view:
         assert not view.forward_pass.module.lm_head.packs_single
         single = view.forward([bushy_tree(1, 48)]).logits
@@ -346,7 +345,10 @@ def test_a_curve_is_measured_on_packed_weights_and_found_by_calls_that_run_on_th
 
 def test_speeds_are_told_against_passes_that_are_not_packed() -> None:
     model = model_of()
-    with torch.no_grad(), bare_model(model, prompts(1, 6)["input_ids"], 16, packed=packed_weights(model)) as view:
+    with (
+        torch.no_grad(),
+        bare_model(model, prompts(1, 6)["input_ids"], 16, packed=layers_of(model, packs=True)) as view,
+    ):
         assert view.plain_ms == 1.0
 
 
@@ -359,7 +361,7 @@ def test_a_long_call_goes_over_to_packed_weights_in_its_middle(monkeypatch: pyte
     run = TracedExecutor.run
 
     def noting(self: TracedExecutor, trees: Any) -> Any:
-        used.append(self.packed is not None)
+        used.append(self.packed is not None and bool(self.packed.parts))
         return run(self, trees)
 
     monkeypatch.setattr(TracedExecutor, "run", noting)
@@ -385,7 +387,7 @@ def test_draft_models_are_run_as_the_model_is(traces: bool, pack: bool, monkeypa
     strategy = Lookahead(draft_model=draft, sources=("draft",), nodes=4, traces=traces, pack=pack)
     assert same_as_plain(model, prompts(1, 9), strategy, max_new_tokens=160)
     assert bool(packing_of(draft).weights) == pack
-    made = [traces for traces in tracing._kept.of(draft) if traces.made and bool(traces.key[-1]) == pack]
+    made = [traces for traces in tracing._kept.of(draft) if traces.made and traces.key[-1][0] == pack]
     assert bool(made) == traces
 
 

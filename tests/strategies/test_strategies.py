@@ -77,6 +77,7 @@ def test_lookahead_defaults() -> None:
         "static": None,
         "traces": True,
         "pack": True,
+        "repeatable": None,
         "parallel": None,
         "pool_from_prompt": True,
         "pool_from_output": True,
@@ -105,6 +106,7 @@ def test_jacobi_defaults() -> None:
         "static": None,
         "traces": True,
         "pack": True,
+        "repeatable": None,
     }
 
 
