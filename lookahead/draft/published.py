@@ -100,11 +100,9 @@ class LookaheadDrafter:
                 self.pool.add(key, tail)
             if not self._always_forward_one:
                 self._window.skip(self._draw(len(path.tokens) - 1))
-        text, size = self._text, self.pool.ngram_size
-        for token in path.tokens:
-            text.append(token)
-            if self._pool_from_output and len(text) >= size:
-                self.pool.add(text[-size], tuple(text[1 - size :]))
+        self._text += path.tokens
+        if self._pool_from_output:
+            self.pool.add_text(self._text[1 - self.pool.ngram_size - len(path.tokens) :])
 
 
 # From the root's token, what drafts, the greatest depth, and whether the model takes one branch only, to a tree.
@@ -134,7 +132,7 @@ class HeadDrafter:
 
     def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
         """Every node is the head's. Nothing is estimated."""
-        return _all_of(self._name, tree)
+        return ["", *[self._name] * (len(tree) - 1)], []
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         if not self._started:
@@ -143,7 +141,3 @@ class HeadDrafter:
         self._learnt(tree, path)
         self._passes.write(path)
         self._root = path.tokens[-1]
-
-
-def _all_of(name: str, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
-    return ["", *[name] * (len(tree) - 1)], []
