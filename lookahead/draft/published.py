@@ -59,14 +59,12 @@ class LookaheadDrafter:
     def draft(self, room: int) -> TokenTree:
         """The window and the guesses for the root, sharing prefixes; nothing lies deeper than ``room``."""
         tree = TokenTree(self._text[-1])
-        window = self._window
-        if window is not None:
-            if room < len(window.levels):
-                self._window = window = None  # the text ends before column 0 could be used
-            else:
-                if len(window.levels[0]) + len(window.levels) - 1 > room:
-                    window.narrow(room)
-                self._newest = tree.grow_comb(window.levels)[-1]
+        if self._window is not None and room < len(self._window.levels):
+            self._window = None  # the text ends before column 0 could be used
+        if (window := self._window) is not None:
+            if len(window.levels[0]) + len(window.levels) - 1 > room:
+                window.narrow(room)
+            self._newest = tree.grow_comb(window.levels)[-1]
         self._columns = len(tree)
         if self.pool.per_key:
             self._grow_guesses(tree, room)
