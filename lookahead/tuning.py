@@ -238,8 +238,10 @@ def sweep(
         prompt = [[(17 + 13 * at) % traits.vocab_size for at in range(context)]] * batch
         told = partial(_tell_part, tell, done, len(usable))
         ids = torch.tensor(prompt, device=traits.device)
-        passes: Any = _linear(model, ids) if linear else _passes(model, ids, drafts, static, traced, packed)
+        passes: Any = bare_chain(model, ids) if linear else _passes(model, ids, drafts, static, traced, packed)
         with passes as view:
+            if linear:
+                view.hold()
             taken = _measure(view, drafts, seconds / len(usable), told, bounded)
         for count, samples in taken.items():
             times.put(count, context, statistics.median(samples))
@@ -300,13 +302,6 @@ def _passes(
         yield view
         if traces is not None and traces.failure is not None:
             raise refusal(traces.failure)
-
-
-@contextmanager
-def _linear(model: PreTrainedModel, prompt: Tensor) -> Iterator[LinearModel]:
-    with bare_chain(model, prompt) as chain:
-        chain.hold()
-        yield chain
 
 
 def bushy_tree(count: int, vocab: int, children: int = 2) -> TokenTree:

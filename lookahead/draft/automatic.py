@@ -69,8 +69,15 @@ class AutomaticDrafter:
         self._rested = planner.mode is Mode.REST or (self._chain and not room)
         if self._rested:
             tree = TokenTree(self._root)
+        elif planner.shares:
+            width = planner.width  # pays best for all sequences
+            ahead, self._ahead, self._room = self._ahead, None, room
+            tree = grown(self._growing(room)) if ahead is None or max(ahead.depths) > room else ahead
+            if width < len(tree):
+                tree.truncate(width)
+                del self._values[width - 1 :]
         else:
-            tree = self._grow_shared(room) if planner.shares else self._grow_own(room)
+            tree = grown(self._growing(room))
         tree.top_k = self._top_k if self._notes or not self._rested else 0
         return tree
 
@@ -83,21 +90,6 @@ class AutomaticDrafter:
         self._ahead = yield from self._growing(self._room)
         known = self._acceptance.calibration / self._planner.acceptance.calibration  # of other choices, if not 1
         return self._values if known == 1.0 else [known * value for value in self._values], self._written
-
-    def _grow_shared(self, room: int) -> TokenTree:
-        """The tree, cut to the width that pays best for all sequences."""
-        width = self._planner.width
-        tree, self._ahead = self._ahead, None
-        if tree is None or max(tree.depths) > room:
-            tree = self._grow_own(room)
-        if width < len(tree):
-            tree.truncate(width)
-            del self._values[width - 1 :]
-        self._room = room
-        return tree
-
-    def _grow_own(self, room: int) -> TokenTree:
-        return grown(self._growing(room))
 
     def _growing(self, room: int) -> Growth[TokenTree]:
         return self._grow_weighing(room) if self._expensive else self._grow(room)

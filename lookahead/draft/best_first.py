@@ -149,7 +149,9 @@ class BestFirstTree:
             if not heap or left <= 0:
                 break
             if left <= look and left <= len(heap) and not self._chain:
-                rest, look = _cut(heap, left), left // 2
+                heap.sort()
+                del heap[left:]
+                rest, look = -float(heap[-1][0]), left // 2
             loss, parent, _, token, states = heappop(heap)
             if self._chain:
                 heap.clear()
@@ -203,7 +205,7 @@ class BestFirstTree:
             waiting = nsmallest(min(room, _WIDEST), (entry for entry in level if -entry[0] * _WIDEST >= price))
             asked = [states[part], *(frontier.step(above[part], token) for _, _, _, token, above in waiting)]
             if value - sum(entry[0] for entry in waiting) < price:
-                frontier.leave(asked)
+                frontier.made.update(dict.fromkeys(asked, ()))
             else:
                 yield Ask(frontier, [state for state in dict.fromkeys(asked) if state not in frontier.made])
                 self.asked_ms += frontier.ask_ms
@@ -255,33 +257,19 @@ class BestFirstTree:
         self._uncounted.clear()
 
 
-def _cut(heap: list[Any], length: int) -> float:
-    """Cut a heap of losses to its best ``length``; the value of the last of them."""
-    heap.sort()
-    del heap[length:]
-    return -float(heap[-1][0])
-
-
 def _votes(offsets: Sequence[int], proposed: Proposed) -> dict[int, list[int]]:
     """Who proposes which token, from each source's candidates and first slot: token to slots."""
     votes: dict[int, list[int]] = {}
     for offset, candidates in zip(offsets, proposed, strict=False):
         for token, kind in candidates:
-            slots = votes.get(token)
-            if slots is None:
-                votes[token] = [offset + kind * SLOTS]
-            else:
-                slots.append(offset + kind * SLOTS + 1)
+            slots = votes.setdefault(token, [])
+            slots.append(offset + kind * SLOTS + bool(slots))
     return votes
 
 
 def _stripped(ask: Callable[[Any], Sequence[Candidate]]) -> Callable[[Any], list[tuple[int, int]]]:
     """The proposals of a caller's own source without the probabilities that it may give, too."""
-
-    def pairs(state: Any) -> list[tuple[int, int]]:
-        return [(candidate[0], candidate[1]) for candidate in ask(state)]
-
-    return pairs
+    return lambda state: [candidate[:2] for candidate in ask(state)]
 
 
 def _odds(proposed: Proposed, kinds: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[int, float]:

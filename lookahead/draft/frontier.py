@@ -1,9 +1,9 @@
 """What trees ask of batch sources while they grow: the nodes of a level together, and those of several sequences."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from lookahead.sources.base import BatchSource, Candidate, Together
+from lookahead.sources.base import BatchSource, Candidate
 
 Grown = TypeVar("Grown")
 
@@ -29,19 +29,10 @@ class Frontier:
         self.made.clear()
         return self.source.root()
 
-    def leave(self, states: Iterable[Any]) -> None:
-        """Ask nothing about these."""
-        self.made.update(dict.fromkeys(states, ()))
-
     @property
     def ask_ms(self) -> float:
         """What asking takes, as far as the source knows."""
         return getattr(self.source, "ask_ms", 0.0)
-
-    @property
-    def together(self) -> Together | None:
-        """Asks for several sequences at once; None where nothing does."""
-        return getattr(self.source, "together", None)
 
     def propose(self, state: Any) -> Sequence[Candidate]:
         return self.made.get(state, ())
@@ -87,9 +78,9 @@ def grown_together(growths: Sequence[Growth[Grown]]) -> list[Grown]:
 def _answer(asks: Sequence[Ask]) -> None:
     shared: dict[Any, list[Ask]] = {}
     for ask in asks:
-        shared.setdefault(ask.frontier.together or id(ask.frontier), []).append(ask)
-    for each in shared.values():
-        together, requests = each[0].frontier.together, [(ask.frontier.source, ask.states) for ask in each]
-        answers = [source.expand(states) for source, states in requests] if together is None else together(requests)
+        shared.setdefault(getattr(ask.frontier.source, "together", None) or id(ask.frontier), []).append(ask)
+    for together, each in shared.items():
+        requests = [(ask.frontier.source, ask.states) for ask in each]
+        answers = together(requests) if callable(together) else [source.expand(states) for source, states in requests]
         for ask, answer in zip(each, answers, strict=True):
             ask.frontier.made.update(zip(ask.states, answer, strict=True))

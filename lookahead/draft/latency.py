@@ -234,9 +234,7 @@ def _at(knots: Sequence[float], nodes: int) -> float:
 
 
 def _nearest(nodes: int) -> int:
-    at = bisect_left(NODES, nodes)
-    if at >= len(NODES):
-        return len(NODES) - 1
+    at = min(bisect_left(NODES, nodes), len(NODES) - 1)
     return at - 1 if at and nodes - NODES[at - 1] < NODES[at] - nodes else at
 
 

@@ -208,18 +208,15 @@ class PassCosts:
         self._late_tokens = _FADE * self._late_tokens + tokens
         self._late_passes = _FADE * self._late_passes + 1.0
         if self.limits.typical:
-            self._count(width, taken_ms, beside_ms)
+            known = self.times.knows_single
+            self.times.add(self.limits.bucket(width + self.replayed), self._context, taken_ms - beside_ms)
+            if known and self.curve:
+                self.timed_ms += taken_ms
+                self.own_ms += self.curve[0]
+                self.single_ms += max(self.curve[0], self.limits.plain_ms or 0.0)
         self._width = width
         if width == 1 and not self.replayed:
             self._since_single = 0
-
-    def _count(self, width: int, taken_ms: float, beside_ms: float) -> None:
-        known = self.times.knows_single
-        self.times.add(self.limits.bucket(width + self.replayed), self._context, taken_ms - beside_ms)
-        if known and self.curve:
-            self.timed_ms += taken_ms
-            self.own_ms += self.curve[0]
-            self.single_ms += max(self.curve[0], self.limits.plain_ms or 0.0)
 
 
 def least_slopes(curve: Sequence[float]) -> list[float]:

@@ -42,23 +42,19 @@ def shared_width(
     most = min(len(costs), 1 + max((len(values) for values, _ in trees), default=0))
     if most < 2:
         return 1
-    left = np.array([-written for _, written in trees], float)
     values = np.zeros((len(trees), most))
     for row, (each, _) in enumerate(trees):
         values[row, 1 : 1 + len(each)] = each[: most - 1]
-    if apart:
-        speeds = (1.0 + calibration * values.cumsum(1)).sum(0) / np.asarray(costs[:most])
-        speeds[0] *= least_gain
-        return _best_size(speeds)
-    weights = np.exp((left - left.max()) / _HORIZON)
     written = 1.0 + calibration * values.cumsum(1)
-    nearer = -_HORIZON * np.log(weights @ np.exp(-written / _HORIZON) / weights.sum())  # tokens, to the batch's end
+    if apart:
+        nearer = written.sum(0)
+    else:
+        left = np.array([-written for _, written in trees], float)
+        weights = np.exp((left - left.max()) / _HORIZON)
+        nearer = -_HORIZON * np.log(weights @ np.exp(-written / _HORIZON) / weights.sum())  # tokens, to the batch's end
+        least_gain = max(least_gain, 1.0 + _BATCH_GAIN * log2(max(2, len(trees))))
     speeds = nearer / np.asarray(costs[:most])
-    speeds[0] *= max(least_gain, 1.0 + _BATCH_GAIN * log2(max(2, len(trees))))
-    return _best_size(speeds)
-
-
-def _best_size(speeds: np.ndarray) -> int:
+    speeds[0] *= least_gain
     sizes = [size for size in NODES if size <= len(speeds)]
     return sizes[int(speeds[[size - 1 for size in sizes]].argmax())]
 
@@ -157,23 +153,19 @@ class Planner:
             self.mode, self.sizes = Mode.REST, _flat(1)
         elif costs.single_is_due:
             self.mode, self.sizes = Mode.MEASURE, _flat(1)
-        else:
+        elif self._batch > 1:
             self.mode = Mode.DRAFT
-            self._choose_sizes()
+            beside_ms = costs.cut_ms + (0.0 if costs.times.frozen else self.expensive.time.ms)
+            self.sizes = [costs.trees[0], *(cost + beside_ms for cost in costs.trees[1:])], costs.least
+        else:
+            self.mode, self.sizes = Mode.DRAFT, (costs.trees, costs.least)
+            self.gain, self.cut = self._least_gain, costs.cut
+            self.ask_ms = 0.0 if costs.times.frozen else self._asking.ms
 
     @property
     def _least_gain(self) -> float:
         """Times plain decoding's speed, that a draft has to promise."""
         return _LEAST_GAIN if self.costs.times.frozen else max(_LEAST_GAIN, self._guard.least_gain)
-
-    def _choose_sizes(self) -> None:
-        costs = self.costs
-        if self._batch > 1:
-            beside_ms = costs.cut_ms + (0.0 if costs.times.frozen else self.expensive.time.ms)
-            self.sizes = [costs.trees[0], *(cost + beside_ms for cost in costs.trees[1:])], costs.least
-        else:
-            self.sizes, self.gain, self.cut = (costs.trees, costs.least), self._least_gain, costs.cut
-            self.ask_ms = 0.0 if costs.times.frozen else self._asking.ms
 
     def share(self, grow_ahead: Callable[[], Growth[tuple[Sequence[float], int] | None]]) -> None:
         """One sequence of several has trees that are grown ahead: nodes' values, and tokens written so far."""

@@ -59,14 +59,12 @@ class LookaheadDrafter:
     def draft(self, room: int) -> TokenTree:
         """The window and the guesses for the root, sharing prefixes; nothing lies deeper than ``room``."""
         tree = TokenTree(self._text[-1])
-        window = self._window
-        if window is not None:
-            if room < len(window.levels):
-                self._window = window = None  # the text ends before column 0 could be used
-            else:
-                if len(window.levels[0]) + len(window.levels) - 1 > room:
-                    window.narrow(room)
-                self._newest = tree.grow_comb(window.levels)[-1]
+        if self._window is not None and room < len(self._window.levels):
+            self._window = None  # the text ends before column 0 could be used
+        if (window := self._window) is not None:
+            if len(window.levels[0]) + len(window.levels) - 1 > room:
+                window.narrow(room)
+            self._newest = tree.grow_comb(window.levels)[-1]
         self._columns = len(tree)
         if self.pool.per_key:
             self._grow_guesses(tree, room)
@@ -100,11 +98,9 @@ class LookaheadDrafter:
                 self.pool.add(key, tail)
             if not self._always_forward_one:
                 self._window.skip(self._draw(len(path.tokens) - 1))
-        text, size = self._text, self.pool.ngram_size
-        for token in path.tokens:
-            text.append(token)
-            if self._pool_from_output and len(text) >= size:
-                self.pool.add(text[-size], tuple(text[1 - size :]))
+        self._text += path.tokens
+        if self._pool_from_output:
+            self.pool.add_text(self._text[1 - self.pool.ngram_size - len(path.tokens) :])
 
 
 # From the root's token, what drafts, the greatest depth, and whether the model takes one branch only, to a tree.
@@ -134,7 +130,7 @@ class HeadDrafter:
 
     def told(self, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
         """Every node is the head's. Nothing is estimated."""
-        return _all_of(self._name, tree)
+        return ["", *[self._name] * (len(tree) - 1)], []
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         if not self._started:
@@ -143,7 +139,3 @@ class HeadDrafter:
         self._learnt(tree, path)
         self._passes.write(path)
         self._root = path.tokens[-1]
-
-
-def _all_of(name: str, tree: TokenTree) -> tuple[Sequence[str], Sequence[float]]:
-    return ["", *[name] * (len(tree) - 1)], []

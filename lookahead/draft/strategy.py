@@ -33,12 +33,10 @@ class DraftStrategy:
         self._one_of("stats", ("none", "summary", "detailed"))
         if self.seed is not None:
             self._whole("seed")
-        if self.static is not None:
-            self._flag("static")
+        self._flag("static", unset=True)
         self._flag("traces")
         self._flag("pack")
-        if self.repeatable is not None:
-            self._flag("repeatable")
+        self._flag("repeatable", unset=True)
         if self.attention is not None:
             self._one_of("attention", ("sdpa", "eager", "flex_attention"))
 
@@ -61,9 +59,9 @@ class DraftStrategy:
         if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
             raise LookaheadError(f"{type(self).__name__}({field}=) must be a number {range_}: got {value!r}.")
 
-    def _flag(self, field: str) -> None:
+    def _flag(self, field: str, unset: bool = False) -> None:
         value = getattr(self, field)
-        if not isinstance(value, bool):
+        if not isinstance(value, bool) and not (unset and value is None):
             raise LookaheadError(f"{type(self).__name__}({field}=) must be True or False: got {value!r}.")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -52,10 +52,9 @@ class Neighbours:
     def note(self, tokens: Iterable[int]) -> None:
         """The table has rows behind these."""
         self._near.clear()
-        for token in tokens:
-            if token not in self._tokens:
-                self._tokens[token] = None
-                self._unread.append(token)
+        new = dict.fromkeys(token for token in tokens if token not in self._tokens)
+        self._tokens.update(new)
+        self._unread.extend(new)
 
     def rows(self, token: int) -> list[tuple[int, float]]:
         """The last rows behind the tokens that are nearest to one that has none, and their votes."""

@@ -45,11 +45,8 @@ class NgramPool:
         """Put ``continuation`` (N-1 tokens) under ``key`` as its newest."""
         if not self.per_key:
             return
-        under = self._keys.get(key)
-        if under is None:
-            under = self._keys[key] = OrderedDict()
-        else:
-            self._keys.move_to_end(key)
+        under = self._keys.setdefault(key, OrderedDict())
+        self._keys.move_to_end(key)
         if continuation in under:
             under.move_to_end(continuation)
             return
@@ -110,7 +107,5 @@ class PoolSource:
         return list(found.items())
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        for token in path.tokens:
-            self._text.append(token)
-            if len(self._text) >= _NGRAM_SIZE:
-                self.pool.add(self._text[-_NGRAM_SIZE], tuple(self._text[1 - _NGRAM_SIZE :]))
+        self._text += path.tokens
+        self.pool.add_text(self._text[1 - _NGRAM_SIZE - len(path.tokens) :])

@@ -121,8 +121,6 @@ class RecyclingSource:
         return offer(shares, place_of(orders[0]) * BINS + (0 if own else _OTHERS), _MOST)
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
-        if successors is not None:
-            self._near.note(tree.tokens)
         root, begin = self._root, len(path.tokens) - 1
         for place, token in enumerate(path.tokens):
             if place < begin:
@@ -131,4 +129,5 @@ class RecyclingSource:
         self._index += len(path.tokens)
         self._lines.clear()
         if successors is not None:
+            self._near.note(tree.tokens)
             self._table.put(root, tree.parents, tree.tokens, successors)

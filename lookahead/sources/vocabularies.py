@@ -47,8 +47,6 @@ class SameVocabulary:
         return (token if token < self._draft_size else 0,)
 
     def proposed(self, tokens: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if tokens.max() < self._size:
-            return tokens, logits
         known = tokens < self._size
         return tokens[known], logits[known]
 
@@ -121,17 +119,10 @@ def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
     """The bytes of every token of a tokenizer that is not special."""
     special = set(tokenizer.all_special_ids)
     names: dict[str, int] = tokenizer.get_vocab()
-    read = _bytes_of_letters if _is_byte_level(names) else _bytes_of_piece
-    found = {}
-    for name, token in names.items():
-        if token not in special and (spelt := read(name)):
-            found[spelt] = token
-    return found
-
-
-def _is_byte_level(names: dict[str, Any]) -> bool:
-    """Whether tokens are written with one letter a byte, as GPT-2 does, where a space is a letter of its own."""
-    return sum(name.startswith("\u0120") for name in names) > sum(name.startswith(_SPACE) for name in names)
+    # Byte-level tokens are written with one letter a byte, as GPT-2 does, where a space is a letter of its own.
+    byte_level = sum(name.startswith("\u0120") for name in names) > sum(name.startswith(_SPACE) for name in names)
+    read = _bytes_of_letters if byte_level else _bytes_of_piece
+    return {spelt: token for name, token in names.items() if token not in special and (spelt := read(name))}
 
 
 def _bytes_of_letters(name: str) -> bytes | None:

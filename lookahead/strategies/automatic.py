@@ -133,11 +133,8 @@ class AutomaticStrategy(Strategy):
             ]
         if isinstance(self.tuning, StepTimes):
             settings["tuning"] = self.tuning.to_dict()
-        elif self.tuning is not None:
-            settings["tuning"] = str(self.tuning)
-        if self.memory is not None:
-            settings["memory"] = str(self.memory)
-        return settings
+        files = {name: str(settings[name]) for name in ("tuning", "memory") if isinstance(settings[name], str | Path)}
+        return settings | files
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         """The best next tokens at every node; in long calls at many of the prompt's, whose logits cost memory."""
@@ -156,19 +153,8 @@ class AutomaticStrategy(Strategy):
             drawn = DrawnTree(call.rows[0].chance, self.nodes)
             how = drawn.grow, call.rows[0].chain, drawn.rates.learn
             return Drafts([HeadDrafter(name, row.prompt, passes(row), *how) for row in call.rows])
-
-        def source(row: RowContext, call: CallContext) -> DraftModelSource:
-            return DraftModelSource(passes(row), row.draw, name)
-
-        return self.automatic_drafts(call, self.sources or default, {name: source})
-
-    def _check_references(self, references: References, vocab_size: int) -> None:
-        most = max(map(max, references))
-        if most >= vocab_size:
-            raise LookaheadError(
-                f"references hold token {most}: expected tokens below the model's {vocab_size}. "
-                "Tokenize them with the model's own tokenizer."
-            )
+        made = {name: lambda row, call: DraftModelSource(passes(row), row.draw, name)}
+        return self.automatic_drafts(call, self.sources or default, made)
 
     def automatic_drafts(
         self, call: CallContext, names: Sequence[str | SourceFactory], extra: Mapping[str, Maker] | None = None
@@ -177,7 +163,11 @@ class AutomaticStrategy(Strategy):
         makers = FREE_SOURCES | dict(extra or {})
         chain = call.rows[0].chain
         if self.references:
-            self._check_references(self.references, call.rows[0].vocab_size)
+            if (most := max(map(max, self.references))) >= (vocab_size := call.rows[0].vocab_size):
+                raise LookaheadError(
+                    f"references hold token {most}: expected tokens below the model's {vocab_size}. "
+                    "Tokenize them with the model's own tokenizer."
+                )
             makers["reference"] = lambda row, call: ReferenceSource(self.references or ())
             names = ["reference", *names]
         rows = [

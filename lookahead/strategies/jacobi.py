@@ -49,7 +49,15 @@ class Jacobi(Strategy):
             self._whole("block_size", 1)
         elif self.mode != "jacobi":
             raise LookaheadError(f"Jacobi(mode={self.mode!r}) needs a block_size of at least 1: got None.")
-        self._check_blocks()
+        self._whole("blocks", 1)
+        self._whole("tails", 0)
+        if self.blocks > 1 and (self.mode == "sliding" or self.block_size is None):
+            got = f"mode={self.mode!r}, block_size={self.block_size}"
+            raise LookaheadError(
+                f"Jacobi(blocks={self.blocks}) needs blocks that end: expected mode='jacobi' (or 'gauss-seidel', "
+                f"'hybrid') and a block_size, got {got}."
+            )
+        self._between("spawn_ratio", "above 0 and at most 1", lambda ratio: 0 < ratio <= 1)
         if isinstance(self.initial_guess, str):
             self._one_of("initial_guess", ("text", "tail", "pad"))
             return
@@ -58,17 +66,6 @@ class Jacobi(Strategy):
             expected = "'text', 'tail', 'pad' or a list of token ids"
             raise LookaheadError(f"Jacobi(initial_guess=) must be {expected}: got {given!r}.")
         object.__setattr__(self, "initial_guess", tuple(given))
-
-    def _check_blocks(self) -> None:
-        self._whole("blocks", 1)
-        self._whole("tails", 0)
-        if self.blocks > 1 and (self.mode == "sliding" or self.block_size is None):
-            given = f"mode={self.mode!r}, block_size={self.block_size}"
-            raise LookaheadError(
-                f"Jacobi(blocks={self.blocks}) needs blocks that end: expected mode='jacobi' (or 'gauss-seidel', "
-                f"'hybrid') and a block_size, got {given}."
-            )
-        self._between("spawn_ratio", "above 0 and at most 1", lambda ratio: 0 < ratio <= 1)
 
     def wants(self, *, batch: int, vocab_size: int, new_tokens: int, drawn: bool) -> Wants:
         """What is chosen at every node: the next iterate, of which the sampled text is the fixed point."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from jacobi import Drafter, LookaheadError, PlainDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.draft.published import LookaheadDrafter
-from lookahead.sources.draft_texts import DraftPasses, DraftTexts
+from lookahead.sources.draft_texts import DraftTexts
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.sources.vocabularies import is_tokenizer
 from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
@@ -124,11 +124,10 @@ class Lookahead(AutomaticStrategy):
         cls, *, LEVEL: int, WINDOW_SIZE: int, GUESS_SET_SIZE: int, POOL_FROM_PROMPT: bool = False
     ) -> "Lookahead":
         """The settings of ``lade.config_lade``: LEVEL is N, and -1 as GUESS_SET_SIZE means WINDOW_SIZE."""
-        guesses = WINDOW_SIZE if GUESS_SET_SIZE == -1 else GUESS_SET_SIZE
         return cls(
             window_size=WINDOW_SIZE,
             ngram_size=LEVEL,
-            verification_set_size=guesses,
+            verification_set_size=WINDOW_SIZE if GUESS_SET_SIZE == -1 else GUESS_SET_SIZE,
             pool_from_prompt=bool(POOL_FROM_PROMPT),
             pool_from_output=False,
         )
@@ -198,11 +197,7 @@ class Lookahead(AutomaticStrategy):
         draft = draft_model_for(call.model, self.draft_model)
         vocabulary = vocabulary_for(call.model, draft, self.tokenizers)
         texts = DraftTexts(draft, vocabulary, len(call.rows), call.new_tokens, call.closing, self.traces, self.pack)
-
-        def passes(row: RowContext) -> DraftPasses:
-            return texts.passes(row.index)
-
-        return self.passes_drafts(call, passes, "draft", ("draft", *_DEFAULT_SOURCES))
+        return self.passes_drafts(call, lambda row: texts.passes(row.index), "draft", ("draft", *_DEFAULT_SOURCES))
 
     def drafter(self, row: RowContext) -> Drafter:
         if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:
