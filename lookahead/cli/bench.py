@@ -36,11 +36,15 @@ def bench(options: Bench) -> None:
     with common.progress() as progress:
         runs = race.run(common.bar(progress, f"Racing, for about {options.minutes:g} minutes"))
     rows = rows_of(runs)
+    machine: dict[str, Any] = {"platform": platform.platform(), "threads": torch.get_num_threads()}
+    machine |= {"processor": processor_name(), "cores": os.cpu_count()}
+    if model.device.type == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name(model.device)
     document = {
         "model": options.model_name,
         "dtype": common.dtype_name(model),
         "device": str(model.device),
-        "machine": _machine(model.device),
+        "machine": machine,
         "argv": sys.argv[1:],
         "strategy": Lookahead().to_dict(),
         "chat_template": chat,
@@ -66,14 +70,6 @@ def _show(console: Console, race: Race, rows: list[RaceRow]) -> None:
             "A loss is mostly a pass that costs more here for several tokens than for one, or text that repeats "
             "nothing. lookahead tune --model DIR measures the first; docs/performance.md says what helps."
         )
-
-
-def _machine(device: torch.device) -> dict[str, Any]:
-    found: dict[str, Any] = {"platform": platform.platform(), "threads": torch.get_num_threads()}
-    found |= {"processor": processor_name(), "cores": os.cpu_count()}
-    if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
 
 
 def _draw(rows: list[RaceRow], file: Path) -> None:

@@ -213,8 +213,20 @@ class _Voice(BaseStreamer):
         self.seen = DecodingStats()  # all that is known of an answer that is stopped
 
     def see(self, record: Pass) -> None:
-        self.seen += _counted(record)
-        written = len(record.rows[0].written)
+        row, times = record.rows[0], ("draft_ms", "verify_ms", "keep_ms")
+        written, first = len(row.written), record.index == 0
+        self.seen += DecodingStats(
+            steps=1,
+            row_steps=1,
+            emitted=written,
+            drafted=len(row.tokens) - 1,
+            accepted=written - 1,
+            histogram={written: 1},
+            sources=dict(Counter(filter(None, (row.sources[node] for node in row.accepted[1:written])))),
+            prefill_ms=record.forward_ms if first else 0.0,
+            forward_ms=0.0 if first else record.forward_ms,
+            **{name: getattr(record, name) for name in times},
+        )
         self._drafted.extend(place < written - 1 for place in range(written))
 
     def put(self, value: Any) -> None:
@@ -258,21 +270,3 @@ def _stopped_by_interrupts(voice: _Voice) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _counted(record: Pass) -> DecodingStats:
-    """Counts that one pass adds to those of its answer."""
-    row, times = record.rows[0], ("draft_ms", "verify_ms", "keep_ms")
-    written, first = len(row.written), record.index == 0
-    return DecodingStats(
-        steps=1,
-        row_steps=1,
-        emitted=written,
-        drafted=len(row.tokens) - 1,
-        accepted=written - 1,
-        histogram={written: 1},
-        sources=dict(Counter(filter(None, (row.sources[node] for node in row.accepted[1:written])))),
-        prefill_ms=record.forward_ms if first else 0.0,
-        forward_ms=0.0 if first else record.forward_ms,
-        **{name: getattr(record, name) for name in times},
-    )

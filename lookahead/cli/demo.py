@@ -8,7 +8,7 @@ from typer import Exit
 
 from lookahead.cli import common
 from lookahead.cli.arguments import Demo
-from lookahead.cli.racing import Race, RacedText, rows_of, show_rows, show_verdicts
+from lookahead.cli.racing import Race, rows_of, show_rows, show_verdicts
 from lookahead.cli.verify import tell
 from lookahead.stats import counted
 
@@ -26,7 +26,15 @@ def demo(options: Demo) -> None:
         runs = race.run(common.bar(progress, "Writing"))
     console = Console(highlight=False)
     between = "\n" if tokenizer.chat_template and not options.raw else ""  # answers are no continuations
-    _show_texts(console, [prompt + between for prompt in prompts], race, tokenizer, runs)
+    legend = Text("The prompt is dim. ").append("Green tokens came for free", style=FREE)
+    console.print(legend.append(": a pass writes one token anyway, and these, drafted, were accepted on top."))
+    if console.color_system is None:
+        console.print("There are no colours here: run this in a terminal to see which tokens were free.")
+    ours = {run.prompt: text for run, text in zip(runs, race.written, strict=True) if run.method == "lookahead"}
+    for place, prompt in enumerate(prompts):
+        console.rule(str(place + 1), style="dim")
+        console.print(Text(prompt + between, style="dim"), coloured(tokenizer, ours[place]), sep="", soft_wrap=True)
+    console.rule(style="dim")
     rows = rows_of(runs)
     show_rows(console, rows)
     if not race.differing:
@@ -53,15 +61,3 @@ def coloured(tokenizer: Any, decoded: common.Decoded) -> Text:
         text.append(so_far[len(shown) :], style=FREE if free[end - 1] else "")
         shown = so_far
     return text
-
-
-def _show_texts(console: Console, prompts: list[str], race: Race, tokenizer: Any, runs: list[RacedText]) -> None:
-    legend = Text("The prompt is dim. ").append("Green tokens came for free", style=FREE)
-    console.print(legend.append(": a pass writes one token anyway, and these, drafted, were accepted on top."))
-    if console.color_system is None:
-        console.print("There are no colours here: run this in a terminal to see which tokens were free.")
-    ours = {run.prompt: text for run, text in zip(runs, race.written, strict=True) if run.method == "lookahead"}
-    for place, prompt in enumerate(prompts):
-        console.rule(str(place + 1), style="dim")
-        console.print(Text(prompt, style="dim"), coloured(tokenizer, ours[place]), sep="", soft_wrap=True)
-    console.rule(style="dim")

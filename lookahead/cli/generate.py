@@ -23,7 +23,11 @@ class _Echo(TextStreamer):
 
 
 def generate(options: Generate) -> None:
-    strategy = _strategy(options)
+    strategy: Strategy | None = None
+    if options.strategy == "lookahead":
+        strategy = Lookahead(**options.sizes(), seed=options.seed)
+    elif options.strategy == "jacobi":
+        strategy = Jacobi(seed=options.seed)
     text = read_stdin() if options.prompt in (None, "-") else str(options.prompt)
     if not text:
         raise LookaheadError("The prompt is empty: give --prompt TEXT, or text on stdin.")
@@ -44,12 +48,6 @@ def generate(options: Generate) -> None:
     }
     if options.as_json or options.stats:
         common.report(document, options.as_json, lambda console: typer.echo(_summary(decoded), err=True))
-
-
-def _strategy(options: Generate) -> Strategy | None:
-    if options.strategy == "lookahead":
-        return Lookahead(**options.sizes(), seed=options.seed)
-    return Jacobi(seed=options.seed) if options.strategy == "jacobi" else None
 
 
 def _summary(decoded: common.Decoded) -> str:

@@ -133,7 +133,11 @@ class Race:
     def run(self, moved: Callable[[float], None]) -> list[RacedText]:
         """Run the race; ``moved`` is told how far it has got, from 0 to 1."""
         self._end = perf_counter() + self._seconds
-        self._fit(self._seconds_a_token())
+        inputs = self._given[0][1]
+        self._write(inputs, "plain", None, 0, 2)
+        begin = perf_counter()
+        self._write(inputs, "plain", None, 0, _PROBE)
+        self._fit((perf_counter() - begin) / _PROBE)
         for method in self._methods:
             for temperature in self._temperatures:
                 self._write(self._given[0][1], method, temperature, 0, self._warm)
@@ -149,13 +153,6 @@ class Race:
                 break
         self.told += common.load_told(self.written, self._model.device)
         return runs
-
-    def _seconds_a_token(self) -> float:
-        inputs = self._given[0][1]
-        self._write(inputs, "plain", None, 0, 2)
-        begin = perf_counter()
-        self._write(inputs, "plain", None, 0, _PROBE)
-        return (perf_counter() - begin) / _PROBE
 
     def _fit(self, each: float) -> None:
         """Ask for as much as the time allows, as if every method were as fast as plain decoding."""

@@ -18,14 +18,10 @@ from lookahead.serve.server import Drains, Server, check_address
 
 def serve(options: Serve) -> None:
     check_address(options.host, options.port)
-    if options.replicas:
-        _serve_replicas(options)
-    else:
+    if not options.replicas:
         application = app_of(options)
         _run(application, application.state.service.engine, options)
-
-
-def _serve_replicas(options: Serve) -> None:
+        return
     with connected(quiet=options.log_level not in ("debug", "trace")) as ray:
         most = options.max_replicas or None
         scale = Scale(replicas=options.replicas, most=most, rows=options.rows, queue=options.max_queue)

@@ -54,7 +54,13 @@ def _applies_to(found: Tuned) -> dict[str, Any]:
 def _show(console: Console, found: Tuned) -> None:
     applies = _applies_to(found)
     console.print(common.facts(applies, "Decodes that use this curve"))
-    console.print(_curve_table(found))
+    ms = [found.curve.ms(nodes, found.context) for nodes in NODES]
+    bars = ["█" * max(1, round(_BAR * cost / max(ms))) for cost in ms]
+    rows = [(str(n), f"{t:.2f}", f"{t / ms[0]:.2f}", bar) for n, t, bar in zip(NODES, ms, bars, strict=True)]
+    title = f"Latency at about {found.context} tokens of context"
+    table = common.columns(("nodes", "ms", "times 1 node", ""), rows, title)
+    table.columns[-1].justify = "left"
+    console.print(table)
     how = {"traced": "traced, as in longer decodes", "cuda graphs": "replayed as CUDA graphs"}
     executor, _, packed = applies["executors"][0].partition(", ")
     if executor in how or packed:
@@ -86,13 +92,3 @@ def _name(row: dict[str, Any]) -> str:
 def _trials(what: str, trials: Sequence[dict[str, Any]], title: str) -> Table:
     rows = [(_name(row), f"{row['drafted']:.1f}", f"{row['S']:.2f}", f"{row['speedup']:.2f}x") for row in trials]
     return common.columns((what, "drafted", "S", "expected speedup"), rows, title)
-
-
-def _curve_table(found: Tuned) -> Table:
-    ms = [found.curve.ms(nodes, found.context) for nodes in NODES]
-    bars = ["█" * max(1, round(_BAR * cost / max(ms))) for cost in ms]
-    rows = [(str(n), f"{t:.2f}", f"{t / ms[0]:.2f}", bar) for n, t, bar in zip(NODES, ms, bars, strict=True)]
-    title = f"Latency at about {found.context} tokens of context"
-    table = common.columns(("nodes", "ms", "times 1 node", ""), rows, title)
-    table.columns[-1].justify = "left"
-    return table

@@ -119,12 +119,10 @@ class PairPasses:
             asked = [index for index, branch in enumerate(branches) if len(branch) % len(self._networks) == turn]
             if asked:
                 out = torch.stack([self._seen[branches[index]][turn][1] for index in asked])
-                for index, line in zip(asked, self._told(network, out), strict=True):
+                logs = network.logits(out, self._output).float().log_softmax(-1)
+                for index, line in zip(asked, best_next(logs, self._vocab_size, network.d2t), strict=True):
                     said[index] = line
         return said
-
-    def _told(self, network: PairNetwork, out: Tensor) -> list[Said]:
-        return best_next(network.logits(out, self._output).float().log_softmax(-1), self._vocab_size, network.d2t)
 
     def _read_text(self) -> None:
         features = torch.cat([each for each, _ in self._new]).to(self._weight)

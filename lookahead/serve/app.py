@@ -232,11 +232,6 @@ def application(
     )
     app.state.service = service
     app.add_middleware(Gate, api_key=api_key, most_bytes=limits.body, hosts=hosts)
-    _add_routes(app, service)
-    return app
-
-
-def _add_routes(app: FastAPI, service: Service) -> None:
     card = {"id": service.name, "object": "model", "created": 0, "owned_by": "lookahead"}
 
     @app.post("/v1/chat/completions")
@@ -267,19 +262,17 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         return PlainTextResponse(service.metrics.text(), media_type=METRICS_TYPE)
 
     page = _PAGE.read_text(encoding="utf-8")
-    safe = {"Content-Security-Policy": _policy(page), "X-Content-Type-Options": "nosniff"}
+    # The page may run its own script and style, and ask this server; nothing else.
+    policy = ["default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"]
+    policy.append("frame-ancestors 'none'")
+    for tag, kind in (("script", "script-src"), ("style", "style-src")):
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        sums = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
+        policy.append(" ".join([kind, *(f"'sha256-{each}'" for each in sums)]))
+    safe = {"Content-Security-Policy": "; ".join(policy), "X-Content-Type-Options": "nosniff"}
 
     @app.get("/")
     async def index() -> Response:
         return HTMLResponse(page, headers=safe)
 
-
-def _policy(page: str) -> str:
-    """The page may run its own script and style, and ask this server; nothing else."""
-    parts = []
-    for tag, name in (("script", "script-src"), ("style", "style-src")):
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        sums = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
-        parts.append(" ".join([name, *(f"'sha256-{each}'" for each in sums)]))
-    rest = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
-    return "; ".join([rest, "frame-ancestors 'none'", *parts])
+    return app

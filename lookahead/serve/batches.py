@@ -85,8 +85,10 @@ class Answerer(Engine):
             number, event = told.get()
             if event is None:
                 line, job = asked.pop(number)
-                shape = Shape(self._name, self.tokenizer, job.plan, line.chat)
-                yield Outcome(number, _record(line, shape.whole(job.answers)))
+                shape, request = Shape(self._name, self.tokenizer, job.plan, line.chat), secrets.token_hex(12)
+                response = {"status_code": 200, "request_id": request, "body": shape.whole(job.answers)}
+                about = {"id": f"{_REQUEST}{request}", "custom_id": line.custom_id}
+                yield Outcome(number, about | {"response": response, "error": None})
             elif isinstance(event, ApiError | LookaheadError):
                 del asked[number]
                 yield Outcome(number, error=str(event))
@@ -96,9 +98,3 @@ class Answerer(Engine):
 
 def _tell(told: "queue.Queue[tuple[int, Any]]", number: int, event: Any) -> None:
     told.put((number, event))
-
-
-def _record(line: Line, body: dict[str, Any]) -> dict[str, Any]:
-    request = secrets.token_hex(12)
-    response = {"status_code": 200, "request_id": request, "body": body}
-    return {"id": f"{_REQUEST}{request}", "custom_id": line.custom_id, "response": response, "error": None}

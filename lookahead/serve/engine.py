@@ -139,7 +139,12 @@ class Engine:
                 if not self._has_work:
                     return
             while (job := self._next()) is not None:
-                self._submit(job)
+                index, job.begun = job.begun, job.begun + 1
+                try:
+                    job.check()
+                    job.tasks.append(self._task(job, index))
+                except BaseException as error:
+                    self._end(job, error)
             self._scheduler.step()
             for job in list(self._jobs):
                 self._see(job)
@@ -161,15 +166,6 @@ class Engine:
                 job.begin = perf_counter()
                 self._jobs.append(job)
             return job
-
-    def _submit(self, job: Job) -> None:
-        """Begin a job's next answer."""
-        index, job.begun = job.begun, job.begun + 1
-        try:
-            job.check()
-            job.tasks.append(self._task(job, index))
-        except BaseException as error:
-            self._end(job, error)
 
     def _see(self, job: Job) -> None:
         """Tell a job of its answers that are written, and end it with the last one, or with an error."""

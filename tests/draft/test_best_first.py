@@ -19,6 +19,9 @@ from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.best_first import BestFirstTree
 from lookahead.draft.pass_costs import least_slopes
 
+Table = dict[tuple[int, ...], list[tuple[int, int]]]  # by path: candidates, each a token and its kind
+Draft = tuple[Table, list[float]]  # with the rates of the kinds
+
 
 def with_rates(sources: Sequence[Any], rates: Sequence[float]) -> Acceptance:
     """Known chances of lone candidates, one for each kind of all sources in order, agreeing or not."""
@@ -36,9 +39,9 @@ def flat(count: int) -> tuple[list[float], list[float]]:
 
 
 @st.composite
-def drafts(draw: st.DrawFn, most: int = 9) -> tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]]:
+def drafts(draw: st.DrawFn, most: int = 9) -> Draft:
     """A random tree of candidates, each with a kind of its own, and the kinds' rates."""
-    table: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    table: Table = {}
     paths: list[tuple[int, ...]] = [()]
     for kind in range(draw(st.integers(1, most))):
         above = paths[draw(st.integers(0, len(paths) - 1))]
@@ -49,9 +52,7 @@ def drafts(draw: st.DrawFn, most: int = 9) -> tuple[dict[tuple[int, ...], list[t
     return table, [rate / 20 for rate in rates]
 
 
-def chances(
-    table: dict[tuple[int, ...], list[tuple[int, int]]], rates: Sequence[float]
-) -> dict[tuple[int, ...], float]:
+def chances(table: Table, rates: Sequence[float]) -> dict[tuple[int, ...], float]:
     """The chance of each path to be visited, as its share of the odds among its rivals at every step."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     waiting: list[tuple[int, ...]] = [()]
@@ -67,7 +68,7 @@ def chances(
 
 
 def grow(
-    table: dict[tuple[int, ...], list[tuple[int, int]]],
+    table: Table,
     rates: Sequence[float],
     times: Sequence[float],
     least: Sequence[float],
@@ -89,9 +90,7 @@ def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
 
 @examples(150)
 @given(drafts(), st.integers(0, 9), st.integers(0, 5))
-def test_no_other_tree_of_the_size_is_expected_to_be_accepted_further(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, room: int
-) -> None:
+def test_no_other_tree_of_the_size_is_expected_to_be_accepted_further(draft: Draft, nodes: int, room: int) -> None:
     """Against all subtrees of the candidates."""
     known = {path: chance for path, chance in chances(*draft).items() if len(path) <= room}
     tree, values = grow(*draft, *flat(1 + nodes), room=room)
@@ -109,9 +108,7 @@ def test_no_other_tree_of_the_size_is_expected_to_be_accepted_further(
 
 @examples(150)
 @given(drafts(20), st.integers(1, 20), st.sampled_from([0.5, 0.8]))
-def test_what_is_not_asked_for_is_hardly_worth_more_than_what_is_taken(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, likely: float
-) -> None:
+def test_what_is_not_asked_for_is_hardly_worth_more_than_what_is_taken(draft: Draft, nodes: int, likely: float) -> None:
     """Nodes with little value are not asked, so the tree is nearly the best one, and as large."""
     known = chances(*draft)
     tree, values = grow(*draft, *flat(1 + nodes), likely=likely)
@@ -123,9 +120,7 @@ def test_what_is_not_asked_for_is_hardly_worth_more_than_what_is_taken(
 
 @examples(100)
 @given(drafts(20), st.integers(0, 6))
-def test_values_fall_and_a_larger_tree_holds_the_smaller(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], room: int
-) -> None:
+def test_values_fall_and_a_larger_tree_holds_the_smaller(draft: Draft, room: int) -> None:
     before: list[tuple[int, ...]] = []
     for nodes in range(22):
         tree, values = grow(*draft, *flat(1 + nodes), room=room)
@@ -139,9 +134,7 @@ def test_values_fall_and_a_larger_tree_holds_the_smaller(
 
 @examples(60)
 @given(drafts(20), st.integers(0, 9), st.integers(0, 5))
-def test_a_chain_follows_the_likeliest_candidate(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, room: int
-) -> None:
+def test_a_chain_follows_the_likeliest_candidate(draft: Draft, nodes: int, room: int) -> None:
     known = chances(*draft)
     tree, values = grow(*draft, *flat(1 + nodes), room=room, chain=True)
     assert tree.parents == list(range(-1, len(tree) - 1))
@@ -157,9 +150,7 @@ def test_a_chain_follows_the_likeliest_candidate(
 
 @examples(60)
 @given(drafts(20), st.floats(0.0, 1.0))
-def test_floor_leaves_out_the_worthless(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], floor: float
-) -> None:
+def test_floor_leaves_out_the_worthless(draft: Draft, floor: float) -> None:
     tree, values = grow(*draft, *flat(30), floor=floor)
     assert sorted(paths_of(tree)) == sorted(path for path, chance in chances(*draft).items() if chance > floor)
     assert all(value > floor for value in values)
@@ -175,48 +166,15 @@ CONVEX = st.lists(st.floats(0.0, 0.5), min_size=1, max_size=12).map(
     lambda steps: [1.0 + sum(sorted(steps)[:count]) for count in range(len(steps) + 1)]
 )
 ANY = st.lists(st.floats(0.5, 3.0), min_size=1, max_size=13)
-
-
-@examples(150)
-@given(drafts(12), CONVEX, st.floats(0.2, 2.0))
-def test_the_size_that_pays_best_on_convex_curves(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], curve: list[float], trust: float
-) -> None:
-    check_size(draft, curve, trust)
-
-
-@examples(300)
-@given(drafts(12), ANY, st.floats(0.2, 2.0))
-def test_the_size_that_pays_best_on_any_curve(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], curve: list[float], trust: float
-) -> None:
-    """Curves that jump and fall too."""
-    check_size(draft, curve, trust)
-
-
 STEPS = st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.4, 0.8]), min_size=1, max_size=12).map(
     lambda steps: [1.0 + sum(steps[:count]) for count in range(len(steps) + 1)]
 )
 
 
-@examples(300)
-@given(drafts(12), STEPS, st.floats(0.2, 2.0))
-def test_the_size_that_pays_best_on_curves_with_steps(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], curve: list[float], trust: float
-) -> None:
-    check_size(draft, curve, trust)
-
-
-def test_a_candidate_that_pays_with_another() -> None:
-    """Two nodes are hardly dearer than one, and one is dear: the second candidate pays once the first has paid."""
-    curve = [1.0, 1.8, 1.9]
-    tree, _ = grow({(): [(1, 0), (2, 1)]}, [0.7, 0.95], curve, least_slopes(curve))
-    assert len(tree) == 3
-
-
-def check_size(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], curve: list[float], trust: float
-) -> None:
+@examples(900)
+@given(drafts(12), CONVEX | ANY | STEPS, st.floats(0.2, 2.0))
+def test_the_size_that_pays_best(draft: Draft, curve: list[float], trust: float) -> None:
+    """On convex curves, on those with steps, and on those that jump and fall too."""
     table, rates = draft
     sources = [TableSource("one", table, [0.5] * len(rates))]
     acceptance = with_rates(sources, rates).copy(trust)
@@ -226,6 +184,13 @@ def check_size(
     assert len(values) == len(tree) - 1
     reached = (1.0 + trust * sum(values)) / curve[len(tree) - 1]
     assert reached == pytest.approx(best_rate(chances(table, rates), curve, trust))
+
+
+def test_a_candidate_that_pays_with_another() -> None:
+    """Two nodes are hardly dearer than one, and one is dear: the second candidate pays once the first has paid."""
+    curve = [1.0, 1.8, 1.9]
+    tree, _ = grow({(): [(1, 0), (2, 1)]}, [0.7, 0.95], curve, least_slopes(curve))
+    assert len(tree) == 3
 
 
 def test_a_candidate_that_cannot_pay_is_not_taken() -> None:
@@ -390,9 +355,7 @@ def test_nodes_of_others_are_not_taken_for_its_own() -> None:
 
 @examples(60)
 @given(drafts(15), st.integers(0, 15), st.integers(0, 10**6))
-def test_learning_a_random_walk(
-    draft: tuple[dict[tuple[int, ...], list[tuple[int, int]]], list[float]], nodes: int, seed: int
-) -> None:
+def test_learning_a_random_walk(draft: Draft, nodes: int, seed: int) -> None:
     """One credit for each accepted token; every visited node is counted with all its candidates, and no other."""
     table, rates = draft
     sources = [TableSource("one", table, [0.5] * len(rates))]

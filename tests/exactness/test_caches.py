@@ -1,16 +1,27 @@
 """KV caches: returned, given, continued, static, offloaded, or none."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from helpers.models import F32, prompts, run, same_as_plain, same_caches, tiny_model
+from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from lookahead import Lookahead, LookaheadError
 from lookahead.models.names import CACHE
 
 pytestmark = pytest.mark.usefixtures("augmented")
+
+
+def same_in_caches(model: Any, inputs: Any, caches: list[Any], new_tokens: int, tolerance: float = 1e-9) -> Tensor:
+    """The text that plain decoding and ours both write, each into a cache of its own, which end up the same."""
+    plain, _ = run(model, inputs, **{CACHE: caches[0]}, max_new_tokens=new_tokens)
+    ours, _ = run(model, inputs, **{CACHE: caches[1]}, max_new_tokens=new_tokens, use_lookahead=True)
+    assert ours.tolist() == plain.tolist()
+    same_caches(caches[1], caches[0], tolerance)
+    return plain
 
 
 @pytest.mark.parametrize("ours_first", [False, True], ids=["from-plain", "from-ours"])
@@ -27,11 +38,8 @@ def test_continue_from_a_cache(name: str, batch: int, ours_first: bool) -> None:
         "attention_mask": torch.cat([inputs["attention_mask"], torch.ones(batch, 19, dtype=torch.long)], dim=1),
     }
     caches = [copy.deepcopy(first[CACHE]) for _ in range(2)]
-    plain, _ = run(model, following, **{CACHE: caches[0]}, max_new_tokens=15)
-    ours, _ = run(model, following, **{CACHE: caches[1]}, max_new_tokens=15, use_lookahead=True)
-    assert ours.tolist() == plain.tolist()
+    same_in_caches(model, following, caches, 15, 1e-4 if model.dtype is F32 else 1e-9)
     assert caches[1].get_seq_length() == 12 + 15 + 4 + 15 - 1
-    same_caches(caches[1], caches[0], 1e-4 if model.dtype is F32 else 1e-9)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -42,11 +50,7 @@ def test_continue_with_the_new_tokens_only(name: str, batch: int) -> None:
     first, _ = run(model, inputs, return_dict_in_generate=True, max_new_tokens=16)
     mask = torch.cat([inputs["attention_mask"], torch.ones(batch, 15 + 4, dtype=torch.long)], dim=1)
     following = {"input_ids": prompts(batch, 4, seed=5, ragged=False)["input_ids"], "attention_mask": mask}
-    caches = [copy.deepcopy(first[CACHE]) for _ in range(2)]
-    plain, _ = run(model, following, **{CACHE: caches[0]}, max_new_tokens=15)
-    ours, _ = run(model, following, **{CACHE: caches[1]}, max_new_tokens=15, use_lookahead=True)
-    assert ours.tolist() == plain.tolist()
-    same_caches(caches[1], caches[0], 1e-9)
+    same_in_caches(model, following, [copy.deepcopy(first[CACHE]) for _ in range(2)], 15)
 
 
 def test_a_conversation_of_many_turns() -> None:
@@ -85,17 +89,9 @@ def test_static_cache(batch: int) -> None:
     model, inputs = tiny_model("llama"), prompts(batch)
     same_as_plain(model, inputs, max_new_tokens=20, cache_implementation="static")
     caches = [StaticCache(config=model.config, max_cache_len=12 + 20) for _ in range(2)]
-    plain, _ = run(model, inputs, **{CACHE: caches[0]}, max_new_tokens=10)
-    ours, _ = run(model, inputs, **{CACHE: caches[1]}, max_new_tokens=10, use_lookahead=True)
-    assert ours.tolist() == plain.tolist()
-    same_caches(caches[1], caches[0], 1e-9)
+    text = same_in_caches(model, inputs, caches, 10)
     mask = torch.cat([inputs["attention_mask"], torch.ones(batch, 10, dtype=torch.long)], dim=1)
-    plain, _ = run(model, {"input_ids": plain, "attention_mask": mask}, **{CACHE: caches[0]}, max_new_tokens=9)
-    ours, _ = run(
-        model, {"input_ids": ours, "attention_mask": mask}, **{CACHE: caches[1]}, max_new_tokens=9, use_lookahead=True
-    )
-    assert ours.tolist() == plain.tolist()
-    same_caches(caches[1], caches[0], 1e-9)
+    same_in_caches(model, {"input_ids": text, "attention_mask": mask}, caches, 9)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -124,12 +120,9 @@ def test_a_given_offloaded_cache_is_filled_and_goes_on(name: str) -> None:
     model, inputs = tiny_model(name), prompts(2)
     caches = [DynamicCache(config=model.config, offloading=ours) for ours in (False, True)]
     for _ in range(2):
-        plain, _ = run(model, inputs, **{CACHE: caches[0]}, max_new_tokens=10)
-        ours, _ = run(model, inputs, **{CACHE: caches[1]}, max_new_tokens=10, use_lookahead=True)
-        assert torch.equal(plain, ours)
-        same_caches(caches[1], caches[0], 1e-9)
+        text = same_in_caches(model, inputs, caches, 10)
         mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 11), value=1)
-        inputs = {"input_ids": torch.nn.functional.pad(plain, (0, 1), value=5), "attention_mask": mask}
+        inputs = {"input_ids": torch.nn.functional.pad(text, (0, 1), value=5), "attention_mask": mask}
 
 
 def test_an_offloaded_cache_and_static_shapes() -> None:

@@ -52,9 +52,23 @@ def rewritten(folder: Path, network: EagleNetwork, *, tensors: dict[str, Any] | 
         ({"target_hidden_size": "32"}, "target_hidden_size in config.json must be a whole number"),
         ({"transformer_layer_config": [1]}, "transformer_layer_config in config.json must be an object"),
         ({"speculators_config": {"verifier": "x"}}, "speculators_config.verifier in config.json must be an object"),
+        ({"tensors": {"fc.weight": torch.ones(2)}}, r"fc.weight is \[2\], expected a matrix"),
+        ({"tensors": {"layers.x.mlp.up_proj.weight": torch.ones(2)}}, "has layers.x.mlp.up_proj.weight besides"),
+        ({"tensors": {"layers.3.mlp.up_proj.weight": torch.ones(2)}}, "lacks layers.1"),
+        ({"tensors": {"norm.weight": None}}, "no whole head of EAGLE-3: it lacks norm.weight"),
+        ({"tensors": {"lm_head.weight": torch.ones(())}}, "lm_head.weight is .*, expected a matrix"),
+        ({"tensors": {"midlayer.self_attn.q_norm.weight": torch.ones(8)}}, "lacks layers.0.self_attn.k_norm.weight"),
+        (
+            {
+                "tensors": {
+                    f"midlayer.self_attn.{part}_proj.weight": torch.ones(24, 64, dtype=torch.float64) for part in "kv"
+                }
+            },
+            "4 heads of queries cannot share 3 of keys",
+        ),
     ],
 )
-def test_configs_that_are_of_no_use(config: dict[str, Any], match: str, tmp_path: Path) -> None:
+def test_configs_and_tensors_that_are_of_no_use(config: dict[str, Any], match: str, tmp_path: Path) -> None:
     folder = rewritten(tmp_path, random_network(3, feature_layers=LAYERS), **config)
     with pytest.raises(LookaheadError, match=match):
         EagleHead.from_pretrained(folder)
@@ -66,31 +80,6 @@ def test_what_a_config_leaves_open(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, random_network(3, feature_layers=LAYERS), **nothing, vocab_size=5, hidden_size=999)
     sizes = EagleHead.from_pretrained(folder, model=fresh_model("llama", num_hidden_layers=7)).network.sizes
     assert (sizes.eps, sizes.max_positions, sizes.rope["rope_theta"], sizes.head_size) == (1e-6, 2048, 10000.0, 8)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "match"),
-    [
-        ({"fc.weight": torch.ones(2)}, r"fc.weight is \[2\], expected a matrix"),
-        ({"layers.x.mlp.up_proj.weight": torch.ones(2)}, "has layers.x.mlp.up_proj.weight besides"),
-        ({"layers.3.mlp.up_proj.weight": torch.ones(2)}, "lacks layers.1"),
-        ({"norm.weight": None}, "no whole head of EAGLE-3: it lacks norm.weight"),
-        ({"lm_head.weight": torch.ones(())}, "lm_head.weight is .*, expected a matrix"),
-        ({"midlayer.self_attn.q_norm.weight": torch.ones(8)}, "lacks layers.0.self_attn.k_norm.weight"),
-    ],
-)
-def test_tensors_that_are_of_no_use(tensors: dict[str, Any], match: str, tmp_path: Path) -> None:
-    folder = rewritten(tmp_path, random_network(3, feature_layers=LAYERS), tensors=tensors)
-    with pytest.raises(LookaheadError, match=match):
-        EagleHead.from_pretrained(folder)
-
-
-def test_heads_of_keys_are_shared_evenly(tmp_path: Path) -> None:
-    network = random_network(3, feature_layers=LAYERS)
-    odd = torch.ones(24, 64, dtype=torch.float64)
-    tensors = {f"midlayer.self_attn.{part}_proj.weight": odd.clone() for part in "kv"}
-    with pytest.raises(LookaheadError, match="4 heads of queries cannot share 3 of keys"):
-        EagleHead.from_pretrained(rewritten(tmp_path, network, tensors=tensors))
 
 
 def test_qwen3s_queries_and_keys_are_normed_before_they_are_turned() -> None:

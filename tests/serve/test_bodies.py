@@ -101,28 +101,10 @@ def test_the_loop_goes_on_while_a_body_is_read() -> None:
 
 NULLS = ["model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"]
 NULLS += ["frequency_penalty", "presence_penalty", "logit_bias", "n", "stop", "max_tokens", "min_tokens", "prediction"]
-NULLS += [
-    "use_lookahead",
-    "lookahead",
-    "logprobs",
-    "top_logprobs",
-    "max_completion_tokens",
-    "echo",
-    "best_of",
-    "suffix",
-]
-NULLS += [
-    "tools",
-    "tool_choice",
-    "functions",
-    "function_call",
-    "response_format",
-    "audio",
-    "modalities",
-    "user",
-    "store",
-]
+NULLS += ["use_lookahead", "lookahead", "logprobs", "top_logprobs", "max_completion_tokens", "echo", "best_of", "tools"]
+NULLS += ["tool_choice", "functions", "function_call", "response_format", "audio", "modalities", "user", "suffix"]
 NULLS += ["metadata", "service_tier", "reasoning_effort", "verbosity", "web_search_options", "parallel_tool_calls"]
+NULLS += ["store"]
 
 
 def test_null_is_as_if_left_out() -> None:

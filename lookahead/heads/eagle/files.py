@@ -104,7 +104,14 @@ def write(network: EagleNetwork, folder: str | PathLike[str], form: Format) -> N
     """Write a head in a format, beside what else is in a folder."""
     tensors = {_named(name, form, network.sizes): tensor for name, tensor in network.state_dict().items()}
     if network.d2t is not None:
-        tensors["t2d"] = _mask(network)
+        ids, vocab = network.scored().cpu(), network.sizes.vocab_size
+        if vocab is None or int(ids.max()) >= vocab:
+            raise LookaheadError(
+                f"The head scores {len(ids)} tokens up to {int(ids.max())} of a vocabulary of "
+                f"{vocab or 'unknown size'}, and both formats say of every token whether it does. Read the head with "
+                "model=."
+            )
+        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).scatter(0, ids, True)  # which tokens the head scores
     config = (_safeailab if form == "safeailab" else _speculators)(network.sizes)
     config["torch_dtype"] = str(network.fc.weight.dtype).removeprefix("torch.")
     write_head(folder, tensors, config)
@@ -117,18 +124,6 @@ def _named(name: str, form: Format, sizes: EagleSizes) -> str:
     if sizes.version == 3:
         return name.replace(FIRST, "midlayer.") if form == "safeailab" else name
     return name if form == "safeailab" else name.replace(FIRST, "transformer.").replace("fc.", "fusion_fc.")
-
-
-def _mask(network: EagleNetwork) -> Tensor:
-    """Which of the model's tokens the head scores, bool ``[vocab]``."""
-    ids = network.scored().cpu()
-    vocab = network.sizes.vocab_size
-    if vocab is None or int(ids.max()) >= vocab:
-        raise LookaheadError(
-            f"The head scores {len(ids)} tokens up to {int(ids.max())} of a vocabulary of {vocab or 'unknown size'}, "
-            "and both formats say of every token whether it does. Read the head with model=."
-        )
-    return torch.zeros(vocab, dtype=torch.bool).scatter(0, ids, True)
 
 
 def _layer(sizes: EagleSizes) -> dict[str, Any]:

@@ -135,10 +135,6 @@ class EagleHead(nn.Module):
         check_sizes("This EAGLE head", facts, model)
         self._check_vocabulary(name, vocab)
         self.taps(model)
-        self._warn_of_another(model)
-
-    def _warn_of_another(self, model: PreTrainedModel) -> None:
-        """Say once that the file names another model, whose name is no part of where this one was loaded from."""
         theirs, ours = self.network.sizes.base_model or "", str(getattr(model, "name_or_path", None) or "")
         warned = _warned.of(model)
         if ours and theirs.rstrip("/").rpartition("/")[2].lower() not in ours.lower() and self not in warned:

@@ -87,7 +87,15 @@ def calibrate(
     """
     heads.check(model)
     layer, vocab_size = output_layer(model), output_sizes(model)[1]
-    _check_numbers(heads, vocab_size, new_tokens, ranks, temperature)
+    if not 1 <= ranks <= vocab_size:
+        raise LookaheadError(f"ranks={ranks}: expected 1 to {vocab_size}, the size of the vocabulary.")
+    if new_tokens <= heads.num_heads:
+        raise LookaheadError(
+            f"new_tokens={new_tokens}: expected more than {heads.num_heads}, so that the last of {heads.num_heads} "
+            "heads has a token to predict."
+        )
+    if temperature is not None and not 0.0 < temperature < math.inf:
+        raise LookaheadError(f"temperature={temperature}: expected above 0, or None for greedy texts.")
     known = model.get_input_embeddings().weight.shape[0]
     ids = [_ids(prompt, number, known).to(model.device) for number, prompt in enumerate(prompts)]
     if not ids:
@@ -112,18 +120,6 @@ def calibrate(
             f"is number {empty + 2}. Give prompts with longer answers."
         )
     return counts.accuracies()
-
-
-def _check_numbers(heads: MedusaHeads, vocab: int, new_tokens: int, ranks: int, temperature: float | None) -> None:
-    if not 1 <= ranks <= vocab:
-        raise LookaheadError(f"ranks={ranks}: expected 1 to {vocab}, the size of the vocabulary.")
-    if new_tokens <= heads.num_heads:
-        raise LookaheadError(
-            f"new_tokens={new_tokens}: expected more than {heads.num_heads}, so that the last of {heads.num_heads} "
-            "heads has a token to predict."
-        )
-    if temperature is not None and not 0.0 < temperature < math.inf:
-        raise LookaheadError(f"temperature={temperature}: expected above 0, or None for greedy texts.")
 
 
 def _ids(prompt: Sequence[int] | Tensor, number: int, vocab: int) -> Tensor:

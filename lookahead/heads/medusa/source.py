@@ -101,14 +101,13 @@ class HeadsPasses:
     def after(self, branches: Sequence[Branch]) -> list[Said | None]:
         if self._said is None:
             lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
-            self._said = [self._ranked(head, *line) for head, line in enumerate(lines)]
+            self._said = []
+            for head, (tokens, logs) in enumerate(lines):
+                if self._draw is not None:
+                    best = [token for token, _ in best_of_head(self._draw, tokens, logs, self._index + head)]
+                    tokens = list(dict.fromkeys([*best, *tokens]))
+                self._said.append((np.array(tokens), np.array(logs)))
         return [self._said[len(branch)] if len(branch) < len(self._said) else None for branch in branches]
-
-    def _ranked(self, head: int, tokens: list[int], logs: list[float]) -> Said:
-        if self._draw is not None:
-            best = [token for token, _ in best_of_head(self._draw, tokens, logs, self._index + head)]
-            tokens = list(dict.fromkeys([*best, *tokens]))
-        return np.array(tokens), np.array(logs)
 
 
 class HeadsSource(HeadsPasses):

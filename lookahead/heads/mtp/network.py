@@ -89,16 +89,15 @@ class LinearCache:
         if self._branch == list(range(first)) and bool((seen == torch.ones_like(seen).tril(first)).all()):
             self._branch = list(range(len(self._nodes)))  # the text, or one branch, goes on
             return decode(self._states, states, positions, None)
-        return torch.cat([self._reached(decode, line.nonzero()[:, 0].tolist()) for line in seen])
-
-    def _reached(self, decode: Decode, branch: list[int]) -> Tensor:
-        """What comes out at the last node of a branch."""
-        if self._branch != branch[:-1]:
-            self._back()
-        new = [self._nodes[node] for node in branch[len(self._branch) :]]
-        self._branch = branch
-        states, positions = (torch.cat(each) for each in zip(*new, strict=True))
-        return decode(self._states, states, positions, None)[-1:]
+        reached = []  # what comes out at the last node of each branch
+        for branch in (line.nonzero()[:, 0].tolist() for line in seen):
+            if self._branch != branch[:-1]:
+                self._back()
+            new = [self._nodes[node] for node in branch[len(self._branch) :]]
+            self._branch = branch
+            states, positions = (torch.cat(each) for each in zip(*new, strict=True))
+            reached.append(decode(self._states, states, positions, None)[-1:])
+        return torch.cat(reached)
 
 
 def _linear(weight: Tensor) -> nn.Linear:

@@ -80,8 +80,10 @@ def read(source: str | Path, hub: Mapping[str, Any], decoder_layers: int, model:
         )
     if sorted(found) != list(range(len(found))):
         raise LookaheadError(f"{looked_at}: MTP layers are numbered {sorted(found)}: expected all from 0 on.")
-    block = _fp8_block(location.config(), looked_at)
-    layers = (_layer(stored, found[index], index, looked_at, block) for index in sorted(found))
+    block = (location.config().get("quantization_config") or {}).get("weight_block_size") or (128, 128)
+    if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
+        raise LookaheadError(f"{looked_at}: weight_block_size in config.json must be two sizes: got {block!r}.")
+    layers = (_layer(stored, found[index], index, looked_at, tuple(block)) for index in sorted(found))
     return MtpTensors(looked_at, tuple(layers))
 
 
@@ -136,13 +138,6 @@ def _floats(stored: StoredTensors, full: str, source: str, fp8_block: tuple[int,
     if not bool(tensor.isfinite().all()):
         raise LookaheadError(f"{source}: {full} holds infinite numbers or NaN: expected finite ones.")
     return tensor
-
-
-def _fp8_block(config: Mapping[str, Any], source: str) -> tuple[int, int]:
-    block = (config.get("quantization_config") or {}).get("weight_block_size") or (128, 128)
-    if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
-        raise LookaheadError(f"{source}: weight_block_size in config.json must be two sizes: got {block!r}.")
-    return tuple(block)
 
 
 def inklings(block: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -32,15 +32,10 @@ class BeamSearch:
             for (score, branch), said in zip(beams, passes.after([branch for _, branch in beams]), strict=True):
                 if said is not None and len(said[0]):
                     tokens, logits = (each[:CANDIDATES] for each in said)
-                    sums = zip(tokens.tolist(), (score + _log_chances(logits)).tolist(), strict=True)
-                    longer += [(total, (*branch, token)) for token, total in sums]
+                    lower = logits.astype(np.float64) - logits[0]  # log-probabilities as if there were no others
+                    sums = (score + (lower - np.log(np.exp(lower).sum()))).tolist()
+                    longer += [(total, (*branch, token)) for token, total in zip(tokens.tolist(), sums, strict=True)]
             if not longer:
                 break
             beams = sorted(longer, key=lambda beam: -beam[0])[:width]
         return TokenTree.from_paths(root, [branch for _, branch in beams])
-
-
-def _log_chances(logits: np.ndarray) -> np.ndarray:
-    """The log-probabilities of candidates, best first, as if there were no others."""
-    lower = logits.astype(np.float64) - logits[0]
-    return lower - np.log(np.exp(lower).sum())

@@ -196,15 +196,11 @@ class RecurrentPasses:
     def after(self, branches: Sequence[Branch]) -> list[Said]:
         """What the head says after each branch."""
         missing = {branch[:end] for branch in branches for end in range(len(branch) + 1)} - self._states.keys()
-        for depth in sorted({len(branch) for branch in missing}):
-            self._step(sorted(branch for branch in missing if len(branch) == depth))
+        weight, nothing = self._head.weight, torch.zeros_like(self._hidden)
+        for depth in sorted({len(branch) for branch in missing}):  # the parents of a depth are known
+            new = sorted(branch for branch in missing if len(branch) == depth)
+            tokens = torch.tensor([branch[-1] if branch else self._root for branch in new], device=weight.device)
+            above = torch.stack([self._states[branch[:-1]] if branch else nothing for branch in new])
+            self._states.update(zip(new, self._head.step(above, self._embed(tokens).to(weight)), strict=True))
         states = torch.stack([self._states[branch] for branch in branches])
         return best_next(self._head(self._hidden.expand(len(branches), -1), states), self._vocab_size)
-
-    def _step(self, branches: Sequence[Branch]) -> None:
-        """Take in the last tokens of branches of one depth, whose parents are known."""
-        weight = self._head.weight
-        tokens = torch.tensor([branch[-1] if branch else self._root for branch in branches], device=weight.device)
-        nothing = torch.zeros_like(self._hidden)
-        above = torch.stack([self._states[branch[:-1]] if branch else nothing for branch in branches])
-        self._states.update(zip(branches, self._head.step(above, self._embed(tokens).to(weight)), strict=True))
