@@ -166,7 +166,11 @@ class Sampler:
         if chosen is None or (self._sample and any(fine == UNSURE for _, fine in chosen)):
             processed = self.processed(now, places)
             if self._own_draws:
-                return self._rejected(now, places, processed.softmax(-1))
+                drawn = []
+                for (row, node), line in zip(places, processed.softmax(-1), strict=True):
+                    tree, given = now.trees[row], list(now.trees[row].children[node])
+                    drawn.append(reject(line, given, drawn_from=chances_of(tree, node, line)))
+                return drawn
             tokens, firsts = self._chosen(now.trees, places, processed)
             if firsts is not None and on_host(firsts.device):
                 return list(tokens.flatten().tolist())
@@ -244,13 +248,6 @@ class Sampler:
         if self.noise is None:
             return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), firsts
         return _argmax(chances.div_(self._noise_at(trees, places, chances, ahead).all())), firsts
-
-    def _rejected(self, now: ScoredPass, places: Sequence[Place], chances: Tensor) -> list[int]:
-        tokens = []
-        for (row, node), line in zip(places, chances, strict=True):
-            tree = now.trees[row]
-            tokens.append(reject(line, list(tree.children[node]), drawn_from=chances_of(tree, node, line)))
-        return tokens
 
     def processed(self, now: ScoredPass, places: Sequence[Place]) -> Tensor:
         """Processed scores ``[place, vocab]`` for each row's next token, which are recorded."""

@@ -265,7 +265,7 @@ class Verifier:
         sequences = self._sequences
         if self._simple_rules:
             return token in sequences.end_tokens or len(sequences.written[row]) >= sequences.most_new
-        done = self._criteria(sequences.prefix(row), self._sampler.records.scores_of(row))
+        done = self._criteria(sequences.texts([row]), self._sampler.records.scores_of(row))
         return bool(done.item() if isinstance(done, Tensor) else done)
 
 
