@@ -7,6 +7,7 @@ from time import perf_counter
 from transformers import PreTrainedModel
 
 from jacobi.loop import Stepper, since_ms
+from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory, borrowed
@@ -127,8 +128,9 @@ class Rows:
         self._planner = self._planner_of(sized[0]) if sized else None
         if self._planner is not None:
             self._planner.share_anew()
-            for row in sized:
-                row.follow(self._planner)
+            for drafter in (each for row in sized for each in row.drafts.drafters):
+                if isinstance(drafter, AutomaticDrafter):
+                    drafter.follow(self._planner)
 
     def _planner_of(self, row: Row) -> Planner:
         own, strategy, count = row.drafts.planner, row.plan.strategy, len(self.held)

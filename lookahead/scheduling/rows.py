@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from jacobi import Path, Scores, Step, TokenTree
-from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
-from lookahead.draft.planner import Planner
 from lookahead.generation.group import CallGroup
 from lookahead.generation.plan import Plan
 from lookahead.runtime.tree import TreeModel
@@ -78,12 +76,6 @@ class Row(CallGroup):
         strategy = self.plan.strategy
         drafts = None if strategy is None else strategy.drafts(self.context(self._memory, model, curve))
         self.begin(drafts, self.ticket.watcher)
-
-    def follow(self, planner: Planner) -> None:
-        """Share a planner with other rows."""
-        for drafter in self.drafts.drafters:
-            if isinstance(drafter, AutomaticDrafter):
-                drafter.follow(planner)
 
     def draft(self) -> None:
         self.trees = [TokenTree(0)]  # of one that fails, which nobody looks at
