@@ -120,10 +120,6 @@ def decide_each(groups: Sequence[RowGroup], parts: Sequence[Scores]) -> None:
         group.paths = group.verifier.decide(group.trees, scores)
 
 
-def nothing() -> None:
-    """There is nothing to do meanwhile."""
-
-
 class Stepper(Generic[AnyGroup]):
     """Stepper over ``groups`` that share passes, and may come and go between two. Each is told of its own trees::
 
@@ -139,7 +135,7 @@ class Stepper(Generic[AnyGroup]):
         self,
         model: Model,
         groups: Sequence[AnyGroup],
-        aside: Callable[[], None] = nothing,
+        aside: Callable[[], None] = lambda: None,
         decide: Callable[[Sequence[AnyGroup], Sequence[Scores]], None] = decide_each,
     ) -> None:
         self.groups = groups
@@ -235,7 +231,7 @@ def _parts(scores: Scores, groups: Sequence[RowGroup], counts: Sequence[int]) ->
 
 
 def solve(
-    model: Model, drafters: Sequence[Drafter], verifier: Verifier, aside: Callable[[], None] = nothing
+    model: Model, drafters: Sequence[Drafter], verifier: Verifier, aside: Callable[[], None] = lambda: None
 ) -> Iterator[Step]:
     """Decode one group, a sequence for each drafter; yields one :class:`Step` a forward pass, the prefill first.
     ``aside`` is that of :class:`Stepper`."""

@@ -12,7 +12,6 @@ from lookahead.models.compat import is_users_cache
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.cache.snapshots import holds_text
 from lookahead.verify.sequences import Sequences
-from lookahead.verify.streams import Stream
 
 _TRUST = 0.7  # of estimates that were made on other texts
 _NOT_THE_MODELS = ("tokenizer", "assistant_tokenizer", "assistant_model")
@@ -62,12 +61,11 @@ class Call:
         return len(self.input_ids)
 
     def sequences(self) -> Sequences:
-        """The text, of which nothing is written yet."""
-        return Sequences(self.input_ids, self.criteria, self.config, keep_up=self.keeps_up)
-
-    def stream(self, sequences: Sequences) -> Stream | None:
-        """What tells the streamer of the text; None where there is no streamer."""
-        return None if self.streamer is None else Stream(self.streamer, sequences)
+        """The text, of which nothing is written yet. Where scores or a cache are returned, finished sequences go on to
+        the longest one's length, as plain decoding leaves them."""
+        config = self.config
+        scored = config.return_dict_in_generate and (config.output_scores or config.output_logits)
+        return Sequences(self.input_ids, self.criteria, config, keep_up=self.exports_cache or bool(scored))
 
     @property
     def exports_cache(self) -> bool:
@@ -76,12 +74,6 @@ class Call:
             return False
         returned = bool(self.config.return_dict_in_generate)
         return returned or is_users_cache(self.cache) or holds_text(self.cache)
-
-    @property
-    def keeps_up(self) -> bool:
-        """Whether finished sequences go on to the longest one's length, as plain decoding leaves scores and cache."""
-        scored = self.config.output_scores or self.config.output_logits
-        return self.exports_cache or bool(self.config.return_dict_in_generate and scored)
 
     @property
     def choice(self) -> Hashable:

@@ -3,7 +3,7 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 from transformers import DynamicCache, PreTrainedModel
@@ -48,7 +48,8 @@ class Conversations:
         is the caller's until it is put back; None where none can be kept."""
         best, common = None, _LEAST_COMMON - 1
         for number, (known, _) in self._kept.items():
-            shared = min(_common(known, ids), len(ids) - 1)
+            pairs = zip(known, ids[:-1], strict=False)  # one token must be fed
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             if shared > common:
                 best, common = number, shared
         if best is None:
@@ -79,11 +80,6 @@ class Conversations:
             return None
         cache = DynamicCache(config=self._model.config)
         return cache if cache.layers and all(type(layer) is DynamicLayer for layer in cache.layers) else None
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    pairs = zip(left, right, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def _bytes(cache: Any) -> int:

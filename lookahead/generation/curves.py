@@ -53,27 +53,23 @@ def describe(
     dtypes: dict[str, int] = {}
     for parameter in model.parameters():
         dtypes[str(parameter.dtype)] = dtypes.get(str(parameter.dtype), 0) + parameter.numel()
-    device = model.device
+    device, executor = model.device, "traced" if traced else "eager"
+    if no_tree(model, traits) is not None:
+        executor = "chain"
+    elif dynamic_reason(static, model, traits) is None:
+        executor = "cuda graphs" if device.type == "cuda" else "static"
     return {
         "model": type(model).__name__,
         "shape": shape,
         "parameters": dtypes,
         "attention": traits.attention,
-        "executor": _executor(model, traits, static, traced) + (", packed weights" if packed else ""),
+        "executor": executor + (", packed weights" if packed else ""),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {processor_name()}",
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
         "batch": batch,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-
-
-def _executor(model: PreTrainedModel, traits: ModelTraits, static: bool | None, traced: bool) -> str:
-    if no_tree(model, traits) is not None:
-        return "chain"
-    if dynamic_reason(static, model, traits) is None:
-        return "cuda graphs" if model.device.type == "cuda" else "static"
-    return "traced" if traced else "eager"
 
 
 def cache_folder() -> Path:

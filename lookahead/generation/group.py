@@ -26,6 +26,7 @@ from lookahead.runtime.tree import TreeModel
 from lookahead.sources.perturbed import Draw
 from lookahead.verify.processors import warp_of
 from lookahead.verify.sequences import Sequences
+from lookahead.verify.streams import Stream
 from lookahead.verify.verifier import LengthLimits, Verifier
 
 
@@ -52,7 +53,7 @@ class CallGroup(RowGroup):
         call, strategy = plan.call, plan.strategy
         self.plan, self.sequences, self.ends = plan, sequences, ends
         self.drafts = Drafts([PlainDrafter() for _ in range(sequences.batch)])
-        self._stream = call.stream(sequences)
+        self._stream = None if call.streamer is None else Stream(call.streamer, sequences)
         self.observers: Observers  # once it has begun
         self.verifier: Verifier = Verifier(
             sequences,

@@ -171,11 +171,7 @@ def handing_on(model: PreTrainedModel, tokenizer: Any) -> PreTrainedModel:
     """A twin of ``model`` on the same weights whose ``generate`` hands a tokenizer on to a ``custom_generate``, too:
     transformers, which needs it for stop strings and token healing, takes it away there."""
     twin, extract = copy.copy(model), model._extract_generation_mode_kwargs
-
-    def extracted(*given: Any, **named: Any) -> dict[str, Any]:
-        return extract(*given, **named) | {"tokenizer": tokenizer}
-
-    twin._extract_generation_mode_kwargs = extracted
+    twin._extract_generation_mode_kwargs = lambda *given, **named: extract(*given, **named) | {"tokenizer": tokenizer}
     return twin
 
 

@@ -70,19 +70,14 @@ def placement(model: Any) -> tuple[torch.device, torch.dtype]:
 def beside(model: Any, head: Head) -> Head:
     """A head that computes where the output layer of ``model`` does, and as it does: itself, or a copy, which goes with
     the model."""
-    place = placement(model)
+    device, dtype = placement(model)
     copies = _copies.of(model)
     for known in (head, copies.get(head)):
-        if known is not None and _place(known) == place:
+        first = None if known is None else next(known.parameters())
+        if first is not None and (first.device, first.dtype) == (device, dtype):
             return known  # type: ignore[return-value]
-    device, dtype = place
     copies[head] = deepcopy(head).to(device=device, dtype=dtype)
     return copies[head]  # type: ignore[return-value]
-
-
-def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    first = next(module.parameters())
-    return first.device, first.dtype
 
 
 def _weight(layer: nn.Module) -> Tensor | None:

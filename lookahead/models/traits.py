@@ -42,7 +42,13 @@ class ModelTraits:
     def of(cls, model: PreTrainedModel) -> Self:
         kind, config = type(model), decoder_config(model)
         text = model.config.get_text_config() if model.config.is_encoder_decoder else config
-        table, arguments = _position_table(config), parameters(kind.forward)
+        names = ("max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings")
+        tables = (getattr(config, name, None) for name in names)
+        table = next((table for table in tables if isinstance(table, int) and table > 0), None)
+        arguments = parameters(kind.forward)
+        # Slots are counted for biases (ALiBi), windows (GPT-Neo) or scales (Llama 4).
+        windows = any("local" in str(kind) for kind in getattr(text, "attention_layers", None) or ())
+        biases, scales = getattr(text, "alibi", False) is True, bool(getattr(text, "attn_temperature_tuning", False))
         takes_positions, caches = "position_ids" in arguments, arguments & CACHES
         return cls(
             name=kind.__name__,
@@ -58,7 +64,7 @@ class ModelTraits:
             index_limit=_index_limit(text),
             cache_argument=STATE if caches == {STATE} else CACHE,
             takes_positions=takes_positions,
-            counts_slots=not takes_positions or _has_own_biases(text),
+            counts_slots=not takes_positions or windows or biases or scales,
             has_axes=getattr(kind, _PREPARE_AXES, None) is not getattr(GenerationMixin, _PREPARE_AXES),
             is_stateful=bool(getattr(model, "_is_stateful", False)),
             is_sharded=getattr(model, "_device_mesh", None) is not None or (getattr(model, "tp_size", None) or 1) > 1,
@@ -137,18 +143,6 @@ def _vocab_size(model: PreTrainedModel, config: Any) -> int:
     told = int(config.vocab_size)
     tables = [part.num_embeddings for part in embeddings.modules() if isinstance(part, nn.Embedding)]
     return min((size for size in tables if size >= told), default=told)
-
-
-def _position_table(config: Any) -> int | None:
-    names = ("max_decoder_position_embeddings", "max_target_positions", "max_position_embeddings")
-    tables = (getattr(config, name, None) for name in names)
-    return next((table for table in tables if isinstance(table, int) and table > 0), None)
-
-
-def _has_own_biases(config: Any) -> bool:
-    """True if layers count slots for biases (ALiBi), windows (GPT-Neo) or scales (Llama 4)."""
-    local = any("local" in str(kind) for kind in getattr(config, "attention_layers", None) or ())
-    return local or getattr(config, "alibi", False) is True or bool(getattr(config, "attn_temperature_tuning", False))
 
 
 def _rope_settings(config: Any) -> Iterator[dict[str, Any]]:

@@ -6,8 +6,8 @@ from time import perf_counter
 
 from transformers import PreTrainedModel
 
-from jacobi import Step
 from jacobi.loop import Stepper, since_ms
+from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.draft.guard import Guard
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory, borrowed
@@ -126,15 +126,16 @@ class Rows:
     def _regroup(self) -> None:
         """Let the drafts of those rows that are here size their trees together."""
         self._changed = False
-        sized = [row for row in self.held if row.planner is not None]
+        sized = [row for row in self.held if row.drafts.planner is not None]
         self._planner = self._planner_of(sized[0]) if sized else None
         if self._planner is not None:
             self._planner.share_anew()
-            for row in sized:
-                row.follow(self._planner)
+            for drafter in (each for row in sized for each in row.drafts.drafters):
+                if isinstance(drafter, AutomaticDrafter):
+                    drafter.follow(self._planner)
 
     def _planner_of(self, row: Row) -> Planner:
-        own, strategy, count = row.planner, row.plan.strategy, len(self.held)
+        own, strategy, count = row.drafts.planner, row.plan.strategy, len(self.held)
         assert own is not None and isinstance(strategy, AutomaticStrategy) and self._view is not None
         if count == 1:
             return own
@@ -170,19 +171,15 @@ class Rows:
             for row in rows:
                 self.leave(row, row.error or error)
             return
-        self._learn(step)
+        if planner is not None:
+            measured = step
+            for noise in filter(None, (row.verifier.noise for row in rows)):
+                measured = noise.without(measured)
+            planner.observe(measured)
+        self._upgrades.buy(sum(map(len, step.trees)), step.forward_ms, _WRITTEN)
         for row in rows:
             row.see(step)
         self._let_go(rows)
-
-    def _learn(self, step: Step) -> None:
-        """Take in what a whole pass took: the next one's sizes, and what makes passes faster."""
-        if self._planner is not None:
-            measured = step
-            for noise in filter(None, (row.verifier.noise for row in self.held)):
-                measured = noise.without(measured)
-            self._planner.observe(measured)
-        self._upgrades.buy(sum(map(len, step.trees)), step.forward_ms, _WRITTEN)
 
     def _let_go(self, rows: Sequence[Row]) -> None:
         for row in rows:

@@ -1,9 +1,8 @@
 """What a scheduler is asked, prepared as ``generate`` prepares it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
@@ -94,27 +93,21 @@ def why_alone(plan: Plan) -> str | None:
     if strategy is not None:
         own_passes = strategy.static is True or strategy.attention is not None
         otherwise = bool(call.config.do_sample) and (strategy.verification != "exact" or strategy.rule is not None)
-    reasons: list[tuple[str, Callable[[], bool]]] = [
-        ("it has several sequences", lambda: call.batch > 1),
-        ("the model is an encoder-decoder or sharded", lambda: traits.is_encoder_decoder or traits.is_sharded),
-        ("its drafts read hidden states", lambda: bool(plan.wants.taps)),
-        ("its strategy has passes of its own", lambda: own_passes),
-        ("its strategy draws in another way", lambda: otherwise),
-        ("the model is another one further on", lambda: change is not None and change[0] < slots + plan.new_tokens),
-        ("its cache is not a growing one on the device", lambda: call.cache is not None and not is_growing),
-        ("it gives the model more than tokens", lambda: bool(_more(call))),
-    ]
-    return next((reason for reason, holds in reasons if holds()), None)
-
-
-def _more(call: Call) -> set[str]:
-    """What the model is given beside tokens, masks, positions and settings of its output."""
+    given = {name for name, value in call.kwargs.items() if value is not None}
     usual = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
-    given = {name for name, value in call.kwargs.items() if value is not None} - usual - CACHES
     positions = call.kwargs.get("position_ids")
-    if isinstance(positions, Tensor) and positions.ndim > 2:
-        given.add("position_ids")
-    return given
+    has_axes = isinstance(positions, Tensor) and positions.ndim > 2
+    reasons: list[tuple[str, bool]] = [
+        ("it has several sequences", call.batch > 1),
+        ("the model is an encoder-decoder or sharded", traits.is_encoder_decoder or traits.is_sharded),
+        ("its drafts read hidden states", bool(plan.wants.taps)),
+        ("its strategy has passes of its own", own_passes),
+        ("its strategy draws in another way", otherwise),
+        ("the model is another one further on", change is not None and change[0] < slots + plan.new_tokens),
+        ("its cache is not a growing one on the device", call.cache is not None and not is_growing),
+        ("it gives the model more than tokens", bool(given - usual - CACHES) or has_axes),
+    ]
+    return next((reason for reason, holds in reasons if holds), None)
 
 
 def check_inputs(inputs: Mapping[str, Any], seed: int | None) -> None:
@@ -124,10 +117,3 @@ def check_inputs(inputs: Mapping[str, Any], seed: int | None) -> None:
             raise LookaheadError(f"{name}= belongs to the scheduler: got it among generate's own arguments.")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise LookaheadError(f"seed must be a whole number or None: got {seed!r}.")
-
-
-def drawing(device: torch.device, seed: int | None) -> torch.Generator:
-    """What a request draws from, by its seed; without one, by the next number of torch's own generator."""
-    if seed is None:
-        seed = int(torch.randint(0, 2**62, ()).item())
-    return torch.Generator(device).manual_seed(seed)

@@ -5,16 +5,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from jacobi import Path, Scores, Step, TokenTree
-from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
-from lookahead.draft.planner import Planner
 from lookahead.generation.group import CallGroup
 from lookahead.generation.plan import Plan
 from lookahead.runtime.tree import TreeModel
 from lookahead.scheduling.prompts import Asked
-from lookahead.scheduling.requests import Ticket, drawing
+from lookahead.scheduling.requests import Ticket
 from lookahead.verify.choices import walked_together
 
 
@@ -50,13 +50,11 @@ class Row(CallGroup):
         if plan.bits.limits is not None:  # its prompt is not read as plain decoding reads it
             plan = replace(plan, bits=plan.bits.repeatable())
         sequences = plan.call.sequences()
-        draws = drawing(sequences.device, ticket.seed) if plan.call.config.do_sample else None
+        draws = None
+        if plan.call.config.do_sample:  # without a seed by the next number of torch's own generator
+            seed = int(torch.randint(0, 2**62, ()).item()) if ticket.seed is None else ticket.seed
+            draws = torch.Generator(sequences.device).manual_seed(seed)
         super().__init__(plan, sequences, self.seat, ExitStack(), generator=draws, in_turn=False)
-
-    @property
-    def planner(self) -> Planner | None:
-        """That of its drafts while it is alone; None = their sizes are not chosen."""
-        return self.drafts.planner
 
     @property
     def done(self) -> bool:
@@ -78,12 +76,6 @@ class Row(CallGroup):
         strategy = self.plan.strategy
         drafts = None if strategy is None else strategy.drafts(self.context(self._memory, model, curve))
         self.begin(drafts, self.ticket.watcher)
-
-    def follow(self, planner: Planner) -> None:
-        """Share a planner with other rows."""
-        for drafter in self.drafts.drafters:
-            if isinstance(drafter, AutomaticDrafter):
-                drafter.follow(planner)
 
     def draft(self) -> None:
         self.trees = [TokenTree(0)]  # of one that fails, which nobody looks at

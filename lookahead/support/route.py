@@ -25,7 +25,7 @@ from lookahead.support.call import (
     tree_obstacle,
 )
 from lookahead.support.passes import linear_obstacle
-from lookahead.support.self_test import drafts_error, is_judged, is_on_record, layers_error, linear_error, tree_error
+from lookahead.support.self_test import is_judged, is_on_record, layers_error, linear_error, tree_error
 
 Route = Literal["tree", "chain", "plain"]
 
@@ -193,7 +193,7 @@ def self_test(model: PreTrainedModel, traits: ModelTraits | None = None, *, draf
     if is_on_record(model, traits):
         return None
     changed = layers_error(model, traits)
-    error = None if changed is not None else (drafts_error if drafts else tree_error)(model, traits)
+    error = None if changed is not None else tree_error(model, traits, drafts)
     if error is not None:
         raise LookaheadError(error)
     return changed

@@ -20,14 +20,12 @@ _verdicts: PerModel[dict[tuple[Any, ...], str | None]] = PerModel(dict)
 _FEWER = "and fewer passes would leave other ones for the text. Drop use_lookahead for this model."
 
 
-def tree_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
-    """Error in a model's handling of trees: masks, positions, plain decoding's own scores; None = nothing."""
+def tree_error(model: PreTrainedModel, traits: ModelTraits, drafts: bool = False) -> str | None:
+    """Error in a model's handling of trees: masks, positions, plain decoding's own scores; None = nothing. The rounding
+    of one that only ``drafts`` cannot change a text, so that much is let pass."""
+    if drafts:
+        return _remembered("drafts", model, traits, partial(tree_verdict, drafts=True))
     return _remembered("tree", model, traits, tree_verdict)
-
-
-def drafts_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:
-    """Error that keeps a model from drafting trees. Its rounding cannot change a text, so that much is let pass."""
-    return _remembered("drafts", model, traits, partial(tree_verdict, drafts=True))
 
 
 def layers_error(model: PreTrainedModel, traits: ModelTraits) -> str | None:

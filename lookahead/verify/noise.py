@@ -147,7 +147,7 @@ class Noise:
 
     def is_stale(self) -> bool:
         """True if somebody else has drawn since the generator was left."""
-        return self._left is not None and _bytes(self._left) != _bytes(self._generator.get_state())
+        return self._left is not None and not self._left.equal(self._generator.get_state())
 
     def _resume(self) -> None:
         """Go on behind the lines that were drawn ahead, or draw them again."""
@@ -194,10 +194,6 @@ def _generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
-def _bytes(state: Tensor) -> bytes:
-    return state.numpy().tobytes()
-
-
 @cache
 def is_drawn_by_noise(device: torch.device) -> bool:
     """True if ``multinomial`` draws on this device as :class:`Noise` does; one that this library does not know may not.
@@ -212,6 +208,6 @@ def is_drawn_by_noise(device: torch.device) -> bool:
         after = generator.get_state()
         generator.set_state(before)
         ours = (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)
-        return drawn.tolist() == ours.tolist() and _bytes(after) == _bytes(generator.get_state())
+        return drawn.tolist() == ours.tolist() and after.equal(generator.get_state())
     finally:
         generator.set_state(before)

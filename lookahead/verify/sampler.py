@@ -166,13 +166,17 @@ class Sampler:
         if chosen is None or (self._sample and any(fine == UNSURE for _, fine in chosen)):
             processed = self.processed(now, places)
             if self._own_draws:
-                return self._rejected(now, places, processed.softmax(-1))
+                drawn = []
+                for (row, node), line in zip(places, processed.softmax(-1), strict=True):
+                    tree, given = now.trees[row], list(now.trees[row].children[node])
+                    drawn.append(reject(line, given, drawn_from=chances_of(tree, node, line)))
+                return drawn
             tokens, firsts = self._chosen(now.trees, places, processed)
             if firsts is not None and on_host(firsts.device):
                 return list(tokens.flatten().tolist())
             chosen = fetch(_packed(tokens, firsts)).tolist()
         if self._sample:
-            self._check_chances([fine for _, fine in chosen], [row for row, _ in places])
+            self.check_chances([fine for _, fine in chosen], [row for row, _ in places])
         return [token for token, *_ in chosen]
 
     def _looked_up(self, now: ScoredPass, places: Sequence[Place]) -> Sequence[Chosen]:
@@ -240,17 +244,10 @@ class Sampler:
         chances = processed.softmax(-1)
         firsts = chances[:, :1].clone()
         if on_host(firsts.device) and not ahead:  # before anything is drawn
-            self._check_chances(list(map(isfinite, firsts.flatten().tolist())), [row for row, _ in places])
+            self.check_chances(list(map(isfinite, firsts.flatten().tolist())), [row for row, _ in places])
         if self.noise is None:
             return undisturbed(partial(torch.multinomial, chances, 1, generator=self._generator)), firsts
         return _argmax(chances.div_(self._noise_at(trees, places, chances, ahead).all())), firsts
-
-    def _rejected(self, now: ScoredPass, places: Sequence[Place], chances: Tensor) -> list[int]:
-        tokens = []
-        for (row, node), line in zip(places, chances, strict=True):
-            tree = now.trees[row]
-            tokens.append(reject(line, list(tree.children[node]), drawn_from=chances_of(tree, node, line)))
-        return tokens
 
     def processed(self, now: ScoredPass, places: Sequence[Place]) -> Tensor:
         """Processed scores ``[place, vocab]`` for each row's next token, which are recorded."""
@@ -304,11 +301,8 @@ class Sampler:
             if not self._sequences.finished[row]:
                 raise nan_error(now.number, row, len(self._sequences.written[row]) + 1)
 
-    def check_probabilities(self, probabilities: Tensor, rows: Sequence[int]) -> None:
-        """Refuse ``[place, vocab]`` that are none because of what processors left."""
-        self._check_chances(fetch(probabilities.sum(-1).isfinite()).tolist(), rows)
-
-    def _check_chances(self, fine: Sequence[int], rows: Sequence[int]) -> None:
+    def check_chances(self, fine: Sequence[int], rows: Sequence[int]) -> None:
+        """Refuse scores of ``rows`` that give no probabilities because of what processors left."""
         if not all(fine):
             row = rows[[bool(each) for each in fine].index(False)]
             raise LookaheadError(

@@ -99,11 +99,6 @@ class Sequences:
         """True if a sequence need not even be fed any more."""
         return self.finished[row] and not self.stay
 
-    def prefix(self, row: int) -> Tensor:
-        """One sequence so far, ``[1, token]``."""
-        self._sync()
-        return self._ids[row : row + 1, : self.prompt_length + len(self.written[row])]
-
     def prefixes(self) -> Tensor:
         """All sequences so far, which have the same length, ``[batch, token]``."""
         self._sync()

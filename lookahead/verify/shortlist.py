@@ -100,9 +100,6 @@ class Shortlist:
         how = node, row, warped, (_ROUNDING, _CLOSE, self._most())
         return _native.speedups.drawn(view, ids, best, children, tuple(lines), how)
 
-    def _highest(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        return highest(raw, min(raw.shape[1], self._most()))
-
     def _most(self) -> int:
         """How many logits a list should have."""
         return self.top_k + _TIES if self.top_k else _LISTED
@@ -110,7 +107,7 @@ class Shortlist:
     def listed(self, raw: Tensor, noise: NoiseAt) -> Tensor:
         """Lists that :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
         ``[place, 3 count]``."""
-        logits, ids = self._highest(raw)
+        logits, ids = highest(raw, min(raw.shape[1], self._most()))
         return torch.cat([ids.int(), logits.view(torch.int32), noise.of(ids).view(torch.int32)], dim=1)
 
     def unpacked(self, listed: np.ndarray, vocab: int) -> list[Pick]:

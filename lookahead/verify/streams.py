@@ -59,10 +59,7 @@ class Stream:
 
     def _complete(self) -> int:
         """Number of tokens that all sequences have."""
-        sequences = self._sequences
-        lengths = [len(row) for row in sequences.written]
-        going = [length for length, done in zip(lengths, sequences.finished, strict=True) if not done]
-        return min(going) if going else max(lengths)
+        return self._sequences.slowest(self._sequences.longest)
 
     def _tell(self, index: int) -> None:
         sequences = self._sequences

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from jacobi import LookaheadError, longest
+from lookahead.runtime.scores import fetch
 from lookahead.verify.processors import STATEFUL, not_row_wise
 from lookahead.verify.sampler import Place, Sampler, ScoredPass
 
@@ -67,7 +68,8 @@ def accepted(
     def look(places: Sequence[Place]) -> Tensor:
         raw = sampler.logits(now, places)
         processed = sampler.process(places, raw, now.trees)
-        sampler.check_probabilities(processed.softmax(-1), [row for row, _ in places])
+        fine = fetch(processed.softmax(-1).sum(-1).isfinite()).tolist()
+        sampler.check_chances(fine, [row for row, _ in places])
         seen.update(zip(places, zip(processed, raw, strict=True), strict=True))
         return processed
 

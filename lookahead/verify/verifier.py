@@ -12,7 +12,7 @@ How trees are walked is decided once a call. In every mode but lockstep each seq
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -30,12 +30,10 @@ from lookahead.verify.processors import SIMPLE_RULES, not_row_wise
 from lookahead.verify.sampler import Place, Sampler, ScoredPass
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.streams import Stream
-from lookahead.verify.typical import Decided, accepted
+from lookahead.verify.typical import accepted
 
 Deciding = Generator[Choice, list[int], list[Path]]
 Procedure = Literal["lossy", "lockstep", "in turn", "abreast"]
-
-
 Verification = Literal["exact", "rejection"]
 
 
@@ -92,13 +90,9 @@ class Verifier:
         self._stream = stream if tells else None
         if stream is not None:
             stream.attach(self.noise, watch=tells)
-        modes: dict[Procedure, bool] = {
-            "lossy": rule is not None,
-            "lockstep": lockstep,
-            "in turn": own_draws,
-            "abreast": True,
-        }
-        self._mode = next(mode for mode, holds in modes.items() if holds)
+        self._mode: Procedure = "in turn" if own_draws else "abreast"
+        if rule is not None or lockstep:
+            self._mode = "lockstep" if lockstep else "lossy"
         self._everywhere = everywhere and rule is None
         # Where sequences get apart, time ends all of them at once, and not each where it stands.
         self._clocks: list[MaxTimeCriteria] = []
@@ -166,7 +160,12 @@ class Verifier:
         going = [row for row, done in enumerate(finished) if not done and not self._waits(row)]
         if self._rule is not None:
             end_tokens = self._sequences.end_tokens
-            self._write_paths(now, accepted(now, going, self._sampler, self._rule, end_tokens))
+            for row, decided in accepted(now, going, self._sampler, self._rule, end_tokens).items():
+                for node, token, scores, logits in decided:
+                    self._sampler.records.note(row, len(self._sequences.written[row]), scores, logits)
+                    self._write(now, [(row, node)], [token])
+                    if self._sequences.finished[row]:
+                        break
         else:
             for rows in ([row] for row in going) if self._mode == "in turn" else [going]:
                 yield from self._walk(now, rows)
@@ -210,7 +209,7 @@ class Verifier:
 
     def _walk(self, now: ScoredPass, rows: Sequence[int]) -> Generator[Choice, list[int], None]:
         """:func:`jacobi.walk` several trees, depth by depth: one choice for all of them, then the stopping rules."""
-        nodes = dict.fromkeys(rows, 0)
+        nodes, finished = dict.fromkeys(rows, 0), self._sequences.finished
         while nodes:
             places = list(nodes.items())
             tokens = yield Choice(self._sampler, now, places)
@@ -218,18 +217,12 @@ class Verifier:
             nodes = {}
             for (row, node), token in zip(places, tokens, strict=True):
                 child = now.trees[row].children[node].get(token)
-                if child is not None and not self._rests(row):
+                if child is None or all(finished):
+                    continue
+                if self._mode == "lockstep" or not (finished[row] or self._waits(row)):
                     nodes[row] = child
             if self._mode == "lockstep" and len(nodes) < len(places):
                 return
-
-    def _write_paths(self, now: ScoredPass, paths: Mapping[int, Sequence[Decided]]) -> None:
-        for row, decided in paths.items():
-            for node, token, scores, logits in decided:
-                self._sampler.records.note(row, len(self._sequences.written[row]), scores, logits)
-                self._write(now, [(row, node)], [token])
-                if self._sequences.finished[row]:
-                    break
 
     def _pad(self, now: ScoredPass, row: int) -> None:
         written, longest = self._sequences.written[row], self._sequences.longest
@@ -244,11 +237,6 @@ class Verifier:
             return len(written) >= longest
 
         now.paths[row] = walk(now.trees[row], choose, stop)
-
-    def _rests(self, row: int) -> bool:
-        if self._mode == "lockstep":
-            return all(self._sequences.finished)
-        return self._sequences.finished[row] or self._waits(row)
 
     def _waits(self, row: int) -> bool:
         """True if a sequence has to wait for the others: for the model's sake, in step, or sampled and far ahead."""
@@ -277,7 +265,7 @@ class Verifier:
         sequences = self._sequences
         if self._simple_rules:
             return token in sequences.end_tokens or len(sequences.written[row]) >= sequences.most_new
-        done = self._criteria(sequences.prefix(row), self._sampler.records.scores_of(row))
+        done = self._criteria(sequences.texts([row]), self._sampler.records.scores_of(row))
         return bool(done.item() if isinstance(done, Tensor) else done)
 
 

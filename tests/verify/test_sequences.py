@@ -32,7 +32,7 @@ def test_prefixes_follow_what_is_written() -> None:
     for count in range(1, 140):  # past the first and the second growth
         for row in (0, 1):
             sequences.written[row].append(count + row)
-        assert sequences.prefix(1).tolist() == [[0, 9, 23, *range(2, count + 2)]]
+        assert sequences.texts([1]).tolist() == [[0, 9, 23, *range(2, count + 2)]]
         assert sequences.prefixes().tolist() == [PROMPTS[row] + sequences.written[row] for row in (0, 1)]
     assert sequences.prefixes().is_contiguous()
 
@@ -63,7 +63,7 @@ def test_the_callers_prompt_is_not_written_into() -> None:
     sequences = Sequences(prompt, criteria, config, keep_up=False)
     sequences.written[0].append(7)
     sequences.padded().fill_(1)
-    assert sequences.prefix(0).tolist() == [[17, 41, 5, 7]]
+    assert sequences.texts([0]).tolist() == [[17, 41, 5, 7]]
     assert prompt.tolist() == PROMPTS
 
 
