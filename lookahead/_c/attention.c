@@ -1,4 +1,5 @@
 #include "speedups.h"
+#ifdef __GNUC__ /* else there are no such vectors, and nobody asks */
 #pragma GCC optimize("fp-contract=fast") /* whatever that is on a machine, it is the same for every row */
 
 #ifdef __gnu_linux__
@@ -235,3 +236,7 @@ attend(PyObject *module, PyObject *const *args, Py_ssize_t count)
     close_arrays(of.arrays, 6);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
+#else
+PyObject *
+attend(PyObject *module, PyObject *const *args, Py_ssize_t count) { return NULL; }
+#endif

@@ -12,6 +12,7 @@ The kernel is `_c/attention.c`. As an operation of torch's it can be traced. Whe
 wanted, its kernel computes the nodes that have `turns`.
 """
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +44,9 @@ def in_turn(turns: Sequence[Turns] | None) -> During:
 
 def obstacle() -> str | None:
     """Why there is no such attention on this machine; None = there is."""
-    return None if hasattr(_native.speedups, "attend") else f"the C part is missing ({_native.missing})"
+    if os.name == "nt":
+        return "its kernel is for compilers with vectors of their own"
+    return None if _native.speedups is not None else f"the C part is missing ({_native.missing})"
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:

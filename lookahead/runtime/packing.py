@@ -149,6 +149,16 @@ def packing_of(model: PreTrainedModel) -> Packing:
     return _packings.of(model)
 
 
+def packs_alike(model: PreTrainedModel, limits: Invariance) -> bool:
+    """Whether a model's packed weights, if they were made, would give the same numbers within limits as those that
+    lie."""
+    layers = [module for module in model.modules() if can_be_packed(module)]
+    try:
+        return packing_of(model).keeps(layers, limits)
+    except (RuntimeError, AttributeError):  # none will be made
+        return True
+
+
 def layers_of(model: PreTrainedModel, *, packs: bool, limits: Invariance | None = None) -> Packed | None:
     """How the linear layers of a model's passes are run: packed where ``packs`` allows it and it has paid; None = as
     the model runs them."""

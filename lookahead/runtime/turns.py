@@ -16,20 +16,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from jacobi import TokenTree
+
+_GROUPED = 256  # channels up to which transformers lets the kernel group heads
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One node's turn: it and its ancestors stand behind the text once the nodes ``tail`` are written from place
-    ``start`` of them on."""
+    ``start`` of them on; None = they do."""
 
     node: int
     depth: int
     start: int
-    tail: tuple[int, ...]
+    tail: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ def steps_of(tree: TokenTree, most: int, in_place: bool) -> tuple[Turn, ...]:
             continue
         start = next((at for at, pair in enumerate(zip(path, placed, strict=False)) if pair[0] != pair[1]), len(placed))
         start = min(start, len(path))
-        steps.append(Turn(path[-1], len(path) - 1, start, tuple(path[start:])))
+        tail = torch.tensor(path[start:]) if path[start:] else None
+        steps.append(Turn(path[-1], len(path) - 1, start, tail))
         placed[start : len(path)] = path[start:]
         if path[start:]:
             del placed[len(path) :]
@@ -83,12 +87,16 @@ def attend_in_turn(
         states = [(held[row], held[row, :, -nodes:].clone()) for held in (key, value)]
         for step in turn.steps:
             stop = at + step.depth + 1
-            if step.tail:
+            if step.tail is not None:
                 for held, before in states:
-                    held[:, at + step.start : stop] = before[:, list(step.tail)]
+                    held[:, at + step.start : stop] = before.index_select(1, step.tail)
             shown = None if turn.shown is None else turn.shown[..., turn.length - at : turn.length + step.depth + 1]
             one, keys, values = query[mine, :, step.node : step.node + 1], key[mine, :, :stop], value[mine, :, :stop]
-            output[row, step.node] = sdpa_attention_forward(layer, one, keys, values, shown, scaling=scale)[0][0, 0]
+            if shown is None and key.shape[-1] <= _GROUPED:  # transformers' call, without what leads to it
+                found = scaled_dot_product_attention(one, keys, values, scale=scale, enable_gqa=True)[0, :, 0]
+            else:
+                found = sdpa_attention_forward(layer, one, keys, values, shown, scaling=scale)[0][0, 0]
+            output[row, step.node] = found
         for held, before in states:
             held[:, -nodes:] = before
 

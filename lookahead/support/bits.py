@@ -13,6 +13,7 @@ from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.ordered_attention import obstacle
 from lookahead.runtime.packed_layers import Invariance, RowRange, computed_dtype
+from lookahead.runtime.packing import packs_alike
 from lookahead.runtime.row_limits import rows_of_all
 from lookahead.runtime.turns import is_fast
 
@@ -61,6 +62,8 @@ def bits_of(
         name = str(traits.dtype).removeprefix("torch.")
         reason = f"this processor has no instructions for {name}, and is faster where rows are not alike"
     rows = rows_of_all(model) if reason is None else None
+    if rows is not None and wanted is None and not packs_alike(model, Invariance(rows)):
+        reason, rows = "packed weights, which are faster, add in another order here", None
     if rows is not None:
         window = shortest_window(traits, mask_rules(model, traits))
         return _kept(rows, bool(wanted), min(_TURNS, window or _TURNS), positions)
