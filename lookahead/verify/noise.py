@@ -147,7 +147,8 @@ class Noise:
 
     def is_stale(self) -> bool:
         """True if somebody else has drawn since the generator was left."""
-        return self._left is not None and not self._left.equal(self._generator.get_state())
+        left, now = self._left, self._generator.get_state()
+        return left is not None and left.numpy().tobytes() != now.numpy().tobytes()
 
     def _resume(self) -> None:
         """Go on behind the lines that were drawn ahead, or draw them again."""
