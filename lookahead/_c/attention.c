@@ -9,7 +9,6 @@
 #define LANES 16 /* rows of a tile: query heads of a node that share a key head, then those of the next node */
 #define KEYS 64  /* positions of a block, counted from a sequence's first token */
 #define STEP 8   /* keys, or rows, that are multiplied side by side */
-#define WIDEST 1024
 
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Bits __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -125,7 +124,6 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
     Py_ssize_t sequence = number / of->tiles / of->key_heads, fresh = of->slots - of->nodes;
     const int32_t *place = line_of(of->arrays + SEQUENCES, sequence);
     Py_ssize_t text = place[START] - place[BASE] + fresh, length = place[LENGTH] - place[START]; /* where it begins */
-    float numbers[WIDEST];
     tile->line = number / of->tiles;
     tile->rows = Py_MIN(LANES, all - first);
     tile->highest = (Lanes){0} - 1e30f;
@@ -135,9 +133,9 @@ attend_tile(const Attention *of, Tile *tile, Py_ssize_t number)
         Py_ssize_t each = Py_MIN(first + row, all - 1);
         tile->nodes[row] = sequence * of->nodes + each / of->group;
         tile->heads[row] = tile->line % of->key_heads * of->group + each % of->group;
-        widen((uint16_t *)line_of(of->arrays + QUERIES, tile->nodes[row]) + tile->heads[row] * size, numbers, size);
+        widen((uint16_t *)line_of(of->arrays + QUERIES, tile->nodes[row]) + tile->heads[row] * size, tile->keys, size);
         for (Py_ssize_t at = 0; at < size; at++)
-            tile->queries[at][row] = numbers[at];
+            tile->queries[at][row] = tile->keys[at];
     }
     for (Py_ssize_t block = 0; block < length + of->nodes; block += KEYS) {
         Py_ssize_t start = Py_MAX(0, text + block), stop = text + Py_MIN(length, block + KEYS);
@@ -181,7 +179,7 @@ is_sound(Attention *of, Py_ssize_t size)
 {
     const Array *each = of->arrays;
     Py_ssize_t batch = each[SEQUENCES].lines, rows = each[QUERIES].lines, lines = each[K].lines;
-    if (batch < 1 || size < 1 || size > WIDEST || rows < batch || lines < batch)
+    if (batch < 1 || size < 1 || rows < batch || lines < batch)
         return 0;
     of->channels = size;
     of->padded = (size + LANES - 1) / LANES * LANES;
