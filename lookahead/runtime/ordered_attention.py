@@ -24,7 +24,6 @@ from lookahead import _native
 from lookahead.runtime.registry import During
 from lookahead.runtime.turns import Turns, attend_in_turn
 
-
 _LIBRARY = torch.library.Library("lookahead", "DEF")
 _LIBRARY.define("attend(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor sequences, float scale) -> Tensor")
 
