@@ -53,6 +53,13 @@ class Asked:
         return tuple(self.call.input_ids[0].tolist())
 
     @property
+    def in_order(self) -> bool:
+        """Whether it is fed by the passes that write: a text within limits, from its first token on."""
+        mask = self.call.kwargs.get("attention_mask")
+        whole = mask is None or bool(mask.all())
+        return self.limits is not None and whole and "position_ids" not in self.names
+
+    @property
     def kind(self) -> Hashable:
         """Prompts of one kind can be read together; None = this one is read alone."""
         call = self.call
@@ -62,7 +69,7 @@ class Asked:
             return None
         if any(isinstance(value, Tensor) for value in given.values()):
             return None
-        return self.wants, tuple(sorted(given.items())), None if self.limits is None else self.text
+        return self.wants, tuple(sorted(given.items())), self.text if self.in_order else None
 
 
 def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
@@ -70,8 +77,8 @@ def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
     room, copies = max(one.new_tokens for one in asked), len(asked) if len({one.text for one in asked}) == 1 else 1
     asked = asked[: len(asked) // copies]
     longest = max(asked, key=lambda one: one.length)
-    if longest.limits is not None:
-        return _read_in_order(longest, longest.limits, room, copies)
+    if longest.in_order:
+        return _read_in_order(longest, room, copies)
     call, wants = longest.call, longest.wants
     tokens = _scored(wants, len(asked))
     behind = [longest.length - one.length for one in asked]
@@ -98,13 +105,13 @@ def read(asked: Sequence[Asked]) -> tuple[TreeModel, list[Scores]]:
         raise
 
 
-def _read_in_order(one: Asked, limits: Invariance, room: int, copies: int) -> tuple[TreeModel, list[Scores]]:
+def _read_in_order(one: Asked, room: int, copies: int) -> tuple[TreeModel, list[Scores]]:
     """The same of one prompt whose numbers depend on its text alone: all but its first token by tree forwards."""
     call, text, tokens = one.call, one.text, _scored(one.wants, 1)
     past = 0 if call.cache is None else int(call.cache.get_seq_length())
     kwargs = {name: value for name, value in call.kwargs.items() if not isinstance(value, Tensor)}
     prompt = Prompt(call.input_ids[:, :1] if past == 0 else call.input_ids, call.config, kwargs, call.cache, room)
-    view = open_tree(call.model, call.traits, prompt, None, one.wants, static=False, packed=Packed({}, limits))
+    view = open_tree(call.model, call.traits, prompt, None, one.wants, static=False, packed=Packed({}, one.limits))
     try:
         found = [view.read(prompt=not past)]
         view.forward_pass.layout.keep_prompts([0])

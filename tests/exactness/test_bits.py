@@ -123,6 +123,24 @@ def test_requests_are_alike_alone_and_together() -> None:
     assert answers(1) == answers(3) == answers(8)
 
 
+@pytest.mark.parametrize("given", ["padding", "positions"])
+def test_a_request_may_give_more_than_a_text(given: str) -> None:
+    """Padding is not seen, and positions are the caller's, by a scheduler as by a call."""
+    model, ids = half("llama"), prompts(1, 20)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :6] = 0
+    more: dict[str, Any] = {"attention_mask": mask}
+    if given == "positions":
+        more = {"position_ids": torch.arange(7, 27)[None]}
+    settings = {"max_new_tokens": 8, "do_sample": False} | more
+    with Scheduler(model, rows=2, strategy=Lookahead(repeatable=True)) as scheduler:
+        ticket = scheduler.submit(input_ids=ids, **settings)
+        scheduler.run()
+    strategy = Lookahead(repeatable=True)
+    alone = model.generate(ids, use_lookahead=True, lookahead_strategy=strategy, **settings)
+    assert ticket.result().tolist() == alone.tolist()
+
+
 def test_what_cannot_be_kept_is_refused_before_any_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model = half("llama")
     for change, told in (
@@ -163,7 +181,8 @@ def test_a_call_keeps_what_kernels_allow(
     with torch.no_grad():
         found = bits_of(model, ModelTraits.of(model), "tree", wanted)
     assert found.keeps == keeps and (found.reason is not None)
-    assert bits_of(model.float(), ModelTraits.of(model), "tree").keeps == "plain"
+    model.float()
+    assert bits_of(model, ModelTraits.of(model), "tree", None, 0, "passes are static").keeps == "plain"
 
 
 def test_without_instructions_for_it_speed_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
