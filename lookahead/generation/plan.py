@@ -13,7 +13,7 @@ from lookahead.generation.call import Call
 from lookahead.models.traits import boundary
 from lookahead.parallel.split import refusal
 from lookahead.support import route as support
-from lookahead.support.bits import Bits, bits_of
+from lookahead.support.bits import Bits, bits_of, nothing_kept
 from lookahead.verify.typical import check_paths
 
 
@@ -84,18 +84,11 @@ def _drafting(plan: Plan, strategy: Strategy) -> Plan:
 
 def _bits(plan: Plan, strategy: Strategy, lossy: bool, own: bool) -> Bits:
     """What the call's numbers keep, unless drafts have a say in the text."""
-    call = plan.call
-    inexact = bool(call.config.do_sample) and (strategy.verification != "exact" or lossy)
-    reason = (
-        "what is accepted depends on drafts" if inexact else "passes are static, or the model sharded" if own else None
-    )
-    if reason is None:
-        return bits_of(
-            call.model, call.traits, plan.route, strategy.repeatable, call.input_ids.shape[1] + plan.new_tokens
-        )
-    if strategy.repeatable:
-        raise LookaheadError(f"repeatable=True cannot be kept: {reason}. Leave repeatable unset.")
-    return Bits(None, reason)
+    call, wanted = plan.call, strategy.repeatable
+    if call.config.do_sample and (strategy.verification != "exact" or lossy):
+        return nothing_kept("what is accepted depends on drafts", wanted)
+    obstacle = "passes are static, or the model is sharded" if own else None
+    return bits_of(call.model, call.traits, plan.route, wanted, call.input_ids.shape[1] + plan.new_tokens, obstacle)
 
 
 def _check_split(plan: Plan, strategy: Strategy, inexact: bool) -> None:

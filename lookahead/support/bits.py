@@ -11,7 +11,7 @@ from jacobi import LookaheadError
 from lookahead.models.code_safety import is_safe
 from lookahead.models.mask_rules import mask_rules, shortest_window
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.ordered_attention import obstacle
+from lookahead.runtime import ordered_attention
 from lookahead.runtime.packed_layers import Invariance, RowRange, computed_dtype
 from lookahead.runtime.packing import packs_alike
 from lookahead.runtime.row_limits import rows_of_all
@@ -41,14 +41,29 @@ class Bits:
         return self if self.limits is None else Bits("repeatable", self.reason, Invariance(self.limits.rows))
 
 
+def nothing_kept(reason: str, wanted: bool | None) -> Bits:
+    """What a call keeps of which a rounding may decide the text; a LookaheadError if the same text is ``wanted``."""
+    if wanted:
+        raise LookaheadError(
+            f"repeatable=True cannot be kept: {reason}. Leave repeatable unset, or load the model in float32."
+        )
+    return Bits(None, reason)
+
+
 def bits_of(
-    model: PreTrainedModel, traits: ModelTraits, route: str, wanted: bool | None = None, positions: int = 0
+    model: PreTrainedModel,
+    traits: ModelTraits,
+    route: str,
+    wanted: bool | None = None,
+    positions: int = 0,
+    obstacle: str | None = None,
 ) -> Bits:
     """What a call keeps that is decoded by a ``route``.
 
     Args:
         wanted: whether the text has to be the same each time; None = where that costs next to nothing.
         positions: that its text may have; 0 = few.
+        obstacle: why not even its numbers are alike, beside what the model says; None = nothing is known.
 
     Raises:
         LookaheadError: it is ``wanted``, and cannot be had.
@@ -57,7 +72,7 @@ def bits_of(
         return Bits("plain")
     if wanted is False:
         return Bits(None, "repeatable=False")
-    reason = _obstacle(model, traits, route)
+    reason = obstacle or _obstacle(model, traits, route)
     if reason is None and wanted is None and computed_dtype(traits.dtype) != traits.dtype:
         name = str(traits.dtype).removeprefix("torch.")
         reason = f"this processor has no instructions for {name}, and is faster where rows are not alike"
@@ -67,12 +82,7 @@ def bits_of(
     if rows is not None:
         window = shortest_window(traits, mask_rules(model, traits))
         return _kept(rows, bool(wanted), min(_TURNS, window or _TURNS), positions)
-    reason = reason or "this machine's linear layers give other outputs for other numbers of rows"
-    if wanted:
-        raise LookaheadError(
-            f"repeatable=True cannot be kept: {reason}. Leave repeatable unset, or load the model in float32."
-        )
-    return Bits(None, reason)
+    return nothing_kept(reason or "this machine's linear layers give other outputs for other numbers of rows", wanted)
 
 
 def _kept(rows: dict[int, RowRange], wanted: bool, turns: int, positions: int) -> Bits:
@@ -99,7 +109,7 @@ def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | 
         return f"attention in the order of the text is not made for {str(traits.dtype).removeprefix('torch.')}"
     if traits.attention != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return f"the attention of {traits.name} ({traits.attention}) is code of its own"
-    return obstacle() or _odd_part(model)
+    return ordered_attention.obstacle() or _odd_part(model)
 
 
 def _odd_part(model: PreTrainedModel) -> str | None:
