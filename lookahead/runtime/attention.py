@@ -27,9 +27,7 @@ class _Settings(threading.local):
     masks: dict[tuple[int, int, int], RowsMask] | None = None  # packed in this pass, for all layers
     packed: bool | None = None  # None = as pays
     masked = True
-    sequences: Tensor | None = (
-        None  # of this pass, whose sums run in the order of the text; None = as torch's kernels do
-    )
+    sequences: Tensor | None = None  # of a pass whose sums run in the order of the text; None = of torch's kernels
 
 
 _thread = _Settings()

@@ -149,11 +149,9 @@ class Layout:
     def sequences(self, trees: Sequence[TokenTree]) -> Tensor:
         """Where each sequence begins and ends, where the pass's nodes begin, and their depths: int32 ``[batch, 3 +
         node]``."""
-        table = np.zeros((len(trees), 3 + max(map(len, trees))), np.int32)
-        for line, tree, start, length in zip(table, trees, self.padding, self.cache.lengths, strict=True):
-            line[:3] = start, length, self.cache.base
-            line[3 : 3 + len(tree)] = tree.depths
-        return torch.from_numpy(table)
+        ends = np.stack([self.padding, self.cache.lengths, [self.cache.base] * len(trees)], axis=1)
+        depths = below(trees, [0] * len(trees))
+        return torch.from_numpy(np.concatenate([ends, depths], axis=1).astype(np.int32))
 
     def turns(self, trees: Sequence[TokenTree], until: int) -> list[Turns]:
         """The turns of those nodes that lie before position ``until`` of their sequence."""

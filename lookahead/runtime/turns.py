@@ -11,6 +11,7 @@ behind the text for the moment, in place of the nodes that lie there; the histor
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,13 +65,11 @@ def steps_of(tree: TokenTree, most: int, in_place: bool) -> tuple[Turn, ...]:
     for path in sorted(paths):
         if len(path) > most + 1:
             continue
-        start = next((at for at, pair in enumerate(zip(path, placed, strict=False)) if pair[0] != pair[1]), len(placed))
-        start = min(start, len(path))
-        tail = torch.tensor(path[start:]) if path[start:] else None
+        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, placed, strict=False)))
+        tail = torch.tensor(path[start:]) if start < len(path) else None
         steps.append(Turn(path[-1], len(path) - 1, start, tail))
-        placed[start : len(path)] = path[start:]
-        if path[start:]:
-            del placed[len(path) :]
+        if tail is not None:
+            placed = path
     return tuple(steps)
 
 
