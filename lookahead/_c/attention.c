@@ -223,7 +223,7 @@ attend(PyObject *module, PyObject *const *args, Py_ssize_t count)
 #endif
         Py_BEGIN_ALLOW_THREADS;
         if (parallel != NULL)
-            parallel(attend_tiles, &of, threads, 0);
+            parallel(attend_tiles, &of, (unsigned)Py_MIN((Py_ssize_t)threads, of.count), 0);
         else
             attend_tiles(&of);
         Py_END_ALLOW_THREADS;
