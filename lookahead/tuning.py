@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
+from lookahead._machine import cache_folder as cache_folder
 from lookahead.chat_format import built_in, prompt_ids
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.generation.curves import cache_file as cache_file
-from lookahead.generation.curves import cache_folder as cache_folder
 from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
 from lookahead.models.traits import ModelTraits

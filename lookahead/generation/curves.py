@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import os
-import platform
 from collections.abc import Hashable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
+from lookahead._machine import cache_folder, processor_name
 from lookahead.draft.latency import FORMAT, StepTimes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
@@ -23,18 +21,6 @@ from lookahead.runtime.row_costs import row_costs
 from lookahead.runtime.tracing.replay import TracedExecutor, Traces
 from lookahead.runtime.tree import TreeModel
 from lookahead.support.route import no_tree
-
-
-@lru_cache
-def processor_name() -> str:
-    """That of this machine's processor."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def describe(
@@ -70,15 +56,6 @@ def describe(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-
-
-def cache_folder() -> Path:
-    """Where curves are kept: ``$LOOKAHEAD_CACHE``, else ``lookahead`` in the user's cache folder."""
-    given = os.environ.get("LOOKAHEAD_CACHE")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return (Path(base) if base else Path.home() / ".cache") / "lookahead"
 
 
 def cache_file(about: dict[str, Any]) -> Path:
