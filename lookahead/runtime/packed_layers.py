@@ -17,7 +17,7 @@ rows take four times what one takes. Weights are packed in float32 there, and ou
     bfloat16, packed in float32, ms                        0.19   0.26   0.32   0.51
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeGuard
@@ -145,14 +145,18 @@ def pack_weight(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(whole, _ROWS_HINT)
 
 
-def tried_outputs(layer: nn.Linear) -> slice:
-    """As many of a layer's outputs as tell how all are computed."""
-    outputs = layer.out_features
-    return slice(None) if outputs <= _MOST_OUTPUTS else slice(_MOST_OUTPUTS + outputs % _OUTPUTS_ASIDE)
+def tried_weight(layer: nn.Linear) -> Tensor:
+    """A weight like a layer's, with as many outputs as tell how all are computed. Its numbers are none of the model's,
+    whose weights may be all alike."""
+    outputs, features = layer.weight.shape
+    if outputs > _MOST_OUTPUTS:
+        outputs = _MOST_OUTPUTS + outputs % _OUTPUTS_ASIDE
+    numbers = torch.empty(outputs, features).uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
+    return numbers.to(layer.weight.dtype)
 
 
 def rows_for(weight: Tensor, count: int) -> Tensor:
-    """RowRange of input to try a weight ``[out, in]`` with."""
+    """Rows of input to try a weight ``[out, in]`` with."""
     return torch.arange(count * weight.shape[1], dtype=torch.float32).sin_().to(weight.dtype).view(count, -1)
 
 
@@ -191,6 +195,16 @@ def groups_of(model: nn.Module) -> list[Group]:
                 together |= dict.fromkeys(map(id, group), group)
     layers = filter(can_be_packed, model.modules())
     return list(dict.fromkeys(together.get(id(layer), (layer,)) for layer in layers))
+
+
+def linear_kinds(layers: Iterable[nn.Module]) -> list[nn.Linear]:
+    """One linear layer of each kind that kernels tell apart."""
+    return list({str(kind_of(layer)): layer for layer in layers if isinstance(layer, nn.Linear)}.values())
+
+
+def kind_of(layer: nn.Linear) -> list[Any]:
+    weight = layer.weight
+    return [*weight.shape, str(weight.dtype), layer.bias is not None]
 
 
 def shapes_of(group: Group) -> Shapes:
