@@ -14,13 +14,13 @@ from typer import Exit
 
 from jacobi import LookaheadError
 from lookahead._files import write_text
-from lookahead._machine import processor_name
 from lookahead._version import versions
 from lookahead.chat_format import CHAT_QUESTIONS, PROMPTS
 from lookahead.cli import common
 from lookahead.cli.arguments import Bench
 from lookahead.cli.prompts import read_questions
 from lookahead.cli.racing import METHODS, Race, RaceRow, rows_of, show_rows, show_verdicts
+from lookahead.runtime.machine import processor_name
 from lookahead.strategies.lookahead import Lookahead
 
 

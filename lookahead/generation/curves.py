@@ -11,10 +11,10 @@ import transformers
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead._machine import cache_folder, processor_name
 from lookahead.draft.latency import FORMAT, StepTimes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.machine import cache_folder, processor_name
 from lookahead.runtime.open import dynamic_reason
 from lookahead.runtime.packed_layers import computed_dtype
 from lookahead.runtime.row_costs import row_costs

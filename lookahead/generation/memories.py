@@ -11,11 +11,11 @@ from filelock import FileLock
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead._machine import cache_folder
 from lookahead.draft.memory import Memory, exchange
 from lookahead.draft.strategy import DraftStrategy
 from lookahead.generation.curves import describe
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.machine import cache_folder
 from lookahead.sources.learned import Learned, Notes
 from lookahead.sources.neighbours import embedding_of
 

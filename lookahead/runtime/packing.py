@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lookahead._machine import found_once
 from lookahead._per_model import PerModel
 from lookahead.models.code_safety import is_safe
 from lookahead.models.fingerprint import weights_stamp
+from lookahead.runtime.machine import found_once
 from lookahead.runtime.packed_layers import (
     Group,
     Invariance,

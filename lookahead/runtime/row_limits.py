@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from lookahead._machine import found_once
+from lookahead.runtime.machine import found_once
 from lookahead.runtime.packed_layers import RowRange, kind_of, linear_kinds, rows_for, tried_weight
 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)

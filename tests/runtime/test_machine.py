@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lookahead import _machine
-from lookahead._machine import found_once
+from lookahead.runtime import machine
+from lookahead.runtime.machine import found_once
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def next_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_machine, "_found", {})
+    monkeypatch.setattr(machine, "_found", {})
 
 
 def never() -> None:
