@@ -105,7 +105,7 @@ def step_times(
         ]
         everything = {kind.single for kind in traced} == {True, False}
         saved = cached(model, batch, static, everything, packed) if everything or not traced else None
-        costs = None if saved or near or packed else row_costs(model)
+        costs = None if saved or near or packed else row_costs(model, batch)
         memory[key] = saved.doubt() if saved else (near[-1].as_guess() if near else StepTimes(costs=costs))
         # On CUDA libraries multiply with one row in ways of their own; with several the time may even fall with their
         # number: an H200 takes 0.8 ms for a float32 pass of the bundled model over 1 node, 2.3 over 8 and 1.1 over 32.
