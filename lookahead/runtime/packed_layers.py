@@ -30,6 +30,7 @@ from lookahead.models.early_exit import twin_of
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_OUTPUTS = 8192  # of a layer that is tried: those of an output layer are many, and computed alike
 _OUTPUTS_ASIDE = 64  # of which the last ones are computed by themselves
+_NUMBERS = 65_537  # that such a weight repeats: a prime, so that no two outputs are alike
 _ROWS_HINT = 16  # of the input, for which oneDNN chooses a layout; the others cost hardly more
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # layers of one module with the same input
 
@@ -151,8 +152,9 @@ def tried_weight(layer: nn.Linear) -> Tensor:
     outputs, features = layer.weight.shape
     if outputs > _MOST_OUTPUTS:
         outputs = _MOST_OUTPUTS + outputs % _OUTPUTS_ASIDE
-    numbers = torch.empty(outputs, features).uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
-    return numbers.to(layer.weight.dtype)
+    numbers = torch.empty(_NUMBERS).uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(0))
+    count = outputs * features
+    return numbers.to(layer.weight.dtype).repeat(-(-count // _NUMBERS))[:count].view(outputs, features)
 
 
 def rows_for(weight: Tensor, count: int) -> Tensor:
