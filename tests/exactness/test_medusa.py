@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.automatic import FLAT
 from helpers.marks import few
-from helpers.medusa import COMBINED, counting, fitted, flat, random_heads
+from helpers.medusa import COMBINED, counting, fitted, random_heads
 from helpers.models import prompts, run, same_as_plain, tiny_model
 from helpers.streaming import Puts
 from transformers import PreTrainedTokenizerFast
@@ -20,9 +21,9 @@ KINDS: dict[str, Callable[[MedusaHeads], Medusa]] = {
     "paths": lambda heads: Medusa(heads, SMALL),
     "dense": lambda heads: Medusa(heads, [3, 2, 1]),
     "static": lambda heads: Medusa(heads, SMALL, static=True),
-    "combined": lambda heads: Medusa(heads, sources=COMBINED, tuning=flat(), seed=0),
+    "combined": lambda heads: Medusa(heads, sources=COMBINED, tuning=FLAT, seed=0),
     "fixed size": lambda heads: Medusa(heads, sources=("recycling", "heads", "pool"), nodes=20, seed=0),
-    "heads alone": lambda heads: Medusa(heads, sources=("heads",), tuning=flat(), seed=0),
+    "heads alone": lambda heads: Medusa(heads, sources=("heads",), tuning=FLAT, seed=0),
 }
 
 

@@ -54,24 +54,29 @@ def test_texts_are_plain_ones_in_fewer_passes(loaded: tuple[Any, Any], name: str
     assert ours.stats.mean_acceptance_length > least
 
 
+def tokens_per_pass(loaded: tuple[Any, Any], strategy: Any, count: int, **settings: Any) -> float:
+    """Over so many of the command line's prompts."""
+    model, tokenizer = loaded
+    settings |= {"max_new_tokens": 96, "return_dict_in_generate": True, "custom_generate": strategy}
+    tokens = passes = 0
+    for seed, prompt in enumerate(PROMPTS[:count]):
+        torch.manual_seed(seed)
+        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        stats = model.generate(**inputs, **settings).stats
+        tokens, passes = tokens + stats.emitted, passes + stats.row_steps
+    return tokens / passes
+
+
 @pytest.mark.slow
 def test_heads_add_to_the_free_sources(loaded: tuple[Any, Any]) -> None:
     """Tokens a pass at 63 and 64 nodes, greedy, over the command line's prompts."""
-    model, tokenizer = loaded
     emitted: dict[str, float] = {}
     for name, strategy in {
         "medusa": Medusa(str(BUNDLED_HEADS)),
         "free": Lookahead(nodes=64, seed=0),
         "combined": Medusa(str(BUNDLED_HEADS), sources=("heads", "recycling", "suffix"), nodes=64, seed=0),
     }.items():
-        tokens = passes = 0
-        for prompt in PROMPTS[:3]:
-            inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-            output = model.generate(
-                **inputs, max_new_tokens=96, do_sample=False, return_dict_in_generate=True, custom_generate=strategy
-            )
-            tokens, passes = tokens + output.stats.emitted, passes + output.stats.row_steps
-        emitted[name] = tokens / passes
+        emitted[name] = tokens_per_pass(loaded, strategy, 3, do_sample=False)
     assert emitted["medusa"] > 2.0, emitted
     assert emitted["combined"] > max(emitted["medusa"], emitted["free"]), emitted
 
@@ -102,16 +107,8 @@ def test_eagles_files_are_few_and_small(loaded: tuple[Any, Any]) -> None:
 @pytest.mark.slow
 def test_eagles_head_adds_to_the_free_sources(loaded: tuple[Any, Any]) -> None:
     """Tokens a pass at 24 nodes, temperature 0.8, over the command line's prompts."""
-    model, tokenizer = loaded
     written: dict[str, float] = {}
     cold: dict[str, Any] = {"nodes": 24, "remember": False, "seed": 0}
     for name, strategy in {"free": Lookahead(**cold), "both": Eagle(BUNDLED_EAGLE, **cold)}.items():
-        tokens = passes = 0
-        for seed, prompt in enumerate(PROMPTS[:4]):
-            inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-            torch.manual_seed(seed)
-            settings = {"do_sample": True, "temperature": 0.8, "top_k": 0, "max_new_tokens": 96}
-            output = model.generate(**inputs, **settings, return_dict_in_generate=True, custom_generate=strategy)
-            tokens, passes = tokens + output.stats.emitted, passes + output.stats.row_steps
-        written[name] = tokens / passes
+        written[name] = tokens_per_pass(loaded, strategy, 4, do_sample=True, temperature=0.8, top_k=0)
     assert written["both"] > 1.1 * written["free"], written

@@ -49,8 +49,6 @@ def test_every_row_of_an_unrolled_pass_is_a_draft(kind: str) -> None:
     """Step s at pair i says what decoding says behind tokens 0 to i + 1 and a draft of the text's next s tokens."""
     model = fresh_model("llama", num_hidden_layers=7)
     network = random_network(3, **KINDS[kind])
-    if network.sizes.draft_vocab_size == 20:
-        network.d2t = torch.arange(20)
     head, steps = EagleHead(network), 4
     learner = BesideModel(model, TrainedEagle(head, EagleSettings(unroll=steps)), 1e-3)
     generator = torch.Generator().manual_seed(0)
@@ -77,7 +75,6 @@ def test_the_loss_is_the_formula() -> None:
     """Soft cross-entropy over the draft vocabulary, where the model's best token is in it, 0.8 ** s times step s."""
     model = fresh_model("llama", num_hidden_layers=7)
     network = random_network(3, feature_layers=LAYERS, draft_vocab_size=20)
-    network.d2t = torch.arange(20)
     learner = BesideModel(model, TrainedEagle(EagleHead(network), EagleSettings(unroll=3)), 1e-3)
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(1, VOCAB, (length,), generator=generator).tolist() for length in (12, 8)]

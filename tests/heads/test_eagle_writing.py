@@ -34,13 +34,6 @@ KINDS: dict[str, Any] = {
 }
 
 
-def drawn(kind: str) -> EagleNetwork:
-    network = random_network(**KINDS[kind])
-    if network.sizes.draft_vocab_size == 20:
-        network.d2t = torch.arange(20)  # every second token
-    return network
-
-
 def same(one: EagleNetwork, other: EagleNetwork) -> None:
     assert one.sizes == other.sizes
     mine, theirs = one.state_dict(), other.state_dict()
@@ -51,7 +44,7 @@ def same(one: EagleNetwork, other: EagleNetwork) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_go_from_one_format_to_the_other_and_back(kind: str, tmp_path: Path) -> None:
     """Sizes and every bit of every tensor stay, whichever way they go first."""
-    network = drawn(kind)
+    network = random_network(**KINDS[kind])
     for first, second in (get_args(Format), get_args(Format)[::-1]):
         head = EagleHead(network)
         for step, form in enumerate((first, second, first)):
@@ -63,7 +56,6 @@ def test_heads_go_from_one_format_to_the_other_and_back(kind: str, tmp_path: Pat
 
 def test_names_are_the_published_ones(tmp_path: Path) -> None:
     network = random_network(3, feature_layers=LAYERS, draft_vocab_size=20, base_model="some/model")
-    network.d2t = torch.arange(20)
     EagleHead(network).save_pretrained(tmp_path / "ours")
     tensors, config = load_file(tmp_path / "ours" / "model.safetensors"), read_config(tmp_path / "ours")
     layer = [f"self_attn.{part}_proj" for part in "qkvo"] + [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
@@ -98,7 +90,6 @@ def test_without_an_output_layer_lines_of_the_models_are_taken(tmp_path: Path) -
     """They are those that d2t names, or t2d where there is no d2t; the texts are plain decoding's."""
     model = fresh_model("llama", num_hidden_layers=7)
     network = random_network(3, draft_vocab_size=20)
-    network.d2t = torch.arange(20)
     assert network.lm_head is not None
     with torch.no_grad():
         network.lm_head.weight.copy_(model.lm_head.weight[:40:2])
@@ -125,7 +116,6 @@ def test_heads_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(LookaheadError, match=r"fc.weight holds NaN or infinite numbers"):
         head.save_pretrained(tmp_path)
     unknown = random_network(3, draft_vocab_size=20, vocab_size=None)
-    unknown.d2t = torch.arange(20)
     with pytest.raises(LookaheadError, match="scores 20 tokens up to 38 of a vocabulary of unknown size"):
         EagleHead(unknown).save_pretrained(tmp_path)
     (tmp_path / "file").write_text("")

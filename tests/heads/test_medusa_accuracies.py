@@ -80,11 +80,6 @@ def test_ranks_are_taken_by_their_accuracy() -> None:
     )
 
 
-def test_certain_heads_give_a_chain() -> None:
-    accuracies = table(*[(1.0, 0.0)] * 4)
-    assert grow_tree(accuracies, 64).paths == ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))
-
-
 def test_a_table_that_no_tree_can_be_made_of() -> None:
     nothing = table((0.0, 0.0), (1.0, 0.0))
     with pytest.raises(LookaheadError, match="No candidate of the first head was right in 100 samples"):

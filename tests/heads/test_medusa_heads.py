@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.checkpoints import assert_same
 from helpers.medusa import HIDDEN, drawn, states
 from helpers.models import F32, F64, MODELS, VOCAB, fresh_model, tiny_model
 from huggingface_hub import ModelCard, PyTorchModelHubMixin, hub_mixin
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from jacobi import LookaheadError
-from lookahead.heads.base import ResBlock
 from lookahead.heads.medusa import source
 from lookahead.heads.medusa.source import fast_heads
 from lookahead.medusa import MedusaHeads, output_layer, output_sizes
@@ -54,17 +53,6 @@ def model_with(layer: nn.Module) -> Any:
     model = fresh_model("llama")
     model.lm_head = layer
     return model
-
-
-def test_a_block_is_the_published_formula() -> None:
-    block = ResBlock(HIDDEN).double()
-    hidden = states(3)
-    assert torch.equal(block(hidden), hidden)
-    assert all(not weight.any() for weight in block.parameters())
-    nn.init.normal_(block.linear.weight)
-    nn.init.normal_(block.linear.bias)
-    inner = hidden @ block.linear.weight.T + block.linear.bias
-    torch.testing.assert_close(block(hidden), hidden + inner / (1 + (-inner).exp()))
 
 
 @pytest.mark.parametrize("own_output", [False, True])
@@ -215,9 +203,15 @@ def test_sizes_are_those_of_the_output_layer() -> None:
     assert output_sizes(model) == (24, 40)
 
 
+def refuse() -> None:
+    raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        (tiny_model("llama").model, "The output layer of LlamaModel cannot be reached"),
+        (SimpleNamespace(get_output_embeddings=refuse), "cannot be reached"),
         (nn.Linear(2, 2), "The output layer of Linear cannot be reached: expected get_output_embeddings"),
         (SimpleNamespace(get_output_embeddings=lambda: None), "of SimpleNamespace cannot be reached.*got NoneType"),
         (SimpleNamespace(get_output_embeddings=lambda: torch.ones(2)), "cannot be reached.*got Tensor"),
@@ -229,19 +223,6 @@ def test_models_without_an_output_layer_are_refused(model: Any, message: str) ->
     for action in (MedusaHeads.for_model, heads.check):
         with pytest.raises(LookaheadError, match=message):
             action(model)
-
-
-def test_a_model_that_refuses_to_tell_is_refused() -> None:
-    def refuse() -> None:
-        raise NotImplementedError
-
-    with pytest.raises(LookaheadError, match="cannot be reached"):
-        output_layer(SimpleNamespace(get_output_embeddings=refuse))
-
-
-def test_a_backbone_without_a_head_is_refused() -> None:
-    with pytest.raises(LookaheadError, match="The output layer of LlamaModel cannot be reached"):
-        MedusaHeads.for_model(tiny_model("llama").model)
 
 
 def test_heads_of_another_model_are_refused() -> None:
@@ -295,11 +276,6 @@ def test_saved_heads_are_read_back(own_output: bool, tmp_path: pathlib.Path) -> 
     heads = drawn(MedusaHeads.for_model(model, 3, 2, own_output))
     heads.base_model = "owner/model"
     heads.save_pretrained(tmp_path / "heads")
-    expected = {
-        f"{head}.{layer}.linear.{part}" for head in range(3) for layer in range(2) for part in ("weight", "bias")
-    }
-    expected |= {f"{head}.2.weight" for head in range(3)} if own_output else set()
-    assert set(load_file(tmp_path / "heads" / "medusa_lm_head.safetensors")) == expected
     assert json.loads((tmp_path / "heads" / "config.json").read_text()) == {
         "base_model_name_or_path": "owner/model",
         "medusa_num_heads": 3,
@@ -309,12 +285,8 @@ def test_saved_heads_are_read_back(own_output: bool, tmp_path: pathlib.Path) -> 
         "version": "1" if own_output else "2",
     }
     read = MedusaHeads.from_pretrained(tmp_path / "heads")
-    assert not read.training
-    assert (read.num_heads, read.num_layers, read.own_output, read.base_model) == (3, 2, own_output, "owner/model")
-    assert read.vocab_size == VOCAB
-    assert read.state_dict().keys() == heads.state_dict().keys()
-    assert all(torch.equal(mine, read.state_dict()[name]) for name, mine in heads.state_dict().items())
-    assert torch.equal(read(states(2), output_layer(model)), heads(states(2), output_layer(model)))
+    assert (read.base_model, read.vocab_size) == ("owner/model", VOCAB)
+    assert_same(read, heads)
 
 
 def test_heads_read_for_a_model_take_its_place(tmp_path: pathlib.Path) -> None:

@@ -340,23 +340,9 @@ def test_train_medusa_trains_and_tells(folder: Path, data: Path, tmp_path: Path)
     assert ran.status == 0 and ran.err.startswith("Encoding: 0%")  # progress alone
     for told in ("loss_model ", "right_model 0.", "right_0 0.", "top5_1 0.", "heads and free sources "):
         assert told in ran.words
-    assert f"Saved in {tmp_path / 'out'}." in ran.out.replace("\n", "") or "Saved in" in ran.out
+    assert "Saved in" in ran.out
     assert MedusaHeads.from_pretrained(tmp_path / "out").num_heads == 2
-    again = run(
-        "train",
-        "--kind",
-        "medusa",
-        "--model",
-        folder,
-        "--data",
-        data,
-        "-o",
-        tmp_path / "out",
-        *SMALL,
-        "--resume",
-        "--json",
-    )
-    document = json.loads(again.out)
+    document = json.loads(run(*given, "--resume", "--json").out)
     assert document["output"] == str(tmp_path / "out")
     assert document["training"]["settings"]["max_minutes"] == 15.0
 

@@ -21,7 +21,6 @@ from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.heads.medusa.training import MedusaRecipe
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.training.data import Example
-from lookahead.training.stage import Clock
 
 
 def test_the_sine_schedule() -> None:
@@ -169,16 +168,6 @@ def test_small_data_is_passed_over_more_often(tmp_path: Path) -> None:
     assert (trained.steps, trained.planned_steps) == (7, 7)
 
 
-def test_the_clock_counts_steps_or_time() -> None:
-    clock = Clock(limit_s=100.0)
-    assert [clock.done(step, 10) for step in (0, 3, 10)] == [0.0, 0.3, 1.0]
-    clock.spent_s = 50.0
-    assert [clock.done(step, 10) for step in (0, 3, 7)] == [0.5, 0.5, 0.7]
-    clock.spent_s = 200.0
-    assert clock.done(0, 10) == 1.0
-    assert Clock().done(3, 10) == 0.3
-
-
 def test_training_stops_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 10))
     monkeypatch.setattr("lookahead.training.stage.time.monotonic", lambda: float(next(now)))
@@ -216,7 +205,6 @@ def test_progress_and_losses_are_told(tmp_path: Path) -> None:
         ({"num_layers": 0}, "num_layers=0: expected at least 1, or 0 with own_output"),
         ({"block_size": 5}, "block_size=5: expected at least 6, so that the last of 4 heads"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: expected a number above 0"),
-        ({"learning_rate": -1e-3}, "learning_rate=-0.001: expected a number above 0"),
         ({"epochs": math.nan}, "epochs=nan: expected a number above 0"),
         ({"max_minutes": 0.0}, "max_minutes=0.0"),
         ({"lambda_0": math.inf}, "lambda_0=inf"),

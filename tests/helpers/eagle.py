@@ -15,7 +15,7 @@ BASE = {"hidden_size": 32, "target_size": 32, "heads": 4, "key_heads": 2, "head_
 
 
 def random_network(version: int, seed: int = 0, **changes: Any) -> EagleNetwork:
-    """A random head in float64; EAGLE-3's scores all tokens unless ``d2t`` or sizes say otherwise."""
+    """A random head in float64; EAGLE-3's scores all tokens, or of a small vocabulary every second one."""
     sizes: dict[str, Any] = BASE | {"version": version, "features": 3 if version == 3 else 1}
     if version == 3:
         sizes |= {"draft_vocab_size": VOCAB, "own_output": True, "final_norm": True, "vocab_size": VOCAB}
@@ -25,6 +25,9 @@ def random_network(version: int, seed: int = 0, **changes: Any) -> EagleNetwork:
         with torch.no_grad():
             for weight in network.parameters():
                 weight.copy_(torch.randn_like(weight) * 0.3 + (1.0 if weight.ndim == 1 else 0.0))
+    scored = network.sizes.draft_vocab_size or VOCAB
+    if 2 * scored <= VOCAB:
+        network.d2t = torch.arange(scored)
     return network.eval()
 
 

@@ -6,8 +6,6 @@ import torch
 from helpers.models import F64, VOCAB, counting_model, prompts, run
 from torch import Tensor
 
-from lookahead import StepTimes
-from lookahead.draft.latency import NODES
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.models.hidden_states import HiddenStates
 
@@ -43,14 +41,6 @@ def counting_heads(hidden_size: int, num_heads: int, period: int, weight: float)
 
 
 COMBINED = ("heads", "recycling", "suffix")
-
-
-def flat() -> StepTimes:
-    """A pass costs the same whatever its size."""
-    times = StepTimes()
-    for nodes in NODES:
-        times.put(nodes, 64, 1.0)
-    return times
 
 
 def fitted(model: Any, num_heads: int = 3) -> MedusaHeads:
