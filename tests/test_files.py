@@ -24,13 +24,6 @@ def test_a_new_folder_appears_when_it_is_complete(tmp_path: pathlib.Path) -> Non
     assert names(tmp_path) == ["a", "a/b", "a/b/file"]
 
 
-def test_an_empty_folder_is_filled(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "b").mkdir()
-    with whole_folder(tmp_path / "b") as part:
-        (part / "file").write_text("x")
-    assert names(tmp_path) == ["b", "b/file"]
-
-
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_failure_leaves_nothing(replace: bool, tmp_path: pathlib.Path) -> None:
     if replace:

@@ -94,11 +94,10 @@ def test_settings_and_statistics_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(stats)) == stats
 
 
-def test_the_version_has_its_place_in_the_changelog_and_the_citation() -> None:
+def test_the_version_has_its_place_in_the_changelog() -> None:
     root, version = HOME.parents[1], lookahead.__version__
     changes = (root / "CHANGELOG.md").read_text()
     titles = re.findall(r"^## (.*)$", changes, re.MULTILINE)
     assert titles[0] == "[Unreleased]" and re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d", titles[1])
     for name in ("Unreleased", version):
         assert f"\n[{name}]: https://" in changes
-    assert f"\nversion: {version}\n" in (root / "CITATION.cff").read_text()

@@ -15,20 +15,6 @@ class Model:
     """Something that can be referred to weakly."""
 
 
-def test_each_model_has_its_own() -> None:
-    lists: PerModel[list[int]] = PerModel(list)
-    one, other = Model(), Model()
-    lists.of(one).append(1)
-    assert lists.of(one) == [1]
-    assert lists.of(other) == []
-
-
-def test_kinds_do_not_meet() -> None:
-    lists, sets = PerModel(list), PerModel(set)
-    model = Model()
-    assert lists.of(model) == [] and sets.of(model) == set()
-
-
 def test_what_is_taken_is_gone_until_it_is_put_back() -> None:
     lists: PerModel[list[int]] = PerModel(list)
     model = Model()

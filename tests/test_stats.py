@@ -135,16 +135,6 @@ def test_adding_up(a: DecodingStats, b: DecodingStats) -> None:
     assert (b + a).to_dict() | {"passes": []} == both.to_dict() | {"passes": []}
 
 
-@examples(60)
-@given(st.lists(STATS, min_size=1, max_size=4))
-def test_sum(parts: list[DecodingStats]) -> None:
-    total = sum(parts)
-    assert isinstance(total, DecodingStats)
-    for name in NUMBERS:
-        assert getattr(total, name) == sum(getattr(part, name) for part in parts)
-    assert total.passes == [one for part in parts for one in part.passes]
-
-
 def test_counting_in_two_parts_is_counting_in_one() -> None:
     steps = [step((0, 1)), step((6, 3)), step((6, 1)), step((4, 3))]
     second = DecodingStats()

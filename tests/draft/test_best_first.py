@@ -186,21 +186,6 @@ def test_the_size_that_pays_best(draft: Draft, curve: list[float], trust: float)
     assert reached == pytest.approx(best_rate(chances(table, rates), curve, trust))
 
 
-def test_a_candidate_that_pays_with_another() -> None:
-    """Two nodes are hardly dearer than one, and one is dear: the second candidate pays once the first has paid."""
-    curve = [1.0, 1.8, 1.9]
-    tree, _ = grow({(): [(1, 0), (2, 1)]}, [0.7, 0.95], curve, least_slopes(curve))
-    assert len(tree) == 3
-
-
-def test_a_candidate_that_cannot_pay_is_not_taken() -> None:
-    curve = [1.0, 2.0, 3.0]
-    tree, values = grow({(): [(1, 0)]}, [0.9], curve, least_slopes(curve))
-    assert len(tree) == 1 and values == []
-    tree, _ = grow({(): [(1, 0)]}, [0.9], [1.0, 1.5, 3.0], least_slopes([1.0, 1.5, 3.0]))
-    assert len(tree) == 2
-
-
 @pytest.mark.parametrize(("ask_ms", "asked"), [(0.0, [(), (1,), (1, 2)]), (0.05, [(), (1,)]), (0.5, [()])])
 def test_a_node_is_asked_for_candidates_if_one_as_likely_as_itself_would_pay(
     ask_ms: float, asked: list[tuple[int, ...]]
@@ -215,11 +200,6 @@ def test_a_node_is_asked_for_candidates_if_one_as_likely_as_itself_would_pay(
     assert source.asked == asked
     assert trees.asks == len(asked)
     assert len(tree) <= 1 + len(asked)
-
-
-def test_no_room_grows_nothing() -> None:
-    tree, values = grow({(): [(1, 0)]}, [0.9], *flat(5), room=0)
-    assert (len(tree), values) == (1, [])
 
 
 @examples(200)

@@ -35,13 +35,6 @@ def test_a_flat_curve_reaches_max_nodes(most: int) -> None:
     assert max(map(max, counts)) == most
 
 
-@pytest.mark.parametrize("most", [4, 64])
-def test_max_nodes_bounds_the_tree(most: int) -> None:
-    strategy = Lookahead(max_nodes=most, tuning=FLAT, stats="detailed", seed=0)
-    counts = nodes_of(drafted(tiny_model("llama"), strategy, max_new_tokens=80))
-    assert max(map(max, counts)) <= most
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("sources", [None, ("recycling", "suffix")])
 def test_an_expensive_curve_means_plain_decoding(batch: int, sources: tuple[str, ...] | None) -> None:

@@ -97,16 +97,6 @@ def test_text_is_plain_decoding(
     assert all(max(tree.depths) <= room for tree, room in rooms(steps, count))
 
 
-@pytest.mark.parametrize(("w", "n", "g"), [(1, 2, 0), (1, 2, 3), (4, 2, 0), (1, 5, 0), (1, 5, 2), (6, 5, 0)])
-@pytest.mark.parametrize("count", [1, 2, 3, 30])
-def test_switched_off_branches_run(w: int, n: int, g: int, count: int) -> None:
-    """N=2, W=1 and G=0 each switch something off; 1 to 3 tokens leave no room for a window."""
-    next_token = hashed(11, 5, 2)
-    text, steps = decode(drafter(w, n, g, [1, 2, 3]), next_token, [1, 2, 3], count)
-    assert text == plain(next_token, [1, 2, 3], count)
-    assert len(steps) <= count
-
-
 @examples(60)
 @given(functions(), PROMPTS, W, N, G, st.booleans())
 def test_end_token_ends_the_text(
