@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.drafting import questions
 from helpers.models import F64, VOCAB, prompts
 from helpers.mtp import FAMILIES, with_layers
 from torch import Tensor
@@ -65,15 +66,11 @@ def test_the_caches_are_the_text(family: str, layers: int, tmp_path: FilePath, m
         passes.start(text)
         passes.write(Path([0], following[-1:]))
         for _ in range(5):
-            branches: list[tuple[int, ...]] = [()]
-            for _ in range(rng.randint(0, 3)):
-                asked = [(*rng.choice(branches), rng.randrange(VOCAB)) for _ in range(rng.randint(1, 3))]
-                for branch, said in zip(asked, passes.after(asked), strict=True):
-                    scores = naive(model, heads, held, following, list(branch))
-                    assert said is not None
-                    chances = scores.log_softmax(-1)[torch.from_numpy(said[0]).long()].float()
-                    torch.testing.assert_close(chances, torch.from_numpy(said[1]), atol=1e-3, rtol=1e-4)
-                branches += asked
+            for branch, said in questions(passes, rng):
+                scores = naive(model, heads, held, following, list(branch))
+                assert said is not None
+                chances = scores.log_softmax(-1)[torch.from_numpy(said[0]).long()].float()
+                torch.testing.assert_close(chances, torch.from_numpy(said[1]), atol=1e-3, rtol=1e-4)
             nodes, new = sorted(rng.sample(range(5), rng.randint(1, 3))), [rng.randrange(VOCAB) for _ in range(3)]
             now = torch.randn(2, 5, width, dtype=model.dtype)
             passes.write(Path(nodes, new[: len(nodes)]))

@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import eagle, redrafter
 from helpers.checkpoints import BASE, PUBLISHED, assert_same, made, medusa, shard, store
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+from torch import nn
 
 from jacobi import LookaheadError
+from lookahead.eagle import EagleHead
 from lookahead.heads import storage
 from lookahead.heads.medusa import heads as medusa_heads
 from lookahead.heads.medusa.reading import read_checkpoint
 from lookahead.medusa import MedusaHeads, read_heads, write_heads
+from lookahead.redrafter import RecurrentHead
 
 
 def hub_of(folder: pathlib.Path, asked: list[Any]) -> Callable[..., str]:
@@ -57,6 +61,28 @@ def refusing(*_args: Any, **_settings: Any) -> str:
 def test_the_hub_is_named_where_it_cannot_be_reached() -> None:
     with pytest.raises(LookaheadError, match="nobody/nothing on the hub has none of"):
         read_heads("nobody/nothing", local_files_only=True)
+
+
+@pytest.mark.parametrize("name", ["EAGLE", "ReDrafter"])
+def test_folders_that_hold_no_head(name: str, tmp_path: pathlib.Path) -> None:
+    """Files that are cut, or hold code, and none at all; Medusa's are in test_medusa_broken_checkpoints."""
+    kind: Any = EagleHead if name == "EAGLE" else RecurrentHead
+    for binary, match in ((False, "cannot be read as safetensors"), (True, "is not a plain file of tensors")):
+        folder = tmp_path / match
+        if name == "EAGLE":
+            eagle.write_head(folder, eagle.random_network(1), binary=binary)
+        else:
+            redrafter.write_head(folder, redrafter.random_head(), binary=binary)
+        file = folder / ("pytorch_model.bin" if binary else "model.safetensors")
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        with pytest.raises(LookaheadError, match=match):
+            kind.from_pretrained(folder)
+    torch.save({"fc.weight": nn.Linear(2, 2)}, file)
+    with pytest.raises(LookaheadError, match="nothing in it was executed"):
+        kind.from_pretrained(folder)
+    file.unlink()
+    with pytest.raises(LookaheadError, match=f"holds no {name} head: expected one of model.safetensors"):
+        kind.from_pretrained(folder)
 
 
 def test_writing_is_refused_before_anything_is_written(tmp_path: pathlib.Path) -> None:

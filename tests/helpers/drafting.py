@@ -1,9 +1,11 @@
 """A source and a head whose candidates stand in a table, and estimates with given rates."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from helpers.models import VOCAB
 
 from jacobi import Path, Successors, TokenTree
 
@@ -52,6 +54,19 @@ class Told:
 
     def start(self, prompt: Any) -> None: ...
     def write(self, path: Any) -> None: ...
+
+
+def questions(passes: Any, rng: random.Random) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Branches that grow by chance, and what passes of a head say after each."""
+    branches: list[tuple[int, ...]] = [()]
+    for _ in range(rng.randint(0, 3)):
+        asked = [(*rng.choice(branches), rng.randrange(VOCAB)) for _ in range(rng.randint(1, 3))]
+        yield from zip(asked, passes.after(asked), strict=True)
+        branches += asked
+
+
+def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:
+    return [token for token, _ in candidates]
 
 
 def successors(*lines: Sequence[int]) -> Successors:

@@ -4,16 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from helpers.toy import NextToken, ToyModel, decode, decoded_as_plain, examples, functions, hashed, plain, seeded
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers.toy import NextToken, decode, hashed
 
-from jacobi import Drafter, GreedyVerifier, JacobiDrafter, LookaheadError, Path, TokenTree, guesser, solve
+from jacobi import JacobiDrafter, LookaheadError, Path, TokenTree
 from jacobi.fixed_point import RejectedTails
 
 END = frozenset({3})
-PROMPTS = st.lists(st.integers(0, 4), min_size=1, max_size=6)
-BLOCKS = ["jacobi", "gauss-seidel", "hybrid"]
 
 
 def pads(size: int) -> list[int]:
@@ -36,45 +32,6 @@ def paths(tree: TokenTree) -> list[list[int]]:
     """The tokens below the root down to each leaf."""
     leaves = [node for node in range(len(tree)) if not tree.children[node]]
     return [[tree.tokens[node] for node in tree.path(leaf)[1:]] for leaf in leaves]
-
-
-@st.composite
-def drafters(draw: st.DrawFn, prompt: Sequence[int], end_tokens: frozenset[int] = frozenset()) -> JacobiDrafter:
-    mode = draw(st.sampled_from([*BLOCKS, "sliding"]))
-    guess = guesser(draw(st.sampled_from(["text", "tail", "pad", (1, 2, 3, 0)])), list(prompt), 5, 0, seeded(0))
-    return JacobiDrafter(
-        mode,
-        draw(st.integers(1, 7)),
-        guess,
-        end_tokens,
-        keep_trajectory=True,
-        blocks=1 if mode == "sliding" else draw(st.integers(1, 4)),
-        spawn_ratio=draw(st.sampled_from([0.1, 0.5, 0.85, 1.0])),
-        tails=draw(st.integers(0, 5)),
-    )
-
-
-@examples(250)
-@given(functions(), PROMPTS, st.integers(1, 24), st.sampled_from([END, frozenset()]), st.data())
-def test_text_is_plain_decoding(
-    next_token: NextToken, prompt: list[int], count: int, end_tokens: frozenset[int], data: st.DataObject
-) -> None:
-    """With any number of blocks and tails, and never in more passes; the iterate is the tree's first branch."""
-    drafter = data.draw(drafters(prompt, end_tokens))
-    steps = decoded_as_plain(drafter, next_token, prompt, count, end_tokens)
-    for fed, step in zip(drafter.trajectory, steps[1:], strict=True):
-        assert step.trees[0].tokens[1 : len(fed) + 1] == fed
-
-
-@examples(60)
-@given(functions(), st.lists(PROMPTS, min_size=2, max_size=4), st.integers(1, 16), st.data())
-def test_rows_of_a_batch_do_not_touch_each_other(
-    next_token: NextToken, prompts: list[list[int]], count: int, data: st.DataObject
-) -> None:
-    rows: list[Drafter] = [data.draw(drafters(prompt, END)) for prompt in prompts]
-    verifier = GreedyVerifier(len(prompts), count, END)
-    list(solve(ToyModel(next_token, prompts), rows, verifier))
-    assert verifier.tokens == [plain(next_token, prompt, count, END) for prompt in prompts]
 
 
 def test_a_second_block_stands_behind_the_first_once_enough_of_it_is_fixed() -> None:

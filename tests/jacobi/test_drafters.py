@@ -41,7 +41,17 @@ def drafters(draw: st.DrawFn, prompt: Sequence[int], end_tokens: frozenset[int] 
     mode = draw(st.sampled_from(MODES))
     sizes = st.integers(1, 9)
     block = draw(st.none() | sizes if mode == "jacobi" else sizes)
-    return jacobi(mode, block, draw(st.sampled_from(GUESSES)), prompt, end_tokens=end_tokens, keep_trajectory=True)
+    return jacobi(
+        mode,
+        block,
+        draw(st.sampled_from(GUESSES)),
+        prompt,
+        end_tokens=end_tokens,
+        keep_trajectory=True,
+        blocks=1 if mode == "sliding" or block is None else draw(st.integers(1, 4)),
+        spawn_ratio=draw(st.sampled_from([0.1, 0.5, 0.85, 1.0])),
+        tails=draw(st.integers(0, 5)),
+    )
 
 
 @examples(250)
@@ -49,12 +59,14 @@ def drafters(draw: st.DrawFn, prompt: Sequence[int], end_tokens: frozenset[int] 
 def test_text_is_plain_decoding(
     next_token: NextToken, prompt: list[int], count: int, end_tokens: frozenset[int], data: st.DataObject
 ) -> None:
-    """For any function, mode, block and guess; never more passes, and a trajectory that is what was fed."""
+    """For any function, mode, blocks, tails and guess; never more passes, and the iterate is the first branch fed."""
     drafter = data.draw(drafters(prompt, end_tokens))
     steps = decoded_as_plain(drafter, next_token, prompt, count, end_tokens)
-    assert drafter.trajectory == [step.trees[0].tokens[1:] for step in steps[1:]]
+    for fed, step in zip(drafter.trajectory, steps[1:], strict=True):
+        assert step.trees[0].tokens[1 : len(fed) + 1] == fed
+        assert drafter.tails or len(step.trees[0]) == len(fed) + 1
     if drafter.block_size is not None:
-        assert max(map(len, drafter.trajectory), default=0) <= drafter.block_size
+        assert max(map(len, drafter.trajectory), default=0) <= drafter.block_size * drafter.blocks
 
 
 @examples(150)

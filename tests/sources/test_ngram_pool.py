@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from helpers.drafting import tokens_of
 from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,10 +96,6 @@ def test_add_text_adds_every_ngram(text: list[int], size: int) -> None:
 def test_impossible_pools(ngram_size: int, per_key: int, capacity: int, message: str) -> None:
     with pytest.raises(LookaheadError, match=message):
         NgramPool(ngram_size, per_key, capacity)
-
-
-def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:
-    return [token for token, _ in candidates]
 
 
 def pool_source(text: Sequence[int]) -> PoolSource:

@@ -1,18 +1,12 @@
 """The source that reads the table of what the model said."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
-from helpers.drafting import successors
+from helpers.drafting import successors, tokens_of
 
 from jacobi import Path, Successors, TokenTree
 from lookahead.sources import RecyclingSource, SuccessorTable
 from lookahead.sources.perturbed import BINS, Draw
-
-
-def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:
-    return [token for token, _ in candidates]
 
 
 def test_recycling_reads_the_prompts_end() -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from helpers.models import prompts, same_as_plain, tiny_model
 
-import lookahead
 from jacobi import LookaheadError
 from lookahead import Lookahead
 from lookahead.sources.references import ReferenceSource
@@ -71,19 +70,3 @@ def test_published_trees_take_none() -> None:
 def test_tokens_beyond_the_vocabulary_are_refused() -> None:
     with pytest.raises(LookaheadError, match="token 48: expected tokens below the model's 48"):
         tiny_model("llama").generate(**prompts(1), max_new_tokens=5, lookahead_strategy=Lookahead(references=((48,),)))
-
-
-def test_the_bundled_model_follows_its_own_answer() -> None:
-    """At the real budget: what the planner makes of a reference, cold."""
-    model, tokenizer = lookahead.load_bundled()
-    inputs = tokenizer("def read_json(path):\n", return_tensors="pt")
-    plain = model.generate(**inputs, max_new_tokens=64, do_sample=False)
-    answer = plain[0, inputs["input_ids"].shape[1] :]
-    steps = []
-    for references in (None, [answer]):
-        strategy = Lookahead(references=references, remember=False, nodes=24, seed=0)
-        settings = {"max_new_tokens": 64, "do_sample": False, "return_dict_in_generate": True}
-        output = model.generate(**inputs, custom_generate=strategy, **settings)
-        assert output.sequences.tolist() == plain.tolist()
-        steps.append(output.stats.steps)
-    assert 2 * steps[1] <= steps[0]

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 
+from helpers.drafting import tokens_of
 from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,10 +124,6 @@ def suffix_source(text: Sequence[int]) -> SuffixSource:
     return source
 
 
-def tokens_of(candidates: Sequence[tuple[int, int]]) -> list[int]:
-    return [token for token, _ in candidates]
-
-
 def test_suffix_candidates_by_hand() -> None:
     """``1 2`` was followed by 3, then by 4; ``2`` alone also by 5, before either."""
     source = suffix_source([9, 2, 5, 1, 2, 3, 1, 2, 4, 1, 2])
@@ -153,17 +150,6 @@ def test_suffix_kinds_tell_length_rank_and_rivals() -> None:
     assert len(set(kinds)) == 3
     assert alone[0][1] // 6 == mixed[0][1] // 6, "the same match length"
     assert source.priors[alone[0][1]] > source.priors[mixed[0][1]] > source.priors[mixed[1][1]]
-
-
-def test_suffix_copies_as_prompt_lookup_does() -> None:
-    passage = [3, 1, 4, 1, 5, 9, 2, 6]
-    source = suffix_source([*passage, 8, *passage[:2]])
-    state, copied = source.root(), []
-    for _ in range(6):
-        token = tokens_of(source.propose(state))[0]
-        copied.append(token)
-        state = source.step(state, token)
-    assert copied == passage[2:]
 
 
 def test_suffix_learns_what_was_written() -> None:

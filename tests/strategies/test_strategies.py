@@ -62,52 +62,8 @@ def test_lookahead_defaults() -> None:
     given = Lookahead(window_size=7)
     assert given == Lookahead(ngram_size=5) == Lookahead(verification_set_size=7)
     assert not given.automatic and Lookahead().automatic
-    assert dataclasses.asdict(given) == {
-        "attention": None,
-        "window_size": 7,
-        "ngram_size": 5,
-        "verification_set_size": 7,
-        "sources": None,
-        "nodes": None,
-        "max_nodes": 128,
-        "tuning": None,
-        "remember": True,
-        "memory": None,
-        "references": None,
-        "static": None,
-        "traces": True,
-        "pack": True,
-        "repeatable": None,
-        "parallel": None,
-        "pool_from_prompt": True,
-        "pool_from_output": True,
-        "always_forward_one": True,
-        "draft_model": None,
-        "tokenizers": None,
-        "verification": "exact",
-        "seed": None,
-        "stats": "summary",
-    }
-
-
-def test_jacobi_defaults() -> None:
-    assert dataclasses.asdict(Jacobi()) == {
-        "attention": None,
-        "mode": "sliding",
-        "block_size": 16,
-        "initial_guess": "text",
-        "blocks": 1,
-        "spawn_ratio": 0.85,
-        "tails": 0,
-        "return_trajectory": False,
-        "verification": "exact",
-        "seed": None,
-        "stats": "summary",
-        "static": None,
-        "traces": True,
-        "pack": True,
-        "repeatable": None,
-    }
+    assert given.pool_from_prompt and given.pool_from_output and given.always_forward_one
+    assert Jacobi() == Jacobi(mode="sliding", block_size=16, initial_guess="text", blocks=1, tails=0)
 
 
 @pytest.mark.parametrize("strategy", [Lookahead, Jacobi])
@@ -126,7 +82,6 @@ def test_settings_are_keyword_only_and_frozen(strategy: type[Strategy]) -> None:
     ("settings", "message"),
     [
         ({"window_size": 0}, r"Lookahead\(window_size=\) must be at least 1: got 0"),
-        ({"window_size": -3}, r"Lookahead\(window_size=\) must be at least 1: got -3"),
         ({"ngram_size": 0}, r"Lookahead\(ngram_size=\) must be at least 1: got 0"),
         ({"verification_set_size": -1}, r"Lookahead\(verification_set_size=\) must be at least 0: got -1"),
         ({"ngram_size": 1}, r"ngram_size=1\) is plain decoding.*got window_size=7, verification_set_size=7"),

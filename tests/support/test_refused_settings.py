@@ -17,36 +17,13 @@ pytestmark = pytest.mark.usefixtures("self_tested")
     ("settings", "match"),
     [
         ({"window_size": 0}, r"Lookahead\(window_size=\) must be at least 1: got 0"),
-        ({"ngram_size": 0}, r"ngram_size=\) must be at least 1: got 0"),
-        ({"verification_set_size": -1}, r"verification_set_size=\) must be at least 0: got -1"),
-        ({"ngram_size": 1}, r"ngram_size=1\) is plain decoding.*window_size=7, verification_set_size=7"),
-        ({"ngram_size": 1, "window_size": 1}, "needs window_size=1 and verification_set_size=0"),
-        ({"window_size": 2.0}, "must be a whole number: got 2.0 of type float"),
-        ({"window_size": True}, "must be a whole number: got True of type bool"),
-        ({"window_size": "7"}, "must be a whole number: got '7' of type str"),
-        ({"ngram_size": [5]}, r"must be a whole number: got \[5\]"),
-        ({"pool_from_prompt": 1}, r"pool_from_prompt=\) must be True or False: got 1"),
-        ({"always_forward_one": "yes"}, r"always_forward_one=\) must be True or False: got 'yes'"),
         ({"verification": "typical"}, r"verification=\) must be one of 'exact', 'rejection': got 'typical'"),
-        ({"stats": "some"}, r"stats=\) must be one of 'none', 'summary', 'detailed': got 'some'"),
-        ({"seed": "x"}, r"seed=\) must be a whole number: got 'x'"),
         ({"windows": 3}, "Unknown field 'windows' for Lookahead: it knows.*window_size"),
-        ({"windows": 3, "n": 1}, "Unknown field 'n', 'windows'"),
         ({"strategy": "medusa2"}, "Unknown strategy 'medusa2'"),
-        ({"strategy": None}, "Unknown strategy None"),
         ({"strategy": ["jacobi"]}, "Unknown strategy"),
         ({"strategy": "jacobi", "window_size": 3}, "Unknown field 'window_size' for Jacobi"),
         ({"strategy": "jacobi", "mode": "fast"}, r"Jacobi\(mode=\) must be one of.*got 'fast'"),
-        ({"strategy": "jacobi", "block_size": 0}, r"Jacobi\(block_size=\) must be at least 1: got 0"),
-        ({"strategy": "jacobi", "block_size": None}, r"Jacobi\(mode='sliding'\) needs a block_size"),
-        ({"strategy": "jacobi", "initial_guess": "noise"}, r"initial_guess=\) must be one of"),
-        ({"strategy": "jacobi", "initial_guess": []}, r"initial_guess=\) must be 'text', 'tail', 'pad' or a list"),
         ({"strategy": "jacobi", "initial_guess": [1, -1]}, r"initial_guess=\) must be 'text', 'tail', 'pad' or a list"),
-        (
-            {"strategy": "jacobi", "initial_guess": [1, "a"]},
-            r"initial_guess=\) must be 'text', 'tail', 'pad' or a list",
-        ),
-        ({"strategy": "jacobi", "return_trajectory": 1}, r"return_trajectory=\) must be True or False"),
     ],
     ids=str,
 )
@@ -77,14 +54,6 @@ def test_not_a_strategy(strategy: Any, passes: Passes) -> None:
 def test_use_lookahead_is_a_flag(value: Any, passes: Passes) -> None:
     """Something that is merely true is more likely a mistake."""
     refused(passes, tiny_model("llama"), "use_lookahead must be True or False", use_lookahead=value)
-
-
-def test_settings_are_frozen() -> None:
-    """A strategy is checked when it is made, so it cannot be changed afterwards."""
-    with pytest.raises(AttributeError):
-        Lookahead().window_size = 3  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        Lookahead(7, 5, 7)  # type: ignore[misc]
 
 
 def test_a_guess_outside_the_vocabulary(passes: Passes) -> None:

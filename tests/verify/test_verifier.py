@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.verifying import scores_of, verifier_of, writes
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import LogitsProcessor
 from transformers.generation.logits_process import (
     InfNanRemoveLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
@@ -17,7 +17,6 @@ from transformers.generation.logits_process import (
 from transformers.generation.stopping_criteria import StoppingCriteria
 
 from jacobi import LookaheadError, Path, TokenTree
-from lookahead.verify.records import Records
 
 CHAIN = TokenTree.chain(1, [2, 3, 4])  # nodes 0 to 3
 RIGHT = [2, 3, 4, 5]  # what makes all of it accepted, and 5 the bonus token
@@ -196,20 +195,3 @@ def test_rejection_knows_what_candidates_were_drawn_from() -> None:
         assert statistic < 20.52, "the upper 0.1 % point of chi-square with five degrees of freedom"
         accepted[known] = kept
     assert accepted[True] > 1.1 * accepted[False]
-
-
-def test_lines_go_as_their_batch_is_put_together() -> None:
-    """So no score is in memory twice at the end of a call."""
-    config = GenerationConfig(output_scores=True, return_dict_in_generate=True)
-    records = Records(config, batch=2)
-    lines = {(row, index): torch.full((4,), 10.0 * row + index) for row in range(2) for index in range(3)}
-    expected = [torch.stack([lines[row, index] for row in range(2)]) for index in range(3)]
-    alive = [weakref.ref(line) for line in lines.values()]
-    for (row, index), line in lines.items():
-        records.note(row, index, line, line)
-    del line
-    lines.clear()
-    assert records.of("logits") is None and records.taken("logits") is None
-    taken = records.taken("scores")
-    assert taken is not None and all(torch.equal(one, other) for one, other in zip(taken, expected, strict=True))
-    assert all(line() is None for line in alive) and records.taken("scores") is None
