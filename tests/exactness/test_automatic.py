@@ -37,18 +37,6 @@ def test_each_source_alone(sources: tuple[str, ...], nodes: int | None, batch: i
         drafted(tiny_model("llama"), strategy, do_sample=True, max_new_tokens=24)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen2_mixed", "gemma3", "llama4"])
-def test_other_models(name: str) -> None:
-    drafted(tiny_model(name), Lookahead(nodes=20), 3, max_new_tokens=20)
-    drafted(tiny_model(name), Lookahead(tuning=FLAT, sources=NAMES), 1, max_new_tokens=20)
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_rows_that_end(batch: int) -> None:
-    for strategy in (Lookahead(), Lookahead(nodes=9), Lookahead(tuning=FLAT)):
-        drafted(tiny_model("llama"), strategy, batch, eos_token_id=list(range(1, 8)))
-
-
 @examples(8)
 @given(
     st.lists(st.floats(0.05, 20.0), min_size=len(NODES), max_size=len(NODES)),

@@ -19,7 +19,7 @@ from lookahead.models.families.overrides import DecoderPositions, current_positi
 from lookahead.models.families.registry import decoder_overrides
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime.encoder_decoder import stand_in_encoder, stepwise
+from lookahead.runtime.encoder_decoder import stepwise
 from lookahead.runtime.session import bare_model
 from lookahead.support import route as support
 
@@ -104,16 +104,6 @@ def test_experts_chosen_by_chance_are_handed_over(changes: dict[str, Any]) -> No
     route, reason = support.route(from_config(config))
     assert route == "plain"
     assert "chooses experts by chance or by what else is in a pass" in (reason or "")
-
-
-def test_beams_are_refused() -> None:
-    """Marian's and NLLB's checkpoints ask for beams in their generation config."""
-    model = from_config(config_of("marian"))
-    model.generation_config.num_beams = 4
-    inputs = sources("marian", 1)
-    with pytest.raises(LookaheadError, match="num_beams=4: set num_beams=1"):
-        model.generate(**inputs, use_lookahead=True, max_new_tokens=4)
-    same_as_plain(model, inputs, num_beams=1, max_new_tokens=12)
 
 
 def test_static_shapes_and_medusa_are_refused() -> None:
@@ -322,11 +312,3 @@ def test_passes_know_plain_positions(name: str) -> None:
     lines = [stepwise(model, prompt, tokens) for tokens in ([11, 12, 13], [11, 14, 15])]
     torch.testing.assert_close(logits[:3], lines[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(logits[[0, 3, 4]], lines[1], atol=1e-5, rtol=1e-5)
-
-
-def test_decoder_facts() -> None:
-    model = seq2seq_model("vit2trocr")
-    traits = ModelTraits.of(model)
-    assert traits.vocab_size == VOCAB and traits.config.model_type == "trocr"
-    assert ModelTraits.of(seq2seq_model("t5")).position_table is None
-    assert stand_in_encoder(seq2seq_model("t5"), 2).last_hidden_state.shape == (2, 5, 32)

@@ -10,7 +10,6 @@ from helpers.marks import few
 from helpers.medusa import COMBINED, counting, fitted, random_heads
 from helpers.models import prompts, run, same_as_plain, tiny_model
 from helpers.streaming import Puts
-from transformers import PreTrainedTokenizerFast
 
 from lookahead.medusa import Medusa, MedusaHeads
 
@@ -61,15 +60,6 @@ def test_heads_in_another_dtype(dtype: torch.dtype) -> None:
     same_as_plain(model, prompts(2), Medusa(heads, SMALL), max_new_tokens=20)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_stop_strings(batch: int, tokenizer: PreTrainedTokenizerFast) -> None:
-    model, heads = counting(4)
-    for strings in ("fga", ["cd", "ga"]):
-        settings = {"stop_strings": strings, "tokenizer": tokenizer, "max_new_tokens": 24, "eos_token_id": 40}
-        for strategy in (Medusa(heads), Medusa(heads, acceptance="typical")):
-            same_as_plain(model, prompts(batch), strategy, **settings)
-
-
 def test_rejection() -> None:
     """The papers' scheme goes with exact acceptance: greedy text is plain decoding's, sampled text has its odds."""
     model, heads = counting(3, sharpness=5.0)
@@ -79,8 +69,8 @@ def test_rejection() -> None:
     assert output.shape == (2, 32)
 
 
-@pytest.mark.parametrize("acceptance", ["exact", "typical", "nucleus"])
 @pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("acceptance", ["typical", "nucleus"])
 def test_streaming(batch: int, acceptance: str) -> None:
     """Every token once, in order, one pass at a time."""
     model, heads = counting(3, sharpness=5.0)

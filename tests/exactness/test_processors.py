@@ -14,7 +14,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from lookahead import Lookahead
 
-augmented = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented")
 
 
 GREEDY: dict[str, dict[str, Any]] = {
@@ -62,7 +62,6 @@ SAMPLED: dict[str, dict[str, Any]] = {
 }
 
 
-@augmented
 @pytest.mark.parametrize("batch", few([1, 3], 3))
 @pytest.mark.parametrize("name", GREEDY)
 def test_processors(name: str, batch: int) -> None:
@@ -72,7 +71,6 @@ def test_processors(name: str, batch: int) -> None:
     same_as_plain(counting_model(), prompts(batch), Lookahead(window_size=7, seed=0), **settings)
 
 
-@augmented
 @pytest.mark.parametrize("batch", few([1, 3], 3))
 @pytest.mark.parametrize("name", SAMPLED)
 def test_warpers(name: str, batch: int) -> None:
@@ -82,7 +80,6 @@ def test_warpers(name: str, batch: int) -> None:
     same_as_plain(counting_model(sharpness=6.0), prompts(batch), **settings)
 
 
-@augmented
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("repetitive", [False, True])
@@ -116,7 +113,6 @@ def test_a_processor_sees_the_true_prefix(repetitive: bool, batch: int, sample: 
     assert not repetitive or output.stats.mean_acceptance_length > 2
 
 
-@augmented
 @pytest.mark.parametrize("ignored", [None, 3, 100], ids=["whole", "after the prompt", "never"])
 def test_sequences_of_any_lengths_are_asked_about_together(
     ignored: int | None, monkeypatch: pytest.MonkeyPatch
@@ -145,7 +141,6 @@ def test_sequences_of_any_lengths_are_asked_about_together(
     assert output.stats.steps
 
 
-@augmented
 def test_a_processor_that_keeps_its_input() -> None:
     """What a processor was shown does not change under its hands afterwards."""
     shown: list[tuple[Tensor, list[list[int]]]] = []
@@ -159,7 +154,6 @@ def test_a_processor_that_keeps_its_input() -> None:
     assert all(ids.tolist() == then for ids, then in shown)
 
 
-@augmented
 def test_the_callers_ids_are_never_written() -> None:
     """Nor are the mask, the prompt's list of processors or the config."""
     inputs = prompts(3)
@@ -173,7 +167,6 @@ def test_the_callers_ids_are_never_written() -> None:
     assert len(processors) == 1
 
 
-@augmented
 def test_generate_inside_a_processor() -> None:
     """An inner call, with lookahead or without, on the same model or another, disturbs nothing."""
     model = tiny_model("llama")

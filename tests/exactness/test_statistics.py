@@ -1,6 +1,5 @@
 """Statistics of whole calls add up, and trajectories hold every pass."""
 
-import json
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -9,12 +8,11 @@ import pytest
 import torch
 from helpers.models import counting_model, prompts, run, same_as_plain, tiny_model
 
-from lookahead import DecodingStats, Jacobi, Lookahead
+from lookahead import Jacobi, Lookahead
 
-augmented = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented")
 
 
-@augmented
 @pytest.mark.parametrize("eos", [None, 6, [1, 2, 3, 25, 26]], ids=["none", "one", "many"])
 @pytest.mark.parametrize(("batch", "sample"), [(1, True), (4, False)])
 @pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
@@ -46,7 +44,6 @@ def test_stats_add_up(sample: bool, batch: int, eos: Any, together: bool) -> Non
             assert stats.passes[0]["nodes"] == [1] * batch
 
 
-@augmented
 @pytest.mark.parametrize("recorded", [False, True], ids=["text", "scores"])
 @pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
 def test_a_draft_of_pads_does_not_count(together: bool, recorded: bool) -> None:
@@ -69,7 +66,6 @@ def test_a_draft_of_pads_does_not_count(together: bool, recorded: bool) -> None:
     assert output.stats.accepted == output.stats.emitted - output.stats.row_steps
 
 
-@augmented
 def test_how_much_is_counted(passes: Callable[[Any], list[int]]) -> None:
     """``none`` counts nothing, ``summary`` sums up, ``detailed`` keeps every pass; the text is the same."""
     model = tiny_model("llama")
@@ -94,23 +90,6 @@ def test_how_much_is_counted(passes: Callable[[Any], list[int]]) -> None:
     assert len(seen) == counted.steps
 
 
-@augmented
-def test_stats_add_over_calls_and_go_through_json() -> None:
-    """Sums of sums."""
-    model = counting_model()
-    calls = [
-        same_as_plain(model, prompts(batch), Lookahead(window_size=7, seed=0), max_new_tokens=20).stats
-        for batch in (1, 2, 3)
-    ]
-    total = sum(calls, DecodingStats())
-    assert total.emitted == 20 * 6
-    assert total.steps == sum(stats.steps for stats in calls)
-    assert sum(k * v for k, v in total.histogram.items()) == total.emitted
-    assert DecodingStats.from_dict(json.loads(total.to_json())) == total
-    assert sum(calls) == total
-
-
-@augmented
 def test_trajectories() -> None:
     """A Jacobi decode shows every iterate; the last ones are the text."""
     strategy = Jacobi(mode="jacobi", block_size=None, return_trajectory=True, seed=0)
@@ -127,7 +106,6 @@ def test_trajectories() -> None:
     assert plain.trajectories is None
 
 
-@pytest.mark.usefixtures("augmented")
 def test_ended_rows_are_fed_no_more_than_they_need() -> None:
     """Rows that have ended neither widen the passes of the others nor draft where nobody reads them."""
     model, rows = counting_model(), prompts(3)

@@ -16,10 +16,9 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from lookahead import Lookahead
 
-augmented = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented")
 
 
-@augmented
 @pytest.mark.parametrize("batch", few([1, 3], 3))
 @pytest.mark.parametrize("new_tokens", range(1, 14))
 def test_length_inside_a_block(new_tokens: int, batch: int) -> None:
@@ -38,7 +37,6 @@ def test_length_inside_a_block(new_tokens: int, batch: int) -> None:
     assert output.sequences.shape[1] == 12 + new_tokens
 
 
-@augmented
 @pytest.mark.parametrize("eos", [None, 40, 6], ids=["no-eos", "unused-eos", "eos"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("length", few(range(13, 41, 3), *range(13, 41, 6)))
@@ -74,7 +72,6 @@ class EndsAt(StoppingCriteria):
         return torch.isin(input_ids[:, -1], torch.as_tensor(self.eos_token_id))
 
 
-@augmented
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("rule", ["int", "list", "tensor", "transformers", "length", "both"])
 def test_rules_given_as_criteria(rule: str, batch: int) -> None:
@@ -99,7 +96,6 @@ def test_rules_given_as_criteria(rule: str, batch: int) -> None:
     same_as_plain(counting_model(), prompts(batch), max_new_tokens=25, stopping_criteria_new=new)
 
 
-@augmented
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_criterion_sees_the_scores(batch: int) -> None:
     """If scores are recorded, a rule is given all of them up to now; otherwise None."""
@@ -120,7 +116,6 @@ def test_a_criterion_sees_the_scores(batch: int) -> None:
         same_tensors(tuple(ours), tuple(plain), 1e-5)
 
 
-@augmented
 @pytest.mark.parametrize(("batch", "eos"), [(1, 40), (3, None), (3, 40)])
 @pytest.mark.parametrize("strings", ["d", ["cde"], ["gab", "nm"], ["t", "g", "m"], ["x", "ijk"], ["never"]], ids=str)
 def test_stop_strings(strings: Any, batch: int, eos: int | None, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -130,7 +125,6 @@ def test_stop_strings(strings: Any, batch: int, eos: int | None, tokenizer: PreT
     same_as_plain(tiny_model("llama"), prompts(batch), output_scores=True, **settings)
 
 
-@augmented
 def test_stop_strings_that_rows_meet_apart(tokenizer: PreTrainedTokenizerFast) -> None:
     """Row by row, with and without an end token, greedy and sampled."""
     model = tiny_model("llama")
@@ -149,7 +143,6 @@ def test_stop_strings_that_rows_meet_apart(tokenizer: PreTrainedTokenizerFast) -
             )
 
 
-@augmented
 @pytest.mark.parametrize("batch", [1, 3])
 def test_max_time(batch: int) -> None:
     """Time runs out between two tokens: after the first if there is none, never if there is enough."""
@@ -194,7 +187,6 @@ TIMED: list[dict[str, Any]] = [
 ]
 
 
-@augmented
 @pytest.mark.parametrize("settings", TIMED, ids=str)
 @pytest.mark.parametrize("batch", [3, 5])
 def test_time_ends_all_rows_of_a_batch_at_one_length(

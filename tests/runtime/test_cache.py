@@ -121,20 +121,6 @@ def test_growth_keeps_what_is_there(batch: int) -> None:
     assert cache.lengths[0] == 3 + 1 + 60 + 64 + 65 + 200 + 1000
 
 
-def test_a_row_that_waits_is_not_overwritten() -> None:
-    """A long way behind, then all at once."""
-    rng = torch.Generator().manual_seed(4)
-    cache, reference = after_prompt(EQUAL, 2, 4, rng, 0)
-    for step in range(30):
-        states = new_states(EQUAL, 2, 6, rng)
-        base = cache.base
-        check(cache, reference, feed(cache, states), base)
-        chosen = [[0, 2, 4, 5], []] if step < 15 else [[], [0, 1, 2, 3, 4, 5]]
-        cache.keep(chosen)
-        reference.keep(states, chosen)
-    assert cache.lengths == [4 + 60, 4 + 90]
-
-
 def test_a_prompt_in_pieces() -> None:
     """Chunked prefill: several updates before the first keep."""
     rng = torch.Generator().manual_seed(5)
@@ -216,22 +202,6 @@ def test_load_and_store(kind: str, length: int, new: int) -> None:
     ):
         assert torch.equal(keys, expected_keys)
         assert torch.equal(values, expected_values)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_store_in_an_empty_cache(kind: str) -> None:
-    """The usual way: transformers prepares an empty cache, and it is filled at the end."""
-    rng = torch.Generator().manual_seed(9)
-    states = new_states(TWO, 1, 9, rng)
-    tree, expected, given = tree_cache(2), new_cache(kind), new_cache(kind)
-    tree.load(given)
-    feed(tree, states)
-    tree.consolidate()
-    tree.keep([[0]])
-    tree.store(given)
-    feed(expected, states)
-    same_caches(given, expected, 0.0)
-    assert given.get_seq_length() == 9
 
 
 def test_store_does_not_share_memory() -> None:

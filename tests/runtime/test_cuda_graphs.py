@@ -18,7 +18,13 @@ from lookahead.runtime.cuda_graphs.executor import GraphExecutor
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.tree import TreeModel
 
-pytestmark = pytest.mark.usefixtures("augmented")
+pytestmark = pytest.mark.usefixtures("augmented", "released")
+
+
+@pytest.fixture
+def released() -> None:
+    """Nothing waits for another test's call."""
+    static_buffers.release()
 
 
 def grown(fused: TreeModel, passes: int) -> list[Any]:
@@ -37,7 +43,6 @@ def grown(fused: TreeModel, passes: int) -> list[Any]:
 def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass is run once, captured the second time, compared then and at the third, and replayed ever after."""
     model = fresh_model("llama")
-    static_buffers.release()
     expected = grown(view(model), 8)
     stand_in = StandIn(monkeypatch)
     fused = view(model)
@@ -51,7 +56,6 @@ def test_graphs_follow_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_graphs_of_other_spans_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """At their first replay. That passes of the bucket follow the history is known by then."""
     model = fresh_model("llama")
-    static_buffers.release()
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
     expected = grown(view(model), 12)
     calls = counting(monkeypatch, GraphExecutor, "_compared")
@@ -78,7 +82,6 @@ def test_a_wrong_graph_is_found_out(
 ) -> None:
     """Something of the history was taken for a constant, or left out: the pass is run without a graph, and says why."""
     model = fresh_model("llama")
-    static_buffers.release()
     expected = grown(view(model), 8)
     stand_in = StandIn(monkeypatch, **fault)
     fused = view(model)
@@ -91,7 +94,6 @@ def test_a_wrong_graph_is_found_out(
 def test_a_frozen_graph_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has written over the text's keys and values is put back."""
     model = fresh_model("llama")
-    static_buffers.release()
     expected = grown(view(model), 8)
     StandIn(monkeypatch, frozen=True)
     fused = view(model)
@@ -127,7 +129,6 @@ def test_a_model_that_reads_tensors_is_not_captured(monkeypatch: pytest.MonkeyPa
     """It is not even tried: the pass that warms up says so."""
     model = fresh_model("llama")
     model.model.layers[1] = Reading(model.model.layers[1])
-    static_buffers.release()
     expected = grown(view(model), 5)
     stand_in = StandIn(monkeypatch)
     fused = view(model)
@@ -157,7 +158,6 @@ def test_what_a_host_reads() -> None:
 def test_buckets_are_warmed_up_once_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another span is captured at once; another thread has libraries of its own to set up."""
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
-    static_buffers.release()
     stand_in = StandIn(monkeypatch)
     fused = view(fresh_model("llama"))
     grown(fused, 3)
@@ -178,7 +178,6 @@ def test_buckets_are_warmed_up_once_a_thread(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_size_that_was_never_run_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A longer span may take kernels that cannot be set up during a capture."""
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
-    static_buffers.release()
     stand_in = StandIn(monkeypatch)
     fused = view(fresh_model("llama"))
     grown(fused, 3)
@@ -193,7 +192,6 @@ def test_a_size_that_was_never_run_is_tried_twice(monkeypatch: pytest.MonkeyPatc
 def test_a_failed_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass is run without a graph, also in later calls."""
     model = fresh_model("llama")
-    static_buffers.release()
     expected = grown(view(model), 5)
     StandIn(monkeypatch, broken=True)
     for _ in range(2):
@@ -209,7 +207,6 @@ def test_a_failed_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_so_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was replayed longest ago is forgotten first, with its mask."""
     monkeypatch.setattr(static_buffers, "_MOST_GRAPHS", 2)
-    static_buffers.release()
     StandIn(monkeypatch)
     fused = view(fresh_model("llama"))
     fused.prefill()
@@ -227,7 +224,6 @@ def test_only_so_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_pass_over_one_node_takes_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """The passes that graphs are compared with tell; the model's next call knows it from the beginning."""
     model = fresh_model("llama")
-    static_buffers.release()
     stand_in = StandIn(monkeypatch)
     fused = view(model)
     grown(fused, 4)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.models import fresh_model, registries, tiny_model
+from helpers.models import registries, tiny_model
 from helpers.views import rules_of
 from torch import Tensor
 
@@ -134,27 +134,6 @@ def test_no_history_mask() -> None:
         "TTTT..",  # 1
         "TTTTT.",  # 1 2
         "TTT..T",  # 3
-    ]
-
-
-def test_a_drawn_window() -> None:
-    """Six tokens of text and a tree of two branches; a sliding window of 4 counts tokens of the branch, not nodes."""
-    tree = TokenTree.from_paths(5, [[1, 2, 3], [4, 6]])
-
-    def places(trees: Any) -> tuple[Tensor, Tensor]:
-        nodes = torch.tensor([[6 + depth for depth in tree.depths]])
-        return nodes, torch.cat([torch.arange(6)[None], nodes], dim=1)
-
-    model = fresh_model("mistral", sliding_window=4)
-    masks = tree_masks(rules_of(model), [tree], 6, None, places, one_row(torch.float64))
-    drawn = ["".join("T" if value == 0 else "." for value in line) for line in masks[0, 0].tolist()]
-    assert drawn == [
-        "...TTTT.....",  # the root
-        "....TTTT....",  # 1
-        ".....TTTT...",  # 1 2
-        "......TTTT..",  # 1 2 3
-        "....TTT...T.",  # 4
-        ".....TT...TT",  # 4 6
     ]
 
 

@@ -81,32 +81,13 @@ def check(logits: Tensor, best: int) -> None:
 @pytest.mark.parametrize("kind", ["random", "wide", "ties", "constant"])
 def test_argmax_and_best_tokens(shape: tuple[int, int, int], dtype: torch.dtype, kind: str) -> None:
     logits = logits_of(shape, dtype, kind)
-    for best in (0, 2, 4, 6, 32):
+    for best in (0, 1, 2, 3, 4, 5, 6, 32) if dtype is F32 else (0, 2, 4, 6, 32):
         check(logits, best)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("best", [3, 5])
-def test_other_counts(shape: tuple[int, int, int], best: int) -> None:
-    check(logits_of(shape, F32, "random"), best)
-    check(logits_of(shape, F32, "ties"), best)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_best_one_alone(shape: tuple[int, int, int]) -> None:
-    check(logits_of(shape, F32, "random"), 1)
-
-
-def test_the_best_one_alone_of_equal_ones() -> None:
-    for shape in SHAPES:
-        check(logits_of(shape, F32, "constant"), 1)
 
 
 @examples(60)
 @given(st.integers(1, 2), st.integers(1, 3), st.integers(1, 40), st.integers(0, 6), st.integers(0, 10**6))
 def test_small_ones(batch: int, nodes: int, vocab: int, best: int, seed: int) -> None:
-    if best == 1:
-        best = 2  # has a test of its own
     if vocab == 1:
         best = 0
     check(logits_of((batch, nodes, vocab), F32, "ties", seed), best)

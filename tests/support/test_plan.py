@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from lookahead import LookaheadError
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
-from lookahead.support.route import Routed, check, plan
+from lookahead.support.route import Routed, plan
 
 
 def planned(model: Any, cache: Any = None, new_tokens: int = 8, **kwargs: Any) -> Routed:
@@ -19,21 +19,6 @@ def planned(model: Any, cache: Any = None, new_tokens: int = 8, **kwargs: Any) -
     inputs = prompts(2)
     kwargs = {"attention_mask": inputs["attention_mask"]} | kwargs
     return plan(model, ModelTraits.of(model), inputs["input_ids"], kwargs, cache, new_tokens)
-
-
-def test_a_model_of_attention_alone_decodes_trees() -> None:
-    assert planned(tiny_model("llama")) == Routed("tree")
-
-
-def test_a_recurrent_model_is_given_linear_drafts() -> None:
-    found = planned(hybrid("qwen3_next"))
-    assert found.route == "chain"
-    assert found.reason is not None and "a recurrent state cannot follow a tree" in found.reason
-
-
-def test_neither() -> None:
-    found = planned(hybrid("mamba"))
-    assert found.route == "plain" and found.reason is not None
 
 
 def test_a_call_may_stand_against_it() -> None:
@@ -54,9 +39,3 @@ def test_a_cache_of_other_sequences_is_refused() -> None:
             model(input_ids=prompts(1)["input_ids"], **{CACHE: cache})
         with pytest.raises(LookaheadError, match=f"{CACHE} holds 1 rows: expected 2"):
             planned(model, cache)
-
-
-def test_what_no_text_can_follow_is_refused() -> None:
-    model = tiny_model("llama")
-    with pytest.raises(LookaheadError, match="The prompt is empty"):
-        check(model, ModelTraits.of(model), torch.zeros((1, 0), dtype=torch.long), {})

@@ -12,17 +12,15 @@ from transformers.cache_utils import DynamicLayer
 
 from lookahead.models.names import CACHE
 
-pytestmark = pytest.mark.usefixtures("self_tested")
+pytestmark = pytest.mark.usefixtures("self_tested", "works_afterwards")
 
 
-@pytest.mark.usefixtures("works_afterwards")
 def test_a_foreign_cache_and_one_token(passes: Passes) -> None:
     """Calls that write one token are handed on at once, but not with a cache that has to be looked at."""
     other = filled(tiny_model("mistral"), prompts(1, 6), DynamicCache())
     refused(passes, tiny_model("gpt2"), "is the cache of another model", **{CACHE: other}, max_new_tokens=1)
 
 
-@pytest.mark.usefixtures("works_afterwards")
 @pytest.mark.parametrize("shape", [(1, 0), (0, 5)])
 def test_empty_prompt(shape: tuple[int, int], passes: Passes) -> None:
     """No token to start from, or no row (with several rows and no token, transformers itself fails earlier)."""
@@ -31,7 +29,6 @@ def test_empty_prompt(shape: tuple[int, int], passes: Passes) -> None:
     refused(passes, tiny_model("llama"), "The prompt is empty", {"input_ids": ids, "attention_mask": ids})
 
 
-@pytest.mark.usefixtures("works_afterwards")
 def test_right_padding(passes: Passes) -> None:
     """New tokens would follow the padding."""
     inputs = prompts(3, ragged=False)
@@ -45,7 +42,6 @@ def test_right_padding(passes: Passes) -> None:
     refused(passes, tiny_model("llama"), "Row 1 is padded", inputs)
 
 
-@pytest.mark.usefixtures("works_afterwards")
 @pytest.mark.parametrize("token", [VOCAB, VOCAB + 7, -1, -100])
 def test_ids_outside_the_vocabulary(token: int, passes: Passes) -> None:
     """As from another model's tokenizer."""
@@ -54,7 +50,6 @@ def test_ids_outside_the_vocabulary(token: int, passes: Passes) -> None:
     refused(passes, tiny_model("llama"), f"Token id {token} is outside the vocabulary: expected 0 to 47", inputs)
 
 
-@pytest.mark.usefixtures("works_afterwards")
 def test_a_prompt_longer_than_the_positions(passes: Passes) -> None:
     """A learned table has no more rows."""
     match = "The prompt reaches position 64, and the model's position table ends at 64"
@@ -82,7 +77,6 @@ class OtherLayer(DynamicLayer):
     """A kind of layer that is not known."""
 
 
-@pytest.mark.usefixtures("works_afterwards")
 @pytest.mark.parametrize("full", [False, True], ids=["empty", "filled"])
 def test_caches_that_cannot_keep_slots(full: bool, passes: Passes) -> None:
     """Unknown caches and layers, and windows that roll."""
@@ -109,7 +103,6 @@ def test_caches_that_cannot_keep_slots(full: bool, passes: Passes) -> None:
     not hasattr(transformers.cache_utils, "Fp8QuantizedLayer"),
     reason="this transformers has no quantized cache that runs without further packages",
 )
-@pytest.mark.usefixtures("works_afterwards")
 def test_quantized_caches(passes: Passes) -> None:
     """Asked for by name and given."""
     match = "A QuantizedCache cannot keep chosen slots of a tree"
@@ -119,7 +112,6 @@ def test_quantized_caches(passes: Passes) -> None:
     refused(passes, tiny_model("llama"), match, **{CACHE: cache})
 
 
-@pytest.mark.usefixtures("works_afterwards")
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

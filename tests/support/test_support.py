@@ -1,5 +1,6 @@
 """Routes and verdicts, positions of several axes, attention for one call, quantised weights."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -312,20 +313,9 @@ def test_layers_that_were_exchanged_are_tested_again() -> None:
     """A verdict is of the layers that there were."""
     model = fresh_model("llama").float()
     same_as_plain(model, prompts(1), Lookahead(nodes=4), max_new_tokens=8)
-
-    class Together(nn.Module):
-        """Scales by all tokens of a pass."""
-
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, states: Tensor) -> Tensor:
-            scaled: Tensor = self.inner(states / states.abs().amax())
-            return scaled
-
     for layer in model.model.layers:
-        layer.mlp.down_proj = Together(layer.mlp.down_proj)
+        layer.mlp.down_proj = copy.deepcopy(layer.mlp.down_proj)
+        layer.mlp.down_proj.__class__ = _CoupledLinear
     with pytest.raises(LookaheadError):
         model.generate(**prompts(1), max_new_tokens=8, use_lookahead=True, lookahead_strategy=Lookahead(nodes=4))
 
