@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from helpers.cli import invoked
 
 from benchmarks import compare
 
@@ -30,11 +29,9 @@ def test_figures() -> None:
 @pytest.mark.slow
 def test_the_same_checkout_twice(tmp_path: Path) -> None:
     """From the command line to JSON: whatever one checkout writes, the other does."""
-    app = typer.Typer()
-    app.command()(compare.main)
     options = "--prompts 1 --warm 1 --new-tokens 6 --methods nodes16,plain --modes t0.8"
-    folders = ["--other", str(compare.ROOT), "--out", str(tmp_path / "compare.json")]
-    done = CliRunner().invoke(app, [*options.split(), *folders])
+    folders = ("--other", compare.ROOT, "--out", tmp_path / "compare.json")
+    done = invoked(compare.main, *options.split(), *folders)
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "compare.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["nodes16", "plain"]

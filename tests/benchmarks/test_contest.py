@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import typer
+from helpers.cli import invoked
 from helpers.models import tiny_model
-from typer.testing import CliRunner
 
 from benchmarks import contest, harness, options, race, report, theory
 from lookahead import Lookahead
@@ -30,11 +30,6 @@ from lookahead import Lookahead
 )
 def test_loops(tokens: list[int], expected: bool) -> None:
     assert harness.loops(tokens) is expected
-
-
-def test_loops_with_other_lengths() -> None:
-    assert harness.loops([1, 2, 1, 2], tail=4, longest=2)
-    assert not harness.loops([1, 2, 1, 2], tail=4, longest=1)
 
 
 def test_bootstrap() -> None:
@@ -95,13 +90,6 @@ def test_prompt_files(name: str) -> None:
     assert all(row["prompt"] == row["prompt"].strip() for row in rows)
 
 
-def test_prose_prompts() -> None:
-    rows = [json.loads(line) for line in (harness.PROMPTS / "prose.jsonl").read_text().splitlines()]
-    assert len(rows) == 40
-    assert all(15 <= len(row["prompt"].split()) <= 60 for row in rows)
-    assert all(row["prompt"].isascii() for row in rows)
-
-
 def test_batches_are_padded_on_the_left(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
     given, warm = contest.units(model, tokenizer, "code", 7, 3, 16)
@@ -152,11 +140,9 @@ def test_race_command(loaded: tuple[Any, Any], tmp_path: Path, monkeypatch: pyte
     """From the command line to JSON to a report."""
     monkeypatch.setattr(theory, "_LARGE_BYTES", {"cpu": 1 << 16})
     monkeypatch.setattr(race, "load", lambda *_: loaded)
-    app = typer.Typer()
-    app.command()(race.main)
     out = tmp_path / "race.json"
     options = "--prompts 1 --modes greedy --dtypes float32 --methods w7,static --new-tokens 8 --rounds 1 --context 32"
-    done = CliRunner().invoke(app, [*options.split(), "--sets", "code,single", "--out", str(out)])
+    done = invoked(race.main, *options.split(), "--sets", "code,single", "--out", out)
     assert done.exit_code == 0, done.output
     document = json.loads(out.read_text())
     assert document == json.loads(done.stdout.splitlines()[-1])

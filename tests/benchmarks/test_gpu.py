@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
+from helpers.cli import invoked
 
 from benchmarks import contest, embedding, gpu, gpu_parts
 from benchmarks.gpu_parts import Bench
 
 QUICK = Bench("cpu", quick=True)
-
-
-def _run(*options: str) -> Any:
-    app = typer.Typer()
-    app.command()(gpu.main)
-    return CliRunner().invoke(app, list(options))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +27,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(gpu_parts.PARTS, "broken", (5, broken))
         options = ["--device", "cpu", "--quick", "--no-isolated"]
-        done = _run(*options, "--parts", ",".join(["broken", *names]), "--out", str(out))
+        done = invoked(gpu.main, *options, "--parts", ",".join(["broken", *names]), "--out", out)
     assert done.exit_code == 0, done.output
     found = json.loads((out / "gpu.json").read_text())
     assert found == json.loads(done.stdout.splitlines()[-1])
@@ -47,6 +40,7 @@ def test_every_part_runs_and_a_broken_one_is_recorded(document: dict[str, Any]) 
     assert broken["rows"] == [{"what": "bandwidth"}]
     assert broken["error"] == "RuntimeError: an illegal memory access was encountered"
     assert all(part["rows"] and part["error"] is None for part in parts.values())
+    assert all(row["off_by"] < 0.02 for row in parts["attention"]["rows"])
     assert {row["way"] for row in parts["attention"]["rows"]} >= {
         "sdpa",
         "packed",
@@ -65,11 +59,6 @@ def test_claims(document: dict[str, Any]) -> None:
     assert held["every size of pass is a CUDA graph"] is False
     assert held["every part ran to its end"] is False
     assert held["tests: none fails"] is None
-
-
-def test_the_ways_of_attention_agree() -> None:
-    rows = list(gpu_parts.measure("attention", QUICK))
-    assert all(row["off_by"] < 0.02 for row in rows)
 
 
 def test_a_claim_tells_its_worst_value() -> None:
@@ -107,14 +96,14 @@ def test_a_text_that_differs_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = _run()
+    done = invoked(gpu.main)
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith("No CUDA device: ") and done.stderr.count("\n") == 1
 
 
 def test_what_the_process_of_a_part_tells() -> None:
     """A row a line, and at the end how it went."""
-    lines = _run("--only", "attention", "--device", "cpu", "--quick").stdout.splitlines()
+    lines = invoked(gpu.main, "--only", "attention", "--device", "cpu", "--quick").stdout.splitlines()
     rows = [json.loads(line) for line in lines]
     assert rows.pop() == {"error": None}
     places = [(row["nodes"], row["way"]) for row in rows]

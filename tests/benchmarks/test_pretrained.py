@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from helpers.cli import invoked
 
 from benchmarks import pretrained
 
@@ -95,9 +95,7 @@ def test_the_command_prints_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
     (tmp_path / "models" / "smollm2-135m" / "config.json").touch()
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path))
-    app = typer.Typer()
-    app.command()(pretrained.main)
-    ran = CliRunner().invoke(app, [])
+    ran = invoked(pretrained.main)
     assert ran.exit_code == 0 and Path(ran.stdout.strip()) == tmp_path / "models" / "smollm2-135m"
-    ran = CliRunner().invoke(app, ["none"])
+    ran = invoked(pretrained.main, "none")
     assert ran.exit_code == 2 and "expected one of smollm2-135m" in " ".join(ran.stderr.split())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from helpers.cli import invoked
 
 from benchmarks import harness, real, real_parts, report
 from benchmarks.real_parts import Bench, Budget
@@ -92,10 +92,8 @@ def test_models_that_draft(bench: Bench) -> None:
 @pytest.mark.usefixtures("loaded")
 def test_every_part_of_a_quick_run(tmp_path: Path) -> None:
     """From the command line to JSON to the report; in float32 no text of ours differs."""
-    app = typer.Typer()
-    app.command()(real.main)
     options = "--models bundled --quick --parts exact,s:1,race:1 --threads 1 --minutes 600"
-    done = CliRunner().invoke(app, [*options.split(), "--out", str(tmp_path)])
+    done = invoked(real.main, *options.split(), "--out", tmp_path)
     assert done.exit_code == 0, done.output
     document = json.loads((tmp_path / "real-bundled.json").read_text())
     assert document == json.loads(done.stdout.splitlines()[-1])

@@ -13,7 +13,6 @@ from helpers.cli import other_token, run, spoil
 
 from lookahead import bundled
 from lookahead.chat_format import CHAT_QUESTIONS
-from lookahead.cli import common
 from lookahead.cli.racing import METHODS
 
 QUICK = ("--new-tokens", 12, "--modes", "greedy,t0.7", "--minutes", 1)
@@ -99,35 +98,8 @@ def test_a_wrong_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {each["verdict"] for each in json.loads(ran.out)["runs"] if each["mode"] == "greedy"} >= {"bug", "same"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("--modes", "t0"), "expected greedy, or t and a temperature"),
-        (("--questions", "q", "--prompts", "p"), "give one of them"),
-    ],
-)
-def test_refusals(arguments: tuple[str, ...], told: str) -> None:
-    ran = run("bench", *arguments)
-    assert ran.status == 2 and told in " ".join(ran.err.split())
-
-
 def test_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "bench.png"
     assert run("bench", "--plot", file, "--new-tokens", 8, "--modes", "greedy").status == 0
     assert file.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (("--out", "/nope/x.json"), "--out /nope/x.json: there is no folder /nope"),
-        (("--plot", "/nope/x.png"), "--plot /nope/x.png: there is no folder /nope"),
-        (("--plot", "x.jpeg"), "--plot x.jpeg: expected a name that ends in .png, .svg, .pdf"),
-        (("--out", "/"), "--out / is a folder"),
-    ],
-)
-def test_files_are_checked_before_the_race(given: tuple[str, str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "load", lambda *given: pytest.fail("the model was loaded"))
-    ran = run("bench", *given)
-    assert ran.status == 2 and told in " ".join(ran.err.split())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cli import PROMPT, expected, run
+from helpers.cli import PROMPT, expected, refused, run
 from transformers import AutoTokenizer
 
 from lookahead import DecodingStats, bundled
@@ -93,11 +93,7 @@ def test_the_default_model_is_the_bundled_one(folder: Path, monkeypatch: pytest.
     ],
 )
 def test_generate_refuses_in_one_line(folder: Path, args: tuple[Any, ...], message: str) -> None:
-    ran = run("generate", "--model", folder, *args)
-    assert (ran.status, ran.out) == (2, "")
-    assert ran.err.startswith("Error: ")
-    assert ran.err.count("\n") == 1
-    assert message in ran.err
+    refused(message, "generate", "--model", folder, *args)
 
 
 def test_stdin_must_be_text(folder: Path) -> None:

@@ -3,13 +3,11 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.cli import PROMPT, run
 
 from lookahead import Lookahead, StepTimes, load_model, tuning
-from lookahead.cli import common
 
 SHORT = ["--seconds", 4, "--new-tokens", 8]
 
@@ -69,38 +67,6 @@ def test_tune_as_json_and_into_a_file(folder: Path, curves: Path, prompt_file: P
     assert Lookahead(tuning=output).step_times() is not None
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot be read"),
-        (b"\xff\xfe\x00", "is not text"),
-        (b"", "holds no prompt: expected at least one line."),
-        (b" \n\n", "holds no prompt"),
-        (b'def\n{"text": "a"}\n', 'line 2: expected an object with a "prompt" that is text; got {"text": "a"}'),
-        (b'{"prompt": \n', 'line 1, is not JSON (Expecting value): expected an object with a "prompt".'),
-        (b'{"prompt": 3}\n', 'line 1: expected an object with a "prompt" that is text; got {"prompt": 3}'),
-        (b'{"prompt": ""}\n', 'line 1: expected an object with a "prompt" that is text; got {"prompt": ""}'),
-    ],
-)
-def test_tune_refuses_a_file_of_other_things(
-    folder: Path, curves: Path, tmp_path: Path, content: bytes | None, message: str
-) -> None:
-    file = tmp_path / "prompts"
-    if content is not None:
-        file.write_bytes(content)
-    ran = run("tune", "--model", folder, "--prompts", file, *SHORT)
-    assert (ran.status, ran.out) == (2, "")
-    assert ran.err.startswith(f"Error: --prompts {file}") and message in ran.err
-    assert ran.err.count("\n") == 1
-    assert not curves.exists()
-
-
-@pytest.mark.parametrize("options", [["--seconds", 0], ["--batch", 0], ["--new-tokens", 0], ["--dtype", "int8"]])
-def test_tune_refuses_impossible_options(folder: Path, curves: Path, options: list[Any]) -> None:
-    assert run("tune", "--model", folder, *options).status == 2
-    assert not curves.exists()
-
-
 def test_a_decode_of_a_checkpoint_in_half_precision_finds_its_curve(
     half: Path, curves: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,9 +83,3 @@ def test_a_decode_of_a_checkpoint_in_half_precision_finds_its_curve(
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
     model.generate(**inputs, max_new_tokens=8, custom_generate=Lookahead(seed=0))
     assert len(read) == 2 and set(read) < saved
-
-
-def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "load", lambda *given: pytest.fail("the model was loaded"))
-    ran = run("tune", "--output", tmp_path)
-    assert (ran.status, ran.out) == (2, "") and f"--output {tmp_path} is a folder" in ran.err

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cli import run
+from helpers.cli import refused, run
 from helpers.models import counting_model, fresh_model
 from helpers.training import drawn, small_model, texts
 
@@ -381,10 +381,7 @@ def test_other_data_can_be_evaluated_on(folder: Path, data: Path, tmp_path: Path
         (("--data", "none"), "The data none does not exist"),
         ((), "--data is missing: expected what the heads are to learn from"),
         (("--data", "{data}", "--eval-data", "{data}", "--hold-out", 3), "--hold-out and --eval-data both say"),
-        (("--data", "{data}", "--lr", 0), "learning_rate=0.0: expected a number above 0"),
-        (("--data", "{data}", "--batch-size", 0), "batch_size=0: expected an integer from 1 on"),
         (("--data", "{data}", "--block-size", 1000), "block_size=1000: LlamaForCausalLM has positions for 512"),
-        (("--data", "{data}", "--mixed-precision", "fp16", "--device", "cpu"), "does not train on a CPU"),
         (("--data", "{data}", "--resume"), "There is no training to resume"),
     ],
 )
@@ -392,8 +389,5 @@ def test_bad_options_are_one_line(
     folder: Path, data: Path, tmp_path: Path, options: tuple[Any, ...], message: str
 ) -> None:
     given = [data if option == "{data}" else option for option in options]
-    ran = run("train", "--kind", "medusa", "--model", folder, "-o", tmp_path / "out", *given)
-    assert (ran.status, ran.out) == (2, "")
-    assert ran.err.startswith("Error: ") and ran.err.count("\n") == 1
-    assert message in ran.err
+    refused(message, "train", "--kind", "medusa", "--model", folder, "-o", tmp_path / "out", *given)
     assert not (tmp_path / "out").exists()

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import typer
+from helpers.models import SIZES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lookahead.cli import app, common
 
@@ -37,21 +39,8 @@ def save_tiny_model(folder: Path, *, twins: bool = False) -> Path:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>")
-    config = LlamaConfig(
-        vocab_size=258,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES | {"vocab_size": 258}))
     if twins:
         with torch.no_grad():
             model.lm_head.weight[1::2] = model.lm_head.weight[0::2]
@@ -74,12 +63,27 @@ class Ran:
         return " ".join(self.out.split())
 
 
+def invoked(main: Callable[..., None], *args: Any) -> Result:
+    """A function as a command of its own."""
+    command = typer.Typer()
+    command.command()(main)
+    return CliRunner().invoke(command, [str(arg) for arg in args])
+
+
 def run(*args: Any, stdin: str | bytes | None = None) -> Ran:
     result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin, env={"COLUMNS": "160"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", text) for text in (result.stdout, result.stderr)]
     return Ran(result.exit_code, *plain)
+
+
+def refused(message: str, *args: Any) -> None:
+    """Assert that a command is refused in one line."""
+    ran = run(*args)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("Error: ") and ran.err.count("\n") == 1
+    assert message in ran.err
 
 
 def expected(folder: Path, new_tokens: int, **settings: Any) -> list[int]:

@@ -6,20 +6,12 @@ from typing import Any
 
 import torch
 import transformers
-from helpers.models import F32, VOCAB, initialised, judged
+from helpers.models import F32, SIZES, VOCAB, initialised, judged
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "initializer_range": 0.3,
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-_MOE = _SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
-_DENSE = _MOE | {"intermediate_size": 48}
+_DENSE = SIZES | {"hidden_size": 48}
+_MOE = {name: value for name, value in _DENSE.items() if name != "intermediate_size"}
+_OF_ATTENTION = ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+_SIZES = {name: value for name, value in _MOE.items() if name not in _OF_ATTENTION}
 _MIXED = {"layer_types": ["linear_attention", "full_attention"]}
 _CONV = {"layer_types": ["conv", "full_attention"]}
 _DELTA = _MIXED | {

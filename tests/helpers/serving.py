@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -34,6 +34,13 @@ def plain(prompt: str | list[int], seed: int | None = None, **settings: Any) -> 
     return str(tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+def wait_until(done: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 @contextmanager
 def served(model: Any = None, tokenizer: Any = None, **settings: Any) -> Iterator[str]:
     """The address of a server, which is stopped in the end; without a model it has the bundled one."""
@@ -43,10 +50,7 @@ def served(model: Any = None, tokenizer: Any = None, **settings: Any) -> Iterato
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        deadline = time.monotonic() + 30
-        while not server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: server.started, 30)
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -1,7 +1,6 @@
 """Tokens that are parts of characters, stop strings in sampled texts, chat templates: on other models than the bundled
 one, too."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -19,21 +18,15 @@ PROMPT = "a ünd b"
 
 
 @pytest.fixture(scope="module")
-def bytewise(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """A random model whose tokens are single bytes, so that most of what it writes is no character."""
     model, tokenizer = lookahead.load_model(save_tiny_model(tmp_path_factory.mktemp("bytes")))
     model.generation_config.pad_token_id = 257
     return model, tokenizer
 
 
-@pytest.fixture(scope="module")
-def openai(bytewise: tuple[Any, Any]) -> Iterator[OpenAI]:
-    with served(*bytewise) as address, client(address) as made:
-        yield made
-
-
-def plain(bytewise: tuple[Any, Any], seed: int, new_tokens: int, **settings: Any) -> str:
-    model, tokenizer = bytewise
+def plain(loaded: tuple[Any, Any], seed: int, new_tokens: int, **settings: Any) -> str:
+    model, tokenizer = loaded
     ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     torch.manual_seed(seed)
     settings = {"do_sample": True, "max_new_tokens": new_tokens, "temperature": 1.3} | settings
@@ -50,22 +43,22 @@ def answers(openai: OpenAI, **settings: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_texts_of_broken_characters_are_plain_ones(openai: OpenAI, bytewise: Any, seed: int) -> None:
-    expected = plain(bytewise, seed, 80)
+def test_texts_of_broken_characters_are_plain_ones(openai: OpenAI, loaded: Any, seed: int) -> None:
+    expected = plain(loaded, seed, 80)
     assert "\ufffd" in expected
     assert answers(openai, seed=seed, max_tokens=80) == (expected, expected)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_sampled_texts_end_before_stop_strings(openai: OpenAI, bytewise: Any, seed: int) -> None:
-    whole = plain(bytewise, seed, 80)
+def test_sampled_texts_end_before_stop_strings(openai: OpenAI, loaded: Any, seed: int) -> None:
+    whole = plain(loaded, seed, 80)
     letters = sorted({letter for letter in whole[20:] if letter.isprintable() and letter != "\ufffd"})
     for stop in letters[:2]:
         expected = whole[: whole.index(stop)]
         assert answers(openai, seed=seed, max_tokens=80, stop=[stop, "never in it"]) == (expected, expected)
 
 
-def test_log_probabilities_tell_the_bytes(openai: OpenAI, bytewise: Any) -> None:
+def test_log_probabilities_tell_the_bytes(openai: OpenAI, loaded: Any) -> None:
     messages: Any = [{"role": "user", "content": "x"}]
     settings: Any = {"max_tokens": 30, "logprobs": True, "seed": 1, "temperature": 1.3}
     choice = openai.chat.completions.create(model=NAME, messages=messages, **settings).choices[0]
@@ -85,16 +78,16 @@ def test_parts_of_a_character_stand_where_it_begins(openai: OpenAI) -> None:
         assert token == "\ufffd" or choice.text[place] == token
 
 
-def test_starts(bytewise: Any) -> None:
-    tokenizer = bytewise[1]
+def test_starts(loaded: Any) -> None:
+    tokenizer = loaded[1]
     tokens = tokenizer("a€b")["input_ids"]
     assert starts_of(tokenizer, [*tokens, tokens[1], *tokens[4:]]) == [0, 1, 1, 1, 2, 3, 4]
     assert starts_of(tokenizer, []) == []
     assert [tokens_of(tokenizer, tokens, text) for text in ("", "a", "a€", "a€b")] == [0, 1, 4, 5]
 
 
-def test_a_character_is_shown_when_its_last_byte_is_there(bytewise: Any) -> None:
-    tokenizer = bytewise[1]
+def test_a_character_is_shown_when_its_last_byte_is_there(loaded: Any) -> None:
+    tokenizer = loaded[1]
     pieces, tokens = Pieces(tokenizer, ["ab"]), tokenizer("€a€abc")["input_ids"]
     assert [pieces.add(token) for token in tokens] == ["", "", "€", "", "", "", "a€", "", "", ""]
     assert pieces.stopped and pieces.close() == ""
@@ -102,8 +95,8 @@ def test_a_character_is_shown_when_its_last_byte_is_there(bytewise: Any) -> None
     assert text_of(tokenizer, tokens) == "€a€abc"
 
 
-def test_what_is_held_back_comes_in_the_end(bytewise: Any) -> None:
-    tokenizer = bytewise[1]
+def test_what_is_held_back_comes_in_the_end(loaded: Any) -> None:
+    tokenizer = loaded[1]
     pieces, tokens = Pieces(tokenizer, ["abc"]), tokenizer("xab€")["input_ids"][:-1]
     assert "".join(map(pieces.add, tokens)) == "x"
     assert pieces.close() == "ab\ufffd"

@@ -1,7 +1,6 @@
 """How tokens are chosen: penalties, biases and seeds, against formulas written out here."""
 
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,12 +12,6 @@ from transformers import LogitsProcessor
 from lookahead.serve import Limits
 
 pytestmark = pytest.mark.usefixtures("augmented")
-
-
-@pytest.fixture(scope="module")
-def openai() -> Iterator[OpenAI]:
-    with served() as address, client(address) as made:
-        yield made
 
 
 def text(openai: OpenAI, **settings: Any) -> str:

@@ -2,9 +2,7 @@
 
 import asyncio
 import gc
-import os
 import resource
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.serving import NAME, PROMPT, client, plain, served
-from openai import OpenAI, RateLimitError
+from helpers.serving import NAME, PROMPT, client, plain, served, wait_until
+from openai import OpenAI
 
-from lookahead.serve import Limits
 from lookahead.serve.app import _while_there
 from lookahead.serve.errors import ApiError
 
@@ -97,13 +94,6 @@ def idle(address: str) -> bool:
     return f'num_requests_running{{model_name="{NAME}"}} 0.0' in text
 
 
-def wait_until(done: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
     with served() as address:
@@ -146,27 +136,6 @@ def test_what_a_client_has_left_is_not_logged_as_an_error() -> None:
     assert not told
 
 
-def test_a_full_queue_says_so() -> None:
-    with served(limits=Limits(1024, queue=1), rows=1) as address, client(address) as openai:
-        threads = []
-        for _ in range(2):  # one runs, one waits
-            body = long_request() | {"max_tokens": 200}
-            threads.append(
-                threading.Thread(
-                    target=httpx.post, args=(f"{address}/v1/completions",), kwargs={"json": body, "timeout": 60}
-                )
-            )
-            threads[-1].start()
-            wait_until(lambda: not idle(address))
-        wait_until(lambda: "num_requests_waiting" in httpx.get(f"{address}/metrics").text)
-        time.sleep(0.1)
-        with pytest.raises(RateLimitError, match="wait already") as refused:
-            openai.completions.create(model=NAME, prompt=PROMPT, max_tokens=4)
-        assert refused.value.response.headers["retry-after"] == "1"
-        for thread in threads:
-            thread.join(60)
-
-
 def test_a_conversation_is_prefilled_from_where_it_ended() -> None:
     text, cached = PROMPT, []
     with served() as address, client(address) as openai:
@@ -178,11 +147,3 @@ def test_a_conversation_is_prefilled_from_where_it_ended() -> None:
             cached.append(answer.usage.prompt_tokens_details.cached_tokens)
             text += answer.choices[0].text + "\n    # next\n"
     assert cached[0] == 0 and cached == sorted(cached) and cached[-1] > 60
-
-
-def test_the_loop_outlives_a_request_that_fails() -> None:
-    with served() as address, client(address) as openai:
-        refused = httpx.post(f"{address}/v1/completions", json={"prompt": "x", "top_k": 1 << 29, "temperature": 1})
-        assert refused.status_code in (200, 400)
-        check([asked(openai, 1)])
-    assert os.getpid()

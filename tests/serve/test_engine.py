@@ -1,15 +1,14 @@
 """The engine's queue: what leaves it, what is refused, and how it stops."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from helpers.serving import NAME, PROMPT, bundled, client, plain, served
+from helpers.serving import NAME, PROMPT, bundled, client, plain, served, wait_until
 
 from lookahead.generation.watch import Pass, RowPass
 from lookahead.serve import application
@@ -38,13 +37,6 @@ def engine(most_waiting: int = 8, rows: int = 1) -> Iterator[Engine]:
     finally:
         made.cut()
         made.close()
-
-
-def wait_until(done: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 class Asked(Job):

@@ -43,8 +43,6 @@ def refused(answer: httpx.Response, status: int = 400) -> str:
         (CHAT, {"messages": HI, "n": 0}, "greater than or equal to 1"),
         (CHAT, {"messages": HI, "max_tokens": "9"}, "max_tokens"),
         (CHAT, {"messages": HI, "top_logprobs": 2}, "needs logprobs"),
-        (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools is not supported"),
-        (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format is not supported"),
         (CHAT, {"messages": HI, "stop": [""]}, "stop holds an empty text"),
         (CHAT, {"messages": HI, "logit_bias": {"4096": 1}}, "expected token ids"),
         (CHAT, {"messages": HI, "logit_bias": {"../x": 1}}, "expected token ids"),
@@ -54,7 +52,6 @@ def refused(answer: httpx.Response, status: int = 400) -> str:
         (TEXT, {"prompt": [4096]}, "token ids outside"),
         (TEXT, {"prompt": "\ud800"}, "surrogate"),
         (TEXT, {"prompt": PROMPT, "echo": True, "logprobs": 0}, "Leave one of them out"),
-        (TEXT, {"prompt": PROMPT, "suffix": "x"}, "suffix is not supported"),
         (TEXT, {"prompt": PROMPT, "prediction": "text"}, "prediction"),
     ],
 )
