@@ -1,9 +1,12 @@
 """Files and folders are written wholly or not at all."""
 
+import multiprocessing
 import os
 import pathlib
 import sys
+import threading
 import types
+from typing import Any
 
 import pytest
 
@@ -103,6 +106,30 @@ def test_a_file_that_cannot_be_replaced_stays(tmp_path: pathlib.Path, monkeypatc
         write_text(tmp_path / "a.json", "new")
     assert names(tmp_path) == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "old"
+
+
+def write_often(path: pathlib.Path, number: int) -> None:
+    for _ in range(40):
+        write_text(path, f"{number}" * 20_000)
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.skipif(os.name == "nt", reason="processes are forked")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_whoever_writes_at_once_a_reader_sees_a_whole_file(kind: str, tmp_path: pathlib.Path) -> None:
+    file, seen = tmp_path / "a.json", set[str]()
+    write_text(file, "1" * 20_000)
+    make: Any = threading.Thread if kind == "threads" else multiprocessing.get_context("fork").Process
+    writers = [make(target=write_often, args=(file, number)) for number in (1, 2, 3)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        seen.add(file.read_text())
+    for writer in writers:
+        writer.join()
+        assert kind == "threads" or writer.exitcode == 0
+    assert seen <= {f"{number}" * 20_000 for number in (1, 2, 3)}
+    assert names(tmp_path) == ["a.json"]
 
 
 def test_a_file_in_a_missing_folder_is_an_error(tmp_path: pathlib.Path) -> None:

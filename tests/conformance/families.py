@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -285,7 +286,7 @@ def _inputs(family: Family, model: Any) -> Iterator[Inputs]:
         yield noise(known["_noise"]) if config.is_encoder_decoder else noise(known["_noise"], prompts)
         return
     if not config.is_encoder_decoder or name == "input_ids":
-        yield _texts if config.is_encoder_decoder else prompts
+        yield partial(seq2seq_toys.sources, "bart") if config.is_encoder_decoder else prompts
         return
     widths = (_field(config, name) for name in ("num_mel_bins", "feature_size", "feature_projection_input_dim"))
     bins = {8, *(int(width) for width in widths if width)}
@@ -306,12 +307,3 @@ def _in_rows(batch: int, rows: int) -> dict[str, Tensor]:
     """Texts of several rows each, one for each codebook, under one mask."""
     ids = prompts(batch * rows, ragged=False)["input_ids"]
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids[::rows])}
-
-
-def _texts(batch: int, length: int = 9) -> dict[str, Tensor]:
-    """Random texts for an encoder; the later rows are shorter, padded on the right."""
-    ids = torch.randint(4, 48, (batch, length), generator=torch.Generator().manual_seed(2000))
-    mask = torch.ones_like(ids)
-    for row in range(1, batch):
-        mask[row, length - 2 * row :], ids[row, length - 2 * row :] = 0, 1
-    return {"input_ids": ids, "attention_mask": mask}

@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+from helpers.automatic import Oracle
 from helpers.models import counting_model, prompts, same_as_plain, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,36 +18,29 @@ from lookahead.sources import RecyclingSource, SuccessorTable
 pytestmark = pytest.mark.usefixtures("augmented")
 
 
-class Knows:
-    """Knows the text of ``counting_model``, and says that every answer took a while."""
+class Knows(Oracle):
+    """Says that every answer took a while."""
 
     name = "knows"
-    priors = (0.9,)
     cost_ms = 0.0
     asked = 0
 
     def __init__(self, row: RowContext) -> None:
+        super().__init__(row)
         self.spent_ms = 0.0
-        self.last = row.prompt[-1]
         type(self).asked = 0
 
-    def start(self, prompt: Any, successors: Any) -> None:
-        pass
-
-    def root(self) -> tuple[int, bool]:
+    def root(self) -> Any:
         return self.last, True
 
-    def step(self, state: tuple[int, bool], token: int) -> tuple[int, bool]:
+    def step(self, state: Any, token: int) -> Any:
         return token, False
 
-    def propose(self, state: tuple[int, bool]) -> list[tuple[int, int]]:
+    def propose(self, state: Any) -> list[tuple[int, int]]:
         if state[1]:
             self.spent_ms += self.cost_ms
             type(self).asked += 1
-        return [(state[0] % 7 + 1, 0)]
-
-    def learn(self, tree: Any, path: Any, successors: Any) -> None:
-        self.last = path.tokens[-1]
+        return super().propose(state[0])
 
 
 class Cheap(Knows):
@@ -64,7 +58,7 @@ class Clueless(Knows):
     priors = (0.3,)
     cost_ms = 1e5
 
-    def propose(self, state: tuple[int, bool]) -> list[tuple[int, int]]:
+    def propose(self, state: Any) -> list[tuple[int, int]]:
         super().propose(state)
         return [(8, 0)]
 

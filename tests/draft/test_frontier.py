@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-from helpers.automatic import FLAT, drafted
+from helpers.automatic import FLAT, Oracle, drafted
 from helpers.drafting import TableSource
 from helpers.models import counting_model, tiny_model
 from helpers.toy import examples
@@ -135,29 +135,23 @@ def test_nodes_that_promise_little_are_not_asked_about_in_passing() -> None:
     assert asked_of(levels, times, 3.0)[1] == [(1,)]
 
 
-class Counter:
-    """Knows the text of ``counting_model``; keeps what a draft model would keep of its nodes."""
+class Counter(Oracle):
+    """Keeps what a draft model would keep of its nodes."""
 
     name = "counter"
-    priors = (0.9,)
     made: ClassVar[list["Counter"]] = []
 
     def __init__(self, row: RowContext) -> None:
-        self.last = row.prompt[-1]
+        super().__init__(row)
         self.events: list[str] = []
         self.paths: list[Path] = []
         self.made.append(self)
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
+        super().start(prompt, successors)
         self.events.append("start")
 
-    def root(self) -> int:
-        return self.last
-
-    def step(self, state: int, token: int) -> int:
-        return token
-
-    def propose(self, state: int) -> list[tuple[int, int, float]]:
+    def propose(self, state: int) -> list[tuple[int, int]]:
         raise AssertionError("a batch source is asked for levels")
 
     def expand(self, states: Sequence[int]) -> list[list[tuple[int, int, float]]]:
@@ -170,7 +164,7 @@ class Counter:
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         self.events.append("learn")
         assert path is self.paths[-1]
-        self.last = path.tokens[-1]
+        super().learn(tree, path, successors)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

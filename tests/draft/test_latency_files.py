@@ -1,10 +1,6 @@
-"""Latency curves as data and in files, also where several write at once."""
+"""Latency curves as data and in files."""
 
 import json
-import multiprocessing
-import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,42 +147,3 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
         measured({1: 2.0}, about={"object": object()}).save(file)
     assert file.read_text() == before
     assert list(tmp_path.iterdir()) == [file]
-
-
-def write_often(file: Path, number: int, count: int) -> None:
-    times = measured(dict.fromkeys(NODES, float(number)), about={"writer": number, "long": "x" * 20_000})
-    for _ in range(count):
-        times.save(file)
-
-
-def read_until(file: Path, done: Any) -> Iterator[int]:
-    while not done():
-        times = StepTimes.load(file)
-        assert len(times.about["long"]) == 20_000
-        assert times.ms(8, 64) == times.about["writer"]
-        yield times.about["writer"]
-
-
-def check_writers(file: Path, kind: Any, numbers: tuple[int, ...], count: int) -> list[Any]:
-    write_often(file, 1, 1)
-    writers = [kind(target=write_often, args=(file, number, count)) for number in numbers]
-    for writer in writers:
-        writer.start()
-    seen = list(read_until(file, lambda: not any(writer.is_alive() for writer in writers)))
-    for writer in writers:
-        writer.join()
-    assert set(seen) <= set(numbers)
-    assert list(file.parent.iterdir()) == [file]
-    return writers
-
-
-def test_threads_that_write_at_once(tmp_path: Path) -> None:
-    """A reader sees a whole file of one of them, always."""
-    check_writers(tmp_path / "curve.json", threading.Thread, (1, 2, 3), 40)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="processes are forked")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_processes_that_write_at_once(tmp_path: Path) -> None:
-    writers = check_writers(tmp_path / "curve.json", multiprocessing.get_context("fork").Process, (1, 2), 30)
-    assert all(writer.exitcode == 0 for writer in writers)

@@ -45,14 +45,6 @@ def test_an_expensive_curve_means_plain_decoding(batch: int, sources: tuple[str,
     assert width[0] == 0 or batch > 1
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_a_flat_curve_means_many_nodes(batch: int) -> None:
-    strategy = Lookahead(tuning=FLAT, sources=("recycling", "suffix"), stats="detailed", seed=0)
-    counts = nodes_of(drafted(tiny_model("llama"), strategy, batch, max_new_tokens=80))
-    assert max(map(max, counts)) > 60
-    assert sum(map(sum, counts[-20:])) > 20 * 15 * batch
-
-
 def test_what_is_certain_is_drafted_at_any_usual_price() -> None:
     """On a curve of 3% a node, a text that repeats itself is written several tokens a pass; a chaotic one is not."""
     sure = drafted(counting_model(), Lookahead(tuning=USUAL, seed=0), max_new_tokens=100)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.graphs import counting
-from helpers.models import fresh_model
+from helpers.models import fresh_model, prompts
 from helpers.threads import together
 from torch import Tensor
 
@@ -24,30 +24,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_mha", "mistral", "gpt2"])
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("sample", [False, True])
-def test_same_text_on_the_gpu(name: str, batch: int, sample: bool) -> None:
-    """float64 texts equal plain decoding's, greedy and sampled, and the device's generator ends in the same state."""
-    model = fresh_model(name).cuda()
-    ids = torch.randint(1, 48, (batch, 12), generator=torch.Generator().manual_seed(0)).cuda()
-    settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 32, "do_sample": sample}
-    torch.cuda.manual_seed(1)
-    plain = model.generate(ids, **settings)
-    state = torch.cuda.get_rng_state()
-    torch.cuda.manual_seed(1)
-    ours = model.generate(ids, **settings, lookahead_strategy=Lookahead(seed=0))
-    assert torch.equal(plain, ours)
-    assert torch.equal(state, torch.cuda.get_rng_state())
-
-
 def rows(batch: int, length: int = 12, seed: int = 0) -> dict[str, Tensor]:
-    """Random prompts on the device, the later rows padded on the left."""
-    ids = torch.randint(1, 48, (batch, length), generator=torch.Generator().manual_seed(seed))
-    mask = torch.ones_like(ids)
-    for row in range(1, batch):
-        ids[row, : 2 * row], mask[row, : 2 * row] = 0, 0
-    return {"input_ids": ids.cuda(), "attention_mask": mask.cuda()}
+    """Prompts on the device."""
+    return {name: each.cuda() for name, each in prompts(batch, length, seed).items()}
 
 
 @pytest.fixture
@@ -75,10 +54,10 @@ def test_graphs_write_the_same_text(
     for sample in (False, True):
         settings = {"max_new_tokens": 40, "do_sample": sample}
         torch.cuda.manual_seed(1)
-        plain = model.generate(**rows(batch), **settings)
+        plain, state = model.generate(**rows(batch), **settings), torch.cuda.get_rng_state()
         torch.cuda.manual_seed(1)
         ours = model.generate(**rows(batch), **settings, lookahead_strategy=strategy)
-        assert torch.equal(plain, ours)
+        assert torch.equal(plain, ours) and torch.equal(state, torch.cuda.get_rng_state())
     assert (made[-1].route, made[-1].route_reason) == ("cuda graphs", None)
     assert captures
     assert any(graph.checked for arena in waiting(model) for graph in arena.graphs.values())

@@ -10,7 +10,6 @@ from helpers.redrafter import KINDS, random_head
 from helpers.training import batch
 from torch.nn.functional import cross_entropy
 
-from jacobi import LookaheadError
 from jacobi import Path as TreePath
 from lookahead.heads.redrafter.head import RecurrentPasses
 from lookahead.heads.redrafter.training import TrainedRecurrent
@@ -70,18 +69,3 @@ def test_parts_of_a_loss_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         loss.backward()
         found.append((loss.detach(), [weight.grad for weight in learner.drafter.parameters()]))
     torch.testing.assert_close(found[0], found[1])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"unroll": 0}, "unroll=0: expected an integer from 1 on"),
-        ({"block_size": 6}, "block_size=6: expected at least 7, so that step 4 has a token to predict"),
-        ({"num_layers": -1}, "num_layers=-1: expected 0 or more"),
-        ({"exit_size": 0}, "exit_size=0: expected an integer from 1 on"),
-        ({"targets": "words"}, "targets='words': expected one of tokens, model"),
-    ],
-)
-def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(LookaheadError, match=message):
-        ReDrafterSettings(**settings)

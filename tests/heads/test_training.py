@@ -15,6 +15,7 @@ from helpers.training import StopAt, changed, texts, weights
 from jacobi import LookaheadError
 from lookahead import bundled, eagle, redrafter
 from lookahead.eagle import EagleSettings
+from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.redrafter import ReDrafterSettings
 from lookahead.registry import KINDS
 from lookahead.training.data import Example
@@ -101,6 +102,46 @@ def test_settings_of_another_kind_are_refused(tmp_path: Path, kind: str) -> None
     other = SETTINGS["redrafter" if kind != "redrafter" else "eagle-3"]
     with pytest.raises(LookaheadError, match=r"settings must be \w+Settings: got "):
         train(model_of(), texts(), other, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (MedusaSettings, {"method": "medusa-3"}, "method='medusa-3': expected one of medusa-1, medusa-2"),
+        (MedusaSettings, {"backbone": "all"}, "backbone='all': expected one of lora, full"),
+        (MedusaSettings, {"schedule": "linear"}, "schedule='linear'"),
+        (MedusaSettings, {"precision": "int8"}, "precision='int8'"),
+        (MedusaSettings, {"num_heads": 0}, "num_heads=0: expected an integer from 1 on"),
+        (MedusaSettings, {"batch_size": 0}, "batch_size=0: expected an integer from 1 on"),
+        (MedusaSettings, {"accumulate": 1.5}, "accumulate=1.5: expected an integer from 1 on"),
+        (MedusaSettings, {"min_steps": -1}, "min_steps=-1: expected 0 or more"),
+        (MedusaSettings, {"num_layers": 0}, "num_layers=0: expected at least 1, or 0 with own_output"),
+        (MedusaSettings, {"block_size": 5}, "block_size=5: expected at least 6, so that the last of 4 heads"),
+        (MedusaSettings, {"learning_rate": 0.0}, "learning_rate=0.0: expected a number above 0"),
+        (MedusaSettings, {"epochs": math.nan}, "epochs=nan: expected a number above 0"),
+        (MedusaSettings, {"max_minutes": 0.0}, "max_minutes=0.0"),
+        (MedusaSettings, {"lambda_0": math.inf}, "lambda_0=inf"),
+        (MedusaSettings, {"warmup": 1.0}, "warmup=1.0: expected at least 0 and below 1"),
+        (MedusaSettings, {"lora_dropout": -0.1}, "lora_dropout=-0.1"),
+        (MedusaSettings, {"distil": True, "method": "medusa-2", "backbone": "full"}, "without the adapter"),
+        (EagleSettings, {"version": "eagle-4"}, "version='eagle-4': expected one of eagle-3, eagle-1"),
+        (EagleSettings, {"unroll": 0}, "unroll=0: expected an integer from 1 on"),
+        (EagleSettings, {"block_size": 8}, "block_size=8: expected at least 9, so that step 6 has a token to predict"),
+        (EagleSettings, {"draft_vocab": 9, "own_output": False}, "draft_vocab=9: .* and own_output=True"),
+        (EagleSettings, {"feed_forward": 0}, "feed_forward=0"),
+        (EagleSettings, {"feature_layers": (-1,)}, r"feature_layers=\(-1,\): expected layer numbers"),
+        (EagleSettings, {"noise": -1.0}, "noise=-1.0: expected 0 or more"),
+        (EagleSettings, {"decay": 0.0}, "decay=0.0: expected a number above 0"),
+        (ReDrafterSettings, {"unroll": 0}, "unroll=0: expected an integer from 1 on"),
+        (ReDrafterSettings, {"block_size": 6}, "block_size=6: expected at least 7, so that step 4 has a token"),
+        (ReDrafterSettings, {"num_layers": -1}, "num_layers=-1: expected 0 or more"),
+        (ReDrafterSettings, {"exit_size": 0}, "exit_size=0: expected an integer from 1 on"),
+        (ReDrafterSettings, {"targets": "words"}, "targets='words': expected one of tokens, model"),
+    ],
+)
+def test_impossible_settings_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(LookaheadError, match=message):
+        kind(**settings)
 
 
 def test_published_rates_are_those_of_their_papers() -> None:

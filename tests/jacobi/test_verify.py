@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from helpers.distributions import Chance
 from helpers.toy import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,47 +94,13 @@ def test_reject_draws_from_the_default_generator_too() -> None:
     assert default == [reject(probabilities, [0, 3], generator) for _ in range(20)]
 
 
-class Coins:
-    """Stands for ``torch.rand``: falls as it is told to, and keeps with which probability it did."""
-
-    def __init__(self, falls: Sequence[bool]) -> None:
-        self.falls = iter(falls)
-        self.weight = 1.0
-
-    def __lt__(self, chance: torch.Tensor) -> bool:
-        accepted = next(self.falls)
-        heads = min(1.0, float(chance))
-        self.weight *= heads if accepted else 1.0 - heads
-        return accepted
-
-
 def outcome(
-    monkeypatch: pytest.MonkeyPatch,
-    p: torch.Tensor,
-    candidates: Sequence[int],
-    q: torch.Tensor | None,
-    rule: Callable[..., int] = reject,
+    p: torch.Tensor, candidates: Sequence[int], q: torch.Tensor | None, rule: Callable[..., int] = reject
 ) -> torch.Tensor:
-    """The exact distribution of what ``rule`` chooses: every way its coins can fall, weighed."""
-    result = torch.zeros_like(p)
-    left: list[torch.Tensor] = []
-
-    def drawn(weights: torch.Tensor, count: int, generator: object = None) -> torch.Tensor:
-        left.append(weights)
-        return torch.zeros(count, dtype=torch.long)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "multinomial", drawn)
-        for accepted in range(len(candidates) + 1):  # the place of the accepted candidate; the last one: none is
-            coins = Coins([place == accepted for place in range(len(candidates))])
-            patched.setattr(torch, "rand", lambda *args, coins=coins, **settings: coins)
-            left.clear()
-            token = rule(p, candidates, None, q)
-            if left:
-                result += coins.weight * left[0] / left[0].sum()
-            else:
-                result[token] += coins.weight
-    return result
+    """The exact distribution of what ``rule`` chooses."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = Chance(monkeypatch).outcomes(lambda: rule(p, candidates, None, q))
+    return torch.tensor([found.get(token, 0.0) for token in range(len(p))], dtype=p.dtype)
 
 
 def draws_in_order(q: torch.Tensor, count: int) -> Iterator[tuple[tuple[int, ...], float]]:
@@ -157,8 +124,7 @@ WEIGHTS = st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any)
 @given(WEIGHTS, st.permutations(range(4)), st.integers(0, 4))
 def test_reject_is_exact_for_given_candidates(target: list[int], order: list[int], count: int) -> None:
     p = normalised(target)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        torch.testing.assert_close(outcome(monkeypatch, p, order[:count], None), p)
+    torch.testing.assert_close(outcome(p, order[:count], None), p)
 
 
 @examples(150)
@@ -167,35 +133,34 @@ def test_reject_is_exact_for_drawn_candidates(target: list[int], drafts: list[in
     """Summed over every draw from q and every fall of the coins, the token is distributed as p."""
     p, q = normalised(target), normalised(drafts)
     count = min(count, int((q > 0).sum()))
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        total = sum(chance * outcome(monkeypatch, p, order, q) for order, chance in draws_in_order(q, count))
+    total = sum(chance * outcome(p, order, q) for order, chance in draws_in_order(q, count))
     torch.testing.assert_close(total, p)
 
 
-def test_reject_of_the_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reject_of_the_docstring() -> None:
     """Accepted by algorithm 1's ratio, or drawn from the normalised rest: cat 0, dog 1, fox 2."""
     p, q = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.8, 0.2, 0.0]).double()
-    one = outcome(monkeypatch, p, [0], q)
+    one = outcome(p, [0], q)
     torch.testing.assert_close(one, torch.tensor([5 / 8, 3 / 8 / 3, 3 / 8 * 2 / 3]).double())
-    two = outcome(monkeypatch, p, [0, 1], q)
+    two = outcome(p, [0, 1], q)
     torch.testing.assert_close(two, torch.tensor([5 / 8, 3 / 8 / 3, 3 / 8 * 2 / 3]).double())
-    sure = outcome(monkeypatch, p, [0, 1], None)
+    sure = outcome(p, [0, 1], None)
     torch.testing.assert_close(sure, p)
 
 
-def test_a_sure_draw_is_a_draft_without_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sure_draw_is_a_draft_without_chance() -> None:
     p = torch.tensor(PROBABILITIES, dtype=torch.float64)
     for token in range(6):
         q = torch.zeros_like(p)
         q[token] = 1.0
-        torch.testing.assert_close(outcome(monkeypatch, p, [token], q), outcome(monkeypatch, p, [token], None))
+        torch.testing.assert_close(outcome(p, [token], q), outcome(p, [token], None))
 
 
-def test_good_drafts_are_accepted_more_often_than_without_q(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_good_drafts_are_accepted_more_often_than_without_q() -> None:
     """A draft from p itself is always accepted; a token that p lacks never is."""
     p = torch.tensor([0.5, 0.0, 0.5]).double()
-    assert outcome(monkeypatch, p, [2], p).tolist() == [0.0, 0.0, 1.0]
-    assert outcome(monkeypatch, p, [1], normalised([1, 1, 1])).tolist() == [0.5, 0.0, 0.5]
+    assert outcome(p, [2], p).tolist() == [0.0, 0.0, 1.0]
+    assert outcome(p, [1], normalised([1, 1, 1])).tolist() == [0.5, 0.0, 0.5]
 
 
 DRAFTS = torch.tensor([0.1, 0.3, 0.1, 0.0, 0.1, 0.4], dtype=torch.float64)
@@ -242,11 +207,9 @@ def blind(p: torch.Tensor, candidates: Sequence[int], generator: torch.Generator
         (blind, True, False),
     ],
 )
-def test_enumeration_can_tell(
-    monkeypatch: pytest.MonkeyPatch, rule: Callable[..., int], drawn: bool, biased: bool
-) -> None:
+def test_enumeration_can_tell(rule: Callable[..., int], drawn: bool, biased: bool) -> None:
     """It would have caught the mistakes. To leave q out is none: less is accepted, of the same distribution."""
     p = torch.tensor(PROBABILITIES, dtype=torch.float64)
     orders = draws_in_order(DRAFTS, 2) if drawn else [((0, 2), 1.0)]
-    found = sum(chance * outcome(monkeypatch, p, order, DRAFTS, rule) for order, chance in orders)
+    found = sum(chance * outcome(p, order, DRAFTS, rule) for order, chance in orders)
     assert bool((found - p).abs().max() > 0.005) is biased

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.graphs import counting
 from helpers.models import fresh_model, prompts, run
 from torch import Tensor
 from torch.nn import functional
@@ -99,23 +100,12 @@ def test_whole_texts(name: str, batch: int, static: bool) -> None:
 @pytest.mark.usefixtures("augmented")
 def test_a_pass_packs_its_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For all layers together, anew in the next pass, and kept no longer."""
-    counted = {"masks": 0, "passes": 0}
-
-    def count(owner: Any, name: str, what: str) -> None:
-        original = getattr(owner, name)
-
-        def counting(*args: Any, **kwargs: Any) -> Any:
-            counted[what] += 1
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, counting)
-
-    count(attention.RowsMask, "__init__", "masks")
-    count(TreeForward, "call", "passes")
+    masks = counting(monkeypatch, attention.RowsMask, "__init__")
+    passes = counting(monkeypatch, TreeForward, "call")
     model = fresh_model("llama", num_hidden_layers=3)
     with chunked(16):
         run(model, prompts(1), max_new_tokens=20, do_sample=False, lookahead_strategy=Lookahead(nodes=6, static=True))
-    assert 0 < counted["masks"] <= counted["passes"]
+    assert 0 < len(masks) <= len(passes)
     assert attention._thread.masks is None
 
 

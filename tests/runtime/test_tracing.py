@@ -3,16 +3,18 @@
 import gc
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from helpers.automatic import memory_of
 from helpers.drafting import TableSource
+from helpers.graphs import counting
 from helpers.marks import few
-from helpers.models import MODELS, fresh_model, prompts, same_as_plain
+from helpers.models import MODELS, SIZES, fresh_model, prompts, same_as_plain
+from helpers.threads import together
 from torch import Tensor, nn
 from torch.jit._state import _python_cu
 from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM
@@ -343,17 +345,8 @@ def test_changed_between_calls(change: str, monkeypatch: pytest.MonkeyPatch) -> 
     """The next call writes what the changed model writes."""
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16}
     rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1}
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "head_dim": 8,
-    }
-    config = Ministral3Config(
-        vocab_size=48, num_key_value_heads=2, rope_parameters=rope, tie_word_embeddings=True, sliding_window=None,
-        initializer_range=0.3, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes,
-    )  # fmt: skip
+    changes = {"rope_parameters": rope, "tie_word_embeddings": True, "sliding_window": None, "head_dim": 8}
+    config = Ministral3Config(**SIZES | changes | {"pad_token_id": 0})
     torch.manual_seed(0)
     model = Ministral3ForCausalLM(config).to(torch.float64).eval()
     inputs = {"input_ids": prompts(1)["input_ids"] % 24}
@@ -383,14 +376,7 @@ def test_calls_that_are_given_something_else(monkeypatch: pytest.MonkeyPatch) ->
     """What is not among a trace's inputs keeps a call from using it."""
     model = fresh_model("llama")
     warmed(model)
-    used: list[Any] = []
-    run = TracedExecutor._traced
-
-    def noting(self: TracedExecutor, *pass_: Any) -> Any:
-        used.append(pass_)
-        return run(self, *pass_)
-
-    monkeypatch.setattr(TracedExecutor, "_traced", noting)
+    used = counting(monkeypatch, TracedExecutor, "_traced")
     settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "use_lookahead": True}
     model.generate(**prompts(1), **settings)
     assert used
@@ -432,11 +418,7 @@ def test_calls_at_once() -> None:
     given = [prompts(1, length) for length in (5, 9, 14)]
     settings: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False}
     plain = [model.generate(**inputs, **settings).tolist() for inputs in given]
-    with ThreadPoolExecutor(3) as pool:
-        jobs = [
-            pool.submit(model.generate, **inputs, **settings, lookahead_strategy=Lookahead(nodes=5))
-            for inputs in given * 3
-        ]
-        texts = [job.result().tolist() for job in jobs]
-    assert texts == plain * 3
+    settings["lookahead_strategy"] = Lookahead(nodes=5)
+    texts = together(*(partial(model.generate, **inputs, **settings) for inputs in given * 3))
+    assert [text.tolist() for text in texts] == plain * 3
     assert known(model).made
