@@ -95,6 +95,7 @@ WRONG = {
     "trace --output /nowhere/page.html": "there is no folder /nowhere",
     "verify --model lookahead/cli": "lookahead/cli holds no config.json",
     "tune --seconds 0": "Invalid value for '--seconds'",
+    "tree --nodes 4097": "Invalid value for '--nodes'",
     "tune --batch 0": "Invalid value for '--batch'",
     "tune --output /": "--output / is a folder",
     "support --model /nowhere": "--model /nowhere does not exist",

@@ -1,12 +1,11 @@
-"""Position tables that end, scaled positions and local attention."""
+"""Position tables that end, and scaled positions."""
 
 from typing import Any
 
 import pytest
 import torch
-from helpers.models import F32, VOCAB, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
+from helpers.models import fresh_model, prompts, run, same_as_plain, tiny_model
 from torch import Tensor
-from transformers import GPTNeoConfig
 
 from lookahead import Jacobi, Lookahead, LookaheadError
 
@@ -72,26 +71,3 @@ def test_scaled_positions(kind: str, batch: int, new_tokens: int) -> None:
         except LookaheadError as error:
             assert "dynamic" in str(error)
             assert (kind, new_tokens) == ("dynamic", 40)
-
-
-@pytest.mark.parametrize("window", [6, 20, 40, 100])
-def test_local_attention_outside_the_masks(window: int) -> None:
-    """GPT-Neo keeps its local windows in a table of its own: right or refused, but not wrong."""
-    config = GPTNeoConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=window,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = initialised(config, dtype=F32)
-    for batch in (1, 3):
-        try:
-            same_as_plain(model, prompts(batch), max_new_tokens=40)
-        except LookaheadError as error:
-            assert "GPTNeoForCausalLM" in str(error)

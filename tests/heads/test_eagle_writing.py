@@ -14,7 +14,6 @@ from jacobi import LookaheadError
 from lookahead.eagle import Eagle, EagleHead
 from lookahead.heads.eagle.files import Format
 from lookahead.heads.eagle.network import EagleNetwork
-from lookahead.models.output_layer import beside
 
 LAYERS = (2, 3, 4)
 KINDS: dict[str, Any] = {
@@ -122,16 +121,3 @@ def test_heads_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(LookaheadError, match="cannot be written"):
         EagleHead(random_network(1)).save_pretrained(tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.usefixtures("augmented")
-def test_a_head_in_a_folder_computes_as_its_model_does(tmp_path: Path) -> None:
-    """A copy for each model; a head in memory is the caller's, and stays as it is."""
-    head = EagleHead(random_network(3, feature_layers=LAYERS)).half()
-    head.save_pretrained(tmp_path / "head")
-    strategy = Eagle(tmp_path / "head", nodes=4)
-    for model in (fresh_model("llama", num_hidden_layers=7), fresh_model("llama", num_hidden_layers=7).float()):
-        same_as_plain(model, prompts(1), strategy, max_new_tokens=8)
-        copy = beside(model, strategy._read)
-        assert {weight.dtype for weight in copy.parameters()} == {model.dtype}
-    assert {weight.dtype for weight in strategy._read.parameters()} == {torch.float16}

@@ -223,15 +223,6 @@ def test_broken_heads_are_refused(name: str, value: float) -> None:
         heads.check(model)
 
 
-def test_large_numbers_are_not_broken() -> None:
-    heads = MedusaHeads(HIDDEN, VOCAB, 1).half()
-    nn.init.constant_(heads.get_parameter("blocks.0.0.linear.weight"), 6e4)
-    heads.check_finite()
-    heads.float()
-    nn.init.constant_(heads.get_parameter("blocks.0.0.linear.weight"), 3e38)  # their sum is infinite, they are not
-    heads.check_finite()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

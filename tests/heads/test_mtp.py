@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.hybrids import counting_hybrid
-from helpers.models import F64, VOCAB, prompts, run, same_as_plain, tiny_model
+from helpers.models import F64, VOCAB, prompts, run, same_as_plain, taught, tiny_model
 from helpers.mtp import FAMILIES, deepseek, loaded, qwen, with_layers, written
 
 from jacobi import LookaheadError
@@ -36,16 +36,9 @@ def test_texts_do_not_change(family: str, layers: int, tmp_path: Path) -> None:
         assert ours.tolist() == plain.tolist()
 
 
-def counting(model: Any) -> None:
+def counting(model: Any) -> Any:
     """The next token follows from the last one alone."""
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
-                weight.zero_()
-        model.model.embed_tokens.weight.copy_(torch.eye(VOCAB))
-        model.lm_head.weight.zero_()
-        for token in range(VOCAB):
-            model.lm_head.weight[(5 * token + 1) % VOCAB, token] = 8.0
+    return taught(model, {token: (5 * token + 1) % VOCAB for token in range(VOCAB)}, 8.0 * VOCAB**0.5)
 
 
 def knowing(tensors: dict[str, Any], order: str = "embed") -> dict[str, Any]:
@@ -59,12 +52,6 @@ def knowing(tensors: dict[str, Any], order: str = "embed") -> dict[str, Any]:
             halves = (torch.eye(len(tensor)), torch.zeros(len(tensor), len(tensor)))
             tensor.copy_(torch.cat(halves if order == "embed" else halves[::-1], dim=1))
     return tensors
-
-
-def counting_deepseek() -> Any:
-    model = deepseek(hidden_size=VOCAB)
-    counting(model)
-    return model
 
 
 def knowing_deepseek(model: Any, layers: int = 1) -> dict[str, Any]:
@@ -83,7 +70,7 @@ def knowing_qwen(model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_layers_that_know_the_model_are_right_to_the_end(layers: int, batch: int, tmp_path: Path) -> None:
     """Also deeper than there are layers, at every pass but the first ones."""
-    model = counting_deepseek()
+    model = counting(deepseek(hidden_size=VOCAB))
     read = loaded(written(tmp_path, model, knowing_deepseek(model, layers)), model)
     output = same_as_plain(read, prompts(batch), Mtp(nodes=5, seed=0, sources=("mtp",)), max_new_tokens=60)
     assert output.stats.steps <= 2 + 59 / 5
@@ -115,7 +102,7 @@ def test_linear_drafts_of_a_hybrid_are_right_to_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
 def test_prompts_of_which_few_hidden_states_are_seen(family: str, tmp_path: Path) -> None:
     """Read in chunks, given as embeddings, or behind a cache that is continued; drafts are as good as ever."""
-    model = counting_deepseek() if family == "deepseek_v3" else counting_hybrid(family)
+    model = counting(deepseek(hidden_size=VOCAB)) if family == "deepseek_v3" else counting_hybrid(family)
     tensors = knowing_deepseek(model) if family == "deepseek_v3" else knowing_qwen(model)
     read = loaded(written(tmp_path, model, tensors), model)
     strategy, inputs = Mtp(nodes=5, seed=0, sources=("mtp",)), prompts(1)
@@ -158,7 +145,7 @@ def test_layers_promise_that_a_linear_models_test_pays(tmp_path: Path, monkeypat
 @pytest.mark.usefixtures("augmented")
 def test_a_layers_own_head_and_embedding_are_used(tmp_path: Path) -> None:
     """Where they are not copies of the model's, as here, where the model's own would say other tokens."""
-    model = counting_deepseek()
+    model = counting(deepseek(hidden_size=VOCAB))
     tensors = knowing(FAMILIES["deepseek_v3"][1](model))
     tensors["model.layers.2.embed_tokens.weight"] = model.get_input_embeddings().weight.detach().flip(1)
     tensors["model.layers.2.shared_head.head.weight"] = model.lm_head.weight.detach().flip(1)

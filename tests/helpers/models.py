@@ -141,11 +141,15 @@ def successor_model(successors: dict[int, int], sharpness: float = 8.0, free: in
         sharpness: how much larger the likely token's logit is than the others', which are 0.
         free: tokens below this one are excluded where all are equally likely.
     """
-    model = fresh_model("llama", hidden_size=VOCAB)
+    return taught(fresh_model("llama", hidden_size=VOCAB), successors, sharpness, free)
+
+
+def taught(model: Any, successors: dict[int, int], sharpness: float = 8.0, free: int = 0) -> Any:
+    """A model of hidden size VOCAB, whose texts become those of :func:`successor_model`."""
     with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
+                weight.zero_()
         model.model.embed_tokens.weight.copy_(torch.eye(VOCAB))
         head = model.lm_head.weight.zero_()
         for token in range(VOCAB):

@@ -13,6 +13,10 @@ from openai import OpenAI
 
 import lookahead
 from lookahead.serve import application
+from lookahead.serve.bodies import Request
+from lookahead.serve.engine import Engine
+from lookahead.serve.jobs import Job
+from lookahead.serve.plans import RequestPlan
 
 NAME = "tiny-coder"
 PROMPT = "def read_json(path):\n"
@@ -61,3 +65,29 @@ def served(model: Any = None, tokenizer: Any = None, **settings: Any) -> Iterato
 
 def client(address: str, key: str = "none", **settings: Any) -> OpenAI:
     return OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=60, **settings)
+
+
+NO_END = {"do_sample": False, "sequence_bias": {(0,): -100.0}}
+
+
+class Asked(Job):
+    """A job that keeps what it is told."""
+
+    def __init__(self, new_tokens: int, n: int = 1, **settings: Any) -> None:
+        self.events: list[Any] = []
+        ids = bundled()[1](PROMPT)["input_ids"]
+        super().__init__(RequestPlan([ids], [new_tokens], NO_END | settings, Request(n=n)), self.events.append)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.events) and (self.events[-1] is None or isinstance(self.events[-1], BaseException))
+
+
+@contextmanager
+def engine(most_waiting: int = 8, rows: int = 1) -> Iterator[Engine]:
+    made = Engine(*bundled(), most_waiting=most_waiting, rows=rows)
+    try:
+        yield made
+    finally:
+        made.cut()
+        made.close()

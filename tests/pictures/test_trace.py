@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli import run, save_tiny_model
+from helpers.cli import run
 
 from lookahead import bundled
 from lookahead.pictures.figure import page_of, places, visible
@@ -22,11 +22,6 @@ def data_of(page: str) -> Any:
 
 def words(file: Path) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", file.read_text())
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8)], ids=["greedy", "sampled"])

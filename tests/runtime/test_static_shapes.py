@@ -11,10 +11,11 @@ import torch
 from helpers.graphs import view
 from helpers.marks import BATCH_AND_SAMPLE
 from helpers.models import MODELS, counting_model, fresh_model, initialised, prompts, run, same_as_plain, tiny_model
+from helpers.mtp import deepseek
 from helpers.threads import together
 from helpers.views import buffers_of, tree_view
 from torch import Tensor
-from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, StaticCache
+from transformers import DynamicCache, Gemma3nTextConfig, StaticCache
 
 from jacobi import Path, TokenTree
 from lookahead import Jacobi, Lookahead, LookaheadError, release
@@ -50,14 +51,7 @@ def test_jacobi(strategy: Jacobi, made: list[TreeModel]) -> None:
 
 def test_latent_attention(made: list[TreeModel]) -> None:
     """Keys and values of different sizes."""
-    config = DeepseekV3Config(
-        vocab_size=48, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, n_group=2, topk_group=1,
-        num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=2, kv_lora_rank=8, q_lora_rank=8,
-        qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=6, max_position_embeddings=256, initializer_range=0.3,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = initialised(config)
+    model = deepseek(first_k_dense_replace=2)
     same_as_plain(model, prompts(2), SMALL, max_new_tokens=20)
     buffers = waiting(model)[0]._stock
     assert len({buffer.shape[-1] for buffer in buffers}) == 2

@@ -50,9 +50,16 @@ def submit(scheduler: Scheduler, ids: Tensor, settings: dict[str, Any], seed: in
 
 
 def check(model: Any, requests: list[Any], rows: int, strategy: Any = None) -> None:
+    """Texts are plain ones, and the process's generator is left alone."""
+    before = torch.get_rng_state()
     with Scheduler(model, rows, strategy) as scheduler:
         tickets = [submit(scheduler, *request) for request in requests]
         scheduler.run()
+    assert torch.equal(torch.get_rng_state(), before)
+    same(model, tickets, requests)
+
+
+def same(model: Any, tickets: list[Any], requests: list[Any]) -> None:
     for ticket, request in zip(tickets, requests, strict=True):
         assert ticket.result().tolist() == plain(model, *request).tolist()
 
@@ -90,8 +97,7 @@ def test_plain_requests_and_others_share_passes() -> None:
             for number, (ids, settings, _) in enumerate(requests)
         ]
         scheduler.run()
-    for ticket, request in zip(tickets, requests, strict=True):
-        assert ticket.result().tolist() == plain(model, *request).tolist()
+    same(model, tickets, requests)
 
 
 @pytest.mark.slow
@@ -103,8 +109,7 @@ def test_200_requests_that_come_and_go() -> None:
         for _ in range(rng.randrange(6)):
             scheduler.step()
     scheduler.run()
-    for ticket, request in zip(tickets, requests, strict=True):
-        assert ticket.result().tolist() == plain(model, *request).tolist()
+    same(model, tickets, requests)
 
 
 def test_scores_and_caches_are_plain_ones() -> None:
@@ -190,8 +195,7 @@ def test_what_fails_fails_alone() -> None:
             submit(scheduler, torch.tensor([[VOCAB + 5]]), {"max_new_tokens": 4}, 0),
         ]
         scheduler.run()
-    for ticket, request in zip(tickets, good, strict=True):
-        assert ticket.result().tolist() == plain(model, *request).tolist()
+    same(model, tickets, good)
     for ticket, expected in zip(broken, ("enough", "caller's", "beam", "outside the vocabulary"), strict=True):
         with pytest.raises(Exception, match=expected):
             ticket.result()
@@ -248,15 +252,6 @@ def test_what_cannot_share_passes_is_decoded_alone() -> None:
 
 def test_models_without_trees_are_decoded_one_after_the_other() -> None:
     check(hybrid("qwen3_next"), asked(3, longest=12), 3)
-
-
-def test_the_generator_of_the_process_is_left_alone() -> None:
-    model, before = tiny_model("llama"), torch.get_rng_state()
-    check_state = Scheduler(model, 2)
-    for ids, settings, seed in asked(5):
-        submit(check_state, ids, settings, seed)
-    check_state.run()
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_nothing_stays_on_the_model() -> None:

@@ -1,54 +1,22 @@
 """The engine's queue: what leaves it, what is refused, and how it stops."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from helpers.serving import NAME, PROMPT, bundled, client, plain, served, wait_until
+from helpers.serving import NAME, NO_END, PROMPT, Asked, bundled, client, engine, plain, served, wait_until
 
 from lookahead.generation.watch import Pass, RowPass
 from lookahead.serve import application
-from lookahead.serve.engine import Engine
 from lookahead.serve.errors import ApiError
-from lookahead.serve.jobs import Answer, AnswerStream, Job
+from lookahead.serve.jobs import Answer, AnswerStream
 from lookahead.serve.metrics import Metrics
-from lookahead.serve.plans import RequestPlan
 from lookahead.serve.server import Server
 from lookahead.stats import DecodingStats
 
 pytestmark = pytest.mark.usefixtures("augmented")
-NO_END = {"do_sample": False, "sequence_bias": {(0,): -100.0}}
-
-
-def plan(new_tokens: int, **settings: Any) -> RequestPlan:
-    ids = bundled()[1](PROMPT)["input_ids"]
-    return RequestPlan([ids], [new_tokens], NO_END | settings)
-
-
-@contextmanager
-def engine(most_waiting: int = 8, rows: int = 1) -> Iterator[Engine]:
-    made = Engine(*bundled(), most_waiting=most_waiting, rows=rows)
-    try:
-        yield made
-    finally:
-        made.cut()
-        made.close()
-
-
-class Asked(Job):
-    """A job that keeps what it is told."""
-
-    def __init__(self, new_tokens: int, **settings: Any) -> None:
-        self.events: list[Any] = []
-        super().__init__(plan(new_tokens, **settings), self.events.append)
-
-    @property
-    def over(self) -> bool:
-        return bool(self.events) and (self.events[-1] is None or isinstance(self.events[-1], BaseException))
 
 
 def test_jobs_run_in_their_order() -> None:

@@ -10,70 +10,46 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.serving import NAME, PROMPT, bundled, client, plain, served
+from helpers.serving import NAME, PROMPT, Asked, bundled, client, engine, plain, served, wait_until
 from transformers import LogitsProcessorList
 
 from lookahead import Lookahead
 from lookahead.draft.memory import exchange
-from lookahead.serve.bodies import Request
-from lookahead.serve.engine import Engine
-from lookahead.serve.jobs import Job
-from lookahead.serve.plans import LogProbs, RequestPlan
+from lookahead.serve.plans import LogProbs
 from lookahead.serve.server import Server
 from lookahead.sources.learned import Learned
 
 pytestmark = pytest.mark.usefixtures("augmented")
-NO_END: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "sequence_bias": {(0,): -100.0}}
 
 
-class Asked(Job):
-    """A job that says when it is over."""
-
-    def __init__(self, new_tokens: int, n: int = 1) -> None:
-        self.over = threading.Event()
-        ids = bundled()[1](PROMPT)["input_ids"]
-        super().__init__(RequestPlan([ids], [new_tokens], NO_END, Request(n=n)), self._hear)
-
-    def _hear(self, event: Any) -> None:
-        if event is None or isinstance(event, BaseException):
-            self.over.set()
+HOT: dict[str, Any] = {"do_sample": True, "temperature": 1.5}
 
 
 @pytest.mark.parametrize("rows", [2, 4, 8])
 def test_a_small_job_does_not_wait_for_large_ones(rows: int) -> None:
     """All rows are taken by answers of hundreds of tokens, more of which wait: none is done before the small job is."""
-    engine = Engine(*bundled(), rows=rows)
-    try:
-        large = [Asked(400, n=16) for _ in range(rows // 2)]
+    with engine(rows=rows) as running:
+        large = [Asked(400, n=16, **HOT) for _ in range(rows // 2)]
         for job in large:
-            engine.submit(job)
-        while sum(len(job.tasks) for job in large) < rows:
-            pass
+            running.submit(job)
+        wait_until(lambda: sum(len(job.tasks) for job in large) == rows)
         for _ in range(3):
-            small = Asked(4)
-            engine.submit(small)
-            assert small.over.wait(60)
+            small = Asked(4, **HOT)
+            running.submit(small)
+            wait_until(lambda: small.over, 60)  # noqa: B023
             assert len(small.answers) == 1
         assert not any(job.answers for job in large)
-    finally:
-        engine.cut()
-        engine.close()
 
 
 def test_rows_are_shared_evenly() -> None:
-    engine = Engine(*bundled(), rows=4)
-    try:
-        first, second = Asked(20, n=16), Asked(20, n=16)
-        engine.submit(first)
-        while len(first.tasks) < 4:
-            pass
-        engine.submit(second)
-        assert first.over.wait(120)
+    with engine(rows=4) as running:
+        first, second = Asked(20, n=16, **HOT), Asked(20, n=16, **HOT)
+        running.submit(first)
+        wait_until(lambda: len(first.tasks) == 4)
+        running.submit(second)
+        wait_until(lambda: first.over, 120)
         assert len(second.answers) >= 8  # it has begun later, and was not left to wait for the first one's end
-        assert second.over.wait(120)
-    finally:
-        engine.cut()
-        engine.close()
+        wait_until(lambda: second.over, 120)
 
 
 def test_log_probabilities_are_of_the_models_own_logits() -> None:

@@ -19,11 +19,7 @@ from lookahead.generation.memories import memory_file
 from lookahead.sources.learned import Learned
 from lookahead.training.teaching import learn
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("curves")
 
 
 class OneToken:
@@ -101,11 +97,11 @@ def test_a_chat_model_asks_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"prompts": [""]}, "The prompt is empty"),
     ],
 )
-def test_wrong_arguments_are_told_before_any_work(change: dict[str, Any], match: str, folder: Path) -> None:
+def test_wrong_arguments_are_told_before_any_work(change: dict[str, Any], match: str, curves: Path) -> None:
     model, tokenizer = lookahead.load_bundled()
     with pytest.raises(LookaheadError, match=match):
         learn(model, tokenizer, **change)
-    assert not list(folder.glob("memory-*"))
+    assert not list(curves.glob("memory-*"))
 
 
 def test_texts_end_at_the_last_position() -> None:
