@@ -74,6 +74,7 @@ def test_other_strategies_share_passes_too(strategy: Any) -> None:
     check(tiny_model("llama"), asked(8), 3, strategy)
 
 
+@pytest.mark.usefixtures("batches_draft")
 def test_drafts_save_passes() -> None:
     model = counting_model()
     ids = torch.tensor([[1, 2, 3, 4, 5, 6, 0, 1, 2]])
