@@ -168,10 +168,6 @@ def encode(tokenizer: Any, prompt: str, model: PreTrainedModel, raw: bool = True
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def text_of(tokenizer: Any, tokens: list[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
 def report(document: Mapping[str, Any], as_json: bool, show: Callable[[Console], None]) -> None:
     """Print what a command found: as its one JSON document, with the versions that decided about the result, or as
     ``show`` does for people."""
@@ -225,14 +221,14 @@ def bar(progress: Progress, what: str) -> Callable[[float], None]:
     return lambda share: progress.update(task, completed=share)
 
 
-def columns(headers: Sequence[str], rows: Iterable[Any], title: str | None = None, bold: str = "") -> Table:
-    """Right-justified columns; the row whose first cell is ``bold`` stands out."""
+def columns(headers: Sequence[str], rows: Iterable[Any], title: str | None = None) -> Table:
+    """Right-justified columns."""
     table = Table(title=title, box=None, header_style="bold")
     for header in headers:
         table.add_column(header, justify="right", overflow="fold")
     for row in rows:
-        cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)  # what looks like markup stays text
-        table.add_row(*cells, style="bold" if row[0] == bold else "")
+        # What looks like markup stays text.
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

@@ -8,6 +8,7 @@ from jacobi import LookaheadError
 from lookahead.cli import common
 from lookahead.cli.arguments import Generate
 from lookahead.cli.prompts import read_stdin
+from lookahead.pieces import text_of
 from lookahead.stats import counted, duration
 from lookahead.strategies.base import Strategy
 from lookahead.strategies.jacobi import Jacobi
@@ -40,7 +41,7 @@ def generate(options: Generate) -> None:
     decoded = common.decode(model, inputs, strategy, streamer, **settings)
     document = {
         "prompt": text,
-        "text": common.text_of(tokenizer, decoded.tokens),
+        "text": text_of(tokenizer, decoded.tokens),
         "tokens": decoded.tokens,
         "seconds": decoded.seconds,
         "stats": None if decoded.stats is None else decoded.stats.to_dict(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jacobi import LookaheadError
-from lookahead.generation.watch import Pass, RowPass
+from lookahead.generation.watch import Pass
 from lookahead.pieces import Pieces
 
 COLOURS = ("#2a7f62", "#3b6fb6", "#b5651d", "#8a4fa3", "#8a6508", "#5f6b7a")  # of sources, in the order of the legend
@@ -68,13 +68,24 @@ def draw(each: dict[str, Any], title: str, file: Path) -> None:
 
 
 def document_of(tokenizer: Any, prompt: str, passes: Sequence[Pass], title: str, told: str = "") -> dict[str, Any]:
-    """The first sequence's passes for the page; every token with the text that it added. ``told`` is the statistics'
-    explanation."""
+    """The first sequence's passes for the page; every token with the text that it added. Chances are in percent, -1
+    where nothing was estimated; ``told`` is the statistics' explanation."""
     pieces = Pieces(tokenizer, ())
-    shown = []
+    shown: list[dict[str, Any]] = []
     for each in passes:
         row = each.rows[0]
-        shown.append(_pass(tokenizer, each, row, [pieces.add(token) for token in row.written]))
+        tokens = (tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in row.tokens)
+        shown.append(
+            {
+                "tokens": list(map(str, tokens)),
+                "parents": list(row.parents),
+                "sources": list(row.sources),
+                "chances": [-1 if isnan(chance) else round(100 * chance, 1) for chance in row.chances],
+                "accepted": list(row.accepted),
+                "written": [pieces.add(token) for token in row.written],
+                "ms": [round(ms, 3) for ms in (each.draft_ms, each.forward_ms, each.verify_ms, each.keep_ms)],
+            }
+        )
     if shown and (rest := pieces.close()):
         shown[-1]["written"][-1] += rest
     return {"title": title, "prompt": prompt, "told": told, "passes": shown}
@@ -86,19 +97,6 @@ def page_of(document: dict[str, Any]) -> str:
     safe = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     template = files("lookahead.pictures").joinpath("trace.html").read_text(encoding="utf-8")
     return template.replace("@@DATA@@", safe)
-
-
-def _pass(tokenizer: Any, each: Pass, row: RowPass, shown: list[str]) -> dict[str, Any]:
-    """One pass; chances in percent, -1 where nothing was estimated."""
-    return {
-        "tokens": [str(tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in row.tokens],
-        "parents": list(row.parents),
-        "sources": list(row.sources),
-        "chances": [-1 if isnan(chance) else round(100 * chance, 1) for chance in row.chances],
-        "accepted": list(row.accepted),
-        "written": shown,
-        "ms": [round(ms, 3) for ms in (each.draft_ms, each.forward_ms, each.verify_ms, each.keep_ms)],
-    }
 
 
 def places(parents: Sequence[int]) -> list[tuple[int, float]]:

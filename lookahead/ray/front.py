@@ -44,18 +44,7 @@ class AsgiRequest:
     body: bytes
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Errors of a handle where the replica is gone, and where no replica has room."""
-
-    dead: tuple[type[BaseException], ...]
-    full: type[BaseException]
-
-    @staticmethod
-    def of_ray() -> "Errors":
-        ray = ray_of()
-        gone = ray.exceptions.RayActorError, ray.serve.exceptions.ReplicaUnavailableError
-        return Errors(gone, ray.serve.exceptions.BackPressureError)
+Errors = tuple[tuple[type[BaseException], ...], type[BaseException]]  # the replica is gone, no replica has room
 
 
 class Front:
@@ -72,7 +61,11 @@ class Front:
         self, replicas: Any, timeout: float = 600.0, errors: Errors | None = None, client_timeout: float = 60.0
     ) -> None:
         self._replicas, self._timeout, self._client_timeout = replicas, timeout, min(timeout, client_timeout)
-        self._errors = errors or Errors.of_ray()
+        if errors is None:
+            ray = ray_of()
+            gone = ray.exceptions.RayActorError, ray.serve.exceptions.ReplicaUnavailableError
+            errors = gone, ray.serve.exceptions.BackPressureError
+        self._dead, self._full = errors
         self._under_way: dict[asyncio.Task[None], asyncio.AbstractEventLoop] = {}
         self._closing = self._cut = False
 
@@ -129,7 +122,7 @@ class Front:
             try:
                 await self._pass_on(handle.remote(asked), client, end)
                 return
-            except self._errors.dead:
+            except self._dead:
                 log.warning("A replica is gone. Its request %s.", "was cut" if client.begun else "goes to another one")
                 if client.begun:
                     break
@@ -147,7 +140,7 @@ class Front:
             async for messages in _within(stream, client, end):
                 for message in messages:
                     await client.send(message)
-        except self._errors.full as error:
+        except self._full as error:
             told = "All replicas are busy, and the queue is full. Try again later."
             raise ApiError(told, 429, code="queue_full", headers={"Retry-After": "1"}) from error
         finally:

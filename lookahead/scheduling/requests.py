@@ -15,8 +15,6 @@ from lookahead.models.compat import handing_on
 from lookahead.models.names import CACHES
 from lookahead.models.traits import boundary
 
-_OURS = ("use_lookahead", "lookahead_strategy", "custom_generate")
-
 
 class Ticket:
     """A request of a :class:`lookahead.scheduling.Scheduler`, and what becomes of it.
@@ -108,12 +106,3 @@ def why_alone(plan: Plan) -> str | None:
         ("it gives the model more than tokens", bool(given - usual - CACHES) or has_axes),
     ]
     return next((reason for reason, holds in reasons if holds), None)
-
-
-def check_inputs(inputs: Mapping[str, Any], seed: int | None) -> None:
-    """Refuse what a scheduler cannot give to ``generate``."""
-    for name in _OURS:
-        if name in inputs:
-            raise LookaheadError(f"{name}= belongs to the scheduler: got it among generate's own arguments.")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise LookaheadError(f"seed must be a whole number or None: got {seed!r}.")

@@ -19,7 +19,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.registry import strategy_from
 from lookahead.runtime.attention import switched_attention
 from lookahead.scheduling.batch import Rows
-from lookahead.scheduling.requests import Ticket, check_inputs, prepared, why_alone
+from lookahead.scheduling.requests import Ticket, prepared, why_alone
 from lookahead.scheduling.rows import Row
 from lookahead.support import route as support
 from lookahead.support.call import check_mode
@@ -114,7 +114,10 @@ class Scheduler:
             LookaheadError: an argument belongs to the scheduler, or ``seed`` is no number. What ``generate`` refuses is
                 told by the ticket's result.
         """
-        check_inputs(inputs, seed)
+        if "custom_generate" in inputs:
+            raise LookaheadError("custom_generate= belongs to the scheduler: got it among generate's own arguments.")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise LookaheadError(f"seed must be a whole number or None: got {seed!r}.")
         given = self._strategy if lookahead_strategy is None else strategy_from(lookahead_strategy)
         ticket = Ticket(inputs, given if use_lookahead else None, seed, watcher)
         self._waiting.append(ticket)
@@ -165,25 +168,17 @@ class Scheduler:
             return None
         try:
             call = prepared(self._model, ticket.inputs)
-            row = self._row(ticket, call)
-            if row is None:
-                ticket.end(self._alone(ticket, call))
-            return row
+            check_mode(call.config)
+            if ticket.strategy is not None:
+                ticket.strategy = assisted(ticket.strategy, call.config, ticket.inputs)
+            plan = plan_of(ticket.strategy, call, test=False)
+            shares = plan.route == "tree" and why_alone(plan) is None
+            if shares and support.self_test(self._model, call.traits) is None:
+                return Row(ticket, plan, self._rows.memory(ticket.strategy))
+            ticket.end(self._alone(ticket, call))
         except Exception as error:
             ticket.end(error=error)
-            return None
-
-    def _row(self, ticket: Ticket, call: Call) -> Row | None:
-        """A row for a request, or None where it cannot share passes."""
-        check_mode(call.config)
-        if ticket.strategy is not None:
-            ticket.strategy = assisted(ticket.strategy, call.config, ticket.inputs)
-        plan = plan_of(ticket.strategy, call, test=False)
-        if plan.route != "tree" or why_alone(plan) is not None:
-            return None
-        if support.self_test(self._model, call.traits) is not None:
-            return None
-        return Row(ticket, plan, self._rows.memory(ticket.strategy))
+        return None
 
     def _alone(self, ticket: Ticket, call: Call) -> Any:
         """Decode a request by itself."""

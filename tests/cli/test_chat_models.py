@@ -17,6 +17,7 @@ from lookahead import Lookahead, LookaheadError, load_model
 from lookahead.cli import chat, common
 from lookahead.cli.arguments import Chat
 from lookahead.cli.prompts import CHAT_PROMPTS, PROMPTS
+from lookahead.pieces import text_of
 
 
 @pytest.fixture(scope="module")
@@ -200,4 +201,4 @@ def test_a_demo_shows_answers_below_and_continuations_behind(
     ran = run("demo", "--model", chatty, "--prompts", 1, "--rounds", 1, "--new-tokens", 4, *given)
     tokenizer = AutoTokenizer.from_pretrained(chatty)
     tokens = written(chatty, prompt if given else in_template(prompt), 4, do_sample=False)
-    assert f"{prompt}{between}{common.text_of(tokenizer, tokens)}"[: len(prompt) + 3] in ran.out
+    assert f"{prompt}{between}{text_of(tokenizer, tokens)}"[: len(prompt) + 3] in ran.out

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lookahead.ray.front import AsgiRequest, Errors, Front, session_of
+from lookahead.ray.front import AsgiRequest, Front, session_of
 from lookahead.serve.gate import Gate
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -100,7 +100,7 @@ class Asking:
 
 def front(*scripts: Sequence[Any], timeout: float = 5.0) -> tuple[Front, Replicas]:
     replicas = Replicas(*scripts)
-    return Front(replicas, timeout, Errors((Dead,), Full)), replicas
+    return Front(replicas, timeout, ((Dead,), Full)), replicas
 
 
 def ask(made: Callable[..., Any], **given: Any) -> Asking:
