@@ -60,17 +60,6 @@ def test_nothing_counted() -> None:
     assert (stats.histogram, stats.passes, stats.steps) == ({}, [], 0)
 
 
-def test_count_one_row() -> None:
-    stats = counted([step((0, 1)), step((6, 3)), step((6, 1)), step((4, 3))])
-    assert (stats.steps, stats.row_steps) == (4, 4)
-    assert stats.emitted == 1 + 3 + 1 + 3
-    assert stats.drafted == 6 + 6 + 4
-    assert stats.accepted == 2 + 0 + 2, "the carried token was not drafted"
-    assert stats.histogram == {1: 2, 3: 2}
-    assert stats.mean_acceptance_length == 8 / 4
-    assert stats.acceptance_rate == 4 / 16
-
-
 def test_count_times() -> None:
     """The prompt's pass is counted apart, the rest of its step is not."""
     stats = counted([step((0, 1), ms=(1.0, 100.0, 2.0, 3.0)), step((2, 1)), step((2, 1))])

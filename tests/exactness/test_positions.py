@@ -7,7 +7,7 @@ import torch
 from helpers.models import fresh_model, prompts, run, same_as_plain, tiny_model
 from torch import Tensor
 
-from lookahead import Jacobi, Lookahead, LookaheadError
+from lookahead import Jacobi, Lookahead
 
 pytestmark = pytest.mark.usefixtures("augmented")
 
@@ -58,7 +58,7 @@ def test_a_prompt_that_fills_the_table() -> None:
 @pytest.mark.parametrize(("new_tokens", "batch"), [(15, 1), (40, 1), (40, 3)])
 @pytest.mark.parametrize("kind", ["dynamic", "yarn", "linear", "llama3"])
 def test_scaled_positions(kind: str, batch: int, new_tokens: int) -> None:
-    """RoPE variants on both sides of a table of 32; ``dynamic`` changes its frequencies there, or is refused."""
+    """RoPE variants on both sides of a table of 32; ``dynamic`` changes its frequencies there."""
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
     if kind in ("yarn", "llama3"):
         rope["original_max_position_embeddings"] = 16
@@ -66,8 +66,4 @@ def test_scaled_positions(kind: str, batch: int, new_tokens: int) -> None:
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model = fresh_model("llama", rope_parameters=rope, max_position_embeddings=32)
     for strategy in (None, Jacobi(), Lookahead(window_size=2, ngram_size=7)):
-        try:
-            same_as_plain(model, prompts(batch), strategy, max_new_tokens=new_tokens)
-        except LookaheadError as error:
-            assert "dynamic" in str(error)
-            assert (kind, new_tokens) == ("dynamic", 40)
+        same_as_plain(model, prompts(batch), strategy, max_new_tokens=new_tokens)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.encoder_decoders import seq2seq_model
 from helpers.hybrids import hybrid
-from helpers.models import VOCAB, fresh_model, tiny_model
+from helpers.models import VOCAB, tiny_model
 from transformers import LlamaForCausalLM
 
 from lookahead.models.names import CACHE, STATE
@@ -34,20 +34,8 @@ def test_an_encoder_decoders_traits_are_its_decoders() -> None:
     assert ModelTraits.of(seq2seq_model("t5")).position_table is None
 
 
-def test_a_learned_table_ends_the_text() -> None:
-    traits = ModelTraits.of(tiny_model("gpt2"))
-    assert traits.depth_limit == traits.position_table is not None
-
-
 def test_mamba_is_given_its_cache_by_another_name() -> None:
     assert ModelTraits.of(hybrid("mamba")).cache_argument == STATE
-
-
-def test_limits_of_long_texts() -> None:
-    """RoPE that changes with the text's length, and the kind of it."""
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    model = fresh_model("llama", max_position_embeddings=32, rope_parameters=rope)
-    assert ModelTraits.of(model).rope_limit == ("dynamic", 32)
 
 
 def test_what_the_class_says() -> None:
