@@ -25,8 +25,6 @@ from lookahead.sources.vocabularies import SameVocabulary
 from lookahead.strategies.automatic import AutomaticStrategy
 from lookahead.strategies.draft_models import check_whole
 
-_COMPANIONS = ("recycling", "suffix")  # sources beside a head, where none are named
-
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStrategy(AutomaticStrategy):
@@ -54,7 +52,10 @@ class HeadStrategy(AutomaticStrategy):
         if not self.automatic and self.trees:
             self._one_of("tree", self.trees)
             self._refuse_automatic(f"tree={vars(self)['tree']!r} as well. Drop one of the two.")
-        self._must_name(self.known_sources[0])
+        own = self.known_sources[0]
+        if self.sources is not None and own not in self.sources:
+            got = f"got {self.sources!r}. Add it, or use Lookahead."
+            raise LookaheadError(f"{type(self).__name__}(sources=) must name {own!r}: {got}")
         _ = self._read  # raises now what cannot be read
 
     @property
@@ -104,7 +105,7 @@ class HeadStrategy(AutomaticStrategy):
         """Drafts of a head's ``passes`` beside each sequence: by ``grow`` alone, else as one source of the tree."""
         if grow is not None:
             return Drafts([HeadDrafter(self.name, row.prompt, passes(row), grow, row.chain) for row in call.rows])
-        return self.passes_drafts(call, passes, self.name, (self.name, *_COMPANIONS))
+        return self.passes_drafts(call, passes, self.name)
 
 
 def check_sizes(what: str, sizes: Mapping[str, tuple[int | None, int]], model: Any) -> None:

@@ -13,7 +13,7 @@ from lookahead.draft.published import LookaheadDrafter
 from lookahead.sources.draft_texts import DraftTexts
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.sources.vocabularies import is_tokenizer
-from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
+from lookahead.strategies.automatic import DEFAULT_SOURCES, FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Strategy
 from lookahead.strategies.draft_models import (
     Tokenizers,
@@ -23,8 +23,6 @@ from lookahead.strategies.draft_models import (
     unwrapped,
     vocabulary_for,
 )
-
-_DEFAULT_SOURCES = ("recycling", "suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +191,11 @@ class Lookahead(AutomaticStrategy):
         if not self.automatic:
             return super().drafts(call)
         if self.draft_model is None:
-            return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES)
+            return self.automatic_drafts(call, self.sources or DEFAULT_SOURCES)
         draft = draft_model_for(call.model, self.draft_model)
         vocabulary = vocabulary_for(call.model, draft, self.tokenizers)
         texts = DraftTexts(draft, vocabulary, len(call.rows), call.new_tokens, call.closing, self.traces, self.pack)
-        return self.passes_drafts(call, lambda row: texts.passes(row.index), "draft", ("draft", *_DEFAULT_SOURCES))
+        return self.passes_drafts(call, lambda row: texts.passes(row.index), "draft")
 
     def drafter(self, row: RowContext) -> Drafter:
         if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:

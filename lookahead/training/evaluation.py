@@ -8,13 +8,13 @@ import torch
 from transformers import PreTrainedModel
 
 from lookahead.stats import DecodingStats
+from lookahead.strategies.automatic import DEFAULT_SOURCES
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.training.data import Example
 from lookahead.training.distillation import padded
 
 _T = TypeVar("_T")
 _PROMPT = 64  # tokens of a text that are continued
-_FREE = ("recycling", "suffix")  # sources that need no training
 NODES = 24  # of the trees that are compared
 _MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
@@ -55,7 +55,7 @@ def compare(
     strategies = {
         "free sources": Lookahead(**cold),
         source: drafter.strategy(drafter.head, sources=(source,), **cold),
-        f"{source} and free sources": drafter.strategy(drafter.head, sources=(source, *_FREE), **cold),
+        f"{source} and free sources": drafter.strategy(drafter.head, sources=(source, *DEFAULT_SOURCES), **cold),
     }
     found: dict[str, dict[str, float]] = {}
     for mode, settings in _MODES.items():
