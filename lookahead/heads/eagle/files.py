@@ -12,7 +12,7 @@ from torch import Tensor
 from jacobi import LookaheadError
 from lookahead._version import __version__
 from lookahead.heads.eagle.network import EagleNetwork, EagleSizes
-from lookahead.heads.eagle.sizes import FIRST, Beside, sizes_of
+from lookahead.heads.eagle.sizes import FIRST, sizes_of
 from lookahead.heads.storage import fill, read_head, write_head
 from lookahead.models.compat import MODEL_ERRORS
 
@@ -24,15 +24,15 @@ _SPECULATED = 5  # tokens that speculators' default proposal drafts
 
 
 def read(
-    source: str | PathLike[str], hub: Mapping[str, Any] | None = None, beside: Beside | None = None
+    source: str | PathLike[str], hub: Mapping[str, Any], channels: int | None, features: int | None
 ) -> EagleNetwork:
-    """The head that ``source`` holds: a folder, a file in it, or a repository of the hub. A LookaheadError names what
-    is missing or foreign; no code from a file is run."""
-    stored, config = read_head(source, hub or {}, "EAGLE head", _NOT_READ)
+    """The head that ``source`` holds, as :func:`.sizes_of` tells it: a folder, a file in it, or a repository of the
+    hub. A LookaheadError names what is missing or foreign; no code from a file is run."""
+    stored, config = read_head(source, hub, "EAGLE head", _NOT_READ)
     names = {each: _FUSION.sub("fc.", _LAYER.sub(FIRST, each.removeprefix("model."))) for each in stored}
     tensors, name = {names[each]: tensor for each, tensor in stored.items()}, str(source)
     mask, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
-    sizes = sizes_of(tensors, config, name, beside)
+    sizes = sizes_of(tensors, config, name, channels, features)
     offsets = _offsets(offsets, mask, sizes.draft_vocab_size, name)
     if offsets is not None and sizes.draft_vocab_size is None:  # it takes these rows of the model's output layer
         sizes = replace(sizes, draft_vocab_size=len(offsets))

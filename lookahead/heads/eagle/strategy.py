@@ -13,7 +13,7 @@ from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.heads.base import HeadStrategy, fixed_tree
 from lookahead.heads.eagle.head import EagleHead
 from lookahead.heads.eagle.network import EagleNetwork, PairCache
-from lookahead.heads.eagle.trees import FIXED, Expansion
+from lookahead.heads.eagle.trees import FIXED, ranked_again
 from lookahead.heads.pairs import PairPasses, joined_features
 from lookahead.models.output_layer import output_layer
 from lookahead.strategies.automatic import FREE_SOURCES
@@ -67,8 +67,7 @@ class Eagle(HeadStrategy):
         return (self.tree == "eagle-1" and self.verification != "exact") or super().draws_candidates
 
     def taps(self, model: PreTrainedModel) -> tuple[str, ...]:
-        head: EagleHead = self.heads_for(model)
-        return head.taps(model)
+        return self.heads_for(model).taps(model)
 
     def drafts(self, call: CallContext) -> Drafts:
         head, model = self.heads_for(call.model), call.model
@@ -81,8 +80,8 @@ class Eagle(HeadStrategy):
 
         if self.tree == "eagle-1":
             return self._drafts_of(call, passes, partial(fixed_tree, FIXED, draw=call.rows[0].chance))
-        expansion = Expansion(self.top_k, self.depth, self.total_tokens)
-        return self._drafts_of(call, passes, expansion.grow if self.tree == "eagle-2" else None)
+        grow = partial(ranked_again, top_k=self.top_k, depth=self.depth, total_tokens=self.total_tokens)
+        return self._drafts_of(call, passes, grow if self.tree == "eagle-2" else None)
 
 
 def eagle_passes(

@@ -92,8 +92,9 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
             parts |= {f"loss_{step}": loss.detach(), f"right_{step}": right}
         return torch.stack(losses).sum(), parts
 
-    def unrolled(self, seen: Seen, model: Any, steps: int) -> Sequence[Tensor]:
-        """What comes out of the head at all pairs of a text, ``[batch, pair, hidden]`` for each step.
+    def unrolled(self, seen: Seen, model: Any, steps: int, features: Tensor | None = None) -> Sequence[Tensor]:
+        """What comes out of the head at all pairs of a text, ``[batch, pair, hidden]`` for each step; of its
+        ``features``, unless others are given.
 
         Pair i is the features of token i and token i + 1; in step s it is its output of the step before and token
         i + 1 + s, at position i + s. There are pairs for as long as there are tokens::
@@ -106,7 +107,8 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         embed = network.embed_tokens or model.get_input_embeddings()
         with torch.no_grad():
             embedded = embed(seen.tokens).to(weight)
-        states, pairs, outputs = self._features(seen, model), UnrolledPairs(network.sizes.layers), []
+        states = self._features(seen, model) if features is None else features
+        pairs, outputs = UnrolledPairs(network.sizes.layers), []
         for step in range(steps):
             following = embedded[:, 1 + step :]
             following = torch.cat([following, following.new_zeros(len(following), step, following.shape[-1])], dim=1)
@@ -158,16 +160,11 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
     def _feature_loss(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """EAGLE-1's (arXiv 2401.15077, section 3.2): the next feature, and the distribution that the model's output
         layer makes of it."""
-        network = self.head.network
         noisy = features = self._features(seen, model)
         if self.training and self._settings.noise:
             width = self._settings.noise * _NOISE_TOKENS / features.shape[1]
             noisy = features + (torch.rand_like(features) - 0.5) * width
-        embed = network.embed_tokens or model.get_input_embeddings()
-        with torch.no_grad():
-            embedded = embed(seen.tokens[:, 1:]).to(features)
-        positions = torch.arange(features.shape[1], device=features.device)
-        out = network(network.joined(noisy, embedded), embedded, positions, UnrolledPairs(network.sizes.layers), None)
+        (out,) = self.unrolled(seen, model, 1, noisy)
         kept = seen.labels[:, 2:] != IGNORE
         off = smooth_l1_loss(out[:, : kept.shape[1]][kept], features[:, 1:][kept], reduction="none").mean(-1)
         feature = off.sum() / max(1, len(off))

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.heads.base import HeadStrategy
-from lookahead.heads.redrafter.beams import BeamSearch
+from lookahead.heads.redrafter.beams import beam_search
 from lookahead.heads.redrafter.head import RecurrentHead, RecurrentPasses
 from lookahead.models.hidden_states import LAST
 from lookahead.strategies.automatic import FREE_SOURCES
@@ -64,5 +64,5 @@ class ReDrafter(HeadStrategy):
         def passes(row: RowContext) -> RecurrentPasses:
             return RecurrentPasses(head, partial(hidden.of, LAST), row.index, embed, row.vocab_size)
 
-        grow = None if self.tree is None else BeamSearch(self.beam_width, self.beam_length).grow
-        return self._drafts_of(call, passes, grow)
+        grow = partial(beam_search, width=self.beam_width, length=self.beam_length)
+        return self._drafts_of(call, passes, None if self.tree is None else grow)
