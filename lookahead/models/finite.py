@@ -5,7 +5,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor, nn
 
-from lookahead._per_model import PerModel
+from lookahead._per_model import PerModel, latest
 from lookahead.models.fingerprint import weights_stamp
 from lookahead.models.output_layer import COMPUTE_DTYPES
 
@@ -15,12 +15,7 @@ _seen: PerModel[dict[Hashable, str | None]] = PerModel(dict)  # of a module, wha
 def broken_weight(module: nn.Module) -> str | None:
     """Broken weight, as "3 of 1024 numbers of fc.weight are NaN or infinite"; None = nothing. Weights that are
     quantised, sharded or on no device are not looked at. What is written through ``.data`` later goes unseen."""
-    stamp, seen = weights_stamp(module.parameters()), _seen.of(module)
-    if stamp not in seen:
-        found = look_for_broken_weight(module)
-        seen.clear()
-        seen[stamp] = found
-    return seen[stamp]
+    return latest(_seen.of(module), weights_stamp(module.parameters()), lambda: look_for_broken_weight(module))
 
 
 @torch.no_grad()

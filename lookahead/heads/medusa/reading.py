@@ -156,17 +156,15 @@ class Checkpoint:
     sizes: dict[str, Any]  # as MedusaHeads takes them
     state: dict[str, Tensor]  # as MedusaHeads.state_dict() gives it; on the CPU, in the widest dtype that is stored
     token_map: Tensor | None  # the tokens that own output layers score, int64 [scored]; None = all
-    format: str  # in words
-    files: tuple[str, ...]  # config.json left out
-    remarks: tuple[str, ...]  # where config.json contradicts the tensors, a sentence each
+    told: dict[str, Any]  # the "format" in words, "files", and "remarks" where config.json contradicts the tensors
 
 
-def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, Any] | None = None) -> Checkpoint:
+def read_checkpoint(source: str | Path, model: Any, hub: Mapping[str, Any]) -> Checkpoint:
     """Read heads from a folder, a file of tensors, the index of a sharded model, or a repository of the hub. ``model``
     is the heads': it tells the vocabulary, and a copy of its output layer is compared with it. ``hub`` says how to
     download, as :func:`huggingface_hub.hf_hub_download` takes it. A LookaheadError says that there are no heads, that
     they are incomplete or damaged, that a file would have to run code, or that the copy differs."""
-    location = locate(source, hub or {})
+    location = locate(source, hub)
     tensors, config = location.tensors(), location.config()
     layout = layout_of(location.name, tensors.files, config)
     stored = _Stored(location.name, tensors, layout)
@@ -191,8 +189,8 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
     for remark in remarks:
         _log.warning("%s: %s", location.name, remark)
     files = {tensors.files[key].name for key in layout.stored.values()}
-    state = _completed(state, layout)
-    return Checkpoint(sizes, state, token_map, layout.title, tuple(sorted(files)), tuple(remarks))
+    told = {"format": layout.title, "files": sorted(files)} | ({"remarks": remarks} if remarks else {})
+    return Checkpoint(sizes, _completed(state, layout), token_map, told)
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from jacobi import Path, Successors, TokenTree
-from lookahead._per_model import PerModel
+from lookahead._per_model import PerModel, latest
 from lookahead.heads.base import ResBlock
 from lookahead.heads.medusa.heads import MedusaHeads
 from lookahead.heads.medusa.network import Output, best_of
 from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.models.hidden_states import HiddenStates
+from lookahead.sources.base import RANKS
 from lookahead.sources.draft_model import Branch, Said
 from lookahead.sources.perturbed import BINS, Draw, Offer
 
 _LEAST = 0.002  # a candidate that its head gives less is not proposed
-_RANKS = 3  # that are told apart: the first, the second, later ones
 _STEPS = tuple(0.75 * step for step in range(-6, 8))  # strengths at which the next level begins
 _LEVELS = len(_STEPS) + 1
 _PRIORS = tuple(1.0 / (1.0 + math.exp(0.375 - strength)) for strength in (*_STEPS, _STEPS[-1] + 0.75))
@@ -120,7 +120,7 @@ class HeadsSource(HeadsPasses):
 
     def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
         super().__init__(candidates, sequence, draw)
-        self.priors = (_PRIORS * _RANKS if draw is None else _DRAWN_PRIORS) * candidates.num_heads
+        self.priors = (_PRIORS * RANKS if draw is None else _DRAWN_PRIORS) * candidates.num_heads
         self._offers: list[list[tuple[int, int]]] | None = None
 
     @property
@@ -169,7 +169,7 @@ def _by_strength(head: int, tokens: list[int], logs: list[float]) -> list[tuple[
         if chance < _LEAST:
             break
         level = bisect_right(_STEPS, math.log(chance / rest))
-        offers.append((token, (head * _RANKS + min(rank, _RANKS - 1)) * _LEVELS + level))
+        offers.append((token, (head * RANKS + min(rank, RANKS - 1)) * _LEVELS + level))
     return offers
 
 
@@ -203,8 +203,5 @@ def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
     counted = not any(weight.is_inference() for weight in weights)  # changes of the others are
     if not (alike and counted) or size > _MOST_BYTES or size * len(blocks) > _MOST_COPIED:
         return heads
-    stamp, kept = weights_stamp(weights), _stacks.of(heads)
-    if (states := kept.get(stamp)) is None:
-        kept.clear()
-        states = kept[stamp] = _stacked(heads)
+    states = latest(_stacks.of(heads), weights_stamp(weights), lambda: _stacked(heads))
     return lambda hidden, output: heads.logits(states(hidden), output)
