@@ -28,7 +28,6 @@ _SWITCHES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", *_PRECISION)),
     (torch.backends.mkldnn, ("enabled", "deterministic", *_PRECISION)),
 )
-_DEPTH = 4  # of lists and dicts in a setting that are looked into
 
 
 def fingerprint(model: PreTrainedModel) -> Hashable:
@@ -80,8 +79,9 @@ def _switches() -> Iterator[Hashable]:
                 yield "several"
 
 
-def _setting(value: Any, configs: dict[int, Hashable], depth: int = _DEPTH) -> Hashable:
-    """A setting as a value to compare; objects of unknown classes are told apart by class only."""
+def _setting(value: Any, configs: dict[int, Hashable], depth: int = 4) -> Hashable:
+    """A setting as a value to compare; objects of unknown classes are told apart by class only, and lists and dicts are
+    looked into to a ``depth``."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return kind, value  # 1, 1.0 and True are not the same

@@ -15,6 +15,7 @@ Head = TypeVar("Head", bound=nn.Module)
 
 _copies: PerModel[WeakKeyDictionary[nn.Module, nn.Module]] = PerModel(WeakKeyDictionary)  # of heads, for their models
 
+MOST_LOGITS = 1 << 24  # numbers that scores may take at once: 64 MB in float32
 COMPUTE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # others only store
 
 

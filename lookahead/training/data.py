@@ -26,7 +26,8 @@ IGNORE = -100  # the label of a token without loss, as everywhere in transformer
 Progress = Callable[[float], None]  # called with the share that is done, from 0 to 1
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_BATCH = 8  # texts scored at once
+BATCH = 8  # texts that the model is given at once, to be scored or gone on with
+_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers that losses make at once: on a CPU what a cache holds
 _AT_ONCE = 256  # texts given to the tokenizer in one call
 
 
@@ -117,11 +118,16 @@ def batches(
     examples: Sequence[Example], pad: int, device: torch.device, report: Progress | None = None
 ) -> Iterator[dict[str, Tensor]]:
     """Batches to be scored, on a ``device``; ``report`` is told when one is."""
-    for start in range(0, len(examples), _BATCH):
-        batch = collate(examples[start : start + _BATCH], pad)
+    for start in range(0, len(examples), BATCH):
+        batch = collate(examples[start : start + BATCH], pad)
         yield {name: value.to(device) for name, value in batch.items()}
         if report is not None:
-            report(min(1.0, (start + _BATCH) / len(examples)))
+            report(min(1.0, (start + BATCH) / len(examples)))
+
+
+def places_at_once(device: torch.device, vocab_size: int) -> int:
+    """Places of which losses may have scores of so many tokens at once."""
+    return max(1, _LOGITS.get(device.type, _LOGITS["cuda"]) // vocab_size)
 
 
 def _tokens(tokenizer: Any, texts: list[str], **settings: Any) -> list[list[int]]:

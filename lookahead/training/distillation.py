@@ -12,10 +12,8 @@ from transformers import PreTrainedModel
 
 from lookahead.chat_format import end_tokens
 from lookahead.strategies.lookahead import Lookahead
-from lookahead.training.data import Example, Progress
+from lookahead.training.data import BATCH, Example, Progress
 from lookahead.training.settings import TrainingSettings
-
-_BATCH = 8  # prompts answered at once
 
 
 def processes_of(model: PreTrainedModel) -> Any:
@@ -45,14 +43,14 @@ def own_answers(
     left = left[processes.process_index :: processes.num_processes]
     with (folder / f"{name}.{processes.process_index}.jsonl").open("a", encoding="utf-8") as file:
         file.write("\n")  # after a line that was cut off
-        for start in range(0, len(left), _BATCH):
-            numbers = left[start : start + _BATCH]
+        for start in range(0, len(left), BATCH):
+            numbers = left[start : start + BATCH]
             answers = _answer(model, [prompts[n] for n in numbers], settings, settings.seed + numbers[0])
             lines = [json.dumps({"prompt": n, "answer": a}) + "\n" for n, a in zip(numbers, answers, strict=True)]
             file.write("".join(lines))
             file.flush()
             if report is not None:
-                report(min(1.0, (start + _BATCH) / len(left)))
+                report(min(1.0, (start + BATCH) / len(left)))
     processes.wait_for_everyone()
     known = _read(folder, name)
     pairs = [(prompt, known[number]) for number, prompt in enumerate(prompts)]

@@ -17,9 +17,9 @@ from lookahead.models.traits import ModelTraits
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.support import route as support
+from lookahead.training.data import BATCH
 from lookahead.training.distillation import padded
 
-_TOGETHER = 8  # texts that are written in a batch
 _ANSWER, _QUESTION = 256, 64  # tokens of one, at most
 _TEMPERATURE = 0.8  # of every second text, where the model's own settings name none
 _MARK = "QUESTION"
@@ -90,8 +90,8 @@ def learn(
 def _again(prompts: list[Ids]) -> Iterator[tuple[list[Ids], bool]]:
     """Prompts in batches, and whether their answers are drawn: from the second time on."""
     for turn in count():
-        for first in range(0, len(prompts), _TOGETHER):
-            yield prompts[first : first + _TOGETHER], turn > 0
+        for first in range(0, len(prompts), BATCH):
+            yield prompts[first : first + BATCH], turn > 0
 
 
 def _own(model: PreTrainedModel, tokenizer: Any, raw: bool, ends: Ids) -> Iterator[tuple[list[Ids], bool]]:
@@ -102,7 +102,7 @@ def _own(model: PreTrainedModel, tokenizer: Any, raw: bool, ends: Ids) -> Iterat
         opening = written(tokenizer, [{"role": "user", "content": _MARK}], opens=False)[0].partition(_MARK)[0]
         begins = list(tokenizer(opening, add_special_tokens=False)["input_ids"]) or begins
     for turn in count():
-        found = _written(model, [begins] * _TOGETHER, True, ends, _QUESTION, temperature=1.0, top_p=0.95, top_k=0)
+        found = _written(model, [begins] * BATCH, True, ends, _QUESTION, temperature=1.0, top_p=0.95, top_k=0)
         said = [[token for token in line if token not in ends] for line in found.sequences[:, len(begins) :].tolist()]
         if asks:
             questions = [tokenizer.decode(line, skip_special_tokens=True).strip() or _MARK for line in said]

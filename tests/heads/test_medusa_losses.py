@@ -11,11 +11,11 @@ from helpers.training import LORA, batch, drawn, small_model, texts
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from lookahead.heads.medusa import losses
-from lookahead.heads.medusa.losses import HEAD_DECAY, distillation_loss, heads_loss, next_token_loss, shifted
+from lookahead.heads.medusa.losses import distillation_loss, heads_loss, next_token_loss, shifted
 from lookahead.heads.medusa.training import MedusaModel, MedusaRecipe
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.models.hidden_states import HiddenStates
+from lookahead.training import data
 from lookahead.training.data import IGNORE, Example, collate
 
 
@@ -49,7 +49,7 @@ def slow_loss(heads: MedusaHeads, model: Any, hidden: Tensor, labels: Tensor) ->
             if labels[row, place + head + 2] != IGNORE
         ]
         mean = torch.stack(found).mean() if found else torch.zeros((), dtype=F64)
-        total = total + HEAD_DECAY ** (head + 1) * mean
+        total = total + 0.8 ** (head + 1) * mean
         each.append(mean.item())
     return total, each
 
@@ -58,7 +58,7 @@ def slow_loss(heads: MedusaHeads, model: Any, hidden: Tensor, labels: Tensor) ->
 @pytest.mark.parametrize("part", [1, 7, 10**6])
 def test_the_heads_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch, own_output: bool, part: int) -> None:
     """Value and all gradients, whatever the size of the parts."""
-    monkeypatch.setattr(losses, "_LOGITS", {"cpu": part * VOCAB, "cuda": 0})
+    monkeypatch.setattr(data, "_LOGITS", {"cpu": 2 * part * VOCAB, "cuda": 0})
     model = fresh_model("llama")
     heads = drawn(model, own_output=own_output)
     labels = batch()["labels"]
@@ -88,7 +88,7 @@ def test_heads_without_a_labelled_token_cost_nothing() -> None:
 
 @pytest.mark.parametrize("own_output", [False, True])
 def test_the_heads_loss_under_autocast(own_output: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "_LOGITS", {"cpu": 5 * VOCAB, "cuda": 0})
+    monkeypatch.setattr(data, "_LOGITS", {"cpu": 10 * VOCAB, "cuda": 0})
     model = small_model()
     heads, labels = drawn(model, own_output=own_output), batch()["labels"]
     hidden = torch.randn(*labels.shape, 32)

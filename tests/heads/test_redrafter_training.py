@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_what_the_head_says_when_it_drafts(kind: str, target
 def test_parts_of_a_loss_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model, found = model_of(), []
     for size in (1 << 22, 48 * 5):
-        monkeypatch.setattr("lookahead.training.drafter._LOGITS", {"cpu": size, "cuda": size})
+        monkeypatch.setattr("lookahead.training.data._LOGITS", {"cpu": size, "cuda": size})
         learner = BesideModel(model, TrainedRecurrent.fresh(model, SETTINGS), 1.0)
         loss = learner(**batch())["loss"]
         loss.backward()

@@ -13,12 +13,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from lookahead.heads.medusa.heads import MedusaHeads
 from lookahead.heads.medusa.network import Output
-from lookahead.training.data import IGNORE
-
-HEAD_DECAY = 0.8  # weight of a head's loss, relative to the head before it; of the first head's, to 1
-
-_LARGE_VOCAB = 1 << 17  # taken for that of heads which do not say
-_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}  # numbers made at once: on a CPU what a cache holds
+from lookahead.training.data import IGNORE, places_at_once
 
 
 def shifted(labels: Tensor, tokens: int) -> Tensor:
@@ -26,12 +21,15 @@ def shifted(labels: Tensor, tokens: int) -> Tensor:
     return labels[:, tokens:]
 
 
-def heads_loss(heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The heads' loss L1: the sum over the heads of ``0.8 ** (k + 1)`` times head k's cross-entropy. A head's
+def heads_loss(
+    heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tensor, decay: float = 0.8
+) -> tuple[Tensor, Tensor]:
+    """The heads' loss L1: the sum over the heads of ``decay ** (k + 1)`` times head k's cross-entropy. A head's
     cross-entropy is the mean over its labelled tokens, in nats; 0 where it has none. The model's ``output`` layer reads
     ``hidden`` ``[batch, token, hidden]``; ``labels`` ``[batch, token]`` are token ids or ``IGNORE``. Returned are L1,
     and each head's cross-entropy ``[head]`` without a gradient, both float32."""
-    size = max(1, _LOGITS.get(hidden.device.type, _LOGITS["cuda"]) // (heads.vocab_size or _LARGE_VOCAB))
+    assert heads.vocab_size is not None  # fresh heads know it
+    size = places_at_once(hidden.device, 2 * heads.vocab_size)  # scores, and their slopes
     losses = []
     for head in range(heads.num_heads):
         target = shifted(labels, head + 2)
@@ -42,7 +40,7 @@ def heads_loss(heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tenso
         total = _SummedLoss.apply(partial(_logits, heads, head, output), size, states, target, *parameters)
         losses.append(total / max(1, len(target)))
     each = torch.stack(losses)
-    weights = each.new_tensor([HEAD_DECAY ** (head + 1) for head in range(len(losses))])
+    weights = each.new_tensor([decay ** (head + 1) for head in range(len(losses))])
     return (weights * each).sum(), each.detach()
 
 

@@ -57,14 +57,11 @@ class MtpHeads(nn.Module):
                     "has them, Mtp(MtpHeads.from_pretrained(FOLDER, model=model))."
                 )
         final_norm(model)  # tells if there is none to read hidden states behind
-        tensors = read(str(source), hub, int(decoder_config(model).num_hidden_layers), name)
-        layers = [
-            _built(model, layer, index, f"{tensors.source}: MTP layer {index}")
-            for index, layer in enumerate(tensors.layers)
-        ]
-        heads = cls(layers, tensors.source).to(placement(model)[0]).eval()
-        for index, layer in enumerate(heads.networks()):
-            _try(layer, f"{tensors.source}: MTP layer {index}")
+        file, found = read(str(source), hub, int(decoder_config(model).num_hidden_layers), name)
+        layers = [_built(model, layer, index, f"{file}: MTP layer {index}") for index, layer in enumerate(found)]
+        heads = cls(layers, file).to(placement(model)[0]).eval()
+        for index, layer in enumerate(layers):
+            _try(layer, f"{file}: MTP layer {index}")
         return heads
 
     @classmethod
@@ -121,7 +118,7 @@ def _built(model: PreTrainedModel, tensors: LayerTensors, index: int, source: st
     check_names(built.missing, built.foreign, source, f"decoder layer of {name}")
     for part, got, wanted_shape in built.misshapen:
         raise LookaheadError(f"{source}: {part} is {list(got)}, expected {list(wanted_shape)}, as {name} has it.")
-    return MtpLayer(built.decoder, LayerTensors(parts, {}, tensors.hidden_first))
+    return MtpLayer(built.decoder, parts, tensors.hidden_first)
 
 
 @torch.no_grad()

@@ -2,14 +2,13 @@
 and what it keeps of one sequence's pairs, in caches of transformers' own."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from lookahead.heads.mtp.reading import LayerTensors
 from lookahead.models.mask_rules import MaskRule, mask_rules
 from lookahead.models.names import CACHE
 from lookahead.models.traits import ModelTraits
@@ -116,16 +115,15 @@ class MtpLayer(nn.Module):
 
     Args:
         decoder: the decoder layer with ``norm`` behind it, as a decoder of one layer.
-        tensors: the other parts' (:class:`lookahead.heads.mtp.reading.LayerTensors`); ``embed`` and ``head`` only
-            where they are not the model's.
+        parts: the other parts' tensors, by name; ``embed`` and ``head`` only where they are not the model's.
+        hidden_first: whether ``fc`` reads the hidden state before the embedding.
     """
 
     d2t: Tensor | None = None  # it scores all tokens
 
-    def __init__(self, decoder: PreTrainedModel, tensors: LayerTensors) -> None:
+    def __init__(self, decoder: PreTrainedModel, parts: Mapping[str, Tensor], hidden_first: bool) -> None:
         super().__init__()
-        norm, parts = decoder.norm, tensors.parts
-        self.decoder = decoder
+        norm, self.decoder = decoder.norm, decoder
         self.fc = _linear(parts["fc"])
         self.head = _linear(parts["head"]) if "head" in parts else None
         self.embed = nn.Embedding.from_pretrained(parts["embed"]) if "embed" in parts else None
@@ -134,7 +132,7 @@ class MtpLayer(nn.Module):
             getattr(self, own).weight = nn.Parameter(parts[own], requires_grad=False)
         if "norm" not in parts:
             decoder.norm = nn.Identity()
-        self._hidden_first = tensors.hidden_first
+        self._hidden_first = hidden_first
         self.is_linear = bool(recurrent_layers(DynamicCache(config=decoder.config)))  # and follows no tree
         self._rules = mask_rules(decoder, ModelTraits.of(decoder))
         self._scale = float(getattr(decoder.config, "logits_mup_width_multiplier", None) or 1.0)

@@ -59,15 +59,10 @@ class LayerTensors:
     hidden_first: bool  # of what fc reads
 
 
-@dataclass(frozen=True)
-class MtpTensors:
-    source: str  # the file that was read, or the index of several
-    layers: tuple[LayerTensors, ...]
-
-
-def read(source: str | Path, hub: Mapping[str, Any], decoder_layers: int, model: str) -> MtpTensors:
+def read(source: str | Path, hub: Mapping[str, Any], decoder_layers: int, model: str) -> tuple[str, list[LayerTensors]]:
     """The MTP layers that ``source`` holds beside a ``model`` of so many decoder layers: a folder, a file in it, or a
-    repository of the hub. A LookaheadError names what is missing, foreign or quantised; no code from a file is run."""
+    repository of the hub; and the file that was read, or the index of several. A LookaheadError names what is missing,
+    foreign or quantised; no code from a file is run."""
     location = locate(source, hub)
     stored = location.tensors(WHOLE_MODELS, "MTP layers")
     looked_at = some(sorted({str(file) for file in stored.files.values()}))
@@ -83,8 +78,7 @@ def read(source: str | Path, hub: Mapping[str, Any], decoder_layers: int, model:
     block = (location.config().get("quantization_config") or {}).get("weight_block_size") or (128, 128)
     if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
         raise LookaheadError(f"{looked_at}: weight_block_size in config.json must be two sizes: got {block!r}.")
-    layers = (_layer(stored, found[index], index, looked_at, tuple(block)) for index in sorted(found))
-    return MtpTensors(looked_at, tuple(layers))
+    return looked_at, [_layer(stored, found[index], index, looked_at, tuple(block)) for index in sorted(found)]
 
 
 def _found(stored: StoredTensors, decoder_layers: int) -> dict[int, dict[str, str]]:
