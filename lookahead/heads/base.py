@@ -4,6 +4,7 @@ a head alone says: EAGLE-1's and Medusa's."""
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -148,23 +149,24 @@ def fixed_tree(
     tree = TokenTree(root)
     nodes: dict[Branch, tuple[Branch, int]] = {(): ((), 0)}  # by ranks: the branch, and its node
     fitting = [ranks for ranks in shape if len(ranks) <= room and not (chain and any(ranks))]
-    for depth in sorted({len(ranks) for ranks in fitting}):
-        level = [ranks for ranks in fitting if len(ranks) == depth]
-        parents = sorted({ranks[:-1] for ranks in level} & nodes.keys())
-        said = passes.after([nodes[ranks][0] for ranks in parents]) if parents else []
-        best: dict[Branch, list[int]] = {}
-        for above, each in zip(parents, said, strict=True):
-            if draw is None:
-                best[above] = [] if each is None else each[0].tolist()
-                continue
-            urn = Urn(each, draw)
-            taken = [urn.take() for ranks in level if ranks[:-1] == above]
-            best[above] = [drawn[0] for drawn in taken if drawn is not None]
-            tree.drawn_from = (tree.drawn_from or {}) | {nodes[above][1]: urn.chances}
-        for ranks in level:
-            tokens = best.get(ranks[:-1], [])
-            if ranks[-1] < len(tokens):
-                branch, parent = nodes[ranks[:-1]]
-                token = tokens[ranks[-1]]
-                nodes[ranks] = (*branch, token), tree.add(parent, token)
+    for _, level in groupby(sorted(fitting, key=lambda ranks: (len(ranks), ranks)), len):
+        below = {above: list(each) for above, each in groupby(level, lambda ranks: ranks[:-1]) if above in nodes}
+        if not below:
+            break
+        for above, said in zip(below, passes.after([nodes[above][0] for above in below]), strict=True):
+            branch, parent = nodes[above]
+            tokens = _tokens(tree, parent, said, len(below[above]), draw)
+            for ranks in below[above]:
+                if ranks[-1] < len(tokens):
+                    token = tokens[ranks[-1]]
+                    nodes[ranks] = (*branch, token), tree.add(parent, token)
     return tree
+
+
+def _tokens(tree: TokenTree, parent: int, said: Said | None, count: int, draw: Draw | None) -> list[int]:
+    """A node's tokens by rank; of drawn ones so many, and the tree is told what they were drawn from."""
+    if draw is None:
+        return [] if said is None else said[0].tolist()
+    urn = Urn(said, draw)
+    tree.drawn_from = (tree.drawn_from or {}) | {parent: urn.chances}
+    return [drawn[0] for _ in range(count) if (drawn := urn.take()) is not None]

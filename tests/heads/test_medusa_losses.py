@@ -11,30 +11,12 @@ from helpers.training import LORA, batch, drawn, small_model, texts
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from lookahead.heads.medusa.losses import distillation_loss, heads_loss, next_token_loss, shifted
+from lookahead.heads.medusa.losses import distillation_loss, heads_loss, next_token_loss
 from lookahead.heads.medusa.training import MedusaModel, MedusaRecipe
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.training import data
-from lookahead.training.data import IGNORE, Example, collate
-
-
-def test_labels_are_shifted_by_what_a_head_predicts() -> None:
-    """Head k at token t is labelled with token t + k + 2, and the model itself with token t + 1.
-
-    tokens   a  b  c  d  e
-    loss     .  .  x  .  x
-    model    .  c  .  e
-    head 0   c  .  e
-    head 1   .  e
-    """
-    a, b, c, d, e = 11, 12, 13, 14, 15
-    labels = collate([Example.of([a, b, c, d, e], [False, False, True, False, True])], pad=0)["labels"]
-    none = IGNORE
-    assert shifted(labels, 1).tolist() == [[none, c, none, e]]
-    assert shifted(labels, 2).tolist() == [[c, none, e]]
-    assert shifted(labels, 3).tolist() == [[none, e]]
-    assert shifted(labels, 9).shape == (1, 0)
+from lookahead.training.data import IGNORE
 
 
 def slow_loss(heads: MedusaHeads, model: Any, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[float]]:
@@ -125,7 +107,7 @@ def test_the_output_layer_does_not_run_on_what_is_not_trained() -> None:
     calls: list[int] = []
     output_layer(model).register_forward_pre_hook(lambda _, args: calls.append(args[0].shape[:-1].numel()))
     loss = together(**batch())["loss"]
-    labelled = [int((shifted(batch()["labels"], head + 2) != IGNORE).sum()) for head in range(2)]
+    labelled = [int((batch()["labels"][:, head + 2 :] != IGNORE).sum()) for head in range(2)]
     assert calls == [8, *labelled], "a look at 8 tokens, then the heads' labelled ones"
     assert not model.training and together.heads.training
     hidden = HiddenStates(output_layer(model))

@@ -105,12 +105,12 @@ class CalibratedTree:
     @classmethod
     def load(cls, file: str | PathLike[str]) -> Self:
         """Read what :meth:`save` wrote; a LookaheadError if it is something else, or damaged."""
-        document = read_tree(file)
+        choices, document = read_tree(file)
         try:
             table = HeadAccuracies(document["accuracies"], document["samples"])
             names = {field: document.get(field) for field in ("model", "heads")}
-            tree = cls(choices=ChoiceTree(document["paths"]), accuracies=table, **names)
-            expected_length(table, tree.choices)
+            tree = cls(choices=choices, accuracies=table, **names)
+            expected_length(table, choices)
         except (KeyError, TypeError, ValueError) as error:  # a LookaheadError is a ValueError
             raise LookaheadError(f"The tree file {file} has no valid table of accuracies: {error}.") from error
         return tree

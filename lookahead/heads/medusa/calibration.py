@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.heads.medusa.accuracies import HeadAccuracies
 from lookahead.heads.medusa.heads import MedusaHeads
-from lookahead.heads.medusa.losses import shifted
 from lookahead.models.compat import last_logits
 from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import MOST_LOGITS, output_layer, output_sizes
@@ -146,7 +145,7 @@ def score(
     for inputs in batches(examples, pad, model.device, report):
         labels = inputs.pop("labels")
         logits, hidden = passed(model, layer, inputs | {"use_cache": False})
-        target = shifted(labels, 1)
+        target = labels[:, 1:]
         kept = target != IGNORE
         scores, target = logits[:, :-1][kept].float(), target[kept]
         loss += cross_entropy(scores, target, reduction="sum").item()

@@ -16,11 +16,6 @@ from lookahead.heads.medusa.network import Output
 from lookahead.training.data import IGNORE, places_at_once
 
 
-def shifted(labels: Tensor, tokens: int) -> Tensor:
-    """The labels so many tokens later: ``[batch, token]`` to ``[batch, token - tokens]``."""
-    return labels[:, tokens:]
-
-
 def heads_loss(
     heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tensor, decay: float = 0.8
 ) -> tuple[Tensor, Tensor]:
@@ -32,7 +27,7 @@ def heads_loss(
     size = places_at_once(hidden.device, 2 * heads.vocab_size)  # scores, and their slopes
     losses = []
     for head in range(heads.num_heads):
-        target = shifted(labels, head + 2)
+        target = labels[:, head + 2 :]
         kept = target != IGNORE
         states, target = hidden[:, : target.shape[1]][kept], target[kept]
         layers: list[Any] = [heads.blocks[head], heads.outputs[head] if heads.own_output else output]
@@ -46,14 +41,14 @@ def heads_loss(
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """L_LM, the model's own mean cross-entropy: of ``logits`` ``[batch, token, vocab]``, with ``labels`` as above."""
-    target = shifted(labels, 1)
+    target = labels[:, 1:]
     kept = target != IGNORE
     return cross_entropy(logits[:, :-1][kept].float(), target[kept], reduction="sum") / max(1, int(kept.sum()))
 
 
 def distillation_loss(logits: Tensor, original: Tensor, labels: Tensor) -> Tensor:
     """KL(original || adapted) of logits ``[batch, token, vocab]``: a mean over labelled next tokens (section 2.3.2)."""
-    kept = shifted(labels, 1) != IGNORE
+    kept = labels[:, 1:] != IGNORE
     adapted = log_softmax(logits[:, :-1][kept].float(), dim=-1)
     target = log_softmax(original[:, :-1][kept].float(), dim=-1)
     return (target.exp() * (target - adapted)).sum() / max(1, int(kept.sum()))

@@ -143,13 +143,12 @@ class MtpLayer(nn.Module):
         return self.fc(torch.cat(parts[::-1] if self._hidden_first else parts, dim=-1))
 
     def cache(self) -> TreeCache | LinearCache:
-        """An empty one, for one sequence."""
         return LinearCache(self.decoder.config) if self.is_linear else TreeCache(self.decoder.config)
 
     def forward(
         self, states: Tensor, embedded: Tensor, positions: Tensor, cache: TreeCache | LinearCache, mask: Tensor
     ) -> Tensor:
-        """One pass over pairs, as :class:`lookahead.heads.pairs.PairNetwork` has it."""
+        """What comes out ``[pair, hidden]``, by bool ``mask`` ``[pair, pairs in the cache and these]``."""
         if isinstance(cache, LinearCache):
             return cache.run(self._decoded, states, positions, mask)
         cache.positions = torch.cat([cache.positions.to(positions), positions])

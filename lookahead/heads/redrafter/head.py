@@ -187,14 +187,12 @@ class RecurrentPasses:
         """Nothing: of the prompt, only where its next token was chosen matters."""
 
     def write(self, path: Walk) -> None:
-        """The text goes on along a path of the last pass."""
         self._hidden = self._features()[self._row, path.nodes[-1]].to(self._head.weight, copy=True)
         self._root = path.tokens[-1]
         self._states.clear()
 
     @torch.no_grad()
     def after(self, branches: Sequence[Branch]) -> list[Said]:
-        """What the head says after each branch."""
         missing = {branch[:end] for branch in branches for end in range(len(branch) + 1)} - self._states.keys()
         weight, nothing = self._head.weight, torch.zeros_like(self._hidden)
         for depth in sorted({len(branch) for branch in missing}):  # the parents of a depth are known
