@@ -18,7 +18,7 @@ from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.drawn_trees import Urn
 from lookahead.draft.published import Grow, HeadDrafter
 from lookahead.heads.storage import stored_head
-from lookahead.models.finite import broken_weight
+from lookahead.models.fingerprint import broken_weight
 from lookahead.models.output_layer import beside, placement
 from lookahead.sources.draft_model import BEST, Branch, Passes, Said
 from lookahead.sources.perturbed import Draw

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead._per_model import PerModel, latest
 from lookahead.models.early_exit import early_exit
-from lookahead.models.fingerprint import weights_stamp
-from lookahead.models.finite import broken_weight
+from lookahead.models.fingerprint import broken_weight, weights_stamp
 from lookahead.models.traits import ModelTraits, tensor_parallel_group
 from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary, same_but_for_padding
 from lookahead.support.route import check_model, route, self_test

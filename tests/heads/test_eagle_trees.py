@@ -10,7 +10,7 @@ from helpers.models import fresh_model, prompts, same_as_plain
 from jacobi import LookaheadError
 from lookahead.eagle import Eagle, EagleHead
 from lookahead.heads.base import fixed_tree
-from lookahead.heads.eagle.trees import FIXED, ranked_again
+from lookahead.heads.eagle.strategy import FIXED, ranked_again
 
 SAID = {
     (): ("AB", (-0.2, -1.7)),

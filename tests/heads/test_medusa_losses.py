@@ -11,8 +11,7 @@ from helpers.training import LORA, batch, drawn, small_model, texts
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from lookahead.heads.medusa.losses import distillation_loss, heads_loss, next_token_loss
-from lookahead.heads.medusa.training import MedusaModel, MedusaRecipe
+from lookahead.heads.medusa.training import MedusaModel, MedusaRecipe, distillation_loss, heads_loss, next_token_loss
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.training import data

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from helpers.drafting import Told
 
-from lookahead.heads.redrafter.beams import CANDIDATES, beam_search
+from lookahead.heads.redrafter.strategy import CANDIDATES, beam_search
 
 
 def drawn(tree: Any) -> list[str]:

@@ -9,6 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+Rotation = tuple[Tensor, Tensor]  # of RoPE: cosines and sines, [pair, channel]
+
 
 @dataclass(frozen=True)
 class EagleSizes:
@@ -81,29 +83,26 @@ class PairCache:
 class EagleAttention(nn.Module):
     """Grouped attention of pairs to pairs; its inputs are twice as wide in EAGLE-3's first layer."""
 
-    def __init__(self, sizes: EagleSizes, width: int) -> None:
+    def __init__(self, sizes: EagleSizes, width: int, layer: int) -> None:
         super().__init__()
-        self._head_size = sizes.head_size
+        self._head_size, self._layer = sizes.head_size, layer
         count, bias = sizes.key_heads * sizes.head_size, sizes.attention_bias
         self.q_proj = nn.Linear(width, sizes.heads * sizes.head_size, bias=bias)
         self.k_proj = nn.Linear(width, count, bias=bias)
         self.v_proj = nn.Linear(width, count, bias=bias)
         self.o_proj = nn.Linear(sizes.heads * sizes.head_size, sizes.hidden_size, bias=False)
-        self.q_norm = LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else None
-        self.k_norm = LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else None
+        self.q_norm, self.k_norm = (
+            LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else nn.Identity() for _ in range(2)
+        )
 
-    def forward(
-        self, inputs: Tensor, turns: tuple[Tensor, Tensor], cache: PairCache, layer: int, mask: Tensor | None
-    ) -> Tensor:
-        """Rotary ``turns`` ``[pair, channel]`` of ``inputs`` ``[..., pair, width]``; ``mask`` as the cache has it."""
+    def forward(self, inputs: Tensor, turns: Rotation, cache: PairCache, mask: Tensor | None) -> Tensor:
+        """What ``inputs`` ``[..., pair, width]`` see of each other; ``mask`` as the cache has it."""
         queries, keys, values = (
             projection(inputs).unflatten(-1, (-1, self._head_size)).transpose(-2, -3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries, keys = apply_rotary_pos_emb(queries, keys, *turns, unsqueeze_dim=0)
-        seen = cache.attend(layer, queries, keys, values, mask)
+        queries, keys = apply_rotary_pos_emb(self.q_norm(queries), self.k_norm(keys), *turns, unsqueeze_dim=0)
+        seen = cache.attend(self._layer, queries, keys, values, mask)
         return self.o_proj(seen.transpose(-2, -3).flatten(-2))
 
 
@@ -116,30 +115,23 @@ class EagleLayer(nn.Module):
         size, eps = sizes.hidden_size, sizes.eps
         self._joins = sizes.version == 3 and index == 0
         self._keeps_normed = sizes.norm_before_residual
-        self.self_attn = EagleAttention(sizes, 2 * size if self._joins else size)
+        self.self_attn = EagleAttention(sizes, 2 * size if self._joins else size, index)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(size, eps)
-        if self._joins or index > 0:
-            self.input_layernorm = LlamaRMSNorm(size, eps)
+        self.input_layernorm = LlamaRMSNorm(size, eps) if self._joins or index > 0 else nn.Identity()
         if self._joins:
             self.hidden_norm = LlamaRMSNorm(size, eps)
 
     def forward(
-        self,
-        states: Tensor,
-        embedded: Tensor,
-        turns: tuple[Tensor, Tensor],
-        cache: PairCache,
-        layer: int,
-        mask: Tensor | None,
+        self, states: Tensor, embedded: Tensor, turns: Rotation, cache: PairCache, mask: Tensor | None
     ) -> Tensor:
         if self._joins:
             normed = self.hidden_norm(states)
             inputs = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
             states = normed if self._keeps_normed else states
         else:
-            inputs = self.input_layernorm(states) if layer else states
-        states = states + self.self_attn(inputs, turns, cache, layer, mask)
+            inputs = self.input_layernorm(states)
+        states = states + self.self_attn(inputs, turns, cache, mask)
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
@@ -191,9 +183,8 @@ class EagleNetwork(nn.Module):
         """One pass over pairs: joined ``states`` and embeddings ``[..., pair, hidden]``, ``positions`` ``[pair]``, and
         bool ``mask`` ``[pair, pairs in the cache and these]``; what comes out is fed back."""
         cos, sin = self.rotary(states, positions[None])
-        turns = cos[0], sin[0]
-        for index, layer in enumerate(self.layers):
-            states = layer(states, embedded, turns, cache, index, mask)
+        for layer in self.layers:
+            states = layer(states, embedded, (cos[0], sin[0]), cache, mask)
         cache.length += states.shape[-2]
         return self.norm(states) if self.sizes.norm_output and self.norm is not None else states
 

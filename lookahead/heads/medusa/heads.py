@@ -17,7 +17,7 @@ from lookahead.heads.medusa.choices import ChoiceTree, choices_from
 from lookahead.heads.medusa.network import HeadsNetwork
 from lookahead.heads.medusa.reading import MEDUSA, read_checkpoint
 from lookahead.heads.storage import HEADS_FILE
-from lookahead.models.finite import broken_weight, look_for_broken_weight
+from lookahead.models.fingerprint import broken_weight, look_for_broken_weight
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
 
 _CARD = """---
