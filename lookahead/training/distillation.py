@@ -15,6 +15,8 @@ from lookahead.strategies.lookahead import Lookahead
 from lookahead.training.data import BATCH, Example, Progress
 from lookahead.training.settings import TrainingSettings
 
+TEMPERATURE = 0.8  # of drawn texts, where nobody names one
+
 
 def processes_of(model: PreTrainedModel) -> Any:
     """Those of a training, by accelerate."""

@@ -12,6 +12,7 @@ from torch.nn.functional import silu
 
 from jacobi import Path, Successors, TokenTree
 from lookahead._per_model import PerModel, latest
+from lookahead.draft.planner import Planner
 from lookahead.heads.base import ResBlock
 from lookahead.heads.medusa.heads import MedusaHeads
 from lookahead.heads.medusa.network import Output, best_of
@@ -21,7 +22,6 @@ from lookahead.sources.base import RANKS
 from lookahead.sources.draft_model import Branch, Said
 from lookahead.sources.perturbed import BINS, Draw, Offer
 
-_LEAST = 0.002  # a candidate that its head gives less is not proposed
 _STEPS = tuple(0.75 * step for step in range(-6, 8))  # strengths at which the next level begins
 _LEVELS = len(_STEPS) + 1
 _PRIORS = tuple(1.0 / (1.0 + math.exp(0.375 - strength)) for strength in (*_STEPS, _STEPS[-1] + 0.75))
@@ -166,7 +166,7 @@ def _by_strength(head: int, tokens: list[int], logs: list[float]) -> list[tuple[
     rest = max(1e-3, 1.0 - sum(chances))
     offers = []
     for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
-        if chance < _LEAST:
+        if chance < Planner.floor:
             break
         level = bisect_right(_STEPS, math.log(chance / rest))
         offers.append((token, (head * RANKS + min(rank, RANKS - 1)) * _LEVELS + level))
