@@ -32,15 +32,14 @@ class HeadStrategy(AutomaticStrategy):
     """A strategy whose head is a source of the strategy's name in the automatic tree, or fills a published one alone.
 
     A subclass says in which ``field`` the head is, of what ``kind`` unless where it lies is given, what messages call
-    it (``expected`` as a value, ``title`` as a subject), which published ``trees`` its field ``tree`` may name, and
-    whether it drafts for a model that is ``sharded`` over ranks as well: without parts of the model's own.
+    it (``expected`` as a value, ``title`` as a subject), and whether it drafts for a model that is ``sharded`` over
+    ranks as well: without parts of the model's own. Its field ``tree``, if there is one, names a published tree.
     """
 
     field: ClassVar[str] = "head"
     kind: ClassVar[Any]
     expected: ClassVar[str]
     title: ClassVar[str]
-    trees: ClassVar[tuple[str, ...]] = ()
     sharded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -50,9 +49,8 @@ class HeadStrategy(AutomaticStrategy):
             object.__setattr__(self, self.field, str(given))
         elif not isinstance(given, self.kind | str):
             raise LookaheadError(f"{type(self).__name__}({self.field}=) must be {self.expected}: got {given!r}.")
-        if not self.automatic and self.trees:
-            self._one_of("tree", self.trees)
-            self._refuse_automatic(f"tree={vars(self)['tree']!r} as well. Drop one of the two.")
+        if not self.automatic and isinstance(tree := vars(self).get("tree"), str):
+            self._refuse_automatic(f"tree={tree!r} as well. Drop one of the two.")
         own = self.known_sources[0]
         if self.sources is not None and own not in self.sources:
             got = f"got {self.sources!r}. Add it, or use Lookahead."

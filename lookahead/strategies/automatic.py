@@ -56,7 +56,6 @@ class AutomaticStrategy(Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._flag("remember")
         if self.automatic:
             self._check_automatic()
 

@@ -89,11 +89,7 @@ class Lookahead(AutomaticStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag in ("pool_from_prompt", "pool_from_output", "always_forward_one"):
-            self._flag(flag)
         self._check_draft_model()
-        if self.parallel is not None:
-            self._one_of("parallel", ("lookahead",))
         if self.automatic:
             return
         for name, default, least in (("window_size", 7, 1), ("ngram_size", 5, 1), ("verification_set_size", 7, 0)):

@@ -97,7 +97,6 @@ class Eagle(HeadStrategy):
     kind: ClassVar[type[EagleHead]] = EagleHead
     expected: ClassVar[str] = "an EagleHead or the folder it lies in"
     title: ClassVar[str] = "The EAGLE head is"
-    trees: ClassVar[tuple[str, ...]] = ("eagle-1", "eagle-2")
 
     head: EagleHead | str | PathLike[str] | None = None
     _: KW_ONLY

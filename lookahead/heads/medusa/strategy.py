@@ -79,7 +79,6 @@ class Medusa(HeadStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._one_of("acceptance", ("exact", "typical", "nucleus"))
         self._between("posterior_threshold", "above 0 and below 1", lambda value: 0.0 < value < 1.0)
         self._between("posterior_alpha", "above 0", lambda value: 0.0 < value < math.inf)
         self._between("top_p", "above 0 and at most 1", lambda value: 0.0 < value <= 1.0)

@@ -69,7 +69,6 @@ class ReDrafter(HeadStrategy):
     kind: ClassVar[type[RecurrentHead]] = RecurrentHead
     expected: ClassVar[str] = "a RecurrentHead or the folder it lies in"
     title: ClassVar[str] = "The ReDrafter head is"
-    trees: ClassVar[tuple[str, ...]] = ("beam",)
 
     head: RecurrentHead | str | PathLike[str] | None = None
     _: KW_ONLY
