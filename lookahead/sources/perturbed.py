@@ -22,7 +22,6 @@ from operator import itemgetter
 import numpy as np
 
 Offer = list[tuple[int, int]]  # tokens and the bins of their shares, best first
-NoiseLine = Callable[[int], np.ndarray | None]  # from a token's index to its noise [vocab]; None where it is not known
 
 BOUNDS = tuple(1.0 / (1.0 + exp(5.0 - 0.9 * step)) for step in range(11))  # shares at which the next bin begins
 BINS = len(BOUNDS) + 1
@@ -36,11 +35,11 @@ class Draw:
     """How a sequence's tokens are drawn, as far as drafts may know.
 
     Attributes:
-        line: the noise of each written token, by its index.
+        line: the noise ``[vocab]`` of each written token, by its index; None where it is not known.
         temperature, top_k, top_p, min_p: what happens to logits before; 0 or 1 where nothing does.
     """
 
-    line: NoiseLine
+    line: Callable[[int], np.ndarray | None]
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0

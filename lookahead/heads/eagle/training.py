@@ -255,8 +255,8 @@ def _take_layer(network: EagleNetwork, model: Any) -> None:
             continue
         if "down_proj" in name:
             weight.zero_()
-        columns = slice(-own.shape[-1], None) if "self_attn" in name else slice(None, own.shape[-1])
-        (weight[: own.shape[0], columns] if own.ndim == 2 else weight).copy_(own)
+        columns = slice(-own.shape[-1], None) if "self_attn" in name else slice(own.shape[-1])
+        weight[(slice(own.shape[0]), columns)[: own.ndim]].copy_(own)
 
 
 @torch.no_grad()

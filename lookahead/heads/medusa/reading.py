@@ -71,7 +71,7 @@ TOKEN_MAP, LM_HEAD = "token_map", "lm_head.weight"  # what else vLLM's files may
 
 
 @dataclass(frozen=True)
-class Layout:
+class HeadsLayout:
     naming: Naming
     full: bool  # whether it holds a whole model
     stored: dict[str, str]  # the full name of each tensor of the heads, by its name in the format
@@ -96,7 +96,7 @@ class Layout:
         return f"full model with heads ({title})" if self.full else title
 
 
-def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layout:
+def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> HeadsLayout:
     """A checkpoint's format by the names of its tensors, and by config.json whether its output layer is a copy."""
     naming, prefix, full = _naming(name, tensors)
     stored = {key.removeprefix(prefix): key for key in tensors if key.startswith(prefix) or not full}
@@ -109,7 +109,7 @@ def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layo
     copied |= vllm and outputs <= {0} and config.get("original_lm_head") is True
     held = tuple(outputs) if copied else tuple(range(num_heads if outputs or vllm else 0))
     biased = not vllm or any(key.endswith(".bias") for key in stored)
-    layout = Layout(naming, full, stored, num_heads, num_layers, held, biased, copied)
+    layout = HeadsLayout(naming, full, stored, num_heads, num_layers, held, biased, copied)
     wanted = set(layout.names.values())
     missing = sorted(wanted - stored.keys())
     unknown = sorted(stored.keys() - wanted - ({TOKEN_MAP} if vllm else set()) - ({LM_HEAD} if copied else set()))
@@ -197,7 +197,7 @@ def read_checkpoint(source: str | Path, model: Any, hub: Mapping[str, Any]) -> C
 class _Stored:
     source: str
     tensors: StoredTensors
-    layout: Layout
+    layout: HeadsLayout
 
     def get(self, name: str, floating: bool = True) -> Tensor:
         key = self.layout.stored[name]
@@ -267,7 +267,7 @@ def _size(tensor: Tensor, axis: int) -> int:
     return tensor.shape[axis] if tensor.ndim else 0
 
 
-def _completed(state: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+def _completed(state: dict[str, Tensor], layout: HeadsLayout) -> dict[str, Tensor]:
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in state.values()))
     state = {name: tensor.to(dtype) for name, tensor in state.items()}
     if layout.biased:
@@ -290,7 +290,7 @@ def _check_copy(source: str, copy: Tensor, model: Any, token_map: Tensor | None)
         )
 
 
-def _remarks(config: dict[str, Any], layout: Layout, hidden_size: int, vocab_size: int | None) -> list[str]:
+def _remarks(config: dict[str, Any], layout: HeadsLayout, hidden_size: int, vocab_size: int | None) -> list[str]:
     vllm = layout.naming is VLLM
     heads, layers = ("num_heads", "num_hidden_layers") if vllm else ("medusa_num_heads", "medusa_num_layers")
     found = {heads: layout.num_heads, layers: layout.num_layers, "hidden_size": hidden_size, "vocab_size": vocab_size}

@@ -15,7 +15,7 @@ from lookahead._per_model import PerModel, latest
 from lookahead.draft.planner import Planner
 from lookahead.heads.base import ResBlock
 from lookahead.heads.medusa.heads import MedusaHeads
-from lookahead.heads.medusa.network import Output, best_of
+from lookahead.heads.medusa.network import OutputLayer, best_of
 from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.models.hidden_states import HiddenStates
 from lookahead.sources.base import RANKS
@@ -190,7 +190,7 @@ def _stacked(heads: MedusaHeads) -> States:
     return states
 
 
-def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
+def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, OutputLayer], Tensor]:
     """The fastest way from a few hidden states ``[token, hidden]`` to the heads' logits ``[head, token, vocab]``. For
     small blocks those are stacked copies, kept until a weight changes; otherwise the heads themselves."""
     blocks = [block for blocks in heads.blocks for block in blocks.children()]

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.heads.medusa.calibration import score
 from lookahead.heads.medusa.heads import MedusaHeads
-from lookahead.heads.medusa.network import Output
+from lookahead.heads.medusa.network import OutputLayer
 from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.heads.medusa.strategy import Medusa
 from lookahead.models.hidden_states import passed
@@ -27,7 +27,7 @@ from lookahead.training.stage import Learner, Trained, check_gradient, kept_flag
 
 
 def heads_loss(
-    heads: MedusaHeads, output: Output, hidden: Tensor, labels: Tensor, decay: float = 0.8
+    heads: MedusaHeads, output: OutputLayer, hidden: Tensor, labels: Tensor, decay: float = 0.8
 ) -> tuple[Tensor, Tensor]:
     """The heads' loss L1: the sum over the heads of ``decay ** (k + 1)`` times head k's cross-entropy. A head's
     cross-entropy is the mean over its labelled tokens, in nats; 0 where it has none. The model's ``output`` layer reads
@@ -64,7 +64,7 @@ def distillation_loss(logits: Tensor, original: Tensor, labels: Tensor) -> Tenso
     return (target.exp() * (target - adapted)).sum() / max(1, int(kept.sum()))
 
 
-def _logits(heads: MedusaHeads, head: int, output: Output, hidden: Tensor) -> Tensor:
+def _logits(heads: MedusaHeads, head: int, output: OutputLayer, hidden: Tensor) -> Tensor:
     """One head's logits ``[token, vocab]``, on the device of ``hidden``."""
     state = heads.state(head, hidden)
     if heads.own_output:

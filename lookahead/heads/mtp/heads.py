@@ -32,7 +32,7 @@ _INDEXED = "indexed_attention"
 _read: PerModel[dict[str, "MtpHeads"]] = PerModel(dict)  # by where they were read from
 
 
-class TreeCache:
+class AttentionCache:
     """Keys and values of a layer of attention, one entry a pair, and the pairs' positions."""
 
     def __init__(self, config: Any) -> None:
@@ -154,11 +154,11 @@ class MtpLayer(nn.Module):
         parts = [self.embed_norm(embedded), self.hidden_norm(features)]
         return self.fc(torch.cat(parts[::-1] if self._hidden_first else parts, dim=-1))
 
-    def cache(self) -> TreeCache | LinearCache:
-        return LinearCache(self.decoder.config) if self.is_linear else TreeCache(self.decoder.config)
+    def cache(self) -> AttentionCache | LinearCache:
+        return LinearCache(self.decoder.config) if self.is_linear else AttentionCache(self.decoder.config)
 
     def forward(
-        self, states: Tensor, embedded: Tensor, positions: Tensor, cache: TreeCache | LinearCache, mask: Tensor
+        self, states: Tensor, embedded: Tensor, positions: Tensor, cache: AttentionCache | LinearCache, mask: Tensor
     ) -> Tensor:
         """What comes out ``[pair, hidden]``, by bool ``mask`` ``[pair, pairs in the cache and these]``."""
         if isinstance(cache, LinearCache):
