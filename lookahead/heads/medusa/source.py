@@ -30,6 +30,7 @@ _DRAWN_PRIORS = (0.01, 0.015, 0.025, 0.045, 0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.75,
 _MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves take the time
 _MOST_COPIED = 64 << 20  # bytes of all weights together, which are held twice
 
+Heard = list[tuple[list[int], list[float]]]  # of each head: tokens and their log-probabilities, best first
 States = Callable[[Tensor], Tensor]  # from [token, hidden] to what the output layers read, [head, token, hidden]
 
 _stacks: PerModel[dict[Hashable, States]] = PerModel(dict)  # of each heads' module, by the stamp of its weights
@@ -48,7 +49,7 @@ class HeadCandidates:
         self._heads = fast_heads(heads)
         self._output, self._hidden = output, hidden
         self._count, self._vocab_size = min(count, vocab_size), vocab_size
-        self._found: list[tuple[list[list[int]], list[list[float]]] | None] = [None] * batch
+        self._found: list[Heard] = [[]] * batch
         self._nodes: dict[int, int] = {}  # by sequence, where the heads have not run yet
         self._pass = 0
 
@@ -56,14 +57,14 @@ class HeadCandidates:
         if self._pass != self._hidden.passes:  # hidden states of earlier passes are gone
             self._nodes.clear()
             self._pass = self._hidden.passes
-        self._found[sequence] = None
+        self._found[sequence] = []
         self._nodes[sequence] = node
 
-    def of(self, sequence: int) -> tuple[list[list[int]], list[list[float]]] | None:
-        """Token ids and log-probabilities ``[head][rank]`` below a sequence's next root, best first."""
+    def of(self, sequence: int) -> Heard:
+        """What the heads say below a sequence's next root; nothing if nobody asked right after its last pass."""
         if self._nodes and self._pass == self._hidden.passes:
             self._run()
-        return self._found[sequence]  # None if nobody asked right after its last pass
+        return self._found[sequence]
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -75,8 +76,8 @@ class HeadCandidates:
         # Integers and floats of 32 bits share one transfer.
         both = torch.stack([tokens.int(), chances.float().view(torch.int32)]).transpose(1, 2).cpu()
         ids, logs = both[0].tolist(), both[1].contiguous().view(torch.float32).tolist()
-        for sequence, found in zip(sequences, zip(ids, logs, strict=True), strict=True):
-            self._found[sequence] = found
+        for sequence, *found in zip(sequences, ids, logs, strict=True):
+            self._found[sequence] = list(zip(*found, strict=True))
         self._nodes.clear()
         self.spent_ms += 1e3 * (perf_counter() - start)
 
@@ -100,9 +101,8 @@ class HeadsPasses:
 
     def after(self, branches: Sequence[Branch]) -> list[Said | None]:
         if self._said is None:
-            lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
             self._said = []
-            for head, (tokens, logs) in enumerate(lines):
+            for head, (tokens, logs) in enumerate(self._candidates.of(self._sequence)):
                 if self._draw is not None:
                     best = [token for token, _ in best_of_head(self._draw, tokens, logs, self._index + head)]
                     tokens = list(dict.fromkeys([*best, *tokens]))
@@ -135,8 +135,8 @@ class HeadsSource(HeadsPasses):
 
     def propose(self, state: int) -> list[tuple[int, int]]:
         if self._offers is None:
-            lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
-            self._offers = [self._offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
+            lines = enumerate(self._candidates.of(self._sequence))
+            self._offers = [self._offer(head, tokens, logs) for head, (tokens, logs) in lines]
         return self._offers[state] if state < len(self._offers) else []
 
     def _offer(self, head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.heads.medusa.strategy import Medusa
 from lookahead.models.hidden_states import passed
 from lookahead.models.output_layer import output_layer
+from lookahead.strategies.draft_models import unwrapped
 from lookahead.training.data import IGNORE, Example, Examples, Progress, Scored, places_at_once
 from lookahead.training.recipe import Recipe, Run
 from lookahead.training.stage import Learner, Trained, check_gradient, kept_flags, train_stage
@@ -132,10 +133,10 @@ class MedusaModel(Learner):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
-        layer = output_layer(self._model)
+        layer = output_layer(unwrapped(self.backbone))
         if not self.trains_backbone:
             with torch.no_grad():
-                hidden = self._hidden(inputs)
+                hidden = self._hidden(layer, inputs)
             loss, each = heads_loss(self.heads, layer, hidden, labels)
             self.parts = _by_head(each)
             return {"loss": loss}
@@ -147,20 +148,16 @@ class MedusaModel(Learner):
         self.parts = {"loss_model": own.detach()} | _by_head(each)
         return {"loss": own + self.heads_weight * loss}
 
-    @property
-    def _model(self) -> Any:
-        return self.backbone.get_base_model() if hasattr(self.backbone, "get_base_model") else self.backbone
-
-    def _hidden(self, inputs: dict[str, Any]) -> Tensor:
+    def _hidden(self, layer: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """What the output layer reads; the layer itself runs only if the model gives no such states."""
         if self._inner is None:
             few = {name: value[:1, :8] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-            _, expected = passed(self.backbone, output_layer(self._model), few)
+            _, expected = passed(self.backbone, layer, few)
             found = getattr(self.backbone.base_model(**few), "last_hidden_state", None)
             self._inner = found is not None and found.shape == expected.shape and torch.allclose(found, expected)
         if self._inner:
             return cast(Tensor, self.backbone.base_model(**inputs).last_hidden_state)
-        return passed(self.backbone, output_layer(self._model), inputs)[1]
+        return passed(self.backbone, layer, inputs)[1]
 
     @torch.no_grad()
     def _original(self, inputs: dict[str, Any]) -> Tensor:
