@@ -1,5 +1,4 @@
-"""What strategies share that draft with a head, or layers, beside the model; and trees of fixed shape, filled with what
-a head alone says: EAGLE-1's and Medusa's."""
+"""What strategies share that draft with a head beside the model; and trees of fixed shape, EAGLE-1's and Medusa's."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -84,8 +83,7 @@ class HeadStrategy(AutomaticStrategy):
         return super().to_dict() | {self.field: given if isinstance(given, str | None) else type(given).__name__}
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse a head that is another model's, that cannot be read, that computes elsewhere than the output layer of
-        ``model``, or whose weights are no numbers."""
+        """Refuse a head that is another model's, cannot be read, computes elsewhere, or has weights that are NaN."""
         self._check_causal(model)
         if not self.sharded:
             check_whole(model, type(self).__name__)
@@ -108,8 +106,7 @@ class HeadStrategy(AutomaticStrategy):
 
 
 def check_sizes(what: str, sizes: Mapping[str, tuple[int | None, int]], model: Any) -> None:
-    """Refuse a ``model`` that has other sizes than the head, a ``what``: by what the head does, its own and the
-    model's."""
+    """Refuse a ``model`` of other sizes than the head, a ``what``: by what that does, its own and the model's."""
     for does, (own, its) in sizes.items():
         if own is not None and own != its:
             raise LookaheadError(f"{what} {does} {own}, and {type(model).__name__} has {its}: it is another model's.")

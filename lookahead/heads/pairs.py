@@ -1,5 +1,4 @@
-"""Heads beside one sequence that read pairs of a feature and a token, as EAGLE's: what they say after branches, from
-the model's features of the text."""
+"""Heads beside one sequence that read pairs of a feature and a token, as EAGLE's: what they say after branches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -157,8 +156,7 @@ class PairPasses:
 
 
 def joined_features(hidden: HiddenStates, taps: Sequence[str], norm: nn.Module | None) -> Callable[[], Tensor]:
-    """How a head's features are read of the model's last pass: the states of all ``taps`` side by side, or of one,
-    after the model's final ``norm``."""
+    """Reads a head's features of the last pass: states of ``taps`` side by side, or of one after the final ``norm``."""
 
     def read() -> Tensor:
         states = [hidden.of(tap) for tap in taps]

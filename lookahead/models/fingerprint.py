@@ -1,5 +1,4 @@
-"""Fingerprint of the model that something was made for: its weights, its settings and its code; and whether weights are
-numbers, looked at once, for as long as none moves or changes."""
+"""Fingerprint of the model that something was made for: weights, settings and code; and whether weights are numbers."""
 
 import sys
 import weakref
@@ -35,8 +34,7 @@ _SWITCHES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 def fingerprint(model: PreTrainedModel) -> Hashable:
     """A value that changes when the model would run other operations, or on other memory. Weights, hooks, every setting
-    (adapters are switched by some), the functions that the model's code calls and torch's switches of kernels count. It
-    holds no reference to the model."""
+    (some switch adapters), functions that its code calls and torch's switches count. It holds no reference to it."""
     configs: dict[int, Hashable] = {}
     numbers: dict[int, int] = {}  # of weights in their order: which modules share one
     parts: list[Hashable] = [_setting(model.config, configs), *_switches()]
@@ -83,8 +81,7 @@ def _switches() -> Iterator[Hashable]:
 
 
 def _setting(value: Any, configs: dict[int, Hashable], depth: int = 4) -> Hashable:
-    """A setting as a value to compare; objects of unknown classes are told apart by class only, and lists and dicts are
-    looked into to a ``depth``."""
+    """A setting as a value to compare: unknown classes are told apart by class only, lists and dicts to a ``depth``."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return kind, value  # 1, 1.0 and True are not the same

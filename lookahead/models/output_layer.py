@@ -69,8 +69,7 @@ def placement(model: Any) -> tuple[torch.device, torch.dtype]:
 
 
 def beside(model: Any, head: Head) -> Head:
-    """A head that computes where the output layer of ``model`` does, and as it does: itself, or a copy, which goes with
-    the model."""
+    """A head that computes where and as the output layer of ``model`` does: itself, or a copy kept with the model."""
     device, dtype = placement(model)
     copies = _copies.of(model)
     for known in (head, copies.get(head)):

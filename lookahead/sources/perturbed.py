@@ -51,8 +51,7 @@ class Draw:
         return self.temperature, self.top_k, self.top_p, self.min_p
 
     def chances(self, logits: np.ndarray) -> np.ndarray:
-        """What the draw makes of the highest logits ``[..., rank]``, best first: chances up to a factor, 0 where it may
-        not choose."""
+        """Chances, up to a factor, by the highest logits ``[..., rank]``, best first; 0 where a draw may not choose."""
         chances: np.ndarray = np.exp((logits - logits[..., :1]) * (1.0 / self.temperature))
         if self.top_k:
             chances[..., self.top_k :] = 0.0
@@ -85,7 +84,6 @@ class Draw:
 
 
 def offer(shares: dict[int, float], first: int = 0, most: int = 8) -> Offer:
-    """The tokens of the largest shares, best first, and the bins of their shares, counted from ``first``. With ``most``
-    of 4 and of 16 tokens, S was 1 to 4 % lower."""
+    """Tokens of the largest shares, best first, and their bins from ``first`` on; with 4 or 16, S is 1 to 4 % lower."""
     likely = sorted(shares.items(), key=itemgetter(1), reverse=True)[:most]
     return [(token, first + bisect_right(BOUNDS, share)) for token, share in likely]

@@ -83,8 +83,7 @@ class SuccessorTable:
         """Write down what the model said after each node of a tree: the first lines of ``said``. ``root`` is the first
         node's context, of which the last token stands last. Of equal contexts the last one counts.
 
-        Narrower rows than those before are filled up; the first wider ones, as drawn tokens want them, begin a new
-        table."""
+        Narrower rows than those before are filled up; the first wider ones, for drawn tokens, begin a new table."""
         count, width = len(tokens), said.tokens.shape[1]
         if width > self._tokens.shape[1]:
             self._begin(width)

@@ -56,8 +56,7 @@ def encode(
     Plain texts, each with its end token, are packed into blocks. Other items are cut; shorter ones are left out.
 
     Raises:
-        LookaheadError: a completion is missing, the chat template cannot tell the assistant's tokens, or all examples
-            are too short.
+        LookaheadError: a completion is missing, a chat template cannot tell answers, or all examples are too short.
     """
     report = report or (lambda done: None)
     texts = [item for item in items if item.prompt is None and not item.messages]

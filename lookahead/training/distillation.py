@@ -32,9 +32,8 @@ def own_answers(
     settings: TrainingSettings,
     report: Progress | None = None,
 ) -> list[Example]:
-    """Let the model, in evaluation mode, answer prompts of token ids; only the answers' tokens carry loss. The answers
-    are kept in files of ``folder``, so that no restart repeats them. With several processes (``torchrun``), each
-    answers its share."""
+    """Let the model, in evaluation mode, answer prompts of token ids; only the answers' tokens carry loss. Answers are
+    kept in files of ``folder``, so that no restart repeats them. Of several processes each answers its share."""
     processes = processes_of(model)
     folder.mkdir(parents=True, exist_ok=True)
     task = json.dumps([list(map(list, prompts)), settings.answer_tokens, settings.temperature, settings.seed])

@@ -1,5 +1,4 @@
-"""One stage of a training by transformers' ``Trainer``, whatever learns to draft: the clock, learning rates, schedules,
-checkpoints."""
+"""One stage of a training by transformers' ``Trainer``, whatever learns: clock, learning rates and checkpoints."""
 
 import importlib.util
 import math
@@ -198,8 +197,7 @@ class Trained:
 
 
 def check_stage(model: PreTrainedModel, settings: TrainingSettings, packages: Sequence[str] = ()) -> None:
-    """Raise a LookaheadError if accelerate or one of the ``packages`` is missing, or nothing can be trained for the
-    model with these settings."""
+    """Raise a LookaheadError if accelerate or one of the ``packages`` is missing, or settings and model do not fit."""
     packages = ("accelerate", *packages)
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:

@@ -60,8 +60,7 @@ def learn(
         report: called with the share that is done, from 0 to 1.
 
     Raises:
-        LookaheadError: an argument is wrong, the model cannot be given trees, or the file is another model's, or cannot
-            be written; before the model writes.
+        LookaheadError: an argument is wrong, the model takes no trees, or the file is another's or cannot be written.
     """
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise LookaheadError(f"tokens must be a whole number above 0: got {tokens!r}.")

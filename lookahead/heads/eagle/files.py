@@ -53,8 +53,7 @@ def read(
 
 
 def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, source: str) -> Tensor | None:
-    """``d2t``, where the head scores only some tokens, checked against ``t2d``, from which it follows, and against the
-    ``rows`` of the head's output layer."""
+    """``d2t``, where a head of so many ``rows`` scores only some tokens; it agrees with ``t2d``, or follows from it."""
     ids = None if mask is None else _marked(mask, rows, source)
     if offsets is None:
         return None if ids is None or mask is None or len(ids) == len(mask) else ids - torch.arange(len(ids))

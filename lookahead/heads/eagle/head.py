@@ -73,8 +73,7 @@ class EagleHead(nn.Module):
         return head
 
     def save_pretrained(self, folder: str | PathLike[str], *, format: Format = "safeailab") -> None:
-        """Write ``config.json`` and ``model.safetensors`` as SafeAILab publishes heads, or as speculators does, beside
-        what else is in ``folder``.
+        """Write ``config.json`` and ``model.safetensors`` as SafeAILab or speculators do, beside what else is there.
 
         Raises:
             LookaheadError: the format is unknown, a weight is not finite, the size of the model's vocabulary is unknown

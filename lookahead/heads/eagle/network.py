@@ -59,16 +59,14 @@ class EagleSizes:
 
 
 class PairCache:
-    """What pairs see of each other: keys and values ``[key head, pair, channel]`` of one sequence, stable pairs first,
-    in each layer."""
+    """What pairs see of each other in each layer: keys and values ``[key head, pair, channel]``, stable pairs first."""
 
     def __init__(self, layers: int) -> None:
         self._held: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(layers)]
         self.length = 0
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """What ``queries`` ``[query head, pair, channel]`` see of all keys so far, these behind them, by a bool
-        ``mask`` ``[pair, seen]``."""
+        """What ``queries`` ``[query head, pair, channel]`` see of all keys so far, by a ``mask`` ``[pair, seen]``."""
         for held in self._held[layer]:
             keys, values = torch.cat([held[0], keys], dim=1), torch.cat([held[1], values], dim=1)
         self._held[layer] = [(keys, values)]
@@ -107,8 +105,7 @@ class EagleAttention(nn.Module):
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer. Of EAGLE-1's first layer attention's input is not normed; EAGLE-3's is the normed embedding
-    beside the normed feature."""
+    """A decoder layer. EAGLE-1's first does not norm what attention reads; EAGLE-3's norms embedding and feature."""
 
     def __init__(self, sizes: EagleSizes, config: LlamaConfig, index: int) -> None:
         super().__init__()
@@ -189,8 +186,7 @@ class EagleNetwork(nn.Module):
         return self.norm(states) if self.sizes.norm_output and self.norm is not None else states
 
     def logits(self, states: Tensor, output: nn.Module) -> Tensor:
-        """Scores ``[..., pair, draft token]`` of what came out, by the head's own output layer or the model's
-        ``output``."""
+        """Scores ``[..., pair, draft token]`` of what came out, by the head's own output layer or else ``output``."""
         if self.norm is not None and not self.sizes.norm_output:
             states = self.norm(states)
         if self.lm_head is not None:

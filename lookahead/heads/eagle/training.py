@@ -1,5 +1,4 @@
-"""An EAGLE head as something to train: fresh ones, made of the model's own last layer as far as that fits, unrolled
-passes, and losses."""
+"""An EAGLE head as something to train: made of the model's own last layer where that fits, unrolled passes, losses."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -93,8 +92,7 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         return torch.stack(losses).sum(), parts
 
     def unrolled(self, seen: Seen, model: Any, steps: int, features: Tensor | None = None) -> Sequence[Tensor]:
-        """What comes out of the head at all pairs of a text, ``[batch, pair, hidden]`` for each step; of its
-        ``features``, unless others are given.
+        """What comes out at all pairs of a text, or of given ``features``, ``[batch, pair, hidden]`` a step.
 
         Pair i is the features of token i and token i + 1; in step s it is its output of the step before and token
         i + 1 + s, at position i + s. There are pairs for as long as there are tokens::
@@ -158,8 +156,7 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         return None if size == vocab else torch.arange(size, device=device)
 
     def _feature_loss(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """EAGLE-1's (arXiv 2401.15077, section 3.2): the next feature, and the distribution that the model's output
-        layer makes of it."""
+        """EAGLE-1's (arXiv 2401.15077, section 3.2): the next feature, and what the model makes of it."""
         noisy = features = self._features(seen, model)
         if self.training and self._settings.noise:
             width = self._settings.noise * _NOISE_TOKENS / features.shape[1]
@@ -176,9 +173,8 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
 def fresh_head(
     model: Any, settings: EagleSettings, examples: Sequence[Example] = (), name: str | None = None
 ) -> EagleHead:
-    """A head for a model, float32: weights of the model's last layer, final norm and output layer, and the rest drawn
-    by ``settings.seed``. ``examples`` tell which tokens are frequent, where it is to score only some. A LookaheadError
-    says what the model cannot give."""
+    """A float32 head: weights of the model's last layer, final norm and output layer, and the rest drawn. ``examples``
+    tell which tokens are frequent, where it scores only some. A LookaheadError says what the model cannot give."""
     if model.config.is_encoder_decoder:
         raise LookaheadError(f"{type(model).__name__} is an encoder-decoder model: EAGLE heads need a causal one.")
     hidden, vocab = output_sizes(model)

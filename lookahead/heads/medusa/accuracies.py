@@ -8,8 +8,7 @@ that a pass is expected to keep::
     a_1 = 0.5, 0.1          /   \      /         keeps 0.6 + 0.3 + 0.2 = 1.1
                           0.3   0.06  0.1        tokens a pass
 
-No child is worth more than its parent, so taking the most valuable candidate again and again gives the best tree of
-every size.
+No child is worth more than its parent, so the most valuable candidates, one by one, are the best tree of every size.
 """
 
 import json
@@ -117,8 +116,7 @@ class CalibratedTree:
 
 
 def expected_length(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
-    """How many drafted tokens a pass over the tree is expected to keep; it writes one more, the model's own. A
-    LookaheadError if the table lacks a path's head or rank."""
+    """How many drafted tokens a pass is expected to keep; a LookaheadError if the table lacks a path's head or rank."""
     table = accuracies.accuracies
     values: dict[tuple[int, ...], float] = {(): 1.0}
     for path in choices.paths:

@@ -53,8 +53,7 @@ class MedusaHeads(
 ):
     """Medusa's heads, kept apart from the model that they run beside.
 
-    Use :meth:`for_model` for fresh heads and :meth:`from_pretrained` for trained ones; the constructor takes the sizes
-    of a :class:`HeadsNetwork`.
+    Use :meth:`for_model` for fresh heads and :meth:`from_pretrained` for trained ones; the constructor takes sizes.
     """
 
     formats: ClassVar[tuple[str, ...]] = ("medusa",)  # that they are written in

@@ -173,8 +173,7 @@ def _by_head(losses: Tensor) -> dict[str, Tensor]:
 
 
 class MedusaRecipe(Recipe):
-    """Heads that are trained, with ``method="medusa-2"`` together with the model, which may be quantised unless all its
-    weights are trained."""
+    """Heads that are trained, alone or with the model, which may be quantised unless all its weights are trained."""
 
     settings = MedusaSettings
     source = "heads"

@@ -92,8 +92,7 @@ class LinearCache:
         self._nodes = []
 
     def run(self, decode: Decode, states: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """What comes out for pairs ``[pair, hidden]``, each of which sees the text, and what bool ``mask`` ``[pair,
-        pairs]`` shows of the nodes."""
+        """What comes out for pairs ``[pair, hidden]``, which see the text and nodes by ``mask`` ``[pair, pairs]``."""
         first = len(self._nodes)
         self._nodes += zip(states.split(1), positions.split(1), strict=True)
         seen = mask[:, self._text :]

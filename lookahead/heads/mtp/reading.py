@@ -51,8 +51,7 @@ _GATE_AND_UP = "mlp.w13_dn.weight"  # their rows take turns
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """One layer's: ``parts`` (fc, embed_norm, hidden_norm; norm, embed and head where there are any), and those of its
-    decoder layer, as its family's checkpoints name them."""
+    """A layer's ``parts`` (fc, embed_norm, hidden_norm; perhaps norm, embed, head), and those of its decoder layer."""
 
     parts: dict[str, Tensor]
     block: dict[str, Tensor]

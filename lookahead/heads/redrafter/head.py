@@ -128,8 +128,7 @@ class RecurrentHead(nn.Module):
         return head
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
-        """Write ``config.json`` and ``model.safetensors`` as Apple's files are, beside what else is in ``folder``. A
-        LookaheadError if it cannot be written to, or weights are not finite."""
+        """Write ``config.json`` and ``model.safetensors`` as Apple's; a LookaheadError if that fails, or for NaN."""
         sizes = self.sizes
         config = {
             "architectures": ["Drafter"],

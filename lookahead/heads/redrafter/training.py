@@ -36,8 +36,7 @@ model.generate(**inputs, custom_generate=ReDrafter(head))"""
 
     @classmethod
     def fresh(cls, model: Any, settings: Any, examples: Sequence[Example] = (), name: str | None = None) -> Self:
-        """With a float32 head, drawn by ``settings.seed``. Blocks start as nothing, and the output layer as a part of
-        the model's, for the hidden and the recurrent state alike."""
+        """With a float32 head: drawn states, empty blocks, and the model's output layer in part for both halves."""
         hidden, vocab = output_sizes(model)
         sizes = RecurrentSizes(vocab, hidden, settings.exit_size, settings.num_layers, settings.rnn)
         weight = copyable_weight(output_layer(model))
@@ -54,8 +53,7 @@ model.generate(**inputs, custom_generate=ReDrafter(head))"""
         return (LAST,)
 
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the steps' mean cross-entropies (as Cheng et al., arXiv 2403.09919, train it); and for each step
-        the share of places where the head's best token is the right one."""
+        """The sum of the steps' mean cross-entropies (as Cheng et al. train), and how often each is right."""
         losses: list[Tensor] = []
         parts: dict[str, Tensor] = {}
         for step, (hidden, states) in enumerate(self.unrolled(seen, model)):
