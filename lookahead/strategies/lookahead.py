@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -114,9 +114,7 @@ class Lookahead(AutomaticStrategy):
         return self._draws_from("draft")
 
     @classmethod
-    def from_lade(
-        cls, *, LEVEL: int, WINDOW_SIZE: int, GUESS_SET_SIZE: int, POOL_FROM_PROMPT: bool = False
-    ) -> "Lookahead":
+    def from_lade(cls, *, LEVEL: int, WINDOW_SIZE: int, GUESS_SET_SIZE: int, POOL_FROM_PROMPT: bool = False) -> Self:
         """The settings of ``lade.config_lade``: LEVEL is N, and -1 as GUESS_SET_SIZE means WINDOW_SIZE."""
         return cls(
             window_size=WINDOW_SIZE,

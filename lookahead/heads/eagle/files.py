@@ -52,39 +52,35 @@ def read(
     return network
 
 
-def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, source: str) -> Tensor | None:
+def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, name: str) -> Tensor | None:
     """``d2t``, where a head of so many ``rows`` scores only some tokens; it agrees with ``t2d``, or follows from it."""
-    ids = None if mask is None else _marked(mask, rows, source)
+    ids = None if mask is None else _marked(mask, rows, name)
     if offsets is None:
         return None if ids is None or mask is None or len(ids) == len(mask) else ids - torch.arange(len(ids))
     if offsets.is_floating_point() or offsets.ndim != 1 or rows not in (None, len(offsets)):
-        expected = "one" if rows is None else f"[{rows}]"
-        raise LookaheadError(
-            f"{source}: d2t is {offsets.dtype} {list(offsets.shape)}, expected {expected} whole numbers."
-        )
+        size = "one" if rows is None else f"[{rows}]"
+        raise LookaheadError(f"{name}: d2t is {offsets.dtype} {list(offsets.shape)}, expected {size} whole numbers.")
     offsets = offsets.long()
     scored = offsets + torch.arange(len(offsets))
     if bool((scored < 0).any()) or len(scored.unique()) < len(scored):
-        raise LookaheadError(
-            f"{source}: d2t gives negative tokens, or one twice: expected offsets to different tokens."
-        )
+        raise LookaheadError(f"{name}: d2t gives negative tokens, or one twice: expected offsets to different tokens.")
     if ids is not None and not torch.equal(scored.sort().values, ids):
         themselves = torch.equal(offsets.sort().values, ids)
         what = "holds the tokens themselves" if themselves else "gives other tokens than t2d"
         raise LookaheadError(
-            f"{source}: d2t {what}: expected offsets, the token that t2d marks minus its place in the head's output."
+            f"{name}: d2t {what}: expected offsets, the token that t2d marks minus its place in the head's output."
         )
     return offsets
 
 
-def _marked(mask: Tensor, rows: int | None, source: str) -> Tensor:
+def _marked(mask: Tensor, rows: int | None, name: str) -> Tensor:
     """The tokens that ``t2d`` marks."""
     if mask.ndim != 1 or mask.is_floating_point():
-        raise LookaheadError(f"{source}: t2d is {mask.dtype} {list(mask.shape)}, expected a flag for each token.")
+        raise LookaheadError(f"{name}: t2d is {mask.dtype} {list(mask.shape)}, expected a flag for each token.")
     ids = mask.bool().nonzero()[:, 0]
     if rows not in (None, len(ids)):
         raise LookaheadError(
-            f"{source}: t2d marks {len(ids)} tokens, and lm_head.weight scores {rows}: expected as many."
+            f"{name}: t2d marks {len(ids)} tokens, and lm_head.weight scores {rows}: expected as many."
         )
     return ids
 

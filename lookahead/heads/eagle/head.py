@@ -3,7 +3,7 @@
 import logging
 from dataclasses import asdict, replace
 from os import PathLike
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 from weakref import WeakSet
 
 from torch import nn
@@ -54,7 +54,7 @@ class EagleHead(nn.Module):
         feature_layers: tuple[int, ...] = (),
         layers: Count = "inputs",
         **hub: Any,
-    ) -> "EagleHead":
+    ) -> Self:
         """Read a head from a folder, a file or a repository of the hub (``hub`` says how to download).
 
         With ``model`` it is checked against that, and put on its device in the dtype that it computes in;
@@ -120,11 +120,10 @@ class EagleHead(nn.Module):
                 "config names no layers: expected them by EagleHead.from_pretrained(..., model=model, feature_layers=)."
             )
         facts = {"reads features of size": (sizes.target_size, hidden), "has embeddings for": (table, tokens)}
-        facts["reads the model's embeddings, of size"] = (None if table else sizes.hidden_size, channels)
+        facts["reads the model's embeddings, of size"] = None if table else sizes.hidden_size, channels
         lent = None if sizes.own_output else sizes.hidden_size
-        check_sizes(
-            "This EAGLE head", facts | {"scores by the model's output layer states of size": (lent, hidden)}, model
-        )
+        facts["scores by the model's output layer states of size"] = lent, hidden
+        check_sizes("This EAGLE head", facts, model)
         self._check_vocabulary(name, vocab)
         self.taps(model)
         theirs, ours = self.network.sizes.base_model or "", str(getattr(model, "name_or_path", None) or "")

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-Rotation = tuple[Tensor, Tensor]  # of RoPE: cosines and sines, [pair, channel]
+Angles = tuple[Tensor, Tensor]  # of RoPE: cosines and sines, [pair, channel]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class EagleAttention(nn.Module):
             LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else nn.Identity() for _ in range(2)
         )
 
-    def forward(self, inputs: Tensor, turns: Rotation, cache: PairCache, mask: Tensor | None) -> Tensor:
+    def forward(self, inputs: Tensor, turns: Angles, cache: PairCache, mask: Tensor | None) -> Tensor:
         """What ``inputs`` ``[..., pair, width]`` see of each other; ``mask`` as the cache has it."""
         queries, keys, values = (
             projection(inputs).unflatten(-1, (-1, self._head_size)).transpose(-2, -3)
@@ -119,9 +119,7 @@ class EagleLayer(nn.Module):
         if self._joins:
             self.hidden_norm = LlamaRMSNorm(size, eps)
 
-    def forward(
-        self, states: Tensor, embedded: Tensor, turns: Rotation, cache: PairCache, mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, states: Tensor, embedded: Tensor, turns: Angles, cache: PairCache, mask: Tensor | None) -> Tensor:
         if self._joins:
             normed = self.hidden_norm(states)
             inputs = torch.cat([self.input_layernorm(embedded), normed], dim=-1)

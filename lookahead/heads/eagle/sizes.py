@@ -3,6 +3,7 @@ attention has, RoPE, which of the model's states are read."""
 
 import re
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -97,9 +98,7 @@ class Told:
         return self.of(name, "a whole number from 1 on", lambda value: type(value) is int and value > 0)
 
     def number(self, name: str, default: float) -> float:
-        found = self.of(
-            name, "a number above 0", lambda value: type(value) in (int, float) and 0 < value < float("inf")
-        )
+        found = self.of(name, "a number above 0", lambda value: type(value) in (int, float) and 0 < value < inf)
         return default if found is None else float(found)
 
     def text(self, name: str) -> str | None:

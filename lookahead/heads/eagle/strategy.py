@@ -133,9 +133,7 @@ class Eagle(HeadStrategy):
         return self._drafts_of(call, passes, grow if self.tree == "eagle-2" else None)
 
 
-def eagle_passes(
-    network: EagleNetwork, features: Callable[[], Tensor], row: int, embed: Any, *others: Any
-) -> PairPasses:
+def eagle_passes(network: EagleNetwork, features: Callable[[], Tensor], row: int, embed: Any, *rest: Any) -> PairPasses:
     """An EAGLE head's :class:`PairPasses`, with the model's ``embed`` and output where the head has none of its own."""
     networks = [(network, PairCache(network.sizes.layers))]
-    return PairPasses(networks, network.fc.weight, features, row, network.embed_tokens or embed, *others)
+    return PairPasses(networks, network.fc.weight, features, row, network.embed_tokens or embed, *rest)

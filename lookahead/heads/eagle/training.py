@@ -15,7 +15,7 @@ from lookahead.heads.eagle.settings import EagleSettings
 from lookahead.heads.eagle.strategy import Eagle
 from lookahead.models.hidden_states import decoder_layers, final_norm
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
-from lookahead.training.data import IGNORE, Example
+from lookahead.training.data import IGNORE, Examples
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
 from lookahead.training.stage import check_gradient
 
@@ -69,7 +69,7 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
     _settings: EagleSettings
 
     @classmethod
-    def fresh(cls, model: Any, settings: Any, examples: Sequence[Example] = (), name: str | None = None) -> Self:
+    def fresh(cls, model: Any, settings: Any, examples: Examples = (), name: str | None = None) -> Self:
         return cls(fresh_head(model, settings, examples, name), settings)
 
     @property
@@ -170,9 +170,7 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         return feature + _SOFT * soft, parts
 
 
-def fresh_head(
-    model: Any, settings: EagleSettings, examples: Sequence[Example] = (), name: str | None = None
-) -> EagleHead:
+def fresh_head(model: Any, settings: EagleSettings, examples: Examples = (), name: str | None = None) -> EagleHead:
     """A float32 head: weights of the model's last layer, final norm and output layer, and the rest drawn. ``examples``
     tell which tokens are frequent, where it scores only some. A LookaheadError says what the model cannot give."""
     if model.config.is_encoder_decoder:
@@ -256,7 +254,7 @@ def _take_layer(network: EagleNetwork, model: Any) -> None:
 
 
 @torch.no_grad()
-def _take_output(network: EagleNetwork, model: Any, examples: Sequence[Example]) -> None:
+def _take_output(network: EagleNetwork, model: Any, examples: Examples) -> None:
     """Begin with the model's final norm and its output layer, or the lines of it that stand for frequent tokens."""
     if network.norm is not None:
         weight = getattr(final_norm(model), "weight", None)

@@ -142,9 +142,8 @@ class HeadsSource(HeadsPasses):
     def _offer(self, head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
         if self._draw is None:
             return _by_strength(head, tokens, logs)
-        return [
-            (token, head * BINS + level) for token, level in best_of_head(self._draw, tokens, logs, self._index + head)
-        ]
+        best = best_of_head(self._draw, tokens, logs, self._index + head)
+        return [(token, head * BINS + level) for token, level in best]
 
     def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
         return [self.propose(state) for state in states]

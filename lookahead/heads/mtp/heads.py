@@ -5,7 +5,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from lookahead.runtime.masks import map_rules
 Decode = Callable[[DynamicCache, Tensor, Tensor, Any], Tensor]  # of states [pair, hidden], positions [pair], masks
 
 _INDEXED = "indexed_attention"
-_read: PerModel[dict[str, "MtpHeads"]] = PerModel(dict)  # by where they were read from
+_read: PerModel[dict[str, Any]] = PerModel(dict)  # by where they were read from
 
 
 class AttentionCache:
@@ -37,9 +37,8 @@ class AttentionCache:
 
     def __init__(self, config: Any) -> None:
         # Without a config nothing is dropped that a window does not see any more; indexers need one.
-        self.states = (
-            DynamicCache(config=config) if _INDEXED in (getattr(config, "layer_types", None) or ()) else DynamicCache()
-        )
+        kinds = getattr(config, "layer_types", None) or ()
+        self.states = DynamicCache(config=config) if _INDEXED in kinds else DynamicCache()
         self.positions = torch.empty(0, dtype=torch.long)
 
     @property
@@ -210,9 +209,7 @@ class MtpHeads(nn.Module):
         self.source = source
 
     @classmethod
-    def from_pretrained(
-        cls, source: str | PathLike[str] | None = None, *, model: PreTrainedModel, **hub: Any
-    ) -> "MtpHeads":
+    def from_pretrained(cls, source: str | PathLike[str] | None = None, *, model: PreTrainedModel, **hub: Any) -> Self:
         """Read the layers from a folder, a file or a repository of the hub (``hub`` says how to download); None = where
         ``model`` was loaded from, of which transformers does not tell the revision. They are built of the model's own
         kind of layer, and put where its output layer is.
@@ -237,7 +234,7 @@ class MtpHeads(nn.Module):
         return heads
 
     @classmethod
-    def of(cls, model: PreTrainedModel, source: str | None = None) -> "MtpHeads":
+    def of(cls, model: PreTrainedModel, source: str | None = None) -> Self:
         """The layers of ``source``, or of the model's own checkpoint, read once a model."""
         known, key = _read.of(model), source or model.name_or_path
         if key not in known:

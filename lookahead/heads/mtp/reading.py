@@ -97,23 +97,21 @@ def _found(stored: StoredTensors, decoder_layers: int) -> dict[int, dict[str, st
 
 
 def _layer(
-    stored: StoredTensors, names: Mapping[str, str], index: int, source: str, fp8_block: tuple[int, int]
+    stored: StoredTensors, names: Mapping[str, str], index: int, file: str, fp8_block: tuple[int, int]
 ) -> LayerTensors:
     parts: dict[str, Tensor] = {}
     block: dict[str, Tensor] = {}
     for name, full in names.items():
         if name.endswith(("rotary_emb.inv_freq", _SCALE)):
             continue
-        tensor = _floats(stored, full, source, fp8_block)
+        tensor = _floats(stored, full, file, fp8_block)
         if (part := _PARTS.get(name.removesuffix(".weight"))) is not None:
             parts[part] = tensor
         else:
             block[_BLOCK.sub("", name).replace("pre_mlp_layernorm", "post_attention_layernorm")] = tensor
     if missing := [part for part in ("fc", "embed_norm", "hidden_norm") if part not in parts]:
         told = [some(sorted(name for name, its in _PARTS.items() if its == part)) for part in missing]
-        raise LookaheadError(
-            f"{source}: MTP layer {index} lacks a weight: expected one of {'; and one of '.join(told)}."
-        )
+        raise LookaheadError(f"{file}: MTP layer {index} lacks a weight: expected one of {'; and one of '.join(told)}.")
     mimo = any(full.startswith("model.mtp_layers.") and name == "input_proj.weight" for name, full in names.items())
     inkling = "embed_norm.weight" in names
     return LayerTensors(parts, inklings(block) if inkling else block, hidden_first=mimo or inkling)

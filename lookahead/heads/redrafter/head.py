@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,8 @@ class RecurrentSizes:
     rnn: bool = True
 
 
-def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: str) -> RecurrentSizes:
-    """What the tensors are of, by their names; ``source`` is named in errors."""
+def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], name: str) -> RecurrentSizes:
+    """What the tensors are of, by their names; ``name`` is named in errors."""
     layers = 0
     while f"lm_head.{layers}.linear.weight" in tensors:
         layers += 1
@@ -48,19 +48,17 @@ def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: s
     if output is None or output.ndim != 2:
         found = some(sorted(tensors)) or "nothing"
         raise LookaheadError(
-            f"{source} is no ReDrafter head: expected lm_head.0.linear.weight and so on, and the output layer behind "
+            f"{name} is no ReDrafter head: expected lm_head.0.linear.weight and so on, and the output layer behind "
             f"them as lm_head.{layers}.weight; it has {found}."
         )
     vocab, exit_size = output.shape
     projection, rnn = tensors.get("input_proj.weight"), any(name.startswith("rnn_") for name in tensors)
     if config.get("rnn") and not rnn:
-        raise LookaheadError(
-            f"{source} is no whole ReDrafter head: config.json says rnn, and it lacks rnn_u and rnn_w."
-        )
+        raise LookaheadError(f"{name} is no whole ReDrafter head: config.json says rnn, and it lacks rnn_u and rnn_w.")
     joined = exit_size if projection is None or projection.ndim != 2 else projection.shape[1]
     if joined % 2:
         raise LookaheadError(
-            f"{source}: the head reads {joined} channels, expected twice the model's hidden size: a hidden state "
+            f"{name}: the head reads {joined} channels, expected twice the model's hidden size: a hidden state "
             "beside the recurrent state."
         )
     return RecurrentSizes(vocab, joined // 2, None if projection is None else exit_size, layers, rnn)
@@ -108,9 +106,7 @@ class RecurrentHead(nn.Module):
         return last.weight
 
     @classmethod
-    def from_pretrained(
-        cls, source: str | PathLike[str], *, model: PreTrainedModel | None = None, **hub: Any
-    ) -> "RecurrentHead":
+    def from_pretrained(cls, source: str | PathLike[str], *, model: PreTrainedModel | None = None, **hub: Any) -> Self:
         """Read a head from a folder, a file or a repository of the hub (``hub`` says how to download).
 
         With ``model`` it is checked against that, and put on its device in the dtype that it computes in.
