@@ -62,14 +62,13 @@ class OtherVocabulary:
         }
         for name in ("eos_token_id", "bos_token_id"):
             ours, others = getattr(tokenizer, name), getattr(draft_tokenizer, name)
-            if ours is not None and others is not None and ours < size and others < draft_size:
+            if None not in (ours, others) and ours < size and others < draft_size:
                 self._fed.setdefault(ours, (others,))
         names = ("unk_token_id", "eos_token_id", "pad_token_id")
         stand_ins = (getattr(draft_tokenizer, name) for name in names)
         self._stand_in = (next((each for each in stand_ins if isinstance(each, int) and each < draft_size), 0),)
         self._back = np.full(draft_size, -1, np.int64)
-        for token, others in self._fed.items():
-            self._back[others[0]] = token
+        self._back[[other for (other,) in self._fed.values()]] = list(self._fed)
 
     @property
     def shared(self) -> int:

@@ -61,11 +61,9 @@ class AutomaticStrategy(Strategy):
 
     def _check_automatic(self) -> None:
         name = type(self).__name__
-        self._whole("max_nodes", 1)
-        if self.nodes is not None:
-            self._whole("nodes", 1)
-        for field, count in (("nodes", self.nodes or 0), ("max_nodes", self.max_nodes)):
-            if count > _MOST_NODES:
+        for field in ("max_nodes",) if self.nodes is None else ("max_nodes", "nodes"):
+            self._whole(field, 1)
+            if (count := getattr(self, field)) > _MOST_NODES:
                 raise LookaheadError(f"{name}({field}=) must be at most {_MOST_NODES}: got {count}.")
         if isinstance(self.tuning, dict):  # as to_dict wrote it
             object.__setattr__(self, "tuning", StepTimes.from_dict(self.tuning, frozen=True))

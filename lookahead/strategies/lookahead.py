@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from jacobi import Drafter, LookaheadError, PlainDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.draft.published import LookaheadDrafter
-from lookahead.sources.draft_texts import DraftTexts
+from lookahead.sources.draft_texts import DraftPasses, DraftTexts
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.sources.vocabularies import is_tokenizer
 from lookahead.strategies.automatic import DEFAULT_SOURCES, FREE_SOURCES, AutomaticStrategy
@@ -189,7 +189,7 @@ class Lookahead(AutomaticStrategy):
         draft = draft_model_for(call.model, self.draft_model)
         vocabulary = vocabulary_for(call.model, draft, self.tokenizers)
         texts = DraftTexts(draft, vocabulary, len(call.rows), call.new_tokens, call.closing, self.traces, self.pack)
-        return self.passes_drafts(call, lambda row: texts.passes(row.index), "draft")
+        return self.passes_drafts(call, lambda row: DraftPasses(texts, row.index), "draft")
 
     def drafter(self, row: RowContext) -> Drafter:
         if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from jinja2 import TemplateError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from jacobi import LookaheadError
 from lookahead.training.items import Item
 
-IGNORE = -100  # the label of a token without loss, as everywhere in transformers
+IGNORE = nn.CrossEntropyLoss().ignore_index  # the label of a token without loss, as everywhere in transformers
 Progress = Callable[[float], None]  # called with the share that is done, from 0 to 1
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")

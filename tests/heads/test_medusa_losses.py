@@ -11,6 +11,7 @@ from helpers.training import LORA, batch, drawn, small_model, texts
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
+from lookahead.heads.medusa.settings import MedusaSettings
 from lookahead.heads.medusa.training import MedusaModel, MedusaRecipe, distillation_loss, heads_loss, next_token_loss
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.models.hidden_states import HiddenStates
@@ -102,7 +103,7 @@ def test_the_distillation_loss_is_the_divergence() -> None:
 
 def test_the_output_layer_does_not_run_on_what_is_not_trained() -> None:
     model = small_model()
-    together = MedusaModel(model, drawn(model)).train()
+    together = MedusaModel(model, drawn(model), MedusaSettings()).train()
     calls: list[int] = []
     output_layer(model).register_forward_pre_hook(lambda _, args: calls.append(args[0].shape[:-1].numel()))
     loss = together(**batch())["loss"]
@@ -121,7 +122,7 @@ def test_hidden_states_of_a_model_whose_inside_does_not_tell() -> None:
     model = small_model()
     layer, states = output_layer(model), []
     model.model.norm.register_forward_hook(lambda *args: states.append(args[-1]))
-    plain = MedusaModel(model, drawn(model))(**batch())["loss"]
+    plain = MedusaModel(model, drawn(model), MedusaSettings())(**batch())["loss"]
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -139,7 +140,7 @@ def test_hidden_states_of_a_model_whose_inside_does_not_tell() -> None:
         def forward(self, **inputs: Any) -> Any:
             return model(**{name: value for name, value in inputs.items() if name != "labels"})
 
-    torch.testing.assert_close(MedusaModel(Scaled(), drawn(model))(**batch())["loss"], plain)
+    torch.testing.assert_close(MedusaModel(Scaled(), drawn(model), MedusaSettings())(**batch())["loss"], plain)
 
 
 def test_a_fresh_adapter_diverges_by_nothing(tmp_path: Path) -> None:

@@ -37,19 +37,17 @@ _stacks: PerModel[dict[Hashable, States]] = PerModel(dict)  # of each heads' mod
 
 
 class HeadCandidates:
-    """The ``count`` best candidates of every head among the ``vocab_size`` tokens that the model can be fed, for all
+    """The ``most`` best candidates of every head among the ``vocab_size`` tokens that the model can be fed, for all
     sequences of a call. The heads run on accepted nodes only: once a pass, when the first sequence drafts its next
     tree, for all sequences that wrote something in the last pass, with one transfer to the host."""
 
-    def __init__(
-        self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int, vocab_size: int
-    ) -> None:
+    def __init__(self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, most: int, vocab_size: int) -> None:
         self.num_heads = heads.num_heads
         self.spent_ms = 0.0  # time that the heads have taken
         self._heads = fast_heads(heads)
         self._output, self._hidden = output, hidden
-        self._count, self._vocab_size = min(count, vocab_size), vocab_size
-        self._found: list[Heard] = [[]] * batch
+        self._count, self._vocab_size = min(most, vocab_size), vocab_size
+        self._found: dict[int, Heard] = {}  # by sequence
         self._nodes: dict[int, int] = {}  # by sequence, where the heads have not run yet
         self._pass = 0
 
@@ -57,14 +55,14 @@ class HeadCandidates:
         if self._pass != self._hidden.passes:  # hidden states of earlier passes are gone
             self._nodes.clear()
             self._pass = self._hidden.passes
-        self._found[sequence] = []
+        self._found.pop(sequence, None)
         self._nodes[sequence] = node
 
     def of(self, sequence: int) -> Heard:
         """What the heads say below a sequence's next root; nothing if nobody asked right after its last pass."""
         if self._nodes and self._pass == self._hidden.passes:
             self._run()
-        return self._found[sequence]
+        return self._found.get(sequence, [])
 
     @torch.no_grad()
     def _run(self) -> None:

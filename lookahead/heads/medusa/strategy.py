@@ -154,8 +154,7 @@ class Medusa(HeadStrategy):
         most = max((tree or _published()).candidates)
         if call.rows[0].draw is not None:
             most = max(most, DRAWN)
-        output, rows = output_layer(call.model), len(call.rows)
-        candidates = HeadCandidates(heads, output, call.hidden, most, rows, vocab_size)
+        candidates = HeadCandidates(heads, output_layer(call.model), call.hidden, most, vocab_size)
         if tree is not None:
             grow = partial(fixed_tree, tree.paths)
             passes = (HeadsPasses(candidates, row.index, row.draw) for row in call.rows)

@@ -115,13 +115,11 @@ class MedusaModel(Learner):
     """A model and its heads. In the stage ``"both"`` the backbone is trained too, with ``distil`` compared with itself
     without its adapter; otherwise it stays in evaluation mode and makes no logits."""
 
-    def __init__(
-        self, backbone: Any, heads: MedusaHeads, settings: MedusaSettings | None = None, stage: str = "heads"
-    ) -> None:
+    def __init__(self, backbone: Any, heads: MedusaHeads, settings: MedusaSettings, stage: str = "heads") -> None:
         super().__init__(backbone, trains_backbone=stage == "both")
         self.heads = heads
         self.heads_weight = 1.0  # lambda_0
-        self._settings, self._stage = settings or MedusaSettings(), stage
+        self._settings, self._stage = settings, stage
         self._inner: bool | None = None  # whether the model without its output layer gives the hidden states
 
     def rates(self) -> list[tuple[nn.Module, float]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -101,9 +101,7 @@ class RecurrentHead(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The output layer's: it has the head's device and dtype."""
-        last = self.lm_head[-1]
-        assert isinstance(last, nn.Linear)
-        return last.weight
+        return cast(nn.Linear, self.lm_head[-1]).weight
 
     @classmethod
     def from_pretrained(cls, source: str | PathLike[str], *, model: PreTrainedModel | None = None, **hub: Any) -> Self:
