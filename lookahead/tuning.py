@@ -19,11 +19,11 @@ from jacobi import LookaheadError, TokenTree
 from lookahead.chat_format import built_in, prompt_ids
 from lookahead.draft.latency import NODES, StepTimes
 from lookahead.generation.curves import cache_file as cache_file
-from lookahead.generation.curves import cache_folder as cache_folder
 from lookahead.generation.curves import cached as cached
 from lookahead.generation.curves import describe as describe
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.machine import cache_folder as cache_folder
 from lookahead.runtime.packed_layers import Packed
 from lookahead.runtime.packing import packed_weights
 from lookahead.runtime.session import bare_chain, bare_model

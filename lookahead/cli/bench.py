@@ -20,7 +20,7 @@ from lookahead.cli import common
 from lookahead.cli.arguments import Bench
 from lookahead.cli.prompts import read_questions
 from lookahead.cli.racing import METHODS, Race, RaceRow, rows_of, show_rows, show_verdicts
-from lookahead.generation.curves import processor_name
+from lookahead.runtime.machine import processor_name
 from lookahead.strategies.lookahead import Lookahead
 
 

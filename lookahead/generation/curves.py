@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import os
-import platform
 from collections.abc import Hashable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +14,13 @@ from jacobi import LookaheadError
 from lookahead.draft.latency import FORMAT, StepTimes
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.linear import LinearModel
+from lookahead.runtime.machine import cache_folder, processor_name
 from lookahead.runtime.open import dynamic_reason
 from lookahead.runtime.packed_layers import computed_dtype
 from lookahead.runtime.row_costs import row_costs
 from lookahead.runtime.tracing.replay import TracedExecutor, Traces
 from lookahead.runtime.tree import TreeModel
 from lookahead.support.route import no_tree
-
-
-@lru_cache
-def processor_name() -> str:
-    """That of this machine's processor."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def describe(
@@ -70,15 +56,6 @@ def describe(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-
-
-def cache_folder() -> Path:
-    """Where curves are kept: ``$LOOKAHEAD_CACHE``, else ``lookahead`` in the user's cache folder."""
-    given = os.environ.get("LOOKAHEAD_CACHE")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
-    return (Path(base) if base else Path.home() / ".cache") / "lookahead"
 
 
 def cache_file(about: dict[str, Any]) -> Path:
@@ -128,7 +105,7 @@ def step_times(
         ]
         everything = {kind.single for kind in traced} == {True, False}
         saved = cached(model, batch, static, everything, packed) if everything or not traced else None
-        costs = None if saved or near or packed else row_costs(model)
+        costs = None if saved or near or packed else row_costs(model, batch)
         memory[key] = saved.doubt() if saved else (near[-1].as_guess() if near else StepTimes(costs=costs))
         # On CUDA libraries multiply with one row in ways of their own; with several the time may even fall with their
         # number: an H200 takes 0.8 ms for a float32 pass of the bundled model over 1 node, 2.3 over 8 and 1.1 over 32.

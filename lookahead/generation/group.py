@@ -113,13 +113,14 @@ class CallGroup(RowGroup):
 
     def output(self, store: Callable[[Cache], None]) -> Any:
         """What ``generate`` returns; ``store`` leaves the group's keys and values in a cache."""
-        call, stats = self.plan.call, self.observers.stats
+        call, stats, strategy = self.plan.call, self.observers.stats, self.plan.strategy
         self.observers.close()
+        bits = self.plan.bits.after(call.model, None if strategy is None else strategy.repeatable)
         self.drafts.catch_up()
         if stats is not None:
             credited, by_noise = self.drafts.credits()
             stats.add_plan(credited, {}, by_noise=by_noise)
-            stats.bits = {self.plan.bits.keeps or self.plan.bits.reason or "": 1}
+            stats.bits = {bits.keeps or bits.reason or "": 1}
         if call.exports_cache:
             store(call.cache)
         return decoded(call, self.sequences, self.verifier, self.drafts.drafters, stats)

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.draft.memory import Memory, exchange
 from lookahead.draft.strategy import DraftStrategy
-from lookahead.generation.curves import cache_folder, describe
+from lookahead.generation.curves import describe
 from lookahead.models.output_layer import copyable_weight
 from lookahead.models.traits import ModelTraits
+from lookahead.runtime.machine import cache_folder
 from lookahead.sources.learned import Learned, Notes
 
 _SAMPLE = 64  # tokens, and numbers of each, whose embeddings tell a model from others

@@ -54,14 +54,15 @@ def _grouped_sdpa(
     if not _thread.masked:
         attention_mask = None
     is_on_cpu = query.device.type == "cpu"
-    # One token without a mask attends to everything.
-    is_ours = attention_mask.shape[1] == 1 if attention_mask is not None else is_on_cpu and query.shape[2] == 1
     biased = kwargs.get("position_bias") is not None or "s_aux" in kwargs
-    if not _thread.in_pass or biased or not is_ours:
-        return original(module, query, key, value, attention_mask, **kwargs)
+    is_ours = _thread.in_pass and not biased and _is_shared(query, attention_mask)
     scale, sequences = kwargs.get("scaling"), _thread.sequences
-    if sequences is not None and ordered.serves(query, key, value, attention_mask):
-        return ordered.attend(query, key, value, attention_mask, sequences, scale), None
+    if sequences is not None:
+        if is_ours and ordered.serves(query, key, value, attention_mask):
+            return ordered.attend(query, key, value, attention_mask, sequences, scale), None
+        ordered.leave_out(module)
+    if not is_ours:
+        return original(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is not None and serves(query, key, value, attention_mask):
         output = _by_fused_kernel(query, key, value, attention_mask, scale)
     elif is_on_cpu and _packs(query, key):
@@ -74,6 +75,11 @@ def _grouped_sdpa(
     else:  # on CUDA a masked grouped call falls back to the slowest kernel, a packed one does not
         output = packed_attention(query, key, value, attention_mask, scale)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _is_shared(query: Tensor, mask: Tensor | None) -> bool:
+    """Whether all heads see the same; one token without a mask sees everything."""
+    return mask.shape[1] == 1 if mask is not None else query.device.type == "cpu" and query.shape[2] == 1
 
 
 def _by_fused_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lookahead import _native
 from lookahead.runtime.registry import During
@@ -38,6 +38,22 @@ _thread = _Settings()
 def in_turn(turns: Sequence[Turns] | None) -> During:
     """Let the nodes of this thread's passes that have ``turns`` be computed one by one; None = there are none."""
     return During(_thread, turns=turns)
+
+
+_left_out: set[type[nn.Module]] = set()  # attention layers that this cannot stand in for
+
+
+def leave_out(layer: nn.Module) -> None:
+    """Note that a pass was to add in order, and this layer of it did not."""
+    _left_out.add(type(layer))
+
+
+def left_out(model: nn.Module) -> str | None:
+    """Why not all of a model's attention is in order, as far as passes have shown; None = all was."""
+    for layer in model.modules() if _left_out else ():
+        if type(layer) in _left_out:
+            return f"{type(layer).__name__} attends with masks, biases or values of its own"
+    return None
 
 
 def obstacle() -> str | None:

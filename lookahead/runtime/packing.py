@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 from lookahead._per_model import PerModel
 from lookahead.models.code_safety import is_safe
 from lookahead.models.fingerprint import weights_stamp
+from lookahead.runtime.machine import found_once
 from lookahead.runtime.packed_layers import (
     Group,
     Invariance,
@@ -42,7 +43,9 @@ from lookahead.runtime.packed_layers import (
     Shapes,
     can_be_packed,
     groups_of,
+    kind_of,
     limited_linear,
+    linear_kinds,
     pack,
     pack_weight,
     packed_bytes,
@@ -50,7 +53,7 @@ from lookahead.runtime.packed_layers import (
     parts_of,
     rows_for,
     shapes_of,
-    tried_outputs,
+    tried_weight,
 )
 
 _FADE = 0.9  # of what is known, from one call to the next
@@ -114,8 +117,6 @@ class Packing:
         singles: for the shapes of each group of layers that gains, whether a single row gains as well.
         cost_ms: of packing those layers.
         stamp: of the weights when they were packed.
-        equal: whether packed weights give the outputs of those that lie, to the last bit, within the limits it was
-            tried for; None = not tried.
     """
 
     spent_ms: float = 0.0
@@ -125,14 +126,6 @@ class Packing:
     cost_ms: float = 0.0
     stamp: Hashable = None
     weights: Parts = field(default_factory=dict)
-    equal: bool | None = None
-
-    def keeps(self, layers: Sequence[nn.Linear], limits: Invariance | None) -> bool:
-        """Whether packed ``layers`` keep to ``limits``, those of one model and machine; None = any will do."""
-        if limits is not None and self.equal is None:
-            shapes = {layer.weight.shape: layer for layer in layers}
-            self.equal = all(_equal(layer, limits.of(layer)) for layer in shapes.values())
-        return limits is None or bool(self.equal)
 
     def spend(self, nodes: int, ms: float) -> None:
         """Take in a pass over ``nodes`` nodes in all, without packed weights."""
@@ -152,11 +145,21 @@ def packing_of(model: PreTrainedModel) -> Packing:
 def packs_alike(model: PreTrainedModel, limits: Invariance) -> bool:
     """Whether a model's packed weights, if they were made, would give the same numbers within limits as those that
     lie."""
-    layers = [module for module in model.modules() if can_be_packed(module)]
     try:
-        return packing_of(model).keeps(layers, limits)
+        return _keep([module for module in model.modules() if can_be_packed(module)], limits)
     except (RuntimeError, AttributeError):  # none will be made
         return True
+
+
+def _keep(layers: Sequence[nn.Linear], limits: Invariance | None) -> bool:
+    """Whether packed ``layers`` keep to ``limits``; None = any will do."""
+    if limits is None:
+        return True
+    for layer in linear_kinds(layers):
+        own = limits.of(layer)
+        if not found_once("packed", [*kind_of(layer), *own], partial(_equal, layer, own)):
+            return False
+    return True
 
 
 def layers_of(model: PreTrainedModel, *, packs: bool, limits: Invariance | None = None) -> Packed | None:
@@ -188,13 +191,13 @@ def packed_weights(
         return None
     stamp = weights_stamp(held for layer in layers for held in (layer.weight, layer.bias) if held is not None)
     if packing.weights and packing.stamp == stamp:
-        return packing.weights if packing.keeps(layers, limits) else None
+        return packing.weights if _keep(layers, limits) else None
     packing.weights = {}
     if not _making.acquire(blocking=False):
         return None
     try:
         with torch.no_grad():
-            return _bought(packing, groups_of(model), stamp, worth_ms) if packing.keeps(layers, limits) else None
+            return _bought(packing, groups_of(model), stamp, worth_ms) if _keep(layers, limits) else None
     except (RuntimeError, AttributeError):  # this machine's torch has no such kernel
         packing.gain = 0.0
         return None
@@ -250,7 +253,7 @@ def _try(packing: Packing, groups: list[Group]) -> None:
 
 def _equal(layer: nn.Linear, limits: RowRange) -> bool:
     """Whether a layer's packed weight gives the same numbers as the one that lies, for as many rows as passes have."""
-    weight = layer.weight[tried_outputs(layer)]
+    weight = tried_weight(layer)
     packed = pack_weight(weight)
     for rows in _TRIAL_ROWS:
         given = rows_for(weight, rows)

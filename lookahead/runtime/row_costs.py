@@ -13,10 +13,11 @@ _LAYERS = 5  # at most, of which the fastest counts: others may have been held u
 
 
 @torch.inference_mode()
-def row_costs(model: nn.Module) -> dict[int, float] | None:
-    """Milliseconds that all linear layers of a model on a CPU take for so many rows, by some of the shape that most
-    weights have. Each size multiplies layers of its own, so that none finds its weights in the cache: about a quarter
-    of a pass, of a model of 135M parameters. None where there are too few plain layers to tell."""
+def row_costs(model: nn.Module, batch: int = 1) -> dict[int, float] | None:
+    """Milliseconds that all linear layers of a model on a CPU take for so many nodes of each sequence of a ``batch``,
+    by some of the shape that most weights have. Each size multiplies layers of its own, so that none finds its weights
+    in the cache: about a quarter of a pass, of a model of 135M parameters. None where there are too few plain layers to
+    tell."""
     shapes, whole = defaultdict[object, list[Tensor]](list), 0
     for layer in model.modules():
         if type(layer) is nn.Linear and layer.weight.device.type == "cpu" and type(layer.weight.data) is Tensor:
@@ -28,11 +29,11 @@ def row_costs(model: nn.Module) -> dict[int, float] | None:
         return None
     one, found = alike[0], dict[int, float]()
     count = min(most, 1 + max(1, min(_LAYERS, _BYTES // (one.numel() * one.element_size()))))
-    for place, rows in enumerate(_SIZES):
-        given, taken = torch.zeros(rows, one.shape[1], dtype=one.dtype), list[float]()
+    for place, nodes in enumerate(_SIZES):
+        given, taken = torch.zeros(nodes * batch, one.shape[1], dtype=one.dtype), list[float]()
         for weight in alike[place * count : (place + 1) * count]:
             begun = perf_counter()
             linear(given, weight)
             taken.append(perf_counter() - begun)
-        found[rows] = 1e3 * min(taken[1:]) * whole / one.numel()  # the first one chooses kernels
+        found[nodes] = 1e3 * min(taken[1:]) * whole / one.numel()  # the first one chooses kernels
     return found

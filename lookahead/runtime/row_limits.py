@@ -5,63 +5,52 @@ some tens of rows, often for a single row, too. That is tried, with weights of t
 numbers of rows: one is given as two, many in parts.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from lookahead._per_model import PerModel
-from lookahead.runtime.packed_layers import RowRange, rows_for, tried_outputs
+from lookahead.runtime.machine import found_once
+from lookahead.runtime.packed_layers import RowRange, kind_of, linear_kinds, rows_for, tried_weight
 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 _LEAST = 8  # rows at a time, below which passes would read weights too often
 _NUMBERS = 1 << 16  # that are compared at least: of kernels that differ, two in ten thousand outputs do
 
-_known: PerModel[dict[tuple[object, ...], dict[int, RowRange] | None]] = PerModel(dict)
-
 
 def rows_of_all(model: PreTrainedModel) -> dict[int, RowRange] | None:
-    """The limits of a model's linear layers, which are tried once a model, dtype and number of threads; None = some
-    layer has none within which rows are alike."""
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    kinds = {(layer.weight.shape, layer.bias is None): layer for layer in layers}
-    key, known = (
-        (torch.get_num_threads(), *((*kind, layer.weight.dtype) for kind, layer in kinds.items())),
-        _known.of(model),
-    )
-    if key not in known:
-        with torch.no_grad():
-            known[key] = _found(list(kinds.values()))
-    return known[key]
-
-
-def _found(layers: list[nn.Linear]) -> dict[int, RowRange] | None:
+    """The limits of a model's linear layers, by the features of their input; None = some layer has none within which
+    rows are alike. They are tried once a machine, shape and number of threads."""
     limits: dict[int, RowRange] = {}
-    for layer in layers:
-        found = rows_of_layer(layer)
+    for layer in linear_kinds(model.modules()):
+        found = found_once("rows", kind_of(layer), partial(rows_of_layer, layer))
         if found is None:
             return None
-        other = limits.setdefault(layer.in_features, found)
-        limits[layer.in_features] = RowRange(max(found.least, other.least), min(found.most, other.most))
+        own = RowRange(*found)
+        other = limits.setdefault(layer.in_features, own)
+        limits[layer.in_features] = RowRange(max(own.least, other.least), min(own.most, other.most))
     return limits
 
 
 def rows_of_layer(layer: nn.Linear) -> RowRange | None:
     """A layer's limits; None = there are none."""
-    tried = tried_outputs(layer)
-    weight, bias = layer.weight[tried], None if layer.bias is None else layer.bias[tried]
-    given = rows_for(weight, _COUNTS[-1])
-    several = min(len(given), max(2, 2 * -(-_NUMBERS // (2 * len(weight)))))
+    with torch.no_grad():
+        weight = tried_weight(layer)
+        bias = None if layer.bias is None else weight[:, 0].contiguous()
+        given = rows_for(weight, _COUNTS[-1])
+        several = min(len(given), max(2, 2 * -(-_NUMBERS // (2 * len(weight)))))
 
-    def outputs(count: int) -> Tensor:
-        return torch.cat([linear(given[at : at + count], weight, bias) for at in range(0, several, count)])
+        def outputs(count: int) -> Tensor:
+            return torch.cat([linear(given[at : at + count], weight, bias) for at in range(0, several, count)])
 
-    pairs = outputs(2)
-    most = 0
-    for count in _COUNTS:
-        if not torch.equal(linear(given[:count], weight, bias)[:several], pairs[:count]):
-            break
-        most = count
-    if most < _LEAST:
-        return None
-    return RowRange(1 if torch.equal(outputs(1), pairs) else 2, most)
+        pairs = outputs(2)
+        most = 0
+        for count in _COUNTS:
+            if not torch.equal(linear(given[:count], weight, bias)[:several], pairs[:count]):
+                break
+            most = count
+        if most < _LEAST:
+            return None
+        return RowRange(1 if torch.equal(outputs(1), pairs) else 2, most)

@@ -40,6 +40,11 @@ class Bits:
         """The same for a text whose prompt is read in order as well."""
         return self if self.limits is None else Bits("repeatable", self.reason, Invariance(self.limits.rows))
 
+    def after(self, model: PreTrainedModel, wanted: bool | None) -> "Bits":
+        """What a call has kept that is over; as :func:`nothing_kept` if its passes met attention of another kind."""
+        reason = None if self.limits is None else ordered_attention.left_out(model)
+        return self if reason is None else nothing_kept(reason, wanted)
+
 
 def nothing_kept(reason: str, wanted: bool | None) -> Bits:
     """What a call keeps of which a rounding may decide the text; a LookaheadError if the same text is ``wanted``."""
@@ -109,7 +114,7 @@ def _obstacle(model: PreTrainedModel, traits: ModelTraits, route: str) -> str | 
         return f"attention in the order of the text is not made for {str(traits.dtype).removeprefix('torch.')}"
     if traits.attention != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return f"the attention of {traits.name} ({traits.attention}) is code of its own"
-    return ordered_attention.obstacle() or _odd_part(model)
+    return ordered_attention.obstacle() or ordered_attention.left_out(model) or _odd_part(model)
 
 
 def _odd_part(model: PreTrainedModel) -> str | None:

@@ -1,12 +1,13 @@
 """What has to hold for a family: a verdict, and equality with plain ``generate`` in every way a call can go."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from conformance.families import Family, Inputs, build, inputs_for
+from conformance.families import Family, Inputs, build, inputs_for, wide
 from helpers.knowing import knowing
 from helpers.models import F32, F64, run, same_outputs, same_tokens
 from helpers.packing import AT_ONCE as PACKED_AT_ONCE
@@ -19,6 +20,7 @@ from lookahead.models.traits import ModelTraits
 from lookahead.runtime import packing
 from lookahead.runtime.tracing import schedule as tracing
 from lookahead.support import route as support
+from lookahead.support.bits import bits_of
 
 NEW_TOKENS = 24
 TOLERANCE = 1e-3  # of the logits' spread, by which scores and caches may differ: float32 sums in other orders
@@ -51,6 +53,8 @@ class Verdict:
     attention: str | None = None
     cache: str | None = None
     dtype: str | None = None
+    bfloat16: str | None = None  # what its numbers keep there, see `lookahead.support.bits`
+    bfloat16_reason: str | None = None
 
     def to_dict(self) -> dict[str, str]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -107,8 +111,48 @@ def judged(family: Family) -> tuple[Verdict, Any, Inputs | None]:
     dtype = str(next(p.dtype for p in model.parameters() if p.is_floating_point())).removeprefix("torch.")
     kind = "encoder-decoder" if model.config.is_encoder_decoder else "causal"
     reason = None if reason is None else stable(reason)
-    found = Verdict(family.name, kind, family.architecture, route, reason, attention, ", ".join(kinds) or "none", dtype)
-    return found, model, inputs
+    names = {"family": family.name, "kind": kind, "architecture": family.architecture}
+    facts = {"attention": attention, "cache": ", ".join(kinds) or "none", "dtype": dtype}
+    return Verdict(**names, route=route, reason=reason, **facts, **bits(family, route)), model, inputs
+
+
+def in_bfloat16(family: Family) -> Any:
+    """A model of the family in bfloat16, as wide as it can be made."""
+    try:
+        with wide():
+            return build(family).to(torch.bfloat16)
+    except Exception:
+        return build(family).to(torch.bfloat16)
+
+
+def bits(family: Family, route: str) -> dict[str, str]:
+    """What a small model of the family keeps in bfloat16 if it is asked to, ``"none"`` with the reason if nothing."""
+    try:
+        model = in_bfloat16(family)
+        if route == "tree":  # some layers attend in ways that only a pass shows
+            given = inputs_for(family, model)(1) | {"max_new_tokens": 6, "do_sample": False}
+            run(model, given, use_lookahead=True, lookahead_strategy=Lookahead(repeatable=True))
+        with torch.no_grad():
+            return {"bfloat16": str(bits_of(model, ModelTraits.of(model), route, True).keeps)}
+    except Exception as error:
+        reason = str(error).split("cannot be kept: ")[-1].split(". Leave")[0]
+        known = isinstance(error, LookaheadError)
+        return {"bfloat16": "none", "bfloat16_reason": reason if known else type(error).__name__}
+
+
+def same_bits(family: Family) -> None:
+    """Assert that a family's texts in bfloat16 are the same for all drafts, and plain decoding's if that is kept."""
+    model = in_bfloat16(family)
+    with torch.no_grad():
+        keeps = bits_of(model, ModelTraits.of(model), "tree", True, positions=64).keeps  # no window is as long
+    inputs = inputs_for(family, model)
+    strategies = [replace(each, repeatable=True) for each in (Lookahead(), Lookahead(nodes=3), STRATEGIES[1])]
+    for batch, sampled in product((1, 3), (False, True)):
+        given = inputs(batch) | {"max_new_tokens": NEW_TOKENS, "do_sample": sampled}
+        texts = [run(model, given, use_lookahead=True, lookahead_strategy=each)[0] for each in strategies]
+        texts += [run(model, given)[0]] if keeps == "plain" else []
+        for text in texts[1:]:
+            assert torch.equal(text, texts[0])
 
 
 def exact(model: Any, inputs: Inputs, *, fully: bool = True) -> None:

@@ -53,6 +53,7 @@ _SIZES: list[tuple[str, Any]] = [
     (r"patch_size", 4),
 ]
 _ALWAYS = {"head_dim": 8, "num_key_value_heads": 2}  # where the default None means "like another field"
+_WIDE = {32: 128, 8: 32}  # channels in all and of a head, which torch turns as those of real models
 _LAYERS = re.compile(r"num_hidden_layers|n_layers?|num_layers|decoder_layers")
 
 
@@ -187,6 +188,14 @@ def _configs(family: Family) -> Iterator[PretrainedConfig]:
         failed = None
     if failed is not None:
         raise failed
+
+
+@contextmanager
+def wide() -> Iterator[None]:
+    """In the block models have as many channels a head as torch turns at a time."""
+    sizes = [(pattern, _WIDE.get(size, size)) for pattern, size in _SIZES]
+    with mock.patch.dict(_ALWAYS, head_dim=32), mock.patch(f"{__name__}._SIZES", sizes):
+        yield
 
 
 def build(family: Family, seed: int = 0, attention: str | None = None) -> Any:

@@ -32,8 +32,12 @@ passes where the family has any. `tests/conformance/record.py` makes this page f
 
 `lookahead support --model DIR_OR_CONFIG` prints the verdict for one model of yours.
 
-| family | class | kind | route | attention | cache layers | tested in | remark |
-|---|---|---|---|---|---|---|---|
+The column bfloat16 says what holds there on a CPU with `Lookahead(repeatable=True)`: *plain* = the text of plain
+`generate` where the machine's kernels compute one row as several, else the same text each time; *none* = neither, for
+the reason in the last column ([more](internals/bits.md)).
+
+| family | class | kind | route | attention | cache layers | tested in | bfloat16 | remark |
+|---|---|---|---|---|---|---|---|---|
 """
 
 _CLAIMS = {"DynamicLayer": "full", "DynamicSlidingWindowLayer": "sliding", "DynamicIndexedLayer": "indexed"}
@@ -52,9 +56,11 @@ def document(families: dict[str, dict[str, str]]) -> str:
     lines = [_INTRODUCTION.format(version=json.loads(RECORD.read_text())["transformers"], **routes)]
     for _, found in sorted(families.items()):
         layers = ", ".join(_CLAIMS.get(kind, kind) for kind in found.get("cache", "").split(", "))
-        remark = found.get("reason", "").replace("|", "\\|")
         cells = [*(found[name] for name in ("family", "architecture", "kind", "route")), found.get("attention", "")]
-        lines.append(f"| {' | '.join([*cells, layers, found.get('dtype', ''), remark])} |\n")
+        remarks = [found.get("reason"), found.get("bfloat16_reason") and f"in bfloat16: {found['bfloat16_reason']}"]
+        remark = "; ".join(filter(None, remarks)).replace("|", "\\|")
+        row = [*cells, layers, found.get("dtype", ""), found.get("bfloat16", ""), remark]
+        lines.append(f"| {' | '.join(row)} |\n")
     return "".join(lines)
 
 

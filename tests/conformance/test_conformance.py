@@ -66,8 +66,14 @@ def _conforms(family: Family, how: Callable[..., None] = checks.exact) -> None:
         f"{family.name} has silently turned from {route} to {found.route} ({found.reason}). If that is "
         f"meant, record it with `python tests/conformance/record.py {family.name}`."
     )
+    kept = {found.bfloat16, expected.get("bfloat16")}  # processors differ in whether it is plain decoding's
+    assert len(kept) == 1 or kept == {"plain", "repeatable"} or not RECORDED, (
+        f"{family.name} keeps other bits in bfloat16: {found.to_dict()}. If that is meant, record it."
+    )
     if found.route in ("tree", "chain"):
         how(model, inputs)
+        if found.bfloat16 in ("plain", "repeatable") and how is not checks.exact_in_brief:
+            checks.same_bits(family)
         if found.route == "tree" and expected["kind"] == "causal" and packs(torch.float32):
             checks.exact_on_packed_weights(model, inputs)
     elif found.route == "plain" and how is not checks.exact_in_brief:

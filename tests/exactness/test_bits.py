@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError, TokenTree
 from lookahead import Jacobi, Lookahead
 from lookahead.models.traits import ModelTraits
-from lookahead.runtime import packing
+from lookahead.runtime import ordered_attention, packing
 from lookahead.runtime.packed_layers import RowRange
 from lookahead.runtime.session import bare_model
 from lookahead.runtime.tracing.replay import TracedExecutor
@@ -192,3 +192,16 @@ def test_without_instructions_for_it_speed_comes_first(monkeypatch: pytest.Monke
         found = bits_of(model, ModelTraits.of(model), "tree")
     assert found.keeps is None and "no instructions for bfloat16" in str(found.reason)
     assert bits_of(model, ModelTraits.of(model), "tree", False).reason == "repeatable=False"
+
+
+def test_attention_of_another_kind_is_found_by_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer whose values have other channels, or that makes masks of its own, takes the promise back."""
+    model = half("llama")
+    monkeypatch.setattr(ordered_attention, "_left_out", set())
+    monkeypatch.setattr(ordered_attention, "serves", lambda *given: False)
+    with pytest.raises(LookaheadError, match="cannot be kept: LlamaAttention attends with"):
+        written(model, prompts(1), Lookahead(repeatable=True))
+    told = written(model, prompts(1), Lookahead(repeatable=None)).stats
+    assert not told.repeatable
+    with torch.no_grad(), pytest.raises(LookaheadError, match="LlamaAttention"):
+        bits_of(model, ModelTraits.of(model), "tree", True)

