@@ -4,7 +4,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -76,6 +76,14 @@ def release(model: Any = None) -> None:
             _registry.clear()
     kept.clear()  # outside of the lock: freeing may run code of anybody's
     trim()
+
+
+def latest(kept: dict[Hashable, _T], key: Hashable, make: Callable[[], _T]) -> _T:
+    """What is kept for a ``key``; where nothing is, what ``make`` gives, and what is kept for another one goes."""
+    if key not in kept:
+        kept.clear()
+        kept[key] = make()
+    return kept[key]
 
 
 class PerModel(Generic[_T]):

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from types import NoneType
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from torch import Tensor
 
@@ -29,16 +30,18 @@ class DraftStrategy:
     attention: Literal["sdpa", "eager", "flex_attention"] | None = None
 
     def __post_init__(self) -> None:
-        self._one_of("verification", ("exact", "rejection"))
-        self._one_of("stats", ("none", "summary", "detailed"))
+        """Check what types tell of values: fields that are a ``Literal`` or a bool, or may be None."""
+        for field in dataclasses.fields(self):
+            kinds = (field.type, *get_args(field.type))
+            if getattr(self, field.name) is None and NoneType in kinds:
+                continue
+            for kind in kinds:
+                if get_origin(kind) is Literal:
+                    self._one_of(field.name, get_args(kind))
+                elif kind is bool:
+                    self._flag(field.name)
         if self.seed is not None:
             self._whole("seed")
-        self._flag("static", unset=True)
-        self._flag("traces")
-        self._flag("pack")
-        self._flag("repeatable", unset=True)
-        if self.attention is not None:
-            self._one_of("attention", ("sdpa", "eager", "flex_attention"))
 
     def _one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, field)
@@ -59,9 +62,9 @@ class DraftStrategy:
         if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
             raise LookaheadError(f"{type(self).__name__}({field}=) must be a number {range_}: got {value!r}.")
 
-    def _flag(self, field: str, unset: bool = False) -> None:
+    def _flag(self, field: str) -> None:
         value = getattr(self, field)
-        if not isinstance(value, bool) and not (unset and value is None):
+        if not isinstance(value, bool):
             raise LookaheadError(f"{type(self).__name__}({field}=) must be True or False: got {value!r}.")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

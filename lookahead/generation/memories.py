@@ -14,10 +14,10 @@ from jacobi import LookaheadError
 from lookahead.draft.memory import Memory, exchange
 from lookahead.draft.strategy import DraftStrategy
 from lookahead.generation.curves import describe
+from lookahead.models.output_layer import copyable_weight
 from lookahead.models.traits import ModelTraits
 from lookahead.runtime.machine import cache_folder
 from lookahead.sources.learned import Learned, Notes
-from lookahead.sources.neighbours import embedding_of
 
 _SAMPLE = 64  # tokens, and numbers of each, whose embeddings tell a model from others
 _WAITS_S = 60.0  # for another process that writes the same file
@@ -27,7 +27,7 @@ def about(model: PreTrainedModel) -> dict[str, str]:
     """What a memory's file says of its model: class, shape, and a sample of its weights. A checkpoint is the same in
     any dtype that holds its numbers."""
     known = describe(model)
-    weight, sample = embedding_of(model), b""
+    weight, sample = copyable_weight(model.get_input_embeddings()), b""
     if weight is not None:
         lines = weight[:: -(-weight.shape[0] // _SAMPLE), :_SAMPLE]
         sample = lines.to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()

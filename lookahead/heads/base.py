@@ -1,9 +1,9 @@
-"""What strategies share that draft with a head, or layers, beside the model; and trees of fixed shape, filled with what
-a head alone says: EAGLE-1's and Medusa's."""
+"""What strategies share that draft with a head beside the model; and trees of fixed shape, EAGLE-1's and Medusa's."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.drawn_trees import Urn
 from lookahead.draft.published import Grow, HeadDrafter
 from lookahead.heads.storage import stored_head
-from lookahead.models.finite import broken_weight
+from lookahead.models.fingerprint import broken_weight
 from lookahead.models.output_layer import beside, placement
 from lookahead.sources.draft_model import BEST, Branch, Passes, Said
 from lookahead.sources.perturbed import Draw
@@ -25,23 +25,20 @@ from lookahead.sources.vocabularies import SameVocabulary
 from lookahead.strategies.automatic import AutomaticStrategy
 from lookahead.strategies.draft_models import check_whole
 
-_COMPANIONS = ("recycling", "suffix")  # sources beside a head, where none are named
-
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStrategy(AutomaticStrategy):
     """A strategy whose head is a source of the strategy's name in the automatic tree, or fills a published one alone.
 
     A subclass says in which ``field`` the head is, of what ``kind`` unless where it lies is given, what messages call
-    it (``expected`` as a value, ``title`` as a subject), which published ``trees`` its field ``tree`` may name, and
-    whether it drafts for a model that is ``sharded`` over ranks as well: without parts of the model's own.
+    it (``expected`` as a value, ``title`` as a subject), and whether it drafts for a model that is ``sharded`` over
+    ranks as well: without parts of the model's own. Its field ``tree``, if there is one, names a published tree.
     """
 
     field: ClassVar[str] = "head"
     kind: ClassVar[Any]
     expected: ClassVar[str]
     title: ClassVar[str]
-    trees: ClassVar[tuple[str, ...]] = ()
     sharded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -51,10 +48,12 @@ class HeadStrategy(AutomaticStrategy):
             object.__setattr__(self, self.field, str(given))
         elif not isinstance(given, self.kind | str):
             raise LookaheadError(f"{type(self).__name__}({self.field}=) must be {self.expected}: got {given!r}.")
-        if not self.automatic and self.trees:
-            self._one_of("tree", self.trees)
-            self._refuse_automatic(f"tree={vars(self)['tree']!r} as well. Drop one of the two.")
-        self._must_name(self.known_sources[0])
+        if not self.automatic and isinstance(tree := vars(self).get("tree"), str):
+            self._refuse_automatic(f"tree={tree!r} as well. Drop one of the two.")
+        own = self.known_sources[0]
+        if self.sources is not None and own not in self.sources:
+            got = f"got {self.sources!r}. Add it, or use Lookahead."
+            raise LookaheadError(f"{type(self).__name__}(sources=) must name {own!r}: {got}")
         _ = self._read  # raises now what cannot be read
 
     @property
@@ -84,8 +83,7 @@ class HeadStrategy(AutomaticStrategy):
         return super().to_dict() | {self.field: given if isinstance(given, str | None) else type(given).__name__}
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse a head that is another model's, that cannot be read, that computes elsewhere than the output layer of
-        ``model``, or whose weights are no numbers."""
+        """Refuse a head that is another model's, cannot be read, computes elsewhere, or has weights that are NaN."""
         self._check_causal(model)
         if not self.sharded:
             check_whole(model, type(self).__name__)
@@ -104,12 +102,11 @@ class HeadStrategy(AutomaticStrategy):
         """Drafts of a head's ``passes`` beside each sequence: by ``grow`` alone, else as one source of the tree."""
         if grow is not None:
             return Drafts([HeadDrafter(self.name, row.prompt, passes(row), grow, row.chain) for row in call.rows])
-        return self.passes_drafts(call, passes, self.name, (self.name, *_COMPANIONS))
+        return self.passes_drafts(call, passes, self.name)
 
 
 def check_sizes(what: str, sizes: Mapping[str, tuple[int | None, int]], model: Any) -> None:
-    """Refuse a ``model`` that has other sizes than the head, a ``what``: by what the head does, its own and the
-    model's."""
+    """Refuse a ``model`` of other sizes than the head, a ``what``: by what that does, its own and the model's."""
     for does, (own, its) in sizes.items():
         if own is not None and own != its:
             raise LookaheadError(f"{what} {does} {own}, and {type(model).__name__} has {its}: it is another model's.")
@@ -147,23 +144,24 @@ def fixed_tree(
     tree = TokenTree(root)
     nodes: dict[Branch, tuple[Branch, int]] = {(): ((), 0)}  # by ranks: the branch, and its node
     fitting = [ranks for ranks in shape if len(ranks) <= room and not (chain and any(ranks))]
-    for depth in sorted({len(ranks) for ranks in fitting}):
-        level = [ranks for ranks in fitting if len(ranks) == depth]
-        parents = sorted({ranks[:-1] for ranks in level} & nodes.keys())
-        said = passes.after([nodes[ranks][0] for ranks in parents]) if parents else []
-        best: dict[Branch, list[int]] = {}
-        for above, each in zip(parents, said, strict=True):
-            if draw is None:
-                best[above] = [] if each is None else each[0].tolist()
-                continue
-            urn = Urn(each, draw)
-            taken = [urn.take() for ranks in level if ranks[:-1] == above]
-            best[above] = [drawn[0] for drawn in taken if drawn is not None]
-            tree.drawn_from = (tree.drawn_from or {}) | {nodes[above][1]: urn.chances}
-        for ranks in level:
-            tokens = best.get(ranks[:-1], [])
-            if ranks[-1] < len(tokens):
-                branch, parent = nodes[ranks[:-1]]
-                token = tokens[ranks[-1]]
-                nodes[ranks] = (*branch, token), tree.add(parent, token)
+    for _, level in groupby(sorted(fitting, key=lambda ranks: (len(ranks), ranks)), len):
+        below = {above: list(each) for above, each in groupby(level, lambda ranks: ranks[:-1]) if above in nodes}
+        if not below:
+            break
+        for above, said in zip(below, passes.after([nodes[above][0] for above in below]), strict=True):
+            branch, parent = nodes[above]
+            tokens = _tokens(tree, parent, said, len(below[above]), draw)
+            for ranks in below[above]:
+                if ranks[-1] < len(tokens):
+                    token = tokens[ranks[-1]]
+                    nodes[ranks] = (*branch, token), tree.add(parent, token)
     return tree
+
+
+def _tokens(tree: TokenTree, parent: int, said: Said | None, count: int, draw: Draw | None) -> list[int]:
+    """A node's tokens by rank; of drawn ones so many, and the tree is told what they were drawn from."""
+    if draw is None:
+        return [] if said is None else said[0].tolist()
+    urn = Urn(said, draw)
+    tree.drawn_from = (tree.drawn_from or {}) | {parent: urn.chances}
+    return [drawn[0] for _ in range(count) if (drawn := urn.take()) is not None]

@@ -1,8 +1,7 @@
-"""Heads beside one sequence that read pairs of a feature and a token, as EAGLE's: what they say after branches, from
-the model's features of the text."""
+"""Heads beside one sequence that read pairs of a feature and a token, as EAGLE's: what they say after branches."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,32 +12,6 @@ from lookahead.models.hidden_states import HiddenStates
 from lookahead.sources.draft_model import Branch, Said
 
 _CHUNK = 512  # pairs of a text that are read at a time, so that masks of long prompts stay small
-
-
-class PairNetwork(Protocol):
-    """What :class:`PairPasses` runs over pairs; ``d2t`` are the offsets of the tokens that it scores, if any."""
-
-    d2t: Tensor | None
-
-    def joined(self, features: Tensor, embedded: Tensor, fed_back: bool = False) -> Tensor:
-        """What its layers start from ``[pair, hidden]``; ``fed_back`` features are its own outputs."""
-
-    def __call__(self, states: Tensor, embedded: Tensor, positions: Tensor, cache: Any, mask: Tensor) -> Tensor:
-        """What comes out ``[pair, hidden]``, by bool ``mask`` ``[pair, pairs in the cache and these]``."""
-
-    def logits(self, states: Tensor, output: nn.Module) -> Tensor:
-        """Scores ``[pair, draft token]`` of what came out."""
-
-
-class Pairs(Protocol):
-    """The KV cache of a network, one entry a pair."""
-
-    @property
-    def length(self) -> int:
-        """How many pairs there are."""
-
-    def crop(self, length: int) -> None:
-        """Forget all pairs behind the first ``length``, which are the text's."""
 
 
 class PairPasses:
@@ -60,7 +33,8 @@ class PairPasses:
         network 2                                     (x0, time) -> ..  | (x1, there) -> ..  (z', was) -> z''
 
     Args:
-        networks: each with its empty cache.
+        networks: each with its empty cache of pairs, which has a ``length`` and can ``crop``. It has ``joined``,
+            ``forward`` and ``logits`` as :class:`lookahead.heads.eagle.network.EagleNetwork`, and the offsets ``d2t``.
         weight: a tensor whose device and dtype are the head's.
         features: gives the model's features of the last pass, ``[row, node, channel]``.
         embed, output: by which tokens are embedded, and by which outputs are scored where a network does not itself.
@@ -69,7 +43,7 @@ class PairPasses:
 
     def __init__(
         self,
-        networks: Sequence[tuple[PairNetwork, Pairs]],
+        networks: Sequence[tuple[Any, Any]],
         weight: Tensor,
         features: Callable[[], Tensor],
         row: int,
@@ -95,7 +69,6 @@ class PairPasses:
         self._starts = True
 
     def write(self, path: Path) -> None:
-        """The text goes on along a path of the last pass."""
         if self._starts:
             self._starts = False
             self._new[0][1].extend(path.tokens)
@@ -108,7 +81,6 @@ class PairPasses:
 
     @torch.no_grad()
     def after(self, branches: Sequence[Branch]) -> list[Said | None]:
-        """What the head says after each branch."""
         if self._new:
             self._read_text()
         missing = {branch[:end] for branch in branches for end in range(1, len(branch) + 1)} - self._seen.keys()
@@ -184,8 +156,7 @@ class PairPasses:
 
 
 def joined_features(hidden: HiddenStates, taps: Sequence[str], norm: nn.Module | None) -> Callable[[], Tensor]:
-    """How a head's features are read of the model's last pass: the states of all ``taps`` side by side, or of one,
-    after the model's final ``norm``."""
+    """Reads a head's features of the last pass: states of ``taps`` side by side, or of one after the final ``norm``."""
 
     def read() -> Tensor:
         states = [hidden.of(tap) for tap in taps]

@@ -179,8 +179,7 @@ def check_names(missing: Sequence[str], foreign: Sequence[str], source: str, wha
 
 
 def fill(head: Stored, tensors: Mapping[str, Tensor], source: str, what: str) -> Stored:
-    """The ``head`` with stored tensors as its weights, in evaluation mode; refused are others than its own, and all but
-    finite floats."""
+    """The ``head`` with stored tensors as its weights, for decoding; refused are others, and all but finite floats."""
     expected = {name: value.shape for name, value in head.state_dict().items()}
     check_names(sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys()), source, what)
     for name, tensor in tensors.items():
@@ -204,8 +203,7 @@ def read_head(
 
 
 def write_head(folder: str | PathLike[str], tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``model.safetensors`` beside what else is in a folder. A LookaheadError if it cannot be
-    written to, or numbers are not finite."""
+    """Write ``config.json`` and ``model.safetensors`` into a folder. A LookaheadError if that fails, or for NaN."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     for name, tensor in plain.items():
         if not bool(tensor.isfinite().all()):
@@ -223,8 +221,7 @@ _held: "WeakValueDictionary[tuple[type, str, float], Any]" = WeakValueDictionary
 
 
 def stored_head(kind: type[Stored], source: str) -> Stored:
-    """The head of a kind that a folder, file or repository holds: the same one for as long as somebody holds it and no
-    file changes."""
+    """The head of a kind that ``source`` holds: the same for as long as somebody holds it and no file changes."""
     path = Path(source).expanduser()
     files = [path, *path.iterdir()] if path.is_dir() else [path]
     key = kind, source, max((file.stat().st_mtime for file in files if file.exists()), default=0.0)

@@ -121,8 +121,7 @@ PRIVATES = (
 
 
 def check_privates() -> None:
-    """Raise a LookaheadError that names a transformers too new to be known, or what a transformers or torch lacks, or
-    calls in another way."""
+    """Raise a LookaheadError that names a transformers too new to be known, or what it or torch lacks or changed."""
     version = transformers.__version__
     if tuple(map(int, re.findall(r"\d+", version)[:2])) >= TOO_NEW:
         raise LookaheadError(
@@ -181,8 +180,7 @@ def is_users_cache(cache: Any) -> bool:
 
 
 def expert_registries() -> list[dict[str, Any]]:
-    """Where transformers keeps the kernels of experts by name: ``grouped_mm`` for prompts, ``batched_mm`` for decoding;
-    none in a version that has no such choice."""
+    """Where transformers keeps kernels of experts by name, ``grouped_mm`` and ``batched_mm``, if it does."""
     try:
         base = importlib.import_module(_EXPERTS).ExpertsInterface
     except (ImportError, AttributeError):

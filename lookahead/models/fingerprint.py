@@ -1,4 +1,4 @@
-"""Fingerprint of the model that something was made for: its weights, its settings and its code."""
+"""Fingerprint of the model that something was made for: weights, settings and code; and whether weights are numbers."""
 
 import sys
 import weakref
@@ -12,8 +12,10 @@ import torch.nn.functional
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from lookahead._per_model import PerModel, latest
 from lookahead.models.code_safety import BUILT_IN, attention_function
 from lookahead.models.hidden_states import own_hook
+from lookahead.models.output_layer import COMPUTE_DTYPES
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _NO_SETTINGS = BUILT_IN - {"training"}
@@ -28,13 +30,11 @@ _SWITCHES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", *_PRECISION)),
     (torch.backends.mkldnn, ("enabled", "deterministic", *_PRECISION)),
 )
-_DEPTH = 4  # of lists and dicts in a setting that are looked into
 
 
 def fingerprint(model: PreTrainedModel) -> Hashable:
     """A value that changes when the model would run other operations, or on other memory. Weights, hooks, every setting
-    (adapters are switched by some), the functions that the model's code calls and torch's switches of kernels count. It
-    holds no reference to the model."""
+    (some switch adapters), functions that its code calls and torch's switches count. It holds no reference to it."""
     configs: dict[int, Hashable] = {}
     numbers: dict[int, int] = {}  # of weights in their order: which modules share one
     parts: list[Hashable] = [_setting(model.config, configs), *_switches()]
@@ -80,8 +80,8 @@ def _switches() -> Iterator[Hashable]:
                 yield "several"
 
 
-def _setting(value: Any, configs: dict[int, Hashable], depth: int = _DEPTH) -> Hashable:
-    """A setting as a value to compare; objects of unknown classes are told apart by class only."""
+def _setting(value: Any, configs: dict[int, Hashable], depth: int = 4) -> Hashable:
+    """A setting as a value to compare: unknown classes are told apart by class only, lists and dicts to a ``depth``."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return kind, value  # 1, 1.0 and True are not the same
@@ -128,3 +128,25 @@ def _functions(names: Any) -> Iterator[Hashable]:
             yield name, weakref.ref(value)
         elif callable(value) and not isinstance(value, type):  # written in C, wrapped, or somebody's object
             yield name, id(value)
+
+
+_seen: PerModel[dict[Hashable, str | None]] = PerModel(dict)  # of a module, what is broken in weights of this stamp
+
+
+def broken_weight(module: nn.Module) -> str | None:
+    """Broken weight, as "3 of 1024 numbers of fc.weight are NaN or infinite"; None = nothing. Weights that are
+    quantised, sharded or on no device are not looked at. What is written through ``.data`` later goes unseen."""
+    return latest(_seen.of(module), weights_stamp(module.parameters()), lambda: look_for_broken_weight(module))
+
+
+@torch.no_grad()
+def look_for_broken_weight(module: nn.Module) -> str | None:
+    """The same, whatever was seen before."""
+    for name, weight in module.named_parameters():
+        if type(weight.detach()) is not Tensor or weight.dtype not in COMPUTE_DTYPES or weight.is_meta:
+            continue
+        # A sum takes no memory; where one overflows, a closer look decides.
+        wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
+        if not weight.sum(dtype=wide).isfinite() and (bad := int((~weight.isfinite()).sum())):
+            return f"{bad} of {weight.numel()} numbers of {name} are NaN or infinite"
+    return None

@@ -62,8 +62,8 @@ def held_window(model: PreTrainedModel, traits: ModelTraits, rules: Any, cache: 
     the usual one). None = all slots: the layers, the cache or the rule are others."""
     kinds = rules if isinstance(rules, dict) else {SLIDING: rules}
     own = {kind: rule.function for kind, rule in kinds.items() if rule.function is not None}
-    function, size = own.get(SLIDING), getattr(traits.config, "sliding_window", None)
-    if function is None or len(own) > 1 or not isinstance(size, int):
+    size = getattr(traits.config, "sliding_window", None)
+    if list(own) != [SLIDING] or not isinstance(size, int):
         return None
     if traits.counts_slots or traits.is_encoder_decoder or not _masks_windows(model):
         return None
@@ -72,9 +72,9 @@ def held_window(model: PreTrainedModel, traits: ModelTraits, rules: Any, cache: 
     other = cache is not None and (list(map(type, cache.layers)) != list(map(type, usual)) or cache.get_seq_length())
     if other or windows != {size}:
         return None
-    zero = torch.zeros((), dtype=torch.long)
-    seen = function(zero, zero, zero + 2 * size, torch.arange(2 * size + 1))
-    return size if bool(seen[-size:].all()) and int(seen.sum()) == size else None
+    zero, keys = torch.zeros((), dtype=torch.long), torch.arange(2 * size + 1)
+    seen = own[SLIDING](zero, zero, zero + 2 * size, keys)
+    return size if torch.equal(seen, keys > size) else None
 
 
 def windows_of_the_cache(model: PreTrainedModel, traits: ModelTraits) -> bool:

@@ -1,5 +1,4 @@
-"""Names of the KV cache, which transformers 5.24 changed: this module serves all supported versions, and no old name is
-handed to a version that would warn of it."""
+"""Names of the KV cache, which transformers 5.24 changed: no version is handed a name that it would warn of."""
 
 import inspect
 

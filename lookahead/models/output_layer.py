@@ -15,6 +15,7 @@ Head = TypeVar("Head", bound=nn.Module)
 
 _copies: PerModel[WeakKeyDictionary[nn.Module, nn.Module]] = PerModel(WeakKeyDictionary)  # of heads, for their models
 
+MOST_LOGITS = 1 << 24  # numbers that scores may take at once: 64 MB in float32
 COMPUTE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # others only store
 
 
@@ -68,8 +69,7 @@ def placement(model: Any) -> tuple[torch.device, torch.dtype]:
 
 
 def beside(model: Any, head: Head) -> Head:
-    """A head that computes where the output layer of ``model`` does, and as it does: itself, or a copy, which goes with
-    the model."""
+    """A head that computes where and as the output layer of ``model`` does: itself, or a copy kept with the model."""
     device, dtype = placement(model)
     copies = _copies.of(model)
     for known in (head, copies.get(head)):

@@ -1,8 +1,11 @@
 """transformers' Trainer, where more of it is needed than its documented methods."""
 
+import os
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
 from jacobi import LookaheadError
@@ -12,15 +15,23 @@ _WEIGHTS = "trainable.safetensors"
 
 
 class OwnCheckpoints(Trainer):
-    """A trainer that lets its subclass say which weights a checkpoint holds."""
+    """A trainer whose checkpoints hold the weights that are trained, and no others."""
+
+    def _trainable(self) -> dict[str, Tensor]:
+        return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def write_weights(self, file: Path) -> None:
-        """Write what :meth:`read_weights` reads."""
-        raise NotImplementedError
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        save_file({name: weight.contiguous() for name, weight in self._trainable().items()}, part)
+        os.replace(part, file)
 
     def read_weights(self, file: Path) -> None:
-        """Put the weights of a file in place."""
-        raise NotImplementedError
+        stored, ours = load_file(file), self._trainable()
+        if {name: w.shape for name, w in stored.items()} != {name: w.shape for name, w in ours.items()}:
+            raise LookaheadError(f"{file} holds other weights than are trained: expected those of the same settings.")
+        for name, weight in ours.items():
+            weight.copy_(stored[name])
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if self.args.should_save:

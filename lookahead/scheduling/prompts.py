@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from jacobi import Path, Scores, TokenTree, Wants
 from lookahead.generation.call import Call
+from lookahead.models.output_layer import MOST_LOGITS
 from lookahead.runtime.forward import Prompt
 from lookahead.runtime.open import open_tree, reads_in_chunks
 from lookahead.runtime.packed_layers import Invariance, Packed
@@ -29,7 +30,6 @@ from lookahead.runtime.tree import TreeModel
 
 _MOST_TOKENS = 512  # of one pass: so many keep a device busy, and the first texts begin before the last
 _MOST_PADDING = 0.25  # of them
-_MOST_LOGITS = 1 << 24  # numbers: 64 MB in float32
 _FED = 64  # tokens of a tree forward that reads a prompt in order: as many as linear layers are given at a time
 
 
@@ -164,5 +164,5 @@ def _fit(asked: Sequence[Asked]) -> bool:
     tokens = len(asked) * longest
     padding = tokens - sum(one.length for one in asked)
     scored = len(asked) * (longest - shortest + _scored(wants, len(asked)))
-    few = tokens <= _MOST_TOKENS and scored * asked[0].call.traits.vocab_size <= _MOST_LOGITS
+    few = tokens <= _MOST_TOKENS and scored * asked[0].call.traits.vocab_size <= MOST_LOGITS
     return few and padding <= _MOST_PADDING * tokens

@@ -5,6 +5,8 @@ from typing import Any, Protocol, TypeGuard
 
 from jacobi import Path, Successors, TokenTree
 
+RANKS = 3  # of candidates that are told apart: a node's first, its second, all later ones
+
 # A token, its kind, and (for all candidates of a node or for none) the probability that the source itself gives it.
 Candidate = tuple[int, int] | tuple[int, int, float]
 

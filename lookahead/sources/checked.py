@@ -25,21 +25,19 @@ class CheckedSource:
                 f"{type(source).__name__} is no source of candidates: it has no {', '.join(missing)}. Expected what "
                 "lookahead.sources.Source lists; examples/own_source.py has one."
             )
+        self._title = f"Source {source.name!r}"
         try:
             priors = tuple(float(prior) for prior in source.priors)
         except (TypeError, ValueError):
             priors = ()
         if not priors:
             raise LookaheadError(
-                f"Source {source.name!r} has the priors {source.priors!r}: expected a number between 0 and 1 for each "
+                f"{self._title} has the priors {source.priors!r}: expected a number between 0 and 1 for each "
                 "kind of candidate."
             )
         if bad := [prior for prior in priors if not 0.0 < prior < 1.0]:
-            raise LookaheadError(
-                f"Source {source.name!r} has the prior {bad[0]}: expected a share above 0 and below 1."
-            )
+            raise LookaheadError(f"{self._title} has the prior {bad[0]}: expected a share above 0 and below 1.")
         self.name, self.priors = source.name, priors
-        self._title = f"Source {source.name!r}"
         self.start, self.root, self.step, self.learn = source.start, source.root, source.step, source.learn
         self._source = source
         self._vocab_size = vocab_size

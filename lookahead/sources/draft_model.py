@@ -103,8 +103,7 @@ class DraftModelSource:
 
 
 class UsualTime:
-    """Milliseconds of a run: the fastest of the first three, because the very first is often slow, and then a smoothed
-    mean, in which outliers count less. 0 = there was no run yet."""
+    """Milliseconds of a run: the fastest of the first three, then a mean in which outliers count less; 0 = none was."""
 
     def __init__(self) -> None:
         self.ms = 0.0

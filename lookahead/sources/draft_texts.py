@@ -101,10 +101,6 @@ class DraftTexts:
         self._upgrades: Upgrades | None = None
         self._ends: list[int] = []  # of each text, the first position that the draft model cannot be asked about
 
-    def passes(self, row: int) -> "DraftPasses":
-        """Those of one sequence."""
-        return DraftPasses(self, row)
-
     def start(self, row: int, prompt: Sequence[int]) -> None:
         """Take in a sequence's prompt, once, before any question."""
         text = self._texts[row]

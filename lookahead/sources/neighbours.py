@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead.models.output_layer import copyable_weight
 from lookahead.sources.successor_table import SuccessorTable
 
 _NEAREST = 6  # tokens that are heard
@@ -17,17 +18,9 @@ _MOST_TOKENS = 4096  # that are looked through: those that came last
 Embed = Callable[[Sequence[int]], np.ndarray]  # from tokens to what they are like: float32 lines of length 1
 
 
-def embedding_of(model: Any) -> torch.Tensor | None:
-    """A model's input embeddings ``[token, number]``; None where they are not plain numbers at hand."""
-    weight = getattr(model.get_input_embeddings(), "weight", None)
-    if not isinstance(weight, torch.Tensor) or weight.is_meta or weight.ndim != 2 or not weight.is_floating_point():
-        return None
-    return weight.detach() if type(weight.detach()) is torch.Tensor else None
-
-
 def embed_of(model: Any) -> Embed | None:
     """What a model's tokens are like, by its input embeddings; None where there are none at hand."""
-    weight = embedding_of(model)
+    weight = copyable_weight(model.get_input_embeddings())
     if weight is None:
         return None
     some = weight[:, :: -(-weight.shape[1] // _MOST_NUMBERS)]

@@ -2,13 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
+from lookahead.sources.base import RANKS
 
-_NGRAM_SIZE = 5  # as the lookahead paper has N
-_PER_KEY = 7  # guesses kept under one token
-_RANKS = 3  # with estimates of their own, as those of suffixes
 PoolState = tuple[int, int, tuple[tuple[int, ...], ...]]  # last token, tokens into the n-gram, its possible rests
 
 
@@ -23,12 +20,12 @@ class NgramPool:
         sat   (on the)
         on    (the cat)
 
-    Adding a continuation that is there makes it the newest again. ``ngram_size`` is N, ``per_key`` is G, the most
-    continuations under one token (0: the pool stays empty). With ``capacity`` n-grams the pool is full: the key that
-    was neither added to nor asked for the longest goes first.
+    Adding a continuation that is there makes it the newest again. ``ngram_size`` is the paper's N, ``per_key`` is G,
+    the most continuations under one token (0: the pool stays empty). With ``capacity`` n-grams the pool is full: the
+    key that was neither added to nor asked for the longest goes first.
     """
 
-    def __init__(self, ngram_size: int, per_key: int, capacity: int = 65536) -> None:
+    def __init__(self, ngram_size: int = 5, per_key: int = 7, capacity: int = 65536) -> None:
         if ngram_size < 2 or per_key < 0 or capacity < max(1, per_key):
             raise LookaheadError(
                 "A pool needs ngram_size >= 2, per_key >= 0 and capacity >= per_key: "
@@ -81,7 +78,7 @@ class PoolSource:
     priors = tuple(place * rank for place in (0.35, 0.5, 0.6, 0.7) for rank in (1.0, 0.4, 0.2))  # place, rank
 
     def __init__(self) -> None:
-        self.pool = NgramPool(_NGRAM_SIZE, _PER_KEY)
+        self.pool = NgramPool()
         self._text: list[int] = []
 
     def start(self, prompt: Sequence[int], successors: Successors | None) -> None:
@@ -92,7 +89,7 @@ class PoolSource:
         return self._at(self._text[-1]) if self._text else (-1, 0, ())
 
     def _at(self, token: int) -> PoolState:
-        return (token, 0, tuple(islice(self.pool.get(token), _PER_KEY)))
+        return (token, 0, tuple(self.pool.get(token)))
 
     def step(self, state: PoolState, token: int) -> PoolState:
         """The guesses that go on with ``token``, or, where none is left, those that start at it."""
@@ -103,9 +100,9 @@ class PoolSource:
         found: dict[int, int] = {}
         for rest in state[2]:
             if rest[0] not in found:
-                found[rest[0]] = state[1] * _RANKS + min(len(found), _RANKS - 1)
+                found[rest[0]] = state[1] * RANKS + min(len(found), RANKS - 1)
         return list(found.items())
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         self._text += path.tokens
-        self.pool.add_text(self._text[1 - _NGRAM_SIZE - len(path.tokens) :])
+        self.pool.add_text(self._text[1 - self.pool.ngram_size - len(path.tokens) :])

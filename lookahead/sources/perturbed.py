@@ -22,12 +22,10 @@ from operator import itemgetter
 import numpy as np
 
 Offer = list[tuple[int, int]]  # tokens and the bins of their shares, best first
-NoiseLine = Callable[[int], np.ndarray | None]  # from a token's index to its noise [vocab]; None where it is not known
 
 BOUNDS = tuple(1.0 / (1.0 + exp(5.0 - 0.9 * step)) for step in range(11))  # shares at which the next bin begins
 BINS = len(BOUNDS) + 1
 LEAST_SHARE = BOUNDS[1]  # of a candidate, where the third bin begins: S without those below is the same
-MOST = 8  # candidates below one node; with 4 and with 16, S is 1 to 4 % lower
 _LEAST_NOISE = 1e-30  # noise may be 0
 _ALONE = np.ones((1, 1), np.float32)  # the votes of a single distribution
 
@@ -37,11 +35,11 @@ class Draw:
     """How a sequence's tokens are drawn, as far as drafts may know.
 
     Attributes:
-        line: the noise of each written token, by its index.
+        line: the noise ``[vocab]`` of each written token, by its index; None where it is not known.
         temperature, top_k, top_p, min_p: what happens to logits before; 0 or 1 where nothing does.
     """
 
-    line: NoiseLine
+    line: Callable[[int], np.ndarray | None]
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -53,8 +51,7 @@ class Draw:
         return self.temperature, self.top_k, self.top_p, self.min_p
 
     def chances(self, logits: np.ndarray) -> np.ndarray:
-        """What the draw makes of the highest logits ``[..., rank]``, best first: chances up to a factor, 0 where it may
-        not choose."""
+        """Chances, up to a factor, by the highest logits ``[..., rank]``, best first; 0 where a draw may not choose."""
         chances: np.ndarray = np.exp((logits - logits[..., :1]) * (1.0 / self.temperature))
         if self.top_k:
             chances[..., self.top_k :] = 0.0
@@ -65,10 +62,10 @@ class Draw:
             chances[..., 1:][sums[..., :-1] >= self.top_p * sums[..., -1:]] = 0.0
         return chances
 
-    def best(self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None, first: int = 0) -> Offer:
+    def best(self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None) -> Offer:
         """Of tokens with these chances q, up to a factor, those that the draw is most likely to choose under the noise
-        of ``line`` (None = it is not known), best first, and the bins of their shares, counted from ``first``."""
-        return offer(self.shares(tokens[None], chances[None], line), first)
+        of ``line`` (None = it is not known), best first, and the bins of their shares."""
+        return offer(self.shares(tokens[None], chances[None], line))
 
     def shares(
         self, tokens: np.ndarray, chances: np.ndarray, line: np.ndarray | None, votes: np.ndarray = _ALONE
@@ -86,7 +83,7 @@ class Draw:
         return found
 
 
-def offer(shares: dict[int, float], first: int, most: int = MOST) -> Offer:
-    """The tokens of the largest shares, best first, and the bins of their shares, counted from ``first``."""
+def offer(shares: dict[int, float], first: int = 0, most: int = 8) -> Offer:
+    """Tokens of the largest shares, best first, and their bins from ``first`` on; with 4 or 16, S is 1 to 4 % lower."""
     likely = sorted(shares.items(), key=itemgetter(1), reverse=True)[:most]
     return [(token, first + bisect_right(BOUNDS, share)) for token, share in likely]

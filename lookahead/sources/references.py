@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 from jacobi import LookaheadError, Path, Successors, TokenTree
+from lookahead.sources.successor_table import BEFORE
 from lookahead.sources.suffix import SuffixAutomaton, SuffixSource
 
 References = tuple[tuple[int, ...], ...]
 
-_BEGIN = -1  # stands before every reference; no token
 _CERTAIN = 3  # tokens of the prompt's end that a reference must hold for the text to begin in its middle
 _LOOKS_BACK = 64  # tokens of the prompt that are looked for in a reference
 _PRIORS = (0.50, 0.75, 0.85, 0.90, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985)  # by match length, as in SuffixSource
@@ -34,7 +34,7 @@ def references_of(given: Any) -> References:
 def _automaton(references: References) -> SuffixAutomaton:
     automaton = SuffixAutomaton()
     for text in references:
-        automaton.append(_BEGIN)
+        automaton.append(BEFORE)
         for token in text:
             automaton.append(token)
     return automaton
@@ -65,13 +65,13 @@ class ReferenceSource(SuffixSource):
         state, length = 0, 0
         for token in prompt[-_LOOKS_BACK:]:
             state, length = self._automaton.step(state, length, token)
-        self._at = (state, length) if length >= _CERTAIN else self._automaton.step(0, 0, _BEGIN)
+        self._at = (state, length) if length >= _CERTAIN else self._automaton.step(0, 0, BEFORE)
 
     def root(self) -> tuple[int, int]:
         return self._at
 
     def propose(self, state: tuple[int, int]) -> list[tuple[int, int]]:
-        return [(token, kind) for token, kind in super().propose(state) if token != _BEGIN]
+        return [(token, kind) for token, kind in super().propose(state) if token != BEFORE]
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:
         for token in path.tokens:

@@ -11,7 +11,7 @@ Context = tuple[int, int, int]
 BEFORE = -1  # stands for the tokens before the text's first
 BEGIN: Context = (BEFORE, BEFORE, BEFORE)
 
-_ORDERS = 3  # tokens in the longest context
+_ORDERS = len(BEGIN)  # tokens in the longest context
 PLACES = _ORDERS + 1  # of contexts of one, two and three tokens, and of the two before the last; and of their kinds
 
 _WAYS = 8  # entries of a bucket, which take one line of a processor's cache
@@ -24,7 +24,7 @@ _FACTORS = (  # of a context's tokens, by place: odd, or 0 for those that do not
     (0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0),
 )
 _MIXED = 0xFF51AFD7ED558CCD  # the multiplier of MurmurHash3's finalizer
-_LOW, _WHOLE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF  # 32 and 64 bits
+_LOW, _WHOLE = (int(np.iinfo(kind).max) for kind in (np.uint32, np.uint64))
 
 
 class SuccessorTable:
@@ -83,8 +83,7 @@ class SuccessorTable:
         """Write down what the model said after each node of a tree: the first lines of ``said``. ``root`` is the first
         node's context, of which the last token stands last. Of equal contexts the last one counts.
 
-        Narrower rows than those before are filled up; the first wider ones, as drawn tokens want them, begin a new
-        table."""
+        Narrower rows than those before are filled up; the first wider ones, for drawn tokens, begin a new table."""
         count, width = len(tokens), said.tokens.shape[1]
         if width > self._tokens.shape[1]:
             self._begin(width)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from jacobi import Path, Successors, TokenTree
+from lookahead.sources.base import RANKS
 
 # Contexts told which continuation is the newest, from the longest one down: repetitive text has as many as tokens.
 _REFRESHED = 16
@@ -79,9 +80,8 @@ class SuffixAutomaton:
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24)  # match lengths at which the next estimate begins
 _PRIORS = (0.30, 0.45, 0.50, 0.55, 0.70, 0.75, 0.80, 0.88, 0.90, 0.93, 0.95)  # by match length
-_RANKS = 3  # ranks with estimates of their own; the last stands for all later ones
 _MOST = 4  # candidates below one node
-_KIND_OF_LENGTH = tuple(2 * _RANKS * (bisect_right(_LENGTHS, length) - 1) for length in range(_LENGTHS[-1] + 1))
+_KIND_OF_LENGTH = tuple(2 * RANKS * (bisect_right(_LENGTHS, length) - 1) for length in range(_LENGTHS[-1] + 1))
 
 
 class SuffixSource:
@@ -121,20 +121,20 @@ class SuffixSource:
             return []
         automaton = self._automaton
         tokens = automaton.continuations(at)
-        kind = _KIND_OF_LENGTH[matched] if matched < len(_KIND_OF_LENGTH) else _KIND_OF_LENGTH[-1]
+        kind = _KIND_OF_LENGTH[min(matched, _LENGTHS[-1])]
         if len(tokens) == 1:
             found = [(token, kind) for token in tokens]
         else:
             newest = islice(reversed(tokens), _MOST)
-            found = [(token, kind + 2 * min(rank, _RANKS - 1) + 1) for rank, token in enumerate(newest)]
+            found = [(token, kind + 2 * min(rank, RANKS - 1) + 1) for rank, token in enumerate(newest)]
             if len(found) == _MOST:
                 return found
         at, matched = automaton.shorter(at)
         if matched:
-            kind = 1 + (_KIND_OF_LENGTH[matched] if matched < len(_KIND_OF_LENGTH) else _KIND_OF_LENGTH[-1])
+            kind = 1 + _KIND_OF_LENGTH[min(matched, _LENGTHS[-1])]
             for token in islice(reversed(automaton.continuations(at)), _MOST):
                 if token not in tokens and len(found) < _MOST:
-                    found.append((token, kind + 2 * min(len(found), _RANKS - 1)))
+                    found.append((token, kind + 2 * min(len(found), RANKS - 1)))
         return found
 
     def learn(self, tree: TokenTree, path: Path, successors: Successors | None) -> None:

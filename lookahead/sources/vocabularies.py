@@ -1,7 +1,7 @@
 """What a draft model's tokens are called in the model's vocabulary, and the other way round."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -21,19 +21,6 @@ def same_but_for_padding(one: int, other: int) -> bool:
     return padded or large - small <= _MOST_PADDING * large
 
 
-class Vocabulary(Protocol):
-    """From the model's tokens to a draft model's, and back."""
-
-    def prompt(self, tokens: Sequence[int]) -> list[int]:
-        """A prompt in the draft model's tokens."""
-
-    def fed(self, token: int) -> tuple[int, ...]:
-        """One token of the model in the draft model's tokens, at least one."""
-
-    def proposed(self, tokens: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A draft model's best next tokens ``[rank]`` as the model's, and their logits; those it has not are gone."""
-
-
 class SameVocabulary:
     """Both models have the same tokens, but for padding behind them: ``size`` and ``draft_size`` can be fed."""
 
@@ -41,12 +28,15 @@ class SameVocabulary:
         self._size, self._draft_size = size, draft_size
 
     def prompt(self, tokens: Sequence[int]) -> list[int]:
+        """A prompt in the draft model's tokens."""
         return [self.fed(token)[0] for token in tokens]
 
     def fed(self, token: int) -> tuple[int, ...]:
+        """One token of the model in the draft model's tokens, at least one."""
         return (token if token < self._draft_size else 0,)
 
     def proposed(self, tokens: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A draft model's best next tokens ``[rank]`` as the model's, and their logits; those it has not are gone."""
         known = tokens < self._size
         return tokens[known], logits[known]
 
@@ -72,14 +62,13 @@ class OtherVocabulary:
         }
         for name in ("eos_token_id", "bos_token_id"):
             ours, others = getattr(tokenizer, name), getattr(draft_tokenizer, name)
-            if ours is not None and others is not None and ours < size and others < draft_size:
+            if None not in (ours, others) and ours < size and others < draft_size:
                 self._fed.setdefault(ours, (others,))
         names = ("unk_token_id", "eos_token_id", "pad_token_id")
         stand_ins = (getattr(draft_tokenizer, name) for name in names)
         self._stand_in = (next((each for each in stand_ins if isinstance(each, int) and each < draft_size), 0),)
         self._back = np.full(draft_size, -1, np.int64)
-        for token, others in self._fed.items():
-            self._back[others[0]] = token
+        self._back[[other for (other,) in self._fed.values()]] = list(self._fed)
 
     @property
     def shared(self) -> int:
@@ -107,6 +96,9 @@ class OtherVocabulary:
         ours = self._back[np.where(known, tokens, 0)]
         known &= ours >= 0
         return ours[known], logits[known]
+
+
+Vocabulary = SameVocabulary | OtherVocabulary
 
 
 def is_tokenizer(given: Any) -> bool:

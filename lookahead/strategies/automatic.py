@@ -32,6 +32,7 @@ FREE_SOURCES: dict[str, Maker] = {
     "suffix": lambda row, call: SuffixSource(),
     "pool": lambda row, call: PoolSource(),
 }
+DEFAULT_SOURCES = ("recycling", "suffix")  # where none are named, beside a head or a draft model too
 _MOST_NODES = 512
 _SHORT_CALL = 32  # new tokens; below, nothing is gathered at the prompt's tokens but the last
 _PROMPT_TOKENS = 128  # of all prompts together, from their ends, at which next tokens are gathered at most
@@ -55,17 +56,14 @@ class AutomaticStrategy(Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._flag("remember")
         if self.automatic:
             self._check_automatic()
 
     def _check_automatic(self) -> None:
         name = type(self).__name__
-        self._whole("max_nodes", 1)
-        if self.nodes is not None:
-            self._whole("nodes", 1)
-        for field, count in (("nodes", self.nodes or 0), ("max_nodes", self.max_nodes)):
-            if count > _MOST_NODES:
+        for field in ("max_nodes",) if self.nodes is None else ("max_nodes", "nodes"):
+            self._whole(field, 1)
+            if (count := getattr(self, field)) > _MOST_NODES:
                 raise LookaheadError(f"{name}({field}=) must be at most {_MOST_NODES}: got {count}.")
         if isinstance(self.tuning, dict):  # as to_dict wrote it
             object.__setattr__(self, "tuning", StepTimes.from_dict(self.tuning, frozen=True))
@@ -111,12 +109,6 @@ class AutomaticStrategy(Strategy):
         alone = self.sources is not None and tuple(self.sources) == (source,)
         return self.automatic and self.nodes is not None and alone and self.verification != "exact"
 
-    def _must_name(self, source: str) -> None:
-        """Raise if ``sources`` leave out the one that the strategy is for."""
-        if self.sources is not None and source not in self.sources:
-            got = f"got {self.sources!r}. Add it, or use Lookahead."
-            raise LookaheadError(f"{type(self).__name__}(sources=) must name {source!r}: {got}")
-
     def step_times(self) -> StepTimes | None:
         """The curve given as ``tuning``, which then stays as it is."""
         if isinstance(self.tuning, str | Path):
@@ -143,18 +135,15 @@ class AutomaticStrategy(Strategy):
         fit = min(_PROMPT_TOKENS // batch, _PROMPT_LOGITS // (batch * vocab_size))
         return Wants(DRAWN_BEST if drawn else BEST, max(1, fit) if new_tokens >= _SHORT_CALL else 1)
 
-    def passes_drafts(
-        self, call: CallContext, passes: Callable[[RowContext], Passes], name: str, default: Sequence[str]
-    ) -> Drafts:
+    def passes_drafts(self, call: CallContext, passes: Callable[[RowContext], Passes], name: str) -> Drafts:
         """Drafts of a model or a head, the source ``name``, from ``passes`` beside each sequence: drawn by chance where
-        that is wanted, else in the automatic tree, with the ``default`` sources where none are named."""
-
+        that is wanted, else in the automatic tree, with the default sources where none are named."""
         if self.nodes is not None and call.rows[0].chance is not None:
             drawn = DrawnTree(call.rows[0].chance, self.nodes)
-            how = drawn.grow, call.rows[0].chain, drawn.rates.learn
-            return Drafts([HeadDrafter(name, row.prompt, passes(row), *how) for row in call.rows])
+            grow, learn = drawn.grow, drawn.rates.learn
+            return Drafts([HeadDrafter(name, row.prompt, passes(row), grow, row.chain, learn) for row in call.rows])
         made = {name: lambda row, call: DraftModelSource(passes(row), row.draw, name)}
-        return self.automatic_drafts(call, self.sources or default, made)
+        return self.automatic_drafts(call, self.sources or (name, *DEFAULT_SOURCES), made)
 
     def automatic_drafts(
         self, call: CallContext, names: Sequence[str | SourceFactory], extra: Mapping[str, Maker] | None = None

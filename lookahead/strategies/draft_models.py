@@ -8,10 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError
-from lookahead._per_model import PerModel
+from lookahead._per_model import PerModel, latest
 from lookahead.models.early_exit import early_exit
-from lookahead.models.fingerprint import weights_stamp
-from lookahead.models.finite import broken_weight
+from lookahead.models.fingerprint import broken_weight, weights_stamp
 from lookahead.models.traits import ModelTraits, tensor_parallel_group
 from lookahead.sources.vocabularies import OtherVocabulary, SameVocabulary, Vocabulary, same_but_for_padding
 from lookahead.support.route import check_model, route, self_test
@@ -56,7 +55,7 @@ def check_draft_model(model: PreTrainedModel, draft: PreTrainedModel, tokenizers
     if why is not None:
         _refuse(f"the draft model follows no trees ({why})", "expected a model whose layers are all attention")
     vocabulary_for(model, draft, tokenizers)
-    _check_numbers(draft, drafts)
+    latest(_tried.of(draft), weights_stamp(draft.parameters()), lambda: _check_numbers(draft, drafts))
 
 
 def vocabulary_for(model: PreTrainedModel, draft: PreTrainedModel, tokenizers: Tokenizers | None) -> Vocabulary:
@@ -71,29 +70,20 @@ def vocabulary_for(model: PreTrainedModel, draft: PreTrainedModel, tokenizers: T
         return SameVocabulary(size, draft_size)
     tokenizer, theirs = tokenizers
     key = id(tokenizer), id(theirs), size, draft_size
-    known = _vocabularies.of(draft)
-    if key not in known:
-        known.clear()
-        known[key] = OtherVocabulary(size, draft_size, tokenizer, theirs)
-    if not known[key].shared:
+    made = latest(_vocabularies.of(draft), key, lambda: OtherVocabulary(size, draft_size, tokenizer, theirs))
+    if not made.shared:
         _refuse("the two tokenizers have no token in common", "expected vocabularies that overlap")
-    return known[key]
+    return made
 
 
 @torch.no_grad()
 def _check_numbers(draft: PreTrainedModel, traits: ModelTraits) -> None:
-    """Try the draft model on one token, once for its weights."""
-    stamp = weights_stamp(draft.parameters())
-    tried = _tried.of(draft)
-    if stamp in tried:
-        return
+    """Try the draft model on one token."""
     logits = getattr(draft(torch.zeros((1, 1), dtype=torch.long, device=traits.device)), "logits", None)
     if logits is None:
         _refuse(f"the draft model {traits.name} gives no logits", "expected a causal model, with its output layer")
     elif bool(logits.isnan().any()):
         _refuse("the draft model's logits are NaN", "check its weights and its dtype")
-    tried.clear()
-    tried[stamp] = None
 
 
 def _refuse(culprit: str, way_out: str) -> None:

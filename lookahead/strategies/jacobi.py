@@ -43,8 +43,6 @@ class Jacobi(Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._one_of("mode", ("jacobi", "gauss-seidel", "hybrid", "sliding"))
-        self._flag("return_trajectory")
         if self.block_size is not None:
             self._whole("block_size", 1)
         elif self.mode != "jacobi":

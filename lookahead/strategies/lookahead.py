@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from jacobi import Drafter, LookaheadError, PlainDrafter
 from lookahead.draft.context import CallContext, Drafts, RowContext, Wants
 from lookahead.draft.published import LookaheadDrafter
-from lookahead.sources.draft_texts import DraftTexts
+from lookahead.sources.draft_texts import DraftPasses, DraftTexts
 from lookahead.sources.ngram_pool import NgramPool
 from lookahead.sources.vocabularies import is_tokenizer
-from lookahead.strategies.automatic import FREE_SOURCES, AutomaticStrategy
+from lookahead.strategies.automatic import DEFAULT_SOURCES, FREE_SOURCES, AutomaticStrategy
 from lookahead.strategies.base import Strategy
 from lookahead.strategies.draft_models import (
     Tokenizers,
@@ -23,8 +23,6 @@ from lookahead.strategies.draft_models import (
     unwrapped,
     vocabulary_for,
 )
-
-_DEFAULT_SOURCES = ("recycling", "suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +89,7 @@ class Lookahead(AutomaticStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag in ("pool_from_prompt", "pool_from_output", "always_forward_one"):
-            self._flag(flag)
         self._check_draft_model()
-        if self.parallel is not None:
-            self._one_of("parallel", ("lookahead",))
         if self.automatic:
             return
         for name, default, least in (("window_size", 7, 1), ("ngram_size", 5, 1), ("verification_set_size", 7, 0)):
@@ -120,9 +114,7 @@ class Lookahead(AutomaticStrategy):
         return self._draws_from("draft")
 
     @classmethod
-    def from_lade(
-        cls, *, LEVEL: int, WINDOW_SIZE: int, GUESS_SET_SIZE: int, POOL_FROM_PROMPT: bool = False
-    ) -> "Lookahead":
+    def from_lade(cls, *, LEVEL: int, WINDOW_SIZE: int, GUESS_SET_SIZE: int, POOL_FROM_PROMPT: bool = False) -> Self:
         """The settings of ``lade.config_lade``: LEVEL is N, and -1 as GUESS_SET_SIZE means WINDOW_SIZE."""
         return cls(
             window_size=WINDOW_SIZE,
@@ -193,11 +185,11 @@ class Lookahead(AutomaticStrategy):
         if not self.automatic:
             return super().drafts(call)
         if self.draft_model is None:
-            return self.automatic_drafts(call, self.sources or _DEFAULT_SOURCES)
+            return self.automatic_drafts(call, self.sources or DEFAULT_SOURCES)
         draft = draft_model_for(call.model, self.draft_model)
         vocabulary = vocabulary_for(call.model, draft, self.tokenizers)
         texts = DraftTexts(draft, vocabulary, len(call.rows), call.new_tokens, call.closing, self.traces, self.pack)
-        return self.passes_drafts(call, lambda row: texts.passes(row.index), "draft", ("draft", *_DEFAULT_SOURCES))
+        return self.passes_drafts(call, lambda row: DraftPasses(texts, row.index), "draft")
 
     def drafter(self, row: RowContext) -> Drafter:
         if self.window_size is None or self.ngram_size is None or self.verification_set_size is None:

@@ -16,17 +16,18 @@ from typing import Any
 
 import torch
 from jinja2 import TemplateError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from jacobi import LookaheadError
 from lookahead.training.items import Item
 
-IGNORE = -100  # the label of a token without loss, as everywhere in transformers
+IGNORE = nn.CrossEntropyLoss().ignore_index  # the label of a token without loss, as everywhere in transformers
 Progress = Callable[[float], None]  # called with the share that is done, from 0 to 1
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_BATCH = 8  # texts scored at once
+BATCH = 8  # texts that the model is given at once, to be scored or gone on with
+_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers that losses make at once: on a CPU what a cache holds
 _AT_ONCE = 256  # texts given to the tokenizer in one call
 
 
@@ -55,8 +56,7 @@ def encode(
     Plain texts, each with its end token, are packed into blocks. Other items are cut; shorter ones are left out.
 
     Raises:
-        LookaheadError: a completion is missing, the chat template cannot tell the assistant's tokens, or all examples
-            are too short.
+        LookaheadError: a completion is missing, a chat template cannot tell answers, or all examples are too short.
     """
     report = report or (lambda done: None)
     texts = [item for item in items if item.prompt is None and not item.messages]
@@ -117,11 +117,16 @@ def batches(
     examples: Sequence[Example], pad: int, device: torch.device, report: Progress | None = None
 ) -> Iterator[dict[str, Tensor]]:
     """Batches to be scored, on a ``device``; ``report`` is told when one is."""
-    for start in range(0, len(examples), _BATCH):
-        batch = collate(examples[start : start + _BATCH], pad)
+    for start in range(0, len(examples), BATCH):
+        batch = collate(examples[start : start + BATCH], pad)
         yield {name: value.to(device) for name, value in batch.items()}
         if report is not None:
-            report(min(1.0, (start + _BATCH) / len(examples)))
+            report(min(1.0, (start + BATCH) / len(examples)))
+
+
+def places_at_once(device: torch.device, vocab_size: int) -> int:
+    """Places of which losses may have scores of so many tokens at once."""
+    return max(1, _LOGITS.get(device.type, _LOGITS["cuda"]) // vocab_size)
 
 
 def _tokens(tokenizer: Any, texts: list[str], **settings: Any) -> list[list[int]]:

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from lookahead.chat_format import end_tokens
 from lookahead.strategies.lookahead import Lookahead
-from lookahead.training.data import Example, Progress
+from lookahead.training.data import BATCH, Example, Progress
 from lookahead.training.settings import TrainingSettings
 
-_BATCH = 8  # prompts answered at once
+TEMPERATURE = 0.8  # of drawn texts, where nobody names one
 
 
 def processes_of(model: PreTrainedModel) -> Any:
@@ -32,9 +32,8 @@ def own_answers(
     settings: TrainingSettings,
     report: Progress | None = None,
 ) -> list[Example]:
-    """Let the model, in evaluation mode, answer prompts of token ids; only the answers' tokens carry loss. The answers
-    are kept in files of ``folder``, so that no restart repeats them. With several processes (``torchrun``), each
-    answers its share."""
+    """Let the model, in evaluation mode, answer prompts of token ids; only the answers' tokens carry loss. Answers are
+    kept in files of ``folder``, so that no restart repeats them. Of several processes each answers its share."""
     processes = processes_of(model)
     folder.mkdir(parents=True, exist_ok=True)
     task = json.dumps([list(map(list, prompts)), settings.answer_tokens, settings.temperature, settings.seed])
@@ -45,14 +44,14 @@ def own_answers(
     left = left[processes.process_index :: processes.num_processes]
     with (folder / f"{name}.{processes.process_index}.jsonl").open("a", encoding="utf-8") as file:
         file.write("\n")  # after a line that was cut off
-        for start in range(0, len(left), _BATCH):
-            numbers = left[start : start + _BATCH]
+        for start in range(0, len(left), BATCH):
+            numbers = left[start : start + BATCH]
             answers = _answer(model, [prompts[n] for n in numbers], settings, settings.seed + numbers[0])
             lines = [json.dumps({"prompt": n, "answer": a}) + "\n" for n, a in zip(numbers, answers, strict=True)]
             file.write("".join(lines))
             file.flush()
             if report is not None:
-                report(min(1.0, (start + _BATCH) / len(left)))
+                report(min(1.0, (start + BATCH) / len(left)))
     processes.wait_for_everyone()
     known = _read(folder, name)
     pairs = [(prompt, known[number]) for number, prompt in enumerate(prompts)]

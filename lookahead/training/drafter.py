@@ -14,12 +14,11 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.models.hidden_states import HiddenStates, tapped
 from lookahead.models.output_layer import output_sizes
-from lookahead.training.data import Example, Examples, Progress, Scored, batches
+from lookahead.training.data import Example, Examples, Progress, Scored, batches, places_at_once
 from lookahead.training.recipe import Recipe, Run
 from lookahead.training.stage import Learner, Trained, kept_flags, train_stage
 
 _STAGE = "drafter"
-_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers made at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +142,8 @@ def in_parts(
 ) -> tuple[Tensor, Tensor]:
     """What ``loss`` gives of ``rows``, ``[place, ...]`` each, a loss and a count, both added up, the loss to ``start``.
     Scores of ``vocab_size`` tokens never exist at all places at once: for the gradients they are made again."""
-    device, count = start.device, len(rows[0])
-    size = max(1, _LOGITS.get(device.type, _LOGITS["cuda"]) // vocab_size)
-    total, right = start, torch.zeros((), device=device)
+    count, size = len(rows[0]), places_at_once(start.device, vocab_size)
+    total, right = start, torch.zeros((), device=start.device)
     for given in zip(*(each.split(size) for each in rows), strict=True):
         part, hits = loss(*given) if count <= size else checkpoint(loss, *given, use_reentrant=False)
         total, right = total + part, right + hits.detach()

@@ -8,17 +8,17 @@ import torch
 from transformers import PreTrainedModel
 
 from lookahead.stats import DecodingStats
+from lookahead.strategies.automatic import DEFAULT_SOURCES
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.training.data import Example
-from lookahead.training.distillation import padded
+from lookahead.training.distillation import TEMPERATURE, padded
 
 _T = TypeVar("_T")
-_PROMPT = 64  # tokens of a text that are continued
-_FREE = ("recycling", "suffix")  # sources that need no training
+PROMPT = 64  # tokens of a beginning that is continued, at most
 NODES = 24  # of the trees that are compared
 _MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 0},
+    "sampled": {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0},
 }
 
 
@@ -55,7 +55,7 @@ def compare(
     strategies = {
         "free sources": Lookahead(**cold),
         source: drafter.strategy(drafter.head, sources=(source,), **cold),
-        f"{source} and free sources": drafter.strategy(drafter.head, sources=(source, *_FREE), **cold),
+        f"{source} and free sources": drafter.strategy(drafter.head, sources=(source, *DEFAULT_SOURCES), **cold),
     }
     found: dict[str, dict[str, float]] = {}
     for mode, settings in _MODES.items():
@@ -73,7 +73,7 @@ def compare(
 
 def continued(examples: Sequence[Example], count: int) -> list[list[int]]:
     """Prompts cut from examples: all that comes before an answer, or the beginning of a plain text."""
-    ends = [int(example.loss.int().argmax()) or min(_PROMPT, len(example.ids) // 2) for example in examples]
+    ends = [int(example.loss.int().argmax()) or min(PROMPT, len(example.ids) // 2) for example in examples]
     return spread([example.ids[:end].tolist() for example, end in zip(examples, ends, strict=True) if end], count)
 
 

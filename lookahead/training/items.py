@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,10 @@ def _item(value: Any, source: str) -> Item:
     if not isinstance(turns, list) or not turns:
         raise LookaheadError(f"{source}: {forms[0]!r} must be a list of messages, got {str(turns)[:60]!r}.")
     messages = [_message(turn, source) for turn in turns]
-    while messages and messages[0]["role"] == "assistant":  # templates refuse to begin with an answer
-        del messages[0]
-    if not messages:
+    begun = tuple(dropwhile(lambda message: message["role"] == "assistant", messages))  # templates refuse to begin so
+    if not begun:
         raise LookaheadError(f"{source}: every message is the assistant's; expected a user's before it.")
-    return Item(source, messages=tuple(messages))
+    return Item(source, messages=begun)
 
 
 def _string(value: Mapping[str, Any], key: str, source: str) -> str:

@@ -223,8 +223,7 @@ class Recipe(ABC):
 
         ``pad`` fills up shorter examples. ``folder`` gets checkpoints, one folder a stage; with ``resume``, training
         continues from the last one in it. ``report`` is called with the stage, the share of it that is done, and now
-        and then losses and rates. A LookaheadError says that nothing can be trained with these settings, or that the
-        loss is not finite.
+        and then losses and rates. A LookaheadError: these settings train nothing, or the loss is not finite.
         """
         cls.check(model, settings)
         more: dict[str, Any] = {"pad": pad, "resume": resume, "report": report, "callbacks": callbacks}
@@ -259,8 +258,7 @@ class Recipe(ABC):
         and rates. Of several processes, all but the first return None.
 
         Raises:
-            LookaheadError: the data, the model, the settings or the folder will not do (nothing is written then), or
-                the loss is not finite.
+            LookaheadError: data, model, settings or folder will not do (nothing is written), or the loss is not finite.
         """
         cls.check(model, settings)
         cls.fresh(model, settings, (), name)  # tells what the model cannot give, before the folder is made

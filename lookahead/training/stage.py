@@ -1,9 +1,7 @@
-"""One stage of a training by transformers' ``Trainer``, whatever learns to draft: the clock, learning rates, schedules,
-checkpoints."""
+"""One stage of a training by transformers' ``Trainer``, whatever learns: clock, learning rates and checkpoints."""
 
 import importlib.util
 import math
-import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
@@ -111,8 +108,7 @@ class Learner(nn.Module):
 
 
 class DrafterTrainer(OwnCheckpoints):
-    """transformers' trainer with a learning rate for each part, our schedules, and checkpoints of trained weights
-    only."""
+    """transformers' trainer with a learning rate for each part, our schedules and checkpoints."""
 
     def __init__(self, model: Learner, settings: TrainingSettings, clock: Clock, **kwargs: Any) -> None:
         self.clock = clock
@@ -187,22 +183,6 @@ class DrafterTrainer(OwnCheckpoints):
             self._parts.clear()
         super().log(logs, *args, **kwargs)
 
-    def _trainable(self) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
-
-    def write_weights(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        save_file({name: weight.contiguous() for name, weight in self._trainable().items()}, part)
-        os.replace(part, file)
-
-    def read_weights(self, file: Path) -> None:
-        stored, ours = load_file(file), self._trainable()
-        if {name: w.shape for name, w in stored.items()} != {name: w.shape for name, w in ours.items()}:
-            raise LookaheadError(f"{file} holds other weights than are trained: expected those of the same settings.")
-        for name, weight in ours.items():
-            weight.copy_(stored[name])
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -217,8 +197,7 @@ class Trained:
 
 
 def check_stage(model: PreTrainedModel, settings: TrainingSettings, packages: Sequence[str] = ()) -> None:
-    """Raise a LookaheadError if accelerate or one of the ``packages`` is missing, or nothing can be trained for the
-    model with these settings."""
+    """Raise a LookaheadError if accelerate or one of the ``packages`` is missing, or settings and model do not fit."""
     packages = ("accelerate", *packages)
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:

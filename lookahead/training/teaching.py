@@ -17,11 +17,11 @@ from lookahead.models.traits import ModelTraits
 from lookahead.stats import DecodingStats
 from lookahead.strategies.lookahead import Lookahead
 from lookahead.support import route as support
-from lookahead.training.distillation import padded
+from lookahead.training.data import BATCH
+from lookahead.training.distillation import TEMPERATURE, padded
+from lookahead.training.evaluation import PROMPT
+from lookahead.training.settings import TrainingSettings
 
-_TOGETHER = 8  # texts that are written in a batch
-_ANSWER, _QUESTION = 256, 64  # tokens of one, at most
-_TEMPERATURE = 0.8  # of every second text, where the model's own settings name none
 _MARK = "QUESTION"
 
 Ids = list[int]
@@ -60,8 +60,7 @@ def learn(
         report: called with the share that is done, from 0 to 1.
 
     Raises:
-        LookaheadError: an argument is wrong, the model cannot be given trees, or the file is another model's, or cannot
-            be written; before the model writes.
+        LookaheadError: an argument is wrong, the model takes no trees, or the file is another's or cannot be written.
     """
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise LookaheadError(f"tokens must be a whole number above 0: got {tokens!r}.")
@@ -80,7 +79,7 @@ def learn(
         torch.manual_seed(seed)
         while (left := tokens - stats.emitted) > 0:
             batch, drawn = next(texts)
-            most = min(_ANSWER, -(-left // len(batch)), room - max(map(len, batch)))
+            most = min(TrainingSettings.answer_tokens, -(-left // len(batch)), room - max(map(len, batch)))
             stats += _written(model, batch, drawn, ends, most).stats
             if report is not None:
                 report(min(1.0, stats.emitted / tokens))
@@ -90,8 +89,8 @@ def learn(
 def _again(prompts: list[Ids]) -> Iterator[tuple[list[Ids], bool]]:
     """Prompts in batches, and whether their answers are drawn: from the second time on."""
     for turn in count():
-        for first in range(0, len(prompts), _TOGETHER):
-            yield prompts[first : first + _TOGETHER], turn > 0
+        for first in range(0, len(prompts), BATCH):
+            yield prompts[first : first + BATCH], turn > 0
 
 
 def _own(model: PreTrainedModel, tokenizer: Any, raw: bool, ends: Ids) -> Iterator[tuple[list[Ids], bool]]:
@@ -102,7 +101,7 @@ def _own(model: PreTrainedModel, tokenizer: Any, raw: bool, ends: Ids) -> Iterat
         opening = written(tokenizer, [{"role": "user", "content": _MARK}], opens=False)[0].partition(_MARK)[0]
         begins = list(tokenizer(opening, add_special_tokens=False)["input_ids"]) or begins
     for turn in count():
-        found = _written(model, [begins] * _TOGETHER, True, ends, _QUESTION, temperature=1.0, top_p=0.95, top_k=0)
+        found = _written(model, [begins] * BATCH, True, ends, PROMPT, temperature=1.0, top_p=0.95, top_k=0)
         said = [[token for token in line if token not in ends] for line in found.sequences[:, len(begins) :].tolist()]
         if asks:
             questions = [tokenizer.decode(line, skip_special_tokens=True).strip() or _MARK for line in said]
@@ -115,7 +114,7 @@ def _written(model: PreTrainedModel, prompts: list[Ids], drawn: bool, ends: Ids,
     """What ``generate`` writes after prompts of several lengths."""
     if drawn and "temperature" not in settings:
         own = model.generation_config.temperature
-        settings["temperature"] = own if own and own != 1.0 else _TEMPERATURE
+        settings["temperature"] = own if own and own != 1.0 else TEMPERATURE
     settings |= {"do_sample": drawn, "max_new_tokens": int(most), "eos_token_id": ends or None}
     given = padded(model, prompts) | settings
     return model.generate(**given, custom_generate=Lookahead(), return_dict_in_generate=True)

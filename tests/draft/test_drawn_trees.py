@@ -15,7 +15,7 @@ from torch import Tensor
 from jacobi import Path, TokenTree, chances_of, reject, walk
 from lookahead.draft.drawn_trees import DrawnTree, Rates, Urn
 from lookahead.heads.base import fixed_tree
-from lookahead.heads.eagle.trees import FIXED
+from lookahead.heads.eagle.strategy import FIXED
 from lookahead.sources.perturbed import Draw
 
 DRAW = Draw(lambda index: None)

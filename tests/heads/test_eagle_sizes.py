@@ -90,7 +90,7 @@ def test_qwen3s_queries_and_keys_are_normed_before_they_are_turned() -> None:
     turns = tuple(each[0] for each in network.rotary(inputs[None], positions[None]))
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
     with torch.no_grad():
-        said = attention(inputs, turns, PairCache(1), 0, mask)
+        said = attention(inputs, turns, PairCache(1), mask)
         queries, keys = (
             norm(projection(inputs).view(5, -1, 8)).transpose(0, 1)
             for norm, projection in ((attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj))

@@ -10,7 +10,7 @@ from helpers.models import fresh_model, prompts, same_as_plain
 from jacobi import LookaheadError
 from lookahead.eagle import Eagle, EagleHead
 from lookahead.heads.base import fixed_tree
-from lookahead.heads.eagle.trees import FIXED, Expansion
+from lookahead.heads.eagle.strategy import FIXED, ranked_again
 
 SAID = {
     (): ("AB", (-0.2, -1.7)),
@@ -19,11 +19,12 @@ SAID = {
     ("A", "C"): ("GH", (-0.3, -1.4)),
     ("A", "D"): ("IJ", (-0.2, -1.9)),
 }
+SIZES = {"top_k": 2, "depth": 2, "total_tokens": 6}
 
 
 def test_the_example_worked_out_by_hand() -> None:
     passes = Told(SAID)
-    tree = Expansion(top_k=2, depth=2, total_tokens=6).grow(0, passes, room=9)
+    tree = ranked_again(0, passes, room=9, **SIZES)
     assert "".join(map(chr, tree.tokens[1:])) == "ACDGI"
     assert tree.parents[1:] == [0, 1, 1, 2, 3]
     assert tree.depths[1:] == [1, 2, 2, 3, 3]
@@ -31,17 +32,17 @@ def test_the_example_worked_out_by_hand() -> None:
 
 
 def test_a_tree_is_as_deep_as_there_is_room() -> None:
-    tree = Expansion(top_k=2, depth=2, total_tokens=6).grow(0, Told(SAID), room=1)
+    tree = ranked_again(0, Told(SAID), room=1, **SIZES)
     assert tree.depths == [0, 1, 1]
-    assert len(Expansion().grow(0, Told({}), room=5)) == 1
-    chain = Expansion(top_k=2, depth=2).grow(0, Told(SAID), room=9, chain=True)
+    assert len(ranked_again(0, Told({}), room=5, **SIZES)) == 1
+    chain = ranked_again(0, Told(SAID), room=9, chain=True, **SIZES)
     assert "".join(map(chr, chain.tokens[1:])) == "ACG"
 
 
 def test_of_equals_the_one_made_first_is_kept() -> None:
     """A child that is certain is worth as much as its parent, which has to be in the tree with it."""
     said = {(): ("AB", (-1.0, -1.0)), ("A",): ("C", (0.0,)), ("B",): ("D", (0.0,))}
-    tree = Expansion(top_k=2, depth=1, total_tokens=4).grow(0, Told(said), room=9)
+    tree = ranked_again(0, Told(said), room=9, top_k=2, depth=1, total_tokens=4)
     assert "".join(map(chr, tree.tokens[1:])) == "ABC"
 
 

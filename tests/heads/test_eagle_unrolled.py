@@ -110,7 +110,7 @@ def test_many_logits_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     examples = [Example.of(list(range(1, 15)))]
     grads = []
     for size in (1 << 22, 3 * VOCAB):
-        monkeypatch.setattr("lookahead.training.drafter._LOGITS", {"cpu": size, "cuda": size})
+        monkeypatch.setattr("lookahead.training.data._LOGITS", {"cpu": size, "cuda": size})
         network = random_network(3, feature_layers=LAYERS)
         learner = BesideModel(model, TrainedEagle(EagleHead(network), EagleSettings(unroll=2)), 1e-3)
         learner(**collate(examples, 0))["loss"].backward()

@@ -111,7 +111,7 @@ def test_many_logits_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         return top(hidden, output, count)
 
     monkeypatch.setattr(heads, "top", watch)
-    monkeypatch.setattr("lookahead.heads.medusa.calibration._LOGITS", 4 * 3 * VOCAB)
+    monkeypatch.setattr("lookahead.heads.medusa.calibration.MOST_LOGITS", 4 * 3 * VOCAB)
     assert calibrate(model, heads, [[5, 6, 7]], 20) == whole
     assert asked == [4, 4, 4, 4, 3]
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from jacobi import LookaheadError
 from lookahead.heads import storage
-from lookahead.heads.medusa.reading import read_checkpoint
 from lookahead.medusa import Medusa, MedusaHeads, output_layer, read_heads, write_heads
 
 HEADS, FULL = "Medusa, version {}", "full model with heads (Medusa, version {})"
@@ -50,11 +49,11 @@ FORMATS: dict[str, tuple[Callable[[pathlib.Path, MedusaHeads], pathlib.Path], st
 def test_every_format_is_read(name: str, own_output: bool, tmp_path: pathlib.Path) -> None:
     heads = made(own_output=own_output)
     write, title = FORMATS[name]
-    checkpoint = read_checkpoint(write(tmp_path / "heads", heads))
-    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
-    assert checkpoint.format == title.format(1 if own_output else 2)
-    assert checkpoint.remarks == ()
-    assert checkpoint.sizes["vocab_size"] == (VOCAB if own_output else None)
+    read = MedusaHeads.as_stored(write(tmp_path / "heads", heads))
+    assert_same(read, heads)
+    assert read.stored["format"] == title.format(1 if own_output else 2)
+    assert "remarks" not in read.stored
+    assert read.vocab_size == (VOCAB if own_output else None)
     assert_same(MedusaHeads.from_pretrained(write(tmp_path / "heads", heads)), heads)
 
 
@@ -62,9 +61,9 @@ def test_every_format_is_read(name: str, own_output: bool, tmp_path: pathlib.Pat
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_vllms_format_is_read(file: str, prefix: str, tmp_path: pathlib.Path) -> None:
     heads = made()
-    checkpoint = read_checkpoint(store(tmp_path, file, vllm(heads, prefix), **SERVED))
-    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
-    assert (checkpoint.format, checkpoint.files, checkpoint.remarks) == ("vLLM", (file,), ())
+    read = MedusaHeads.as_stored(store(tmp_path, file, vllm(heads, prefix), **SERVED))
+    assert_same(read, heads)
+    assert read.stored == {"format": "vLLM", "files": [file]}
 
 
 def test_vllms_blocks_may_have_no_bias(tmp_path: pathlib.Path) -> None:
@@ -110,15 +109,15 @@ def test_tensors_win_over_a_wrong_config(tmp_path: pathlib.Path, caplog: pytest.
     heads = made()
     wrong = {"medusa_num_heads": 2, "medusa_num_layers": 1, "hidden_size": 4096, "vocab_size": 32000}
     with caplog.at_level(logging.WARNING, "lookahead"):
-        checkpoint = read_checkpoint(store(tmp_path, "medusa_lm_head.pt", medusa(heads), **wrong))
-    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
-    assert checkpoint.sizes["vocab_size"] == VOCAB
-    assert len(checkpoint.remarks) == 4
+        read = MedusaHeads.as_stored(store(tmp_path, "medusa_lm_head.pt", medusa(heads), **wrong))
+    assert_same(read, heads)
+    assert read.vocab_size == VOCAB
+    assert len(read.stored["remarks"]) == 4
     assert "config.json says medusa_num_heads 2, and the tensors 3" in caplog.text
     served = {"num_heads": 5, "num_hidden_layers": 2, "original_lm_head": True}
-    checkpoint = read_checkpoint(store(tmp_path / "vllm", "model.safetensors", vllm(heads), **served))
-    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
-    assert [remark.split(",")[0] for remark in checkpoint.remarks] == [
+    read = MedusaHeads.as_stored(store(tmp_path / "vllm", "model.safetensors", vllm(heads), **served))
+    assert_same(read, heads)
+    assert [remark.split(",")[0] for remark in read.stored["remarks"]] == [
         "config.json says num_heads 5",
         "config.json says original_lm_head",
     ]
@@ -142,9 +141,9 @@ def test_only_the_heads_of_a_full_model_are_read(tmp_path: pathlib.Path, monkeyp
     for name in BASE:
         index["weight_map"][name] = "model-of-gigabytes.safetensors"  # which is not even there
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    checkpoint = read_checkpoint(tmp_path)
-    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
-    assert checkpoint.files == tuple(f"model-{part:05}-of-00003.safetensors" for part in (1, 2, 3))
+    found = MedusaHeads.as_stored(tmp_path)
+    assert_same(found, heads)
+    assert found.stored["files"] == [f"model-{part:05}-of-00003.safetensors" for part in (1, 2, 3)]
     read = []
     real = storage.safe_open
 
@@ -188,7 +187,7 @@ def test_safetensors_are_preferred_and_heads_over_models(tmp_path: pathlib.Path)
     store(tmp_path, "medusa_lm_head.safetensors", medusa(heads))
     (tmp_path / "medusa_lm_head.pt").write_bytes(b"not read")
     store(tmp_path, "model.safetensors", BASE)
-    assert read_checkpoint(tmp_path).files == ("medusa_lm_head.safetensors",)
+    assert MedusaHeads.as_stored(tmp_path).stored["files"] == ["medusa_lm_head.safetensors"]
 
 
 @pytest.mark.usefixtures("augmented")
@@ -237,6 +236,6 @@ def test_the_config_of_a_full_model_is_not_mistaken_for_that_of_heads(tmp_path: 
     heads = drawn(MedusaHeads.for_model(model, 3, 1))
     tensors = load_file(tmp_path / "model.safetensors")
     store(tmp_path, "model.safetensors", tensors | medusa(heads, "medusa_head."))
-    checkpoint = read_checkpoint(tmp_path, model)
-    assert_same(MedusaHeads.from_checkpoint(checkpoint), heads)
-    assert checkpoint.remarks == () and checkpoint.sizes["vocab_size"] == VOCAB
+    read = MedusaHeads.as_stored(tmp_path, model=model)
+    assert_same(read, heads)
+    assert "remarks" not in read.stored and read.vocab_size == VOCAB

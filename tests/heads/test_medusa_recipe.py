@@ -50,7 +50,7 @@ def fitted(loaded: tuple[Any, Any], output: Path, settings: MedusaSettings = SET
 
 
 def test_scores_are_counted_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lookahead.training.data._BATCH", 3)
+    monkeypatch.setattr("lookahead.training.data.BATCH", 3)
     model = fresh_model("llama")
     heads = drawn(model)
     examples = [*texts(3), Example.of([3, 4, 5, 6, 7])]

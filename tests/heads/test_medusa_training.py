@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from jacobi import LookaheadError
-from lookahead.heads.medusa.losses import heads_loss
 from lookahead.heads.medusa.settings import MedusaSettings
-from lookahead.heads.medusa.training import MedusaRecipe
+from lookahead.heads.medusa.training import MedusaRecipe, heads_loss
 from lookahead.medusa import MedusaHeads, output_layer
 from lookahead.training.data import Example
 

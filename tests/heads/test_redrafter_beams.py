@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from helpers.drafting import Told
 
-from lookahead.heads.redrafter.beams import CANDIDATES, BeamSearch
+from lookahead.heads.redrafter.strategy import CANDIDATES, beam_search
 
 
 def drawn(tree: Any) -> list[str]:
@@ -32,7 +32,7 @@ SAID = {
 def test_what_beams_begin_with_is_merged() -> None:
     """After one token a 0.9, x 0.1; after two ab 0.54, ae 0.36, xy 0.1; then abc 0.378, aef 0.288, abd 0.162."""
     passes = Told(SAID)
-    tree = BeamSearch(width=3, length=4).grow(0, passes, room=9)
+    tree = beam_search(0, passes, room=9, width=3, length=4)
     assert drawn(tree) == ["abc", "abd", "aef"]
     assert len(tree) == 1 + 6, "nine tokens of three beams are six nodes"
     assert passes.asked == [[""], ["a", "x"], ["ab", "ae", "xy"]], "the first step starts from one beam"
@@ -41,17 +41,17 @@ def test_what_beams_begin_with_is_merged() -> None:
 def test_scores_are_of_likely_tokens_alone() -> None:
     """Logits count from the best one, and the first fifty are all there are: two alike have one half each."""
     few = {(): ("ab", (7.0, 7.0)), ("a",): ("c", (-3.0,)), ("b",): ("de", (9.0, 9.0))}
-    assert drawn(BeamSearch(width=1, length=3).grow(0, Told(few), room=9)) == ["ac"]
+    assert drawn(beam_search(0, Told(few), room=9, width=1, length=3)) == ["ac"]
     many = "".join(chr(300 + place) for place in range(60))
-    tree = BeamSearch(width=60, length=2).grow(0, Told({(): (many, (0.0,) * 60)}), room=9)
+    tree = beam_search(0, Told({(): (many, (0.0,) * 60)}), room=9, width=60, length=2)
     assert len(tree) == 1 + CANDIDATES
 
 
 def test_a_tree_is_as_deep_as_there_is_room() -> None:
-    assert drawn(BeamSearch(width=3, length=4).grow(0, Told(SAID), room=1)) == ["a", "x"]
-    assert len(BeamSearch().grow(0, Told(SAID), room=0)) == 1
-    assert len(BeamSearch().grow(0, Told({}), room=5)) == 1
-    assert drawn(BeamSearch(width=3, length=4).grow(0, Told(SAID), room=9, chain=True)) == ["abc"]
+    assert drawn(beam_search(0, Told(SAID), room=1, width=3, length=4)) == ["a", "x"]
+    assert len(beam_search(0, Told(SAID), room=0, width=10, length=5)) == 1
+    assert len(beam_search(0, Told({}), room=5, width=10, length=5)) == 1
+    assert drawn(beam_search(0, Told(SAID), room=9, chain=True, width=3, length=4)) == ["abc"]
 
 
 def test_wide_beams_find_the_likeliest_of_all_branches() -> None:
@@ -66,4 +66,4 @@ def test_wide_beams_find_the_likeliest_of_all_branches() -> None:
         for word in map("".join, itertools.product("abcd", repeat=3))
     }
     best = sorted(sums, key=lambda word: -sums[word])[:16]
-    assert drawn(BeamSearch(width=16, length=4).grow(0, Told(table), room=9)) == sorted(best)
+    assert drawn(beam_search(0, Told(table), room=9, width=16, length=4)) == sorted(best)

@@ -16,7 +16,6 @@ from jacobi import LookaheadError
 from lookahead.eagle import EagleHead
 from lookahead.heads import storage
 from lookahead.heads.medusa import heads as medusa_heads
-from lookahead.heads.medusa.reading import read_checkpoint
 from lookahead.medusa import MedusaHeads, read_heads, write_heads
 from lookahead.redrafter import RecurrentHead
 
@@ -114,16 +113,16 @@ def test_tensors_that_say_more_than_their_file_holds_are_refused(tmp_path: pathl
     file = tmp_path / "medusa_lm_head.pt"
     torch.save({"0.0.linear.weight": torch.zeros(1).expand(1 << 20, 1 << 20)}, file)
     with pytest.raises(LookaheadError, match="expected all of them to be stored"):
-        read_checkpoint(file)
+        read_heads(file)
     one = torch.zeros(64, 64)
     torch.save({f"{head}.0.linear.weight": one for head in range(100)}, file)
     with pytest.raises(LookaheadError, match="expected all of them to be stored"):
-        read_checkpoint(file)
+        read_heads(file)
     torch.save({"0.0.linear.weight": torch.zeros(64, 64), "0.0.linear.bias": torch.zeros(64)}, file)
-    assert read_checkpoint(file).sizes["hidden_size"] == 64
+    assert read_heads(file).hidden_size == 64
     packed = tmp_path / "packed.pt"
     with zipfile.ZipFile(file) as stored, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
         for record in stored.infolist():
             out.writestr(record.filename, stored.read(record))
     with pytest.raises(LookaheadError, match="compressed"):
-        read_checkpoint(packed)
+        read_heads(packed)

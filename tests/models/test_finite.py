@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lookahead.models import finite
-from lookahead.models.finite import broken_weight, look_for_broken_weight
+from lookahead.models import fingerprint
+from lookahead.models.fingerprint import broken_weight, look_for_broken_weight
 
 
 def test_weights_are_looked_at_once_and_again_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_weights_are_looked_at_once_and_again_when_they_change(monkeypatch: pyte
         looked.append(module)
         return look_for_broken_weight(module)
 
-    monkeypatch.setattr(finite, "look_for_broken_weight", look)
+    monkeypatch.setattr(fingerprint, "look_for_broken_weight", look)
     for _ in range(3):
         assert broken_weight(module) is None
     assert len(looked) == 1

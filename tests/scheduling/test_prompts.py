@@ -131,7 +131,7 @@ def test_a_pass_is_neither_too_long_nor_mostly_padding(monkeypatch: pytest.Monke
     assert list(groups(asked(model, 8, 1, 8))) == [[1], [0, 2]]
     assert list(groups(asked(model, 8))) == [[0]]
     assert list(groups([*asked(model, 600), *asked(model, 600), *asked(model, 599)])) == [[0, 1], [2]]
-    monkeypatch.setattr(prompts, "_MOST_LOGITS", 2 * VOCAB * 4)
+    monkeypatch.setattr(prompts, "MOST_LOGITS", 2 * VOCAB * 4)
     told = Wants(8, 8)  # of eight tokens in all
     assert list(groups(asked(model, 20, 20, 20, wants=told))) == [[0, 1, 2]]
     assert list(groups(asked(model, 20, 22, wants=told))) == [[0], [1]]

@@ -14,7 +14,7 @@ from lookahead import Lookahead
 from lookahead.draft.automatic import AutomaticDrafter
 from lookahead.runtime.attention import grouped_attention
 from lookahead.sources.draft_model import BEST, DraftModelSource
-from lookahead.sources.draft_texts import DraftTexts
+from lookahead.sources.draft_texts import DraftPasses, DraftTexts
 from lookahead.sources.perturbed import BINS
 from lookahead.sources.vocabularies import SameVocabulary
 
@@ -32,7 +32,7 @@ def test_a_draft_models_cache_is_the_texts(name: str, batch: int) -> None:
     for _ in range(2):
         with ExitStack() as stack, grouped_attention(), torch.no_grad():
             shared = DraftTexts(model, SAME, batch, 40, stack.callback)
-            passes = [shared.passes(row) for row in range(batch)]
+            passes = [DraftPasses(shared, row) for row in range(batch)]
             texts = [drawn(1, 9) for _ in range(batch)]
             for each, text in zip(passes, texts, strict=True):
                 each.start(text)
@@ -151,7 +151,7 @@ def test_a_copy_that_rounds_by_what_else_is_in_a_pass() -> None:
 
 def test_kinds_fit_their_priors() -> None:
     with ExitStack() as stack:
-        source = DraftModelSource(DraftTexts(tiny_model("llama"), SAME, 1, 4, stack.callback).passes(0), None)
+        source = DraftModelSource(DraftPasses(DraftTexts(tiny_model("llama"), SAME, 1, 4, stack.callback), 0), None)
         with grouped_attention(), torch.no_grad():
             source.start([1, 2, 3], None)
             source.learn(TokenTree(0), Path([0], [4]), None)

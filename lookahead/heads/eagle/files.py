@@ -12,7 +12,7 @@ from torch import Tensor
 from jacobi import LookaheadError
 from lookahead._version import __version__
 from lookahead.heads.eagle.network import EagleNetwork, EagleSizes
-from lookahead.heads.eagle.sizes import FIRST, Beside, sizes_of
+from lookahead.heads.eagle.sizes import FIRST, sizes_of
 from lookahead.heads.storage import fill, read_head, write_head
 from lookahead.models.compat import MODEL_ERRORS
 
@@ -24,15 +24,15 @@ _SPECULATED = 5  # tokens that speculators' default proposal drafts
 
 
 def read(
-    source: str | PathLike[str], hub: Mapping[str, Any] | None = None, beside: Beside | None = None
+    source: str | PathLike[str], hub: Mapping[str, Any], channels: int | None, features: int | None
 ) -> EagleNetwork:
-    """The head that ``source`` holds: a folder, a file in it, or a repository of the hub. A LookaheadError names what
-    is missing or foreign; no code from a file is run."""
-    stored, config = read_head(source, hub or {}, "EAGLE head", _NOT_READ)
+    """The head that ``source`` holds, as :func:`.sizes_of` tells it: a folder, a file in it, or a repository of the
+    hub. A LookaheadError names what is missing or foreign; no code from a file is run."""
+    stored, config = read_head(source, hub, "EAGLE head", _NOT_READ)
     names = {each: _FUSION.sub("fc.", _LAYER.sub(FIRST, each.removeprefix("model."))) for each in stored}
     tensors, name = {names[each]: tensor for each, tensor in stored.items()}, str(source)
     mask, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
-    sizes = sizes_of(tensors, config, name, beside)
+    sizes = sizes_of(tensors, config, name, channels, features)
     offsets = _offsets(offsets, mask, sizes.draft_vocab_size, name)
     if offsets is not None and sizes.draft_vocab_size is None:  # it takes these rows of the model's output layer
         sizes = replace(sizes, draft_vocab_size=len(offsets))
@@ -52,40 +52,35 @@ def read(
     return network
 
 
-def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, source: str) -> Tensor | None:
-    """``d2t``, where the head scores only some tokens, checked against ``t2d``, from which it follows, and against the
-    ``rows`` of the head's output layer."""
-    ids = None if mask is None else _marked(mask, rows, source)
+def _offsets(offsets: Tensor | None, mask: Tensor | None, rows: int | None, name: str) -> Tensor | None:
+    """``d2t``, where a head of so many ``rows`` scores only some tokens; it agrees with ``t2d``, or follows from it."""
+    ids = None if mask is None else _marked(mask, rows, name)
     if offsets is None:
         return None if ids is None or mask is None or len(ids) == len(mask) else ids - torch.arange(len(ids))
     if offsets.is_floating_point() or offsets.ndim != 1 or rows not in (None, len(offsets)):
-        expected = "one" if rows is None else f"[{rows}]"
-        raise LookaheadError(
-            f"{source}: d2t is {offsets.dtype} {list(offsets.shape)}, expected {expected} whole numbers."
-        )
+        size = "one" if rows is None else f"[{rows}]"
+        raise LookaheadError(f"{name}: d2t is {offsets.dtype} {list(offsets.shape)}, expected {size} whole numbers.")
     offsets = offsets.long()
     scored = offsets + torch.arange(len(offsets))
     if bool((scored < 0).any()) or len(scored.unique()) < len(scored):
-        raise LookaheadError(
-            f"{source}: d2t gives negative tokens, or one twice: expected offsets to different tokens."
-        )
+        raise LookaheadError(f"{name}: d2t gives negative tokens, or one twice: expected offsets to different tokens.")
     if ids is not None and not torch.equal(scored.sort().values, ids):
         themselves = torch.equal(offsets.sort().values, ids)
         what = "holds the tokens themselves" if themselves else "gives other tokens than t2d"
         raise LookaheadError(
-            f"{source}: d2t {what}: expected offsets, the token that t2d marks minus its place in the head's output."
+            f"{name}: d2t {what}: expected offsets, the token that t2d marks minus its place in the head's output."
         )
     return offsets
 
 
-def _marked(mask: Tensor, rows: int | None, source: str) -> Tensor:
+def _marked(mask: Tensor, rows: int | None, name: str) -> Tensor:
     """The tokens that ``t2d`` marks."""
     if mask.ndim != 1 or mask.is_floating_point():
-        raise LookaheadError(f"{source}: t2d is {mask.dtype} {list(mask.shape)}, expected a flag for each token.")
+        raise LookaheadError(f"{name}: t2d is {mask.dtype} {list(mask.shape)}, expected a flag for each token.")
     ids = mask.bool().nonzero()[:, 0]
     if rows not in (None, len(ids)):
         raise LookaheadError(
-            f"{source}: t2d marks {len(ids)} tokens, and lm_head.weight scores {rows}: expected as many."
+            f"{name}: t2d marks {len(ids)} tokens, and lm_head.weight scores {rows}: expected as many."
         )
     return ids
 

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import asdict, replace
 from os import PathLike
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 from weakref import WeakSet
 
 from torch import nn
@@ -14,7 +14,7 @@ from lookahead._per_model import PerModel
 from lookahead.heads.base import check_sizes
 from lookahead.heads.eagle.files import FORMATS, Format, read, write
 from lookahead.heads.eagle.network import EagleNetwork
-from lookahead.heads.eagle.sizes import Beside, are_layers
+from lookahead.heads.eagle.sizes import are_layers
 from lookahead.models.hidden_states import NORM, decoder_layers, final_norm
 from lookahead.models.output_layer import output_sizes, placement
 from lookahead.sources.vocabularies import same_but_for_padding
@@ -54,7 +54,7 @@ class EagleHead(nn.Module):
         feature_layers: tuple[int, ...] = (),
         layers: Count = "inputs",
         **hub: Any,
-    ) -> "EagleHead":
+    ) -> Self:
         """Read a head from a folder, a file or a repository of the hub (``hub`` says how to download).
 
         With ``model`` it is checked against that, and put on its device in the dtype that it computes in;
@@ -64,8 +64,7 @@ class EagleHead(nn.Module):
             LookaheadError: what is missing, foreign, broken, or does not fit the model.
         """
         numbers = _numbers(feature_layers, layers)
-        beside = Beside(output_sizes(model)[0] if model is not None else None, len(numbers) or None)
-        network = read(source, hub, beside)
+        network = read(source, hub, None if model is None else output_sizes(model)[0], len(numbers) or None)
         head = cls(network, numbers, layers=layers)
         if model is not None:
             head.check(model)
@@ -74,8 +73,7 @@ class EagleHead(nn.Module):
         return head
 
     def save_pretrained(self, folder: str | PathLike[str], *, format: Format = "safeailab") -> None:
-        """Write ``config.json`` and ``model.safetensors`` as SafeAILab publishes heads, or as speculators does, beside
-        what else is in ``folder``.
+        """Write ``config.json`` and ``model.safetensors`` as SafeAILab or speculators do, beside what else is there.
 
         Raises:
             LookaheadError: the format is unknown, a weight is not finite, the size of the model's vocabulary is unknown
@@ -85,10 +83,8 @@ class EagleHead(nn.Module):
             raise LookaheadError(
                 f"EAGLE heads cannot be written as {format!r}: expected one of {', '.join(self.formats)}."
             )
-        network, sizes = self.network, self.network.sizes
-        if self.feature_layers != sizes.feature_layers:
-            network.sizes = replace(sizes, feature_layers=self.feature_layers)
-        write(network, folder, format)
+        self.network.sizes = replace(self.network.sizes, feature_layers=self.feature_layers)
+        write(self.network, folder, format)
 
     def facts(self) -> dict[str, Any]:
         """What it looks like."""
@@ -117,21 +113,16 @@ class EagleHead(nn.Module):
         """Refuse, with a LookaheadError, a model that the head does not fit; warn where the file names another."""
         sizes, (hidden, vocab) = self.network.sizes, output_sizes(model)
         tokens, channels = model.get_input_embeddings().weight.shape
-        name, joined = type(model).__name__, self.network.fc.in_features
+        name, joined, table = type(model).__name__, self.network.fc.in_features, sizes.own_embeddings
         if sizes.version == 3 and sizes.target_size != hidden and joined % hidden == 0 and not self.feature_layers:
             raise LookaheadError(
                 f"This EAGLE head reads {joined} channels, which are {joined // hidden} features of {name}, and its "
                 "config names no layers: expected them by EagleHead.from_pretrained(..., model=model, feature_layers=)."
             )
-        facts = {
-            "reads features of size": (sizes.target_size, hidden),
-            "has embeddings for": (sizes.own_embeddings, tokens),
-            "reads the model's embeddings, of size": (None if sizes.own_embeddings else sizes.hidden_size, channels),
-            "scores by the model's output layer states of size": (
-                None if sizes.own_output else sizes.hidden_size,
-                hidden,
-            ),
-        }
+        facts = {"reads features of size": (sizes.target_size, hidden), "has embeddings for": (table, tokens)}
+        facts["reads the model's embeddings, of size"] = None if table else sizes.hidden_size, channels
+        lent = None if sizes.own_output else sizes.hidden_size
+        facts["scores by the model's output layer states of size"] = lent, hidden
         check_sizes("This EAGLE head", facts, model)
         self._check_vocabulary(name, vocab)
         self.taps(model)

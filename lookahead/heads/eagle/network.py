@@ -9,6 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+Angles = tuple[Tensor, Tensor]  # of RoPE: cosines and sines, [pair, channel]
+
 
 @dataclass(frozen=True)
 class EagleSizes:
@@ -57,16 +59,14 @@ class EagleSizes:
 
 
 class PairCache:
-    """What pairs see of each other: keys and values ``[key head, pair, channel]`` of one sequence, stable pairs first,
-    in each layer."""
+    """What pairs see of each other in each layer: keys and values ``[key head, pair, channel]``, stable pairs first."""
 
     def __init__(self, layers: int) -> None:
         self._held: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(layers)]
         self.length = 0
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """What ``queries`` ``[query head, pair, channel]`` see of all keys so far, these behind them, by a bool
-        ``mask`` ``[pair, seen]``."""
+        """What ``queries`` ``[query head, pair, channel]`` see of all keys so far, by a ``mask`` ``[pair, seen]``."""
         for held in self._held[layer]:
             keys, values = torch.cat([held[0], keys], dim=1), torch.cat([held[1], values], dim=1)
         self._held[layer] = [(keys, values)]
@@ -81,65 +81,52 @@ class PairCache:
 class EagleAttention(nn.Module):
     """Grouped attention of pairs to pairs; its inputs are twice as wide in EAGLE-3's first layer."""
 
-    def __init__(self, sizes: EagleSizes, width: int) -> None:
+    def __init__(self, sizes: EagleSizes, width: int, layer: int) -> None:
         super().__init__()
-        self._head_size = sizes.head_size
+        self._head_size, self._layer = sizes.head_size, layer
         count, bias = sizes.key_heads * sizes.head_size, sizes.attention_bias
         self.q_proj = nn.Linear(width, sizes.heads * sizes.head_size, bias=bias)
         self.k_proj = nn.Linear(width, count, bias=bias)
         self.v_proj = nn.Linear(width, count, bias=bias)
         self.o_proj = nn.Linear(sizes.heads * sizes.head_size, sizes.hidden_size, bias=False)
-        self.q_norm = LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else None
-        self.k_norm = LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else None
+        self.q_norm, self.k_norm = (
+            LlamaRMSNorm(sizes.head_size, sizes.eps) if sizes.query_key_norm else nn.Identity() for _ in range(2)
+        )
 
-    def forward(
-        self, inputs: Tensor, turns: tuple[Tensor, Tensor], cache: PairCache, layer: int, mask: Tensor | None
-    ) -> Tensor:
-        """Rotary ``turns`` ``[pair, channel]`` of ``inputs`` ``[..., pair, width]``; ``mask`` as the cache has it."""
+    def forward(self, inputs: Tensor, turns: Angles, cache: PairCache, mask: Tensor | None) -> Tensor:
+        """What ``inputs`` ``[..., pair, width]`` see of each other; ``mask`` as the cache has it."""
         queries, keys, values = (
             projection(inputs).unflatten(-1, (-1, self._head_size)).transpose(-2, -3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries, keys = apply_rotary_pos_emb(queries, keys, *turns, unsqueeze_dim=0)
-        seen = cache.attend(layer, queries, keys, values, mask)
+        queries, keys = apply_rotary_pos_emb(self.q_norm(queries), self.k_norm(keys), *turns, unsqueeze_dim=0)
+        seen = cache.attend(self._layer, queries, keys, values, mask)
         return self.o_proj(seen.transpose(-2, -3).flatten(-2))
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer. Of EAGLE-1's first layer attention's input is not normed; EAGLE-3's is the normed embedding
-    beside the normed feature."""
+    """A decoder layer. EAGLE-1's first does not norm what attention reads; EAGLE-3's norms embedding and feature."""
 
     def __init__(self, sizes: EagleSizes, config: LlamaConfig, index: int) -> None:
         super().__init__()
         size, eps = sizes.hidden_size, sizes.eps
         self._joins = sizes.version == 3 and index == 0
         self._keeps_normed = sizes.norm_before_residual
-        self.self_attn = EagleAttention(sizes, 2 * size if self._joins else size)
+        self.self_attn = EagleAttention(sizes, 2 * size if self._joins else size, index)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(size, eps)
-        if self._joins or index > 0:
-            self.input_layernorm = LlamaRMSNorm(size, eps)
+        self.input_layernorm = LlamaRMSNorm(size, eps) if self._joins or index > 0 else nn.Identity()
         if self._joins:
             self.hidden_norm = LlamaRMSNorm(size, eps)
 
-    def forward(
-        self,
-        states: Tensor,
-        embedded: Tensor,
-        turns: tuple[Tensor, Tensor],
-        cache: PairCache,
-        layer: int,
-        mask: Tensor | None,
-    ) -> Tensor:
+    def forward(self, states: Tensor, embedded: Tensor, turns: Angles, cache: PairCache, mask: Tensor | None) -> Tensor:
         if self._joins:
             normed = self.hidden_norm(states)
             inputs = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
             states = normed if self._keeps_normed else states
         else:
-            inputs = self.input_layernorm(states) if layer else states
-        states = states + self.self_attn(inputs, turns, cache, layer, mask)
+            inputs = self.input_layernorm(states)
+        states = states + self.self_attn(inputs, turns, cache, mask)
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
@@ -191,15 +178,13 @@ class EagleNetwork(nn.Module):
         """One pass over pairs: joined ``states`` and embeddings ``[..., pair, hidden]``, ``positions`` ``[pair]``, and
         bool ``mask`` ``[pair, pairs in the cache and these]``; what comes out is fed back."""
         cos, sin = self.rotary(states, positions[None])
-        turns = cos[0], sin[0]
-        for index, layer in enumerate(self.layers):
-            states = layer(states, embedded, turns, cache, index, mask)
+        for layer in self.layers:
+            states = layer(states, embedded, (cos[0], sin[0]), cache, mask)
         cache.length += states.shape[-2]
         return self.norm(states) if self.sizes.norm_output and self.norm is not None else states
 
     def logits(self, states: Tensor, output: nn.Module) -> Tensor:
-        """Scores ``[..., pair, draft token]`` of what came out, by the head's own output layer or the model's
-        ``output``."""
+        """Scores ``[..., pair, draft token]`` of what came out, by the head's own output layer or else ``output``."""
         if self.norm is not None and not self.sizes.norm_output:
             states = self.norm(states)
         if self.lm_head is not None:

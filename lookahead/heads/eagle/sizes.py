@@ -3,7 +3,7 @@ attention has, RoPE, which of the model's states are read."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -17,19 +17,11 @@ _NUMBERED = re.compile(r"layers\.(\d+)\.")
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What is known of the model that a head is read for: the size of its hidden states, and how many of them the user
-    says that the head reads; None = unknown."""
-
-    hidden_size: int | None = None
-    features: int | None = None
-
-
 def sizes_of(
-    tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: str, beside: Beside | None = None
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: str, channels: int | None, features: int | None
 ) -> EagleSizes:
-    """What the tensors are of, by their canonical names; ``source`` is named in errors."""
+    """What the tensors are of, by their canonical names; ``source`` is named in errors. ``channels`` are those of the
+    model's hidden states, and ``features`` how many of them the user says that the head reads; None = unknown."""
     told = Told(config, source)
     layer = told.part("transformer_layer_config") if config.get("transformer_layer_config") else told  # speculators'
 
@@ -52,7 +44,7 @@ def sizes_of(
             f"{source}: q_proj reads {queries[1]} channels and fc {joined}, and the head has {hidden}: expected an "
             "EAGLE head, whose first layer reads twice its size (EAGLE-3) or once (EAGLE-1 and -2, fc then twice)."
         )
-    target, ids = _features(told, joined, beside or Beside()) if three else (hidden, ())
+    target, ids = _features(told, joined, channels, features) if three else (hidden, ())
     norms = any(name.startswith("fc_norm.") for name in tensors)
     table, output = rows("embed_tokens.weight"), rows("lm_head.weight")
     return EagleSizes(
@@ -106,9 +98,7 @@ class Told:
         return self.of(name, "a whole number from 1 on", lambda value: type(value) is int and value > 0)
 
     def number(self, name: str, default: float) -> float:
-        found = self.of(
-            name, "a number above 0", lambda value: type(value) in (int, float) and 0 < value < float("inf")
-        )
+        found = self.of(name, "a number above 0", lambda value: type(value) in (int, float) and 0 < value < inf)
         return default if found is None else float(found)
 
     def text(self, name: str) -> str | None:
@@ -149,12 +139,11 @@ def _head_size(layer: Told, queries: int, keys: int) -> int:
     return size
 
 
-def _features(told: Told, joined: int, beside: Beside) -> tuple[int, tuple[int, ...]]:
+def _features(told: Told, joined: int, channels: int | None, features: int | None) -> tuple[int, tuple[int, ...]]:
     """The size of one of the features that fc reads side by side, ``joined`` channels; and which states they are, if
     the config says so. How many there are is said by the config, the model, or the user; else they are three."""
     ids, target = told.layers(_IDS) or told.part("eagle_config").layers(_IDS), told.whole("target_hidden_size")
-    fits = beside.hidden_size is not None and joined % beside.hidden_size == 0
-    count = len(ids) or (joined // beside.hidden_size if beside.hidden_size and fits else beside.features or 3)
+    count = len(ids) or (joined // channels if channels and joined % channels == 0 else features or 3)
     target = target or (joined // count if joined % count == 0 else None)
     if target is None or joined % target or (ids and joined // target != len(ids)):
         raise told.refuse(

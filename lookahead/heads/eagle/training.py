@@ -1,5 +1,4 @@
-"""An EAGLE head as something to train: fresh ones, made of the model's own last layer as far as that fits, unrolled
-passes, and losses."""
+"""An EAGLE head as something to train: made of the model's own last layer where that fits, unrolled passes, losses."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from lookahead.heads.eagle.settings import EagleSettings
 from lookahead.heads.eagle.strategy import Eagle
 from lookahead.models.hidden_states import decoder_layers, final_norm
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
-from lookahead.training.data import IGNORE, Example
+from lookahead.training.data import IGNORE, Examples
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
 from lookahead.training.stage import check_gradient
 
@@ -70,7 +69,7 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
     _settings: EagleSettings
 
     @classmethod
-    def fresh(cls, model: Any, settings: Any, examples: Sequence[Example] = (), name: str | None = None) -> Self:
+    def fresh(cls, model: Any, settings: Any, examples: Examples = (), name: str | None = None) -> Self:
         return cls(fresh_head(model, settings, examples, name), settings)
 
     @property
@@ -92,8 +91,8 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
             parts |= {f"loss_{step}": loss.detach(), f"right_{step}": right}
         return torch.stack(losses).sum(), parts
 
-    def unrolled(self, seen: Seen, model: Any, steps: int) -> Sequence[Tensor]:
-        """What comes out of the head at all pairs of a text, ``[batch, pair, hidden]`` for each step.
+    def unrolled(self, seen: Seen, model: Any, steps: int, features: Tensor | None = None) -> Sequence[Tensor]:
+        """What comes out at all pairs of a text, or of given ``features``, ``[batch, pair, hidden]`` a step.
 
         Pair i is the features of token i and token i + 1; in step s it is its output of the step before and token
         i + 1 + s, at position i + s. There are pairs for as long as there are tokens::
@@ -106,7 +105,8 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         embed = network.embed_tokens or model.get_input_embeddings()
         with torch.no_grad():
             embedded = embed(seen.tokens).to(weight)
-        states, pairs, outputs = self._features(seen, model), UnrolledPairs(network.sizes.layers), []
+        states = self._features(seen, model) if features is None else features
+        pairs, outputs = UnrolledPairs(network.sizes.layers), []
         for step in range(steps):
             following = embedded[:, 1 + step :]
             following = torch.cat([following, following.new_zeros(len(following), step, following.shape[-1])], dim=1)
@@ -156,18 +156,12 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         return None if size == vocab else torch.arange(size, device=device)
 
     def _feature_loss(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """EAGLE-1's (arXiv 2401.15077, section 3.2): the next feature, and the distribution that the model's output
-        layer makes of it."""
-        network = self.head.network
+        """EAGLE-1's (arXiv 2401.15077, section 3.2): the next feature, and what the model makes of it."""
         noisy = features = self._features(seen, model)
         if self.training and self._settings.noise:
             width = self._settings.noise * _NOISE_TOKENS / features.shape[1]
             noisy = features + (torch.rand_like(features) - 0.5) * width
-        embed = network.embed_tokens or model.get_input_embeddings()
-        with torch.no_grad():
-            embedded = embed(seen.tokens[:, 1:]).to(features)
-        positions = torch.arange(features.shape[1], device=features.device)
-        out = network(network.joined(noisy, embedded), embedded, positions, UnrolledPairs(network.sizes.layers), None)
+        (out,) = self.unrolled(seen, model, 1, noisy)
         kept = seen.labels[:, 2:] != IGNORE
         off = smooth_l1_loss(out[:, : kept.shape[1]][kept], features[:, 1:][kept], reduction="none").mean(-1)
         feature = off.sum() / max(1, len(off))
@@ -176,12 +170,9 @@ model.generate(**inputs, custom_generate=Eagle(head))"""
         return feature + _SOFT * soft, parts
 
 
-def fresh_head(
-    model: Any, settings: EagleSettings, examples: Sequence[Example] = (), name: str | None = None
-) -> EagleHead:
-    """A head for a model, float32: weights of the model's last layer, final norm and output layer, and the rest drawn
-    by ``settings.seed``. ``examples`` tell which tokens are frequent, where it is to score only some. A LookaheadError
-    says what the model cannot give."""
+def fresh_head(model: Any, settings: EagleSettings, examples: Examples = (), name: str | None = None) -> EagleHead:
+    """A float32 head: weights of the model's last layer, final norm and output layer, and the rest drawn. ``examples``
+    tell which tokens are frequent, where it scores only some. A LookaheadError says what the model cannot give."""
     if model.config.is_encoder_decoder:
         raise LookaheadError(f"{type(model).__name__} is an encoder-decoder model: EAGLE heads need a causal one.")
     hidden, vocab = output_sizes(model)
@@ -258,12 +249,12 @@ def _take_layer(network: EagleNetwork, model: Any) -> None:
             continue
         if "down_proj" in name:
             weight.zero_()
-        columns = slice(-own.shape[-1], None) if "self_attn" in name else slice(None, own.shape[-1])
-        (weight[: own.shape[0], columns] if own.ndim == 2 else weight).copy_(own)
+        columns = slice(-own.shape[-1], None) if "self_attn" in name else slice(own.shape[-1])
+        weight[(slice(own.shape[0]), columns)[: own.ndim]].copy_(own)
 
 
 @torch.no_grad()
-def _take_output(network: EagleNetwork, model: Any, examples: Sequence[Example]) -> None:
+def _take_output(network: EagleNetwork, model: Any, examples: Examples) -> None:
     """Begin with the model's final norm and its output layer, or the lines of it that stand for frequent tokens."""
     if network.norm is not None:
         weight = getattr(final_norm(model), "weight", None)

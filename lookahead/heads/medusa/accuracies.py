@@ -8,8 +8,7 @@ that a pass is expected to keep::
     a_1 = 0.5, 0.1          /   \      /         keeps 0.6 + 0.3 + 0.2 = 1.1
                           0.3   0.06  0.1        tokens a pass
 
-No child is worth more than its parent, so taking the most valuable candidate again and again gives the best tree of
-every size.
+No child is worth more than its parent, so the most valuable candidates, one by one, are the best tree of every size.
 """
 
 import json
@@ -105,20 +104,19 @@ class CalibratedTree:
     @classmethod
     def load(cls, file: str | PathLike[str]) -> Self:
         """Read what :meth:`save` wrote; a LookaheadError if it is something else, or damaged."""
-        document = read_tree(file)
+        choices, document = read_tree(file)
         try:
             table = HeadAccuracies(document["accuracies"], document["samples"])
             names = {field: document.get(field) for field in ("model", "heads")}
-            tree = cls(choices=ChoiceTree(document["paths"]), accuracies=table, **names)
-            expected_length(table, tree.choices)
+            tree = cls(choices=choices, accuracies=table, **names)
+            expected_length(table, choices)
         except (KeyError, TypeError, ValueError) as error:  # a LookaheadError is a ValueError
             raise LookaheadError(f"The tree file {file} has no valid table of accuracies: {error}.") from error
         return tree
 
 
 def expected_length(accuracies: HeadAccuracies, choices: ChoiceTree) -> float:
-    """How many drafted tokens a pass over the tree is expected to keep; it writes one more, the model's own. A
-    LookaheadError if the table lacks a path's head or rank."""
+    """How many drafted tokens a pass is expected to keep; a LookaheadError if the table lacks a path's head or rank."""
     table = accuracies.accuracies
     values: dict[tuple[int, ...], float] = {(): 1.0}
     for path in choices.paths:

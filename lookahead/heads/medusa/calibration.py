@@ -12,14 +12,11 @@ from transformers import PreTrainedModel
 from jacobi import LookaheadError
 from lookahead.heads.medusa.accuracies import HeadAccuracies
 from lookahead.heads.medusa.heads import MedusaHeads
-from lookahead.heads.medusa.losses import shifted
 from lookahead.models.compat import last_logits
 from lookahead.models.hidden_states import passed
-from lookahead.models.output_layer import output_layer, output_sizes
+from lookahead.models.output_layer import MOST_LOGITS, output_layer, output_sizes
 from lookahead.training.data import IGNORE, Example, Progress, batches
 from lookahead.training.distillation import writing
-
-_LOGITS = 1 << 24  # numbers that the heads may make at once: 64 MB in float32
 
 
 class HeadCounts:
@@ -30,7 +27,7 @@ class HeadCounts:
         self._hits = torch.zeros(heads.num_heads, ranks, dtype=torch.long)
         self._heads, self._output = heads, output
         self._ranks = min(ranks, vocab_size)
-        self._at_once = max(1, _LOGITS // (heads.num_heads * vocab_size))
+        self._at_once = max(1, MOST_LOGITS // (heads.num_heads * vocab_size))
 
     def add(self, hidden: Tensor, labels: Tensor) -> None:
         """Compare what head k guesses at token t of a text with the label of token t + k + 2.
@@ -148,7 +145,7 @@ def score(
     for inputs in batches(examples, pad, model.device, report):
         labels = inputs.pop("labels")
         logits, hidden = passed(model, layer, inputs | {"use_cache": False})
-        target = shifted(labels, 1)
+        target = labels[:, 1:]
         kept = target != IGNORE
         scores, target = logits[:, :-1][kept].float(), target[kept]
         loss += cross_entropy(scores, target, reduction="sum").item()

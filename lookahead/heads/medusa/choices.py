@@ -134,11 +134,10 @@ def choices_from(value: Any) -> ChoiceTree:
     return ChoiceTree(tuple(items))
 
 
-def read_tree(file: str | PathLike[str]) -> dict[str, Any]:
-    """The content of a calibrated tree's file, its ``paths`` valid; a LookaheadError if it is something else."""
+def read_tree(file: str | PathLike[str]) -> tuple[ChoiceTree, dict[str, Any]]:
+    """A calibrated tree of a file, and all that the file holds; a LookaheadError if it is something else."""
     document = read_json(Path(file).expanduser(), f"The tree file {file}")
-    _from_document(document, f"The tree file {file}")
-    return document
+    return _from_document(document, f"The tree file {file}"), document
 
 
 def buffers(choices: Any, topk: int = 10, device: str | torch.device = "cpu") -> dict[str, Tensor]:
@@ -189,7 +188,7 @@ def _named(name: str | PathLike[str]) -> ChoiceTree:
                 f"There is no preset and no file {name!r}: expected one of {', '.join(presets())}, or the file of a "
                 "calibrated tree."
             )
-    return _from_document(read_tree(name), f"The tree file {name}")
+    return read_tree(name)[0]
 
 
 def _from_document(document: Mapping[str, Any], name: str) -> ChoiceTree:

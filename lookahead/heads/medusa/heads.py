@@ -15,9 +15,9 @@ from jacobi import LookaheadError
 from lookahead._files import whole_folder
 from lookahead.heads.medusa.choices import ChoiceTree, choices_from
 from lookahead.heads.medusa.network import HeadsNetwork
-from lookahead.heads.medusa.reading import MEDUSA, Checkpoint, read_checkpoint
+from lookahead.heads.medusa.reading import MEDUSA, read_checkpoint
 from lookahead.heads.storage import HEADS_FILE
-from lookahead.models.finite import broken_weight, look_for_broken_weight
+from lookahead.models.fingerprint import broken_weight, look_for_broken_weight
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
 
 _CARD = """---
@@ -53,8 +53,7 @@ class MedusaHeads(
 ):
     """Medusa's heads, kept apart from the model that they run beside.
 
-    Use :meth:`for_model` for fresh heads and :meth:`from_pretrained` for trained ones; the constructor takes the sizes
-    of a :class:`HeadsNetwork`.
+    Use :meth:`for_model` for fresh heads and :meth:`from_pretrained` for trained ones; the constructor takes sizes.
     """
 
     formats: ClassVar[tuple[str, ...]] = ("medusa",)  # that they are written in
@@ -92,19 +91,13 @@ class MedusaHeads(
     @classmethod
     def as_stored(cls, source: str | Path, *, model: Any = None, **hub: Any) -> Self:
         """Heads in the dtype that they are stored in; the arguments are those of :meth:`from_pretrained`."""
-        return cls.from_checkpoint(read_checkpoint(source, model, hub=hub), model)
-
-    @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, model: Any = None) -> Self:
-        """Heads that hold these very tensors, in evaluation mode; checked against their ``model``, if that is given."""
-        vocab_size, token_map = checkpoint.sizes["vocab_size"], checkpoint.token_map
-        scored = vocab_size if token_map is None else len(token_map)
+        read = read_checkpoint(source, model, hub)
+        vocab_size = read.sizes["vocab_size"]
+        scored = vocab_size if read.token_map is None else len(read.token_map)
         with torch.device("meta"):
-            heads = cls(**checkpoint.sizes | {"vocab_size": scored})
-        heads.load_state_dict(checkpoint.state, assign=True)
-        heads.token_map, heads.vocab_size = token_map, vocab_size
-        told = {"format": checkpoint.format, "files": list(checkpoint.files), "remarks": list(checkpoint.remarks)}
-        heads.stored = {name: value for name, value in told.items() if value}
+            heads = cls(**read.sizes | {"vocab_size": scored})
+        heads.load_state_dict(read.state, assign=True)
+        heads.token_map, heads.vocab_size, heads.stored = read.token_map, vocab_size, read.told
         if model is not None:
             heads.check(model)
         return heads.eval()
@@ -185,8 +178,8 @@ class MedusaHeads(
     def check(self, model: Any) -> None:
         """Raise a LookaheadError if the model's output layer is out of reach or has other sizes, or a weight is NaN."""
         hidden_size, vocab_size = output_sizes(model)
-        own = {"vocabulary": self.vocab_size or vocab_size, "hidden size": self.hidden_size}
-        for (what, ours), theirs in zip(own.items(), (vocab_size, hidden_size), strict=True):
+        scored = self.vocab_size or vocab_size
+        for what, ours, theirs in (("vocabulary", scored, vocab_size), ("hidden size", self.hidden_size, hidden_size)):
             if ours != theirs:
                 belongs = f" and belong to {self.base_model}" if self.base_model else ""
                 raise LookaheadError(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from jacobi import LookaheadError
 from lookahead.heads.base import ResBlock
 
-Output = Callable[[Tensor], Tensor]
+OutputLayer = Callable[[Tensor], Tensor]
 
 
 class HeadsNetwork(nn.Module):
@@ -69,7 +69,7 @@ class HeadsNetwork(nn.Module):
             state = layer(state)
         return state
 
-    def forward(self, hidden: Tensor, output: Output | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, output: OutputLayer | None = None) -> Tensor:
         """The logits of all heads, ``[head, ..., vocab]``.
 
         ``hidden`` is what the model's output layer reads, ``[..., hidden]``, and ``output`` that layer (see
@@ -77,7 +77,7 @@ class HeadsNetwork(nn.Module):
         """
         return self.logits(self.states(hidden), output)
 
-    def logits(self, states: Tensor, output: Output | None = None) -> Tensor:
+    def logits(self, states: Tensor, output: OutputLayer | None = None) -> Tensor:
         """The logits ``[head, ..., vocab]`` of :meth:`states`."""
         if self.own_output:
             first = next(self.outputs.parameters())
@@ -99,7 +99,7 @@ class HeadsNetwork(nn.Module):
         logits[..., self.token_map] = scored
         return logits
 
-    def top(self, hidden: Tensor, output: Output | None, count: int) -> tuple[Tensor, Tensor]:
+    def top(self, hidden: Tensor, output: OutputLayer | None, count: int) -> tuple[Tensor, Tensor]:
         """Every head's candidates as :func:`best_of` gives them; ``hidden`` and ``output`` as in :meth:`forward`."""
         return best_of(self(hidden, output), count)
 

@@ -71,7 +71,7 @@ TOKEN_MAP, LM_HEAD = "token_map", "lm_head.weight"  # what else vLLM's files may
 
 
 @dataclass(frozen=True)
-class Layout:
+class HeadsLayout:
     naming: Naming
     full: bool  # whether it holds a whole model
     stored: dict[str, str]  # the full name of each tensor of the heads, by its name in the format
@@ -96,7 +96,7 @@ class Layout:
         return f"full model with heads ({title})" if self.full else title
 
 
-def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layout:
+def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> HeadsLayout:
     """A checkpoint's format by the names of its tensors, and by config.json whether its output layer is a copy."""
     naming, prefix, full = _naming(name, tensors)
     stored = {key.removeprefix(prefix): key for key in tensors if key.startswith(prefix) or not full}
@@ -109,7 +109,7 @@ def layout_of(name: str, tensors: Iterable[str], config: dict[str, Any]) -> Layo
     copied |= vllm and outputs <= {0} and config.get("original_lm_head") is True
     held = tuple(outputs) if copied else tuple(range(num_heads if outputs or vllm else 0))
     biased = not vllm or any(key.endswith(".bias") for key in stored)
-    layout = Layout(naming, full, stored, num_heads, num_layers, held, biased, copied)
+    layout = HeadsLayout(naming, full, stored, num_heads, num_layers, held, biased, copied)
     wanted = set(layout.names.values())
     missing = sorted(wanted - stored.keys())
     unknown = sorted(stored.keys() - wanted - ({TOKEN_MAP} if vllm else set()) - ({LM_HEAD} if copied else set()))
@@ -156,17 +156,15 @@ class Checkpoint:
     sizes: dict[str, Any]  # as MedusaHeads takes them
     state: dict[str, Tensor]  # as MedusaHeads.state_dict() gives it; on the CPU, in the widest dtype that is stored
     token_map: Tensor | None  # the tokens that own output layers score, int64 [scored]; None = all
-    format: str  # in words
-    files: tuple[str, ...]  # config.json left out
-    remarks: tuple[str, ...]  # where config.json contradicts the tensors, a sentence each
+    told: dict[str, Any]  # the "format" in words, "files", and "remarks" where config.json contradicts the tensors
 
 
-def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, Any] | None = None) -> Checkpoint:
+def read_checkpoint(source: str | Path, model: Any, hub: Mapping[str, Any]) -> Checkpoint:
     """Read heads from a folder, a file of tensors, the index of a sharded model, or a repository of the hub. ``model``
     is the heads': it tells the vocabulary, and a copy of its output layer is compared with it. ``hub`` says how to
     download, as :func:`huggingface_hub.hf_hub_download` takes it. A LookaheadError says that there are no heads, that
     they are incomplete or damaged, that a file would have to run code, or that the copy differs."""
-    location = locate(source, hub or {})
+    location = locate(source, hub)
     tensors, config = location.tensors(), location.config()
     layout = layout_of(location.name, tensors.files, config)
     stored = _Stored(location.name, tensors, layout)
@@ -191,15 +189,15 @@ def read_checkpoint(source: str | Path, model: Any = None, *, hub: Mapping[str, 
     for remark in remarks:
         _log.warning("%s: %s", location.name, remark)
     files = {tensors.files[key].name for key in layout.stored.values()}
-    state = _completed(state, layout)
-    return Checkpoint(sizes, state, token_map, layout.title, tuple(sorted(files)), tuple(remarks))
+    told = {"format": layout.title, "files": sorted(files)} | ({"remarks": remarks} if remarks else {})
+    return Checkpoint(sizes, _completed(state, layout), token_map, told)
 
 
 @dataclass(frozen=True)
 class _Stored:
     source: str
     tensors: StoredTensors
-    layout: Layout
+    layout: HeadsLayout
 
     def get(self, name: str, floating: bool = True) -> Tensor:
         key = self.layout.stored[name]
@@ -269,7 +267,7 @@ def _size(tensor: Tensor, axis: int) -> int:
     return tensor.shape[axis] if tensor.ndim else 0
 
 
-def _completed(state: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+def _completed(state: dict[str, Tensor], layout: HeadsLayout) -> dict[str, Tensor]:
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in state.values()))
     state = {name: tensor.to(dtype) for name, tensor in state.items()}
     if layout.biased:
@@ -292,7 +290,7 @@ def _check_copy(source: str, copy: Tensor, model: Any, token_map: Tensor | None)
         )
 
 
-def _remarks(config: dict[str, Any], layout: Layout, hidden_size: int, vocab_size: int | None) -> list[str]:
+def _remarks(config: dict[str, Any], layout: HeadsLayout, hidden_size: int, vocab_size: int | None) -> list[str]:
     vllm = layout.naming is VLLM
     heads, layers = ("num_heads", "num_hidden_layers") if vllm else ("medusa_num_heads", "medusa_num_layers")
     found = {heads: layout.num_heads, layers: layout.num_layers, "hidden_size": hidden_size, "vocab_size": vocab_size}

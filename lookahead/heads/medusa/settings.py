@@ -10,8 +10,7 @@ from lookahead.training.settings import POSITIVE, SHARE, WHOLE, TrainingSettings
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaSettings(TrainingSettings):
-    """How heads are trained; defaults are the paper's where it gives them. With ``distil``, medusa-2 adds the KL
-    divergence from the model's outputs."""
+    """How heads are trained, by default as the paper says. With ``distil``, medusa-2 adds the KL divergence."""
 
     published = 1e-3, 0.5
 

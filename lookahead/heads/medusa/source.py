@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from jacobi import Path, Successors, TokenTree
-from lookahead._per_model import PerModel
+from lookahead._per_model import PerModel, latest
+from lookahead.draft.planner import Planner
 from lookahead.heads.base import ResBlock
 from lookahead.heads.medusa.heads import MedusaHeads
-from lookahead.heads.medusa.network import Output, best_of
+from lookahead.heads.medusa.network import OutputLayer, best_of
 from lookahead.models.fingerprint import is_hooked, weights_stamp
 from lookahead.models.hidden_states import HiddenStates
+from lookahead.sources.base import RANKS
 from lookahead.sources.draft_model import Branch, Said
 from lookahead.sources.perturbed import BINS, Draw, Offer
 
-_LEAST = 0.002  # a candidate that its head gives less is not proposed
-_RANKS = 3  # that are told apart: the first, the second, later ones
 _STEPS = tuple(0.75 * step for step in range(-6, 8))  # strengths at which the next level begins
 _LEVELS = len(_STEPS) + 1
 _PRIORS = tuple(1.0 / (1.0 + math.exp(0.375 - strength)) for strength in (*_STEPS, _STEPS[-1] + 0.75))
@@ -30,25 +30,24 @@ _DRAWN_PRIORS = (0.01, 0.015, 0.025, 0.045, 0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.75,
 _MOST_BYTES = 4 << 20  # of a block's weight; with larger ones the products themselves take the time
 _MOST_COPIED = 64 << 20  # bytes of all weights together, which are held twice
 
+Heard = list[tuple[list[int], list[float]]]  # of each head: tokens and their log-probabilities, best first
 States = Callable[[Tensor], Tensor]  # from [token, hidden] to what the output layers read, [head, token, hidden]
 
 _stacks: PerModel[dict[Hashable, States]] = PerModel(dict)  # of each heads' module, by the stamp of its weights
 
 
 class HeadCandidates:
-    """The ``count`` best candidates of every head among the ``vocab_size`` tokens that the model can be fed, for all
+    """The ``most`` best candidates of every head among the ``vocab_size`` tokens that the model can be fed, for all
     sequences of a call. The heads run on accepted nodes only: once a pass, when the first sequence drafts its next
     tree, for all sequences that wrote something in the last pass, with one transfer to the host."""
 
-    def __init__(
-        self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, count: int, batch: int, vocab_size: int
-    ) -> None:
+    def __init__(self, heads: MedusaHeads, output: nn.Module, hidden: HiddenStates, most: int, vocab_size: int) -> None:
         self.num_heads = heads.num_heads
         self.spent_ms = 0.0  # time that the heads have taken
         self._heads = fast_heads(heads)
         self._output, self._hidden = output, hidden
-        self._count, self._vocab_size = min(count, vocab_size), vocab_size
-        self._found: list[tuple[list[list[int]], list[list[float]]] | None] = [None] * batch
+        self._count, self._vocab_size = min(most, vocab_size), vocab_size
+        self._found: dict[int, Heard] = {}  # by sequence
         self._nodes: dict[int, int] = {}  # by sequence, where the heads have not run yet
         self._pass = 0
 
@@ -56,14 +55,14 @@ class HeadCandidates:
         if self._pass != self._hidden.passes:  # hidden states of earlier passes are gone
             self._nodes.clear()
             self._pass = self._hidden.passes
-        self._found[sequence] = None
+        self._found.pop(sequence, None)
         self._nodes[sequence] = node
 
-    def of(self, sequence: int) -> tuple[list[list[int]], list[list[float]]] | None:
-        """Token ids and log-probabilities ``[head][rank]`` below a sequence's next root, best first."""
+    def of(self, sequence: int) -> Heard:
+        """What the heads say below a sequence's next root; nothing if nobody asked right after its last pass."""
         if self._nodes and self._pass == self._hidden.passes:
             self._run()
-        return self._found[sequence]  # None if nobody asked right after its last pass
+        return self._found.get(sequence, [])
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -75,8 +74,8 @@ class HeadCandidates:
         # Integers and floats of 32 bits share one transfer.
         both = torch.stack([tokens.int(), chances.float().view(torch.int32)]).transpose(1, 2).cpu()
         ids, logs = both[0].tolist(), both[1].contiguous().view(torch.float32).tolist()
-        for sequence, found in zip(sequences, zip(ids, logs, strict=True), strict=True):
-            self._found[sequence] = found
+        for sequence, *found in zip(sequences, ids, logs, strict=True):
+            self._found[sequence] = list(zip(*found, strict=True))
         self._nodes.clear()
         self.spent_ms += 1e3 * (perf_counter() - start)
 
@@ -100,9 +99,8 @@ class HeadsPasses:
 
     def after(self, branches: Sequence[Branch]) -> list[Said | None]:
         if self._said is None:
-            lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
             self._said = []
-            for head, (tokens, logs) in enumerate(lines):
+            for head, (tokens, logs) in enumerate(self._candidates.of(self._sequence)):
                 if self._draw is not None:
                     best = [token for token, _ in best_of_head(self._draw, tokens, logs, self._index + head)]
                     tokens = list(dict.fromkeys([*best, *tokens]))
@@ -120,7 +118,7 @@ class HeadsSource(HeadsPasses):
 
     def __init__(self, candidates: HeadCandidates, sequence: int, draw: Draw | None = None) -> None:
         super().__init__(candidates, sequence, draw)
-        self.priors = (_PRIORS * _RANKS if draw is None else _DRAWN_PRIORS) * candidates.num_heads
+        self.priors = (_PRIORS * RANKS if draw is None else _DRAWN_PRIORS) * candidates.num_heads
         self._offers: list[list[tuple[int, int]]] | None = None
 
     @property
@@ -135,16 +133,15 @@ class HeadsSource(HeadsPasses):
 
     def propose(self, state: int) -> list[tuple[int, int]]:
         if self._offers is None:
-            lines = zip(*(self._candidates.of(self._sequence) or ((), ())), strict=True)
-            self._offers = [self._offer(head, tokens, logs) for head, (tokens, logs) in enumerate(lines)]
+            lines = enumerate(self._candidates.of(self._sequence))
+            self._offers = [self._offer(head, tokens, logs) for head, (tokens, logs) in lines]
         return self._offers[state] if state < len(self._offers) else []
 
     def _offer(self, head: int, tokens: list[int], logs: list[float]) -> list[tuple[int, int]]:
         if self._draw is None:
             return _by_strength(head, tokens, logs)
-        return [
-            (token, head * BINS + level) for token, level in best_of_head(self._draw, tokens, logs, self._index + head)
-        ]
+        best = best_of_head(self._draw, tokens, logs, self._index + head)
+        return [(token, head * BINS + level) for token, level in best]
 
     def expand(self, states: Sequence[int]) -> list[list[tuple[int, int]]]:
         return [self.propose(state) for state in states]
@@ -166,10 +163,10 @@ def _by_strength(head: int, tokens: list[int], logs: list[float]) -> list[tuple[
     rest = max(1e-3, 1.0 - sum(chances))
     offers = []
     for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
-        if chance < _LEAST:
+        if chance < Planner.floor:
             break
         level = bisect_right(_STEPS, math.log(chance / rest))
-        offers.append((token, (head * _RANKS + min(rank, _RANKS - 1)) * _LEVELS + level))
+        offers.append((token, (head * RANKS + min(rank, RANKS - 1)) * _LEVELS + level))
     return offers
 
 
@@ -190,7 +187,7 @@ def _stacked(heads: MedusaHeads) -> States:
     return states
 
 
-def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
+def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, OutputLayer], Tensor]:
     """The fastest way from a few hidden states ``[token, hidden]`` to the heads' logits ``[head, token, vocab]``. For
     small blocks those are stacked copies, kept until a weight changes; otherwise the heads themselves."""
     blocks = [block for blocks in heads.blocks for block in blocks.children()]
@@ -203,8 +200,5 @@ def fast_heads(heads: MedusaHeads) -> Callable[[Tensor, Output], Tensor]:
     counted = not any(weight.is_inference() for weight in weights)  # changes of the others are
     if not (alike and counted) or size > _MOST_BYTES or size * len(blocks) > _MOST_COPIED:
         return heads
-    stamp, kept = weights_stamp(weights), _stacks.of(heads)
-    if (states := kept.get(stamp)) is None:
-        kept.clear()
-        states = kept[stamp] = _stacked(heads)
+    states = latest(_stacks.of(heads), weights_stamp(weights), lambda: _stacked(heads))
     return lambda hidden, output: heads.logits(states(hidden), output)

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from os import PathLike
 from typing import Any, ClassVar, Literal
 
@@ -23,8 +23,11 @@ from lookahead.models.traits import ModelTraits
 from lookahead.strategies.automatic import FREE_SOURCES, Maker
 from lookahead.verify.typical import nucleus, typical
 
-_DEFAULT_CHOICES = "mc_sim_7b_63"
-_BEST = 10  # candidates of a head in the automatic tree, as many as the published trees use
+
+@cache
+def _published() -> ChoiceTree:
+    """The tree where none is named. The automatic tree has as many candidates of a head as it has."""
+    return choices_from("mc_sim_7b_63")
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,6 @@ class Medusa(HeadStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._one_of("acceptance", ("exact", "typical", "nucleus"))
         self._between("posterior_threshold", "above 0 and below 1", lambda value: 0.0 < value < 1.0)
         self._between("posterior_alpha", "above 0", lambda value: 0.0 < value < math.inf)
         self._between("top_p", "above 0 and at most 1", lambda value: 0.0 < value <= 1.0)
@@ -119,8 +121,8 @@ class Medusa(HeadStrategy):
         if self._chosen is not None:
             self._chosen.check(num_heads, vocab_size)
             return self._chosen
-        published = choices_from(_DEFAULT_CHOICES).paths
-        return ChoiceTree(tuple(path for path in published if len(path) <= num_heads and max(path) < vocab_size))
+        paths = _published().paths
+        return ChoiceTree(tuple(path for path in paths if len(path) <= num_heads and max(path) < vocab_size))
 
     @cached_property
     def _chosen(self) -> ChoiceTree | None:
@@ -149,11 +151,10 @@ class Medusa(HeadStrategy):
         tree = None if self.automatic else self.tree(vocab_size)
         if tree is not None and call.rows[0].chain:
             tree = ChoiceTree(tuple((0,) * depth for depth in range(1, heads.num_heads + 1)))
-        most = _BEST if tree is None else max(tree.candidates)
+        most = max((tree or _published()).candidates)
         if call.rows[0].draw is not None:
             most = max(most, DRAWN)
-        output, rows = output_layer(call.model), len(call.rows)
-        candidates = HeadCandidates(heads, output, call.hidden, most, rows, vocab_size)
+        candidates = HeadCandidates(heads, output_layer(call.model), call.hidden, most, vocab_size)
         if tree is not None:
             grow = partial(fixed_tree, tree.paths)
             passes = (HeadsPasses(candidates, row.index, row.draw) for row in call.rows)

@@ -51,23 +51,17 @@ _GATE_AND_UP = "mlp.w13_dn.weight"  # their rows take turns
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """One layer's: ``parts`` (fc, embed_norm, hidden_norm; norm, embed and head where there are any), and those of its
-    decoder layer, as its family's checkpoints name them."""
+    """A layer's ``parts`` (fc, embed_norm, hidden_norm; perhaps norm, embed, head), and those of its decoder layer."""
 
     parts: dict[str, Tensor]
     block: dict[str, Tensor]
     hidden_first: bool  # of what fc reads
 
 
-@dataclass(frozen=True)
-class MtpTensors:
-    source: str  # the file that was read, or the index of several
-    layers: tuple[LayerTensors, ...]
-
-
-def read(source: str | Path, hub: Mapping[str, Any], decoder_layers: int, model: str) -> MtpTensors:
+def read(source: str | Path, hub: Mapping[str, Any], decoder_layers: int, model: str) -> tuple[str, list[LayerTensors]]:
     """The MTP layers that ``source`` holds beside a ``model`` of so many decoder layers: a folder, a file in it, or a
-    repository of the hub. A LookaheadError names what is missing, foreign or quantised; no code from a file is run."""
+    repository of the hub; and the file that was read, or the index of several. A LookaheadError names what is missing,
+    foreign or quantised; no code from a file is run."""
     location = locate(source, hub)
     stored = location.tensors(WHOLE_MODELS, "MTP layers")
     looked_at = some(sorted({str(file) for file in stored.files.values()}))
@@ -83,8 +77,7 @@ def read(source: str | Path, hub: Mapping[str, Any], decoder_layers: int, model:
     block = (location.config().get("quantization_config") or {}).get("weight_block_size") or (128, 128)
     if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
         raise LookaheadError(f"{looked_at}: weight_block_size in config.json must be two sizes: got {block!r}.")
-    layers = (_layer(stored, found[index], index, looked_at, tuple(block)) for index in sorted(found))
-    return MtpTensors(looked_at, tuple(layers))
+    return looked_at, [_layer(stored, found[index], index, looked_at, tuple(block)) for index in sorted(found)]
 
 
 def _found(stored: StoredTensors, decoder_layers: int) -> dict[int, dict[str, str]]:
@@ -104,23 +97,21 @@ def _found(stored: StoredTensors, decoder_layers: int) -> dict[int, dict[str, st
 
 
 def _layer(
-    stored: StoredTensors, names: Mapping[str, str], index: int, source: str, fp8_block: tuple[int, int]
+    stored: StoredTensors, names: Mapping[str, str], index: int, file: str, fp8_block: tuple[int, int]
 ) -> LayerTensors:
     parts: dict[str, Tensor] = {}
     block: dict[str, Tensor] = {}
     for name, full in names.items():
         if name.endswith(("rotary_emb.inv_freq", _SCALE)):
             continue
-        tensor = _floats(stored, full, source, fp8_block)
+        tensor = _floats(stored, full, file, fp8_block)
         if (part := _PARTS.get(name.removesuffix(".weight"))) is not None:
             parts[part] = tensor
         else:
             block[_BLOCK.sub("", name).replace("pre_mlp_layernorm", "post_attention_layernorm")] = tensor
     if missing := [part for part in ("fc", "embed_norm", "hidden_norm") if part not in parts]:
         told = [some(sorted(name for name, its in _PARTS.items() if its == part)) for part in missing]
-        raise LookaheadError(
-            f"{source}: MTP layer {index} lacks a weight: expected one of {'; and one of '.join(told)}."
-        )
+        raise LookaheadError(f"{file}: MTP layer {index} lacks a weight: expected one of {'; and one of '.join(told)}.")
     mimo = any(full.startswith("model.mtp_layers.") and name == "input_proj.weight" for name, full in names.items())
     inkling = "embed_norm.weight" in names
     return LayerTensors(parts, inklings(block) if inkling else block, hidden_first=mimo or inkling)

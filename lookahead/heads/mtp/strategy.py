@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.heads.base import HeadStrategy
 from lookahead.heads.mtp.heads import MtpHeads
-from lookahead.heads.pairs import PairNetwork, PairPasses, Pairs, joined_features
+from lookahead.heads.pairs import PairPasses, joined_features
 from lookahead.models.hidden_states import NORM, final_norm
 from lookahead.models.output_layer import output_layer
 from lookahead.strategies.automatic import FREE_SOURCES
@@ -68,7 +68,7 @@ class Mtp(HeadStrategy):
         given = (heads.embedder(model), output_layer(model))
 
         def passes(row: RowContext) -> PairPasses:
-            networks: list[tuple[PairNetwork, Pairs]] = [(layer, layer.cache()) for layer in heads.networks()]
+            networks = [(layer, layer.cache()) for layer in heads.networks()]
             return PairPasses(networks, heads.first.fc.weight, features, row.index, *given, row.vocab_size)
 
         return self._drafts_of(call, passes)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,8 @@ class RecurrentSizes:
     rnn: bool = True
 
 
-def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: str) -> RecurrentSizes:
-    """What the tensors are of, by their names; ``source`` is named in errors."""
+def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], name: str) -> RecurrentSizes:
+    """What the tensors are of, by their names; ``name`` is named in errors."""
     layers = 0
     while f"lm_head.{layers}.linear.weight" in tensors:
         layers += 1
@@ -48,19 +48,17 @@ def sizes_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any], source: s
     if output is None or output.ndim != 2:
         found = some(sorted(tensors)) or "nothing"
         raise LookaheadError(
-            f"{source} is no ReDrafter head: expected lm_head.0.linear.weight and so on, and the output layer behind "
+            f"{name} is no ReDrafter head: expected lm_head.0.linear.weight and so on, and the output layer behind "
             f"them as lm_head.{layers}.weight; it has {found}."
         )
     vocab, exit_size = output.shape
     projection, rnn = tensors.get("input_proj.weight"), any(name.startswith("rnn_") for name in tensors)
     if config.get("rnn") and not rnn:
-        raise LookaheadError(
-            f"{source} is no whole ReDrafter head: config.json says rnn, and it lacks rnn_u and rnn_w."
-        )
+        raise LookaheadError(f"{name} is no whole ReDrafter head: config.json says rnn, and it lacks rnn_u and rnn_w.")
     joined = exit_size if projection is None or projection.ndim != 2 else projection.shape[1]
     if joined % 2:
         raise LookaheadError(
-            f"{source}: the head reads {joined} channels, expected twice the model's hidden size: a hidden state "
+            f"{name}: the head reads {joined} channels, expected twice the model's hidden size: a hidden state "
             "beside the recurrent state."
         )
     return RecurrentSizes(vocab, joined // 2, None if projection is None else exit_size, layers, rnn)
@@ -103,14 +101,10 @@ class RecurrentHead(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The output layer's: it has the head's device and dtype."""
-        last = self.lm_head[-1]
-        assert isinstance(last, nn.Linear)
-        return last.weight
+        return cast(nn.Linear, self.lm_head[-1]).weight
 
     @classmethod
-    def from_pretrained(
-        cls, source: str | PathLike[str], *, model: PreTrainedModel | None = None, **hub: Any
-    ) -> "RecurrentHead":
+    def from_pretrained(cls, source: str | PathLike[str], *, model: PreTrainedModel | None = None, **hub: Any) -> Self:
         """Read a head from a folder, a file or a repository of the hub (``hub`` says how to download).
 
         With ``model`` it is checked against that, and put on its device in the dtype that it computes in.
@@ -128,8 +122,7 @@ class RecurrentHead(nn.Module):
         return head
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
-        """Write ``config.json`` and ``model.safetensors`` as Apple's files are, beside what else is in ``folder``. A
-        LookaheadError if it cannot be written to, or weights are not finite."""
+        """Write ``config.json`` and ``model.safetensors`` as Apple's; a LookaheadError if that fails, or for NaN."""
         sizes = self.sizes
         config = {
             "architectures": ["Drafter"],
@@ -187,14 +180,12 @@ class RecurrentPasses:
         """Nothing: of the prompt, only where its next token was chosen matters."""
 
     def write(self, path: Walk) -> None:
-        """The text goes on along a path of the last pass."""
         self._hidden = self._features()[self._row, path.nodes[-1]].to(self._head.weight, copy=True)
         self._root = path.tokens[-1]
         self._states.clear()
 
     @torch.no_grad()
     def after(self, branches: Sequence[Branch]) -> list[Said]:
-        """What the head says after each branch."""
         missing = {branch[:end] for branch in branches for end in range(len(branch) + 1)} - self._states.keys()
         weight, nothing = self._head.weight, torch.zeros_like(self._hidden)
         for depth in sorted({len(branch) for branch in missing}):  # the parents of a depth are known

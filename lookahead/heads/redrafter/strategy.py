@@ -5,14 +5,42 @@ from functools import partial
 from os import PathLike
 from typing import ClassVar, Literal
 
+import numpy as np
 from transformers import PreTrainedModel
 
+from jacobi import TokenTree
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.heads.base import HeadStrategy
-from lookahead.heads.redrafter.beams import BeamSearch
 from lookahead.heads.redrafter.head import RecurrentHead, RecurrentPasses
 from lookahead.models.hidden_states import LAST
+from lookahead.sources.draft_model import Branch, Passes
 from lookahead.strategies.automatic import FREE_SOURCES
+
+CANDIDATES = 50  # next tokens of a beam; others have no chance
+
+
+def beam_search(root: int, passes: Passes, room: int, chain: bool = False, *, width: int, length: int) -> TokenTree:
+    """ReDrafter's beams (arXiv 2403.09919, section 3), at most ``room`` deep; of a ``chain`` the best one only. They
+    are the ``width`` likeliest continuations of ``length`` tokens, the root counted. In a tree, what several beams
+    begin with is scored once::
+
+        root a b c          root - a - b -+- c
+        root a b d                 |      +- d
+        root a e f                 +- e - f        9 drafted tokens in 6 nodes
+    """
+    beams: list[tuple[float, Branch]] = [(0.0, ())]
+    for _ in range(min(length - 1, room)):
+        longer: list[tuple[float, Branch]] = []
+        for (score, branch), said in zip(beams, passes.after([branch for _, branch in beams]), strict=True):
+            if said is not None and len(said[0]):
+                tokens, logits = (each[:CANDIDATES] for each in said)
+                lower = logits.astype(np.float64) - logits[0]  # log-probabilities as if there were no others
+                sums = (score + (lower - np.log(np.exp(lower).sum()))).tolist()
+                longer += [(total, (*branch, token)) for token, total in zip(tokens.tolist(), sums, strict=True)]
+        if not longer:
+            break
+        beams = sorted(longer, key=lambda beam: -beam[0])[: 1 if chain else width]
+    return TokenTree.from_paths(root, [branch for _, branch in beams])
 
 
 @dataclass(frozen=True)
@@ -41,7 +69,6 @@ class ReDrafter(HeadStrategy):
     kind: ClassVar[type[RecurrentHead]] = RecurrentHead
     expected: ClassVar[str] = "a RecurrentHead or the folder it lies in"
     title: ClassVar[str] = "The ReDrafter head is"
-    trees: ClassVar[tuple[str, ...]] = ("beam",)
 
     head: RecurrentHead | str | PathLike[str] | None = None
     _: KW_ONLY
@@ -64,5 +91,5 @@ class ReDrafter(HeadStrategy):
         def passes(row: RowContext) -> RecurrentPasses:
             return RecurrentPasses(head, partial(hidden.of, LAST), row.index, embed, row.vocab_size)
 
-        grow = None if self.tree is None else BeamSearch(self.beam_width, self.beam_length).grow
-        return self._drafts_of(call, passes, grow)
+        grow = partial(beam_search, width=self.beam_width, length=self.beam_length)
+        return self._drafts_of(call, passes, None if self.tree is None else grow)

@@ -1,6 +1,6 @@
 """A recurrent head as something to train: fresh for a model, and its loss."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -12,7 +12,7 @@ from lookahead.heads.redrafter.settings import ReDrafterSettings
 from lookahead.heads.redrafter.strategy import ReDrafter
 from lookahead.models.hidden_states import LAST
 from lookahead.models.output_layer import copyable_weight, output_layer, output_sizes, placement
-from lookahead.training.data import IGNORE, Example
+from lookahead.training.data import IGNORE, Examples
 from lookahead.training.drafter import Seen, TrainedHead, in_parts
 
 # Of the model's output layer, in a fresh head. Nats a token after 60 steps of the bundled model: 0.3 5.1, 1 5.2; drawn
@@ -35,9 +35,8 @@ model.generate(**inputs, custom_generate=ReDrafter(head))"""
     _settings: ReDrafterSettings
 
     @classmethod
-    def fresh(cls, model: Any, settings: Any, examples: Sequence[Example] = (), name: str | None = None) -> Self:
-        """With a float32 head, drawn by ``settings.seed``. Blocks start as nothing, and the output layer as a part of
-        the model's, for the hidden and the recurrent state alike."""
+    def fresh(cls, model: Any, settings: Any, examples: Examples = (), name: str | None = None) -> Self:
+        """With a float32 head: drawn states, empty blocks, and the model's output layer in part for both halves."""
         hidden, vocab = output_sizes(model)
         sizes = RecurrentSizes(vocab, hidden, settings.exit_size, settings.num_layers, settings.rnn)
         weight = copyable_weight(output_layer(model))
@@ -54,8 +53,7 @@ model.generate(**inputs, custom_generate=ReDrafter(head))"""
         return (LAST,)
 
     def losses(self, seen: Seen, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the steps' mean cross-entropies (as Cheng et al., arXiv 2403.09919, train it); and for each step
-        the share of places where the head's best token is the right one."""
+        """The sum of the steps' mean cross-entropies (as Cheng et al. train), and how often each is right."""
         losses: list[Tensor] = []
         parts: dict[str, Tensor] = {}
         for step, (hidden, states) in enumerate(self.unrolled(seen, model)):

@@ -1,8 +1,7 @@
 """Decoders that number tokens themselves, from the cache's length on, where a tree has siblings.
 
 What turns their count into something is known by its interface. For a pass each is asked for one stretch of text that
-covers all nodes, of which every node and slot reads the line of its own position. So offsets, tables and buckets stay
-the model's.
+covers all nodes, of which each reads the line of its own position: offsets, tables and buckets stay the model's.
 """
 
 import copy

@@ -2,8 +2,7 @@
 
 ALiBi puts a bias on every key that grows with the key's position (Press et al., "Train Short, Test Long", section 3),
 and transformers' builders count cache slots. For a pass of ours each is asked for the biases of a plain text, of which
-every slot reads the line of its own logical position (:class:`.SlotPositions`). So slopes, offsets and roundings stay
-the model's.
+each slot reads the line of its own logical position (:class:`.SlotPositions`): slopes and roundings stay the model's.
 """
 
 from typing import Any
