@@ -63,7 +63,7 @@ def _grouped_sdpa(
     if sequences is not None and ordered.serves(query, key, value, attention_mask):
         return ordered.attend(query, key, value, attention_mask, sequences, scale), None
     if attention_mask is not None and serves(query, key, value, attention_mask):
-        output = _by_fused_kernel(query, key, value, attention_mask, scale)
+        output = packed_attention(query, key, value, attention_mask, scale, fused=True)
     elif is_on_cpu and _packs(query, key):
         output = packed_attention(query, key, value, attention_mask, scale)
     elif query.shape[1] == key.shape[1]:
@@ -76,20 +76,9 @@ def _grouped_sdpa(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _by_fused_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    batch, heads, nodes, channels = query.shape
-    grouped = heads // key.shape[1]
-    packed = query.reshape(batch, key.shape[1], grouped * nodes, channels)
-    output = fused_attention(packed, key, value, _rows_mask(mask, nodes, grouped), scale, planned=_thread.planned)
-    return output.reshape(batch, heads, nodes, value.shape[-1])
-
-
 def _rows_mask(mask: Tensor, nodes: int, heads: int) -> RowsMask:
     """The mask of packed rows, made once a pass."""
-    made = _thread.masks
-    if made is None:
-        return RowsMask(mask, nodes, heads)
-    key = (id(mask), nodes, heads)
+    made, key = {} if _thread.masks is None else _thread.masks, (id(mask), nodes, heads)
     if key not in made:
         if len(made) >= _MOST_MASKS:  # a model that makes one in every layer
             del made[next(iter(made))]
@@ -98,9 +87,8 @@ def _rows_mask(mask: Tensor, nodes: int, heads: int) -> RowsMask:
 
 
 def _packs(query: Tensor, key: Tensor) -> bool:
-    decided = _thread.packed
-    if decided is not None:
-        return decided
+    if _thread.packed is not None:
+        return _thread.packed
     batch, heads, nodes, channels = query.shape
     return packing_pays(batch, heads, key.shape[1], nodes, key.shape[2], channels, query.dtype)
 
@@ -120,10 +108,13 @@ def packing_pays(
     return -(-batch * key_heads // threads) * (heads // key_heads) * cost < -(-batch * heads // threads)
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, *, fused: bool = False
+) -> Tensor:
     """Grouped-query attention in which the query heads of one key head are rows of one larger query.
 
-    A single row is attended to twice, because kernels for single rows are slow where this is asked for.
+    A single row is attended to twice, because kernels for single rows are slow where this is asked for; not so by the
+    ``fused`` ones, which need a mask.
 
     Args:
         query: ``[batch, head, node, channel]``.
@@ -138,11 +129,14 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     key_heads = key.shape[1]
     rows = heads // key_heads * nodes
     packed = query.reshape(batch, key_heads, rows, channels)
-    if rows == 1:
+    if rows == 1 and not fused:
         packed = packed.expand(-1, -1, 2, -1)
-    bias = None if mask is None else _rows_mask(mask, nodes, packed.shape[2] // nodes).rows
-    attend = torch.nn.functional.scaled_dot_product_attention
-    output = attend(packed, key, value, attn_mask=bias, scale=scale)[:, :, :rows]
+    bias = None if mask is None else _rows_mask(mask, nodes, packed.shape[2] // nodes)
+    if fused and bias is not None:
+        output = fused_attention(packed, key, value, bias, scale, planned=_thread.planned)
+    else:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        output = attend(packed, key, value, attn_mask=None if bias is None else bias.rows, scale=scale)[:, :, :rows]
     return output.reshape(batch, heads, nodes, value.shape[-1])
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from jacobi import TokenTree, ancestor_bits
 from lookahead.models.mask_rules import MaskRule
 
-_ALIGNED = 64  # columns; some kernels copy masks whose rows are not aligned, once a layer
+ALIGNED = 64  # columns: some kernels copy masks whose rows are not aligned, once a layer
 
 
 def map_rules(rules: Any, build: Callable[[MaskRule], Tensor]) -> Any:
@@ -67,7 +67,7 @@ class MaskBuffer:
         stop = base + width
         if width > nodes or stop > slots:
             wanted = max(stop + 256, min(2 * slots, stop + 4096))
-            self._allocate(max(width, nodes), -(-wanted // _ALIGNED) * _ALIGNED)
+            self._allocate(max(width, nodes), -(-wanted // ALIGNED) * ALIGNED)
         start = min(self._settled, base)
         self._settled = min(settled, base)
         columns = self._bits[:, :, start:base]  # for wider passes too

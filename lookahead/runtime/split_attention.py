@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lookahead.runtime.masks import ALIGNED
 from lookahead.runtime.registry import During
 
 _TILE = 64  # rows of a block of the GPU
-_GRANULE = 64  # keys; chunks are multiples of it, and the kernel wants rows of masks aligned
-_LEAST_CHUNK = 256  # keys
+_LEAST_CHUNK = 256  # keys; chunks are multiples of ALIGNED
 # What a further kernel, and each further chunk, take, in the time that a block takes for so many keys.
 _KERNEL_KEYS = 512
 _CHUNK_KEYS = 16
@@ -58,14 +58,13 @@ class RowsMask:
         slots = mask.shape[-1]
         if mask.is_floating_point():
             mask = mask.clamp(min=max(_HIDDEN, torch.finfo(mask.dtype).min))
-        if mask.device.type != "cpu" and slots % _GRANULE:
-            mask = functional.pad(mask, (0, -slots % _GRANULE))
-        if nodes == 1:
-            self.rows = mask.expand(-1, -1, heads, -1)
-        else:
-            self.rows = mask.expand(-1, -1, nodes, -1).repeat(1, 1, heads, 1)
-        self.rows = self.rows[..., :slots]
+        if mask.device.type != "cpu" and slots % ALIGNED:
+            mask = functional.pad(mask, (0, -slots % ALIGNED))
         self.is_single = nodes == 1
+        rows = (
+            mask.expand(-1, -1, heads, -1) if self.is_single else mask.expand(-1, -1, nodes, -1).repeat(1, 1, heads, 1)
+        )
+        self.rows = rows[..., :slots]
 
 
 def fused_attention(
@@ -114,8 +113,8 @@ def _split(
         sums.append(log_sum[..., :rows])
     weights = torch.cat(sums, dim=1).softmax(1)[..., None]
     parts = weights.split([output.shape[1] for output in outputs], dim=1)
-    added = [(output * part).sum(1) for output, part in zip(outputs, parts, strict=True)]
-    return sum(added[1:], added[0]).to(query.dtype)
+    first, *others = [(output * part).sum(1) for output, part in zip(outputs, parts, strict=True)]
+    return sum(others, first).to(query.dtype)
 
 
 def _attended(
@@ -174,7 +173,7 @@ def chunk_length(batch: int, blocks: int, slots: int, processors: int) -> int:
     """
     best, least = slots, -(-batch * blocks // processors) * slots
     for count in range(2, min(slots // _LEAST_CHUNK, _MOST_ROUNDS * processors // blocks) + 1):
-        length = -(-slots // (count * _GRANULE)) * _GRANULE
+        length = -(-slots // (count * ALIGNED)) * ALIGNED
         whole, rest = divmod(slots, length)
         taken = -(-blocks * whole // processors) * length + _KERNEL_KEYS + _CHUNK_KEYS * whole
         if rest:
@@ -196,14 +195,9 @@ def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> bool:
     if query.device.type != "cuda" or torch.version.hip or query.dtype not in _DTYPES:
         return False
     states = (query, key, value)
-    if any(tensor.dtype != query.dtype for tensor in (key, value, mask)) or not _may_be_used(states):
-        return False
-    return all(_is_aligned(tensor) for tensor in states)
-
-
-def _may_be_used(states: tuple[Tensor, ...]) -> bool:
     trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in states)
-    return torch.backends.cuda.mem_efficient_sdp_enabled() and not trained
+    alike = all(tensor.dtype == query.dtype for tensor in (key, value, mask))
+    return alike and not trained and torch.backends.cuda.mem_efficient_sdp_enabled() and all(map(_is_aligned, states))
 
 
 def _is_aligned(tensor: Tensor) -> bool:

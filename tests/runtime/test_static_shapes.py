@@ -59,7 +59,7 @@ def test_latent_attention(made: list[TreeModel]) -> None:
     )  # fmt: skip
     model = initialised(config)
     same_as_plain(model, prompts(2), SMALL, max_new_tokens=20)
-    buffers = waiting(model)[0]._stock
+    buffers = waiting(model)[0].stock
     assert len({buffer.shape[-1] for buffer in buffers}) == 2
 
 
@@ -93,7 +93,7 @@ def test_token_types(made: list[TreeModel]) -> None:
 def test_buffers_grow(name: str, batch: int, made: list[TreeModel], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that outgrows its buffers several times and passes through several spans."""
     monkeypatch.setattr(static_buffers, "_LEAST_SPAN", 16)
-    monkeypatch.setattr(executor, "GRANULE", 16)
+    monkeypatch.setattr(executor, "ALIGNED", 16)
     spans: list[int] = []
     mask_of = StaticBuffers.mask_of
     monkeypatch.setattr(StaticBuffers, "mask_of", lambda own, *of: spans.append(of[1]) or mask_of(own, *of))
@@ -205,7 +205,7 @@ def test_leftovers_do_no_harm(made: list[TreeModel]) -> None:
     """A call that ends in NaN leaves nothing that the next one could see."""
     model = fresh_model("llama")
     run(model, prompts(1, 30), max_new_tokens=8, do_sample=False, lookahead_strategy=SMALL)
-    for buffer in waiting(model)[0]._stock:
+    for buffer in waiting(model)[0].stock:
         buffer.fill_(torch.nan)
     same_as_plain(model, prompts(1), SMALL, max_new_tokens=20)
 
@@ -229,7 +229,7 @@ def test_two_calls_at_once(made: list[TreeModel]) -> None:
     plain = [model.generate(**prompt, **settings).tolist() for prompt in inputs]
     texts = together(*(partial(model.generate, **each, lookahead_strategy=SMALL, **settings) for each in inputs))
     assert [text.tolist() for text in texts] == plain
-    places = [buffer.data_ptr() for arena in waiting(model) for buffer in arena._stock]
+    places = [buffer.data_ptr() for arena in waiting(model) for buffer in arena.stock]
     assert len(set(places)) == len(places)
 
 
@@ -354,7 +354,7 @@ def test_a_tensor_of_the_callers(made: list[TreeModel]) -> None:
     """Buffers of a call that feeds tensors of its own are not used again: a graph would go on reading them."""
     model = fresh_model("llama")
     fused = tree_view(model, static=True, cache_position_bias=torch.zeros(1))
-    assert fused.executor._key() is None  # type: ignore[attr-defined]
+    assert executor.kind_of_call(fused.forward_pass) is None
 
 
 def test_a_short_call_after_a_long_one_has_buffers_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:

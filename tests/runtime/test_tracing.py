@@ -384,13 +384,13 @@ def test_calls_that_are_given_something_else(monkeypatch: pytest.MonkeyPatch) ->
     model = fresh_model("llama")
     warmed(model)
     used: list[Any] = []
-    run = TracedExecutor._traced
+    run = TracedExecutor._pass
 
     def noting(self: TracedExecutor, *pass_: Any) -> Any:
         used.append(pass_)
         return run(self, *pass_)
 
-    monkeypatch.setattr(TracedExecutor, "_traced", noting)
+    monkeypatch.setattr(TracedExecutor, "_pass", noting)
     settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "use_lookahead": True}
     model.generate(**prompts(1), **settings)
     assert used

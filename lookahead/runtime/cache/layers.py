@@ -47,9 +47,9 @@ class TreeLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append a pass's keys and values ``[batch, head, node, channel]``; return all there are now."""
-        if self.key_entry is None or self.value_entry is None:
+        if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            assert self.key_entry is not None and self.value_entry is not None
+        assert self.key_entry is not None and self.value_entry is not None
         store = self._store
         if store.reading:
             self.device = key_states.device

@@ -45,10 +45,7 @@ class TreeCache(Cache):
         else:
             super().__init__(layers=[TreeLayer(self._store) for _ in range(n_layers)])
         self.lengths: list[int] = []
-
-    @property
-    def on_host(self) -> bool:
-        return self._store.on_host
+        self.on_host = on_host
 
     @property
     def base(self) -> int:

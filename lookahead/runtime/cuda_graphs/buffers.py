@@ -19,14 +19,13 @@ from lookahead._per_model import PerModel
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.forward import TreeForward
-from lookahead.runtime.masks import ancestor_words
+from lookahead.runtime.masks import ALIGNED, ancestor_words
 from lookahead.runtime.split_attention import may_plan
 
 _BUCKETS = (1, 8, 16, 32, 64, 128)
 _LEAST_SPAN = 256  # slots
 MOVES = 32  # accepted nodes a row that the pass itself moves; longer paths are moved before it
 _MOST_GRAPHS = 64  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
-GRANULE = 64  # slots
 # What waits for a model's next calls takes at most half of what its weights take, or this: where the weights fit, this
 # does, and a server's few kinds of calls do.
 _LEAST_BUDGET = 16 << 20  # bytes
@@ -142,7 +141,7 @@ class StaticBuffers:
 
     Attributes:
         key: stands for the kind of call that they serve, see :func:`lease`.
-        capacity: slots of every buffer, a multiple of ``GRANULE``.
+        capacity: slots of every buffer, a multiple of ``ALIGNED``.
         extent: how many the call needs.
         shown: bool ``[batch, capacity]``; False where the prompt has padding or holes.
         padding: ``[batch]``, slots before each sequence's first token.
@@ -156,12 +155,13 @@ class StaticBuffers:
         plain_ms: milliseconds that a pass over one node takes without a graph; None = that is not known.
         pool: memory that all graphs share, since only one of them runs at a time.
         stream: where passes are captured.
+        stock: an earlier call's buffers of the KV cache.
     """
 
     def __init__(self, batch: int, dtype: torch.dtype, device: torch.device, key: Any = None) -> None:
         self.batch, self.dtype, self.device, self.key = batch, dtype, device, key
         self.capacity = 0
-        self.extent = Extent(0, 0, GRANULE)
+        self.extent = Extent(0, 0, ALIGNED)
         self.padding = torch.zeros(batch, dtype=torch.long, device=device)
         self.types = torch.zeros((batch, 1), dtype=torch.long, device=device)
         self.rows = torch.arange(batch, device=device)[:, None]
@@ -177,7 +177,7 @@ class StaticBuffers:
         self.pool: Any = None
         self.stream: Any = None
         self._masks: dict[tuple[int, int], Tensor] = {}
-        self._stock: list[Tensor] = []
+        self.stock: list[Tensor] = []
         self._resize(0)
 
     def forget_passes(self) -> None:
@@ -189,7 +189,7 @@ class StaticBuffers:
     def _resize(self, capacity: int) -> None:
         self.capacity = capacity
         self.forget_passes()
-        self._stock.clear()
+        self.stock.clear()
         self.shown = torch.ones((self.batch, capacity), dtype=torch.bool, device=self.device)
         self.columns = torch.arange(capacity, device=self.device)
 
@@ -200,7 +200,7 @@ class StaticBuffers:
         self.extent = extent
         slots = extent.most if at_once else extent.first
         most = 2 * extent.most if self.graphs else extent.most
-        large = self.capacity > most and sum(buffer.nbytes for buffer in self._stock) > spare
+        large = self.capacity > most and sum(buffer.nbytes for buffer in self.stock) > spare
         if slots > self.capacity or large:
             self._resize(slots)
         else:
@@ -210,15 +210,11 @@ class StaticBuffers:
         """A buffer of zeros: an earlier call's where there is one of this shape. Those of one shape come in the order
         in which they were given back, so that each layer gets its own, which graphs read."""
         shape = (*shape[:3], self.capacity, shape[4])
-        for place, known in enumerate(self._stock):
+        for place, known in enumerate(self.stock):
             if (known.shape, known.dtype) == (shape, like.dtype):
-                return self._stock.pop(place).zero_()  # what an earlier call left there may not even be finite
+                return self.stock.pop(place).zero_()  # what an earlier call left there may not even be finite
         self.graphs.clear()
         return sparing(lambda: like.new_zeros(shape))
-
-    def take_back(self, buffers: Sequence[Tensor]) -> None:
-        """Keep a call's buffers for the next one."""
-        self._stock = list(buffers)
 
     def widen(self, capacity: int) -> None:
         """The call's buffers have ``capacity`` slots now; what is known of the prompt stays."""
@@ -231,7 +227,7 @@ class StaticBuffers:
     def nbytes(self) -> int:
         """Bytes that wait here, as far as they can be counted: what graphs use inside of passes is not."""
         told = [part for graph in self.graphs.values() for part in (graph.outputs.logits, *graph.outputs.hidden)]
-        return sum(tensor.nbytes for tensor in (*self._stock, *self._masks.values(), *told))
+        return sum(tensor.nbytes for tensor in (*self.stock, *self._masks.values(), *told))
 
     def inputs_of(self, nodes: int) -> Inputs:
         if nodes not in self.inputs:
@@ -272,15 +268,14 @@ def lease(model: PreTrainedModel, key: Any, batch: int, dtype: torch.dtype, devi
     """Buffers that no other call uses: some that wait for this kind of call, or new ones. ``key`` is the model's
     fingerprint, and what else the kind of call depends on; None = its buffers serve it alone. Buffers of what the model
     was before something of it was changed are dropped."""
-    buffers = None
-    if key is not None:
-        with _lock:
-            waiting = _waiting.of(model)
-            waiting[:] = [entry for entry in waiting if entry[0][0] == key[0]]
-            known = next((index for index, (other, _) in enumerate(waiting) if other == key), None)
-            buffers = None if known is None else waiting.pop(known)[1]
-    if buffers is None:
-        return StaticBuffers(batch, dtype, device, key)
+    with _lock:
+        waiting = [] if key is None else _waiting.of(model)
+        waiting[:] = [entry for entry in waiting if entry[0][0] == key[0]]
+        found = next((entry for entry in waiting if entry[0] == key), None)
+        if found is None:
+            return StaticBuffers(batch, dtype, device, key)
+        waiting.remove(found)
+    buffers = found[1]
     if device.type == "cuda":  # an earlier call's work may still read what this one writes
         with capturing:
             torch.cuda.synchronize(device)
@@ -291,7 +286,7 @@ def give_back(model: PreTrainedModel, buffers: StaticBuffers, cache: Sequence[Te
     """Let ``buffers``, and the buffers of the KV cache, wait for the model's next call."""
     if buffers.key is None:
         return
-    buffers.take_back(cache)
+    buffers.stock = list(cache)
     left = max(_LEAST_BUDGET, weight_bytes(model) // 2)
     with _lock:
         waiting = _waiting.of(model)
@@ -332,12 +327,9 @@ def waiting(model: PreTrainedModel) -> list[StaticBuffers]:
     return [buffers for _, buffers in _waiting.of(model)]
 
 
-def release(model: PreTrainedModel | None = None) -> None:
-    """Free the buffers and graphs that wait for a model's next call; None = of every model."""
-    if model is None:
-        _waiting.clear()
-    else:
-        _waiting.take(model)
+def release() -> None:
+    """Free the buffers and graphs that wait for any model's next call."""
+    _waiting.clear()
 
 
 def sparing(allocate: Callable[[], _T]) -> _T:

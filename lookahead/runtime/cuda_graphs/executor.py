@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jacobi import LookaheadError, TokenTree
-from lookahead._per_model import PerModel
+from lookahead._per_model import MOST_KINDS, PerModel
 from lookahead.models.compat import MODEL_ERRORS
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.hidden_states import Outputs
@@ -25,7 +25,6 @@ from lookahead.models.names import CACHE
 from lookahead.runtime.attention import tree_forward
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.cuda_graphs.buffers import (
-    GRANULE,
     MOVES,
     Graph,
     Inputs,
@@ -40,11 +39,11 @@ from lookahead.runtime.cuda_graphs.buffers import (
     sparing,
 )
 from lookahead.runtime.cuda_graphs.capture import capture, on_side_stream, timed
-from lookahead.runtime.executor import EagerExecutor
+from lookahead.runtime.executor import Executor
 from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
-from lookahead.runtime.masks import StaticPlaces, static_masks
+from lookahead.runtime.masks import ALIGNED, StaticPlaces, static_masks
 from lookahead.runtime.scores import fetch
 
 
@@ -59,7 +58,6 @@ class _Pass:
 
 # Models that rejected a pass with static shapes: in which kinds of calls, and why; the last one last.
 _rejections: PerModel[list[tuple[Any, str]]] = PerModel(list)
-_MOST_REJECTIONS = 8  # kinds of calls of one model that are remembered
 
 
 def kind_of_call(forward: TreeForward) -> tuple[Any, ...] | None:
@@ -81,45 +79,47 @@ def rejection(forward: TreeForward) -> str | None:
     return next((reason for other, reason in list(known) if other == kind), None)
 
 
-class GraphExecutor:
-    """Runs passes of static shape (implements :class:`lookahead.runtime.executor.Executor`). A model that rejects the
-    first one is run eagerly from there on; with ``required`` an error is raised. ``graphs``: capture passes as CUDA
-    graphs; None = on a CUDA device."""
+class GraphExecutor(Executor):
+    """Runs passes of static shape. A model that rejects the first one is run eagerly from there on; with ``required``
+    an error is raised. ``graphs``: capture passes as CUDA graphs; None = on a CUDA device."""
 
     keeps_buffers = True
 
     def __init__(self, forward: TreeForward, *, required: bool = False, graphs: bool | None = None) -> None:
-        self.reason: str | None = None
-        self.plain_ms: float | None = None
-        self.typical = True
-        self._forward = forward
+        super().__init__(forward)
+        self._plain_ms: float | None = None
         self._layout = forward.layout
         self._required = required
         self._device = forward.layout.device
         self._captures = self._device.type == "cuda" if graphs is None else graphs
         self._buffers: StaticBuffers | None = None
-        self._eager: EagerExecutor | None = None  # once the model has rejected a static pass
+        self._rejected = False  # the model has rejected a static pass
         self._moves: list[list[tuple[int, int]]] = []
         self._sound = False  # no pass was broken off, so the buffers may serve another call
 
     @property
     def route(self) -> str:
         """``"cuda graphs"``; ``"static"`` where nothing is captured, ``"dynamic"`` where the model rejects it."""
-        if self._eager is not None:
-            return self._eager.route
-        failed = self.reason is not None or (self._buffers is not None and self._buffers.failure is not None)
+        if self._rejected:
+            return "dynamic"
+        failed = self._reason is not None or (self._buffers is not None and self._buffers.failure is not None)
         return "cuda graphs" if self._captures and not failed else "static"
 
+    @property
+    def plain_ms(self) -> float | None:
+        return self._plain_ms
+
     def reserve(self, extent: Extent) -> None:
-        forward = self._forward
-        buffers = self._buffers = lease(forward.model, self._key(), forward.batch, forward.traits.dtype, self._device)
-        self.plain_ms = buffers.plain_ms
+        forward, kind = self.forward_pass, kind_of_call(self.forward_pass)
+        key = None if kind is None else (*kind, self._captures)
+        buffers = self._buffers = lease(forward.model, key, forward.batch, forward.traits.dtype, self._device)
+        self._plain_ms = buffers.plain_ms
         at_once = self._captures and is_small(forward, extent.most)
-        buffers.reserve(replace(extent, granule=GRANULE), at_once=at_once, spare=spare_bytes(forward.model))
+        buffers.reserve(replace(extent, granule=ALIGNED), at_once=at_once, spare=spare_bytes(forward.model))
         forward.layout.cache.reserve(buffers.extent, buffers.allocate)
 
     def open(self) -> None:
-        forward, layout, buffers = self._forward, self._layout, self._buffers
+        forward, layout, buffers = self.forward_pass, self._layout, self._buffers
         assert buffers is not None  # reserved
         layout.cache.consolidate()
         buffers.widen(min(buffer.shape[3] for buffer in layout.cache.buffers))  # a prompt longer than it seemed
@@ -131,29 +131,20 @@ class GraphExecutor:
             buffers.types.copy_(forward.token_types[:, -1:])
         self._sound = True
 
-    def _key(self) -> object:
-        """Stands for the kinds of calls that can use each other's buffers; None = for this one alone."""
-        kind = kind_of_call(self._forward)
-        return None if kind is None else (*kind, self._captures)
-
     def close(self) -> None:
         """Give buffers and graphs back for the model's next call. The KV cache is gone after it."""
-        if self._eager is not None:
-            self._eager.close()
         buffers, self._buffers = self._buffers, None
         if buffers is not None and self._sound:
-            give_back(self._forward.model, buffers, self._layout.cache.buffers)
+            give_back(self.forward_pass.model, buffers, self._layout.cache.buffers)
 
     def bucket(self, nodes: int) -> int:
-        return nodes if self._eager is not None else bucket_of(nodes)
+        return nodes if self._rejected else bucket_of(nodes)
 
     def run(self, trees: Sequence[TokenTree]) -> Outputs:
         buffers = self._buffers
-        if self._eager is not None or buffers is None:
-            assert self._eager is not None
-            outputs = self._eager.run(trees)
-            self.typical = self._eager.typical
-            return outputs
+        if self._rejected:
+            return super().run(trees)
+        assert buffers is not None  # reserved
         self.typical = True
         width = max(map(len, trees))
         self._sound = False
@@ -166,21 +157,22 @@ class GraphExecutor:
             self._remember(reason)
             if self._required:
                 raise LookaheadError(refusal(reason)) from error
-            self._eager = self._leave(buffers, reason)
+            self._leave(buffers, reason)
+            outputs = super().run(trees)
             self.typical = False
-            return self._eager.run(trees)
+            return outputs
         buffers.proven = self._sound = True
         return Outputs(outputs.logits[:, :width], tuple(states[:, :width] for states in outputs.hidden))
 
     def keep(self, chosen: Sequence[Sequence[int]]) -> None:
         """Count the nodes; the next pass moves their keys and values."""
-        if self._eager is not None:
-            self._eager.keep(chosen)
+        if self._rejected:
+            super().keep(chosen)
         else:
             self._moves = self._layout.cache.advance(chosen)
 
     def _prepare(self, buffers: StaticBuffers, trees: Sequence[TokenTree], nodes: int) -> _Pass:
-        cache, forward = self._layout.cache, self._forward
+        cache, forward = self._layout.cache, self.forward_pass
         reach = cache.base + nodes
         if reach > buffers.capacity:
             self.typical = False
@@ -214,9 +206,9 @@ class GraphExecutor:
 
     def _remember(self, reason: str) -> None:
         """Spare the model's next calls of this kind the attempt."""
-        kind, known = kind_of_call(self._forward), _rejections.of(self._forward.model)
+        kind, known = kind_of_call(self.forward_pass), _rejections.of(self.forward_pass.model)
         if kind is not None:
-            known[:] = [entry for entry in known if entry[0][0] == kind[0]][1 - _MOST_REJECTIONS :] + [(kind, reason)]
+            known[:] = [entry for entry in known if entry[0][0] == kind[0]][1 - MOST_KINDS :] + [(kind, reason)]
 
     def _grow(self, buffers: StaticBuffers, slots: int) -> None:
         """Go on in buffers that have ``slots``, and more where there is memory for it."""
@@ -233,7 +225,7 @@ class GraphExecutor:
     def _replayed(self, buffers: StaticBuffers, step: _Pass) -> Outputs:
         """Replay the pass; or run it, and capture it if passes like it have been run before."""
         if not self._captures or buffers.failure is not None:
-            self.reason = buffers.failure
+            self._reason = buffers.failure
             return step.run()
         graph = buffers.graphs.pop(step.key, None)
         self.typical &= graph is not None and graph.checked
@@ -260,7 +252,7 @@ class GraphExecutor:
                 return self._warmed(buffers, step)
             self._fail(buffers, f"a pass could not be captured ({type(error).__name__}: {error})")
             return step.run()
-        graph = Graph(replay, outputs, self._layout.cache.base, self._forward.rules)
+        graph = Graph(replay, outputs, self._layout.cache.base, self.forward_pass.rules)
         buffers.add(step.key, graph)
         return self._compared(buffers, step, graph)
 
@@ -279,7 +271,7 @@ class GraphExecutor:
         old, new = graph.base, self._layout.cache.base
         outputs, taken_ms = timed(step.run, buffers.device)
         if step.key[0] == 1:
-            self.plain_ms = buffers.plain_ms = taken_ms
+            self._plain_ms = buffers.plain_ms = taken_ms
         step.inputs.settle()
         places = [buffer[..., old : old + step.key[0], :] for buffer in self._layout.cache.buffers if old != new]
         before = [place.clone() for place in places]
@@ -300,11 +292,11 @@ class GraphExecutor:
         finite = expected.isfinite()
         difference = torch.where(finite, (replayed - expected).abs(), 0.0).max()
         spread = expected[finite].std() if finite.any() else difference.new_ones(())
-        allowed = max(1e-3, 32 * torch.finfo(self._forward.traits.dtype).eps)
+        allowed = max(1e-3, 32 * torch.finfo(self.forward_pass.traits.dtype).eps)
         return bool(difference <= allowed * (spread + 1e-9))
 
     def _fail(self, buffers: StaticBuffers, reason: str) -> None:
-        self.reason = buffers.failure = reason
+        self._reason = buffers.failure = reason
         buffers.graphs.clear()
 
     def flush(self) -> None:
@@ -318,7 +310,7 @@ class GraphExecutor:
             self._layout.cache.move(sources, targets, buffers.rows)
         self._moves = []
 
-    def _leave(self, buffers: StaticBuffers, reason: str) -> EagerExecutor:
+    def _leave(self, buffers: StaticBuffers, reason: str) -> None:
         """Go on eagerly, from the KV cache as it is."""
         self.flush()
         layout, cache = self._layout, self._layout.cache
@@ -327,9 +319,7 @@ class GraphExecutor:
             lengths = torch.tensor(cache.lengths, device=self._device)
             shown = buffers.shown[:, : cache.base] & (buffers.columns[: cache.base] < lengths[:, None])
             layout.visible = fetch(shown).copy()
-        self._buffers = None
-        self.reason = reason
-        return EagerExecutor(self._forward, reason)
+        self._buffers, self._rejected, self._reason = None, True, reason
 
 
 def refusal(reason: str) -> str:

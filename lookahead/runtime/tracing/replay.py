@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from jacobi import TokenTree
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.attention import attention_as
-from lookahead.runtime.executor import EagerExecutor
+from lookahead.runtime.executor import Executor
 from lookahead.runtime.forward import TreeForward, masks_given
-from lookahead.runtime.packed_layers import Packed
 
 _ENOUGH = 8  # passes without a trace that tell what they take
 
@@ -92,7 +91,7 @@ class Traces:
         self.made.clear()
 
 
-class TracedExecutor(EagerExecutor):
+class TracedExecutor(Executor):
     """Runs passes by a model's traces, and eagerly those of a kind that has none. ``forward`` is plain
     (:attr:`TreeForward.is_plain`); what is made during the call is used from the next pass on."""
 
@@ -110,22 +109,17 @@ class TracedExecutor(EagerExecutor):
 
     @property
     def _are_made(self) -> bool:
-        return bool(self.traces.of(self._forward.batch))
+        return bool(self.traces.of(self.forward_pass.batch))
 
     @property
     def plain_ms(self) -> float | None:
         """What the model's own Python, or its own weights, take for a pass over one node."""
-        untraced = self.traces.untraced_ms(self._forward.batch) if self._are_made else None
+        untraced = self.traces.untraced_ms(self.forward_pass.batch) if self._are_made else None
         return max(filter(None, (untraced, super().plain_ms)), default=None)
-
-    @property
-    def packed(self) -> Packed | None:
-        """The packed weights that passes run on."""
-        return self._forward.packed
 
     @cached_property
     def _weights(self) -> list[Tensor]:
-        return list(weights_of(self._forward.module).values())
+        return list(weights_of(self.forward_pass.module).values())
 
     def go_on_with(self, traces: Traces) -> None:
         """Use other traces from now on: passes run on other weights."""
@@ -133,11 +127,7 @@ class TracedExecutor(EagerExecutor):
         self.__dict__.pop("_weights", None)
 
     def _pass(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
-        with self._forward.running(trees, inputs):
-            return self._traced(trees, inputs, masks)
-
-    def _traced(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor], masks: Any) -> Outputs:
-        forward, traces = self._forward, self.traces
+        forward, traces = self.forward_pass, self.traces
         (batch, nodes), slots = inputs["input_ids"].shape, forward.layout.cache.base
         kind = Kind(batch, nodes == 1, masks is not None, forward.packs(nodes))
         trace = traces.made.get(kind)
@@ -162,7 +152,7 @@ class TracedExecutor(EagerExecutor):
 
     def _missed(self, kind: Kind, inputs: dict[str, Tensor], masks: Any) -> Outputs:
         start = perf_counter()
-        outputs = self._forward.call(**inputs, **masks_given(masks))
+        outputs = self.forward_pass.call(**inputs, **masks_given(masks))
         if self.traces.failure is None:
             missed = self.traces.missed.setdefault(kind, Missed())
             missed.passes += 1

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
-from lookahead._per_model import PerModel
+from lookahead._per_model import MOST_KINDS, PerModel
 from lookahead.models.conformance import modified, unrecorded
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.traits import ModelTraits
@@ -31,7 +31,6 @@ _COMPARED = 9.0  # whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
 SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
 LOOKS = 16  # passes from one look to the next
-_KEPT = 8  # sets of traces of one model
 _KEPT_KINDS = 60  # in each, as many as batches have sizes
 
 _kept: PerModel[list[Traces]] = PerModel(list)
@@ -68,7 +67,7 @@ def traces_for(
     with _kept_lock:
         known = _kept.of(model)
         found = next((traces for traces in known if traces.key == key), None) or _new(key, taps, known)
-        known[:] = [*(traces for traces in known if traces is not found), found][-_KEPT:]
+        known[:] = [*(traces for traces in known if traces is not found), found][-MOST_KINDS:]
     due = _due(model, found)
     if not (found.made or due):
         return found  # which counts what it misses
@@ -108,25 +107,24 @@ class TraceSchedule:
         new_tokens: int,
         renewed: Callable[[float], None],
     ) -> None:
-        self._model = model
-        self._executor = executor
-        self._new_tokens = new_tokens
-        self._renewed = renewed
+        self._model, self._executor = model, executor
+        self._new_tokens, self._renewed = new_tokens, renewed
         self._passes = 0
         self._made = frozenset(executor.traces.made)
         self._start()
 
     def _start(self) -> None:
-        self._traces, self._packed = self._executor.traces, self._executor.packed
+        self._traces, self._packed = self._executor.traces, self._executor.forward_pass.packed
         self._before = {kind: missed.passes for kind, missed in list(self._traces.missed.items())}
 
     def see(self, written: int) -> None:
         """Make what has come to pay; called after each pass, with the tokens of the longest sequence so far."""
         self._passes += 1
         start = perf_counter()
-        if self._executor.packed is not self._packed:
-            taps, traits = self._traces.taps, ModelTraits.of(self._model)
-            other = traces_for(self._model, taps, traits, self._executor.packed)
+        packed = self._executor.forward_pass.packed
+        if packed is not self._packed:
+            taps = self._traces.taps
+            other = traces_for(self._model, taps, packed=packed)
             self._executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
             self._start()
         if self._passes % LOOKS == 0:
@@ -137,16 +135,13 @@ class TraceSchedule:
             self._renewed(1e3 * (perf_counter() - start))
 
     def _make_what_pays(self, written: int) -> None:
-        model, traces = self._model, self._traces
-        due = _due(model, traces)
-        paid = [kind for kind, passes in due.items() if self._passes_left(kind, written) >= SURELY * passes]
+        model, traces, paid = self._model, self._traces, list[Kind]()
+        for kind, passes in _due(model, traces).items():
+            here = min(self._passes, traces.missed[kind].passes - self._before.get(kind, 0))
+            left = here * (self._new_tokens - written) / max(1, written)  # passes, if the call goes on as it has begun
+            paid += [kind] if left >= SURELY * passes else []
         if paid and modified(model) is None:
             _make(model, traces, fingerprint(model), paid, self._packed)
-
-    def _passes_left(self, kind: Kind, written: int) -> float:
-        """How many passes of a kind there will be, if the call goes on as it has begun."""
-        here = min(self._passes, self._traces.missed[kind].passes - self._before.get(kind, 0))
-        return here * (self._new_tokens - written) / max(1, written)
 
 
 def traces_to_measure(model: PreTrainedModel, packed: Packed | None = None) -> Traces:
@@ -169,14 +164,13 @@ def trace_now(model: PreTrainedModel, view: TreeModel, passes: Iterable[Sequence
         LookaheadError: passes over this model are not traced.
     """
     executor = view.executor
-    if not isinstance(executor, TracedExecutor):
-        raise refusal("something is special about them")
+    assert isinstance(executor, TracedExecutor)  # opened so
     traces = executor.traces
     for trees in passes:
         view.forward(trees)
     batch = view.forward_pass.batch
     due = [kind for kind in list(traces.missed) if kind not in traces.made and kind.batch == batch]
-    _make(model, traces, fingerprint(model), due, executor.packed)
+    _make(model, traces, fingerprint(model), due, executor.forward_pass.packed)
     if not traces.made.keys() >= set(due):
         raise refusal(traces.failure or "another call is at it")
 
