@@ -35,12 +35,10 @@ class AutomaticDrafter:
     ) -> None:
         self.credited: Counter[str] = Counter()
         self.by_noise = 0
-        self._top_k = top_k
-        self._prompt = prompt
+        self._prompt, self._top_k, self._chain = prompt, top_k, chain
         self._sources = list(sources)
         self._notes = notes is not None
         self._listeners = self._sources + ([] if notes is None else [NoteTaker(notes)])
-        self._planner = planner
         self._acceptance = planner.acceptance
         self._trees = BestFirstTree(sources, planner.acceptance, chain)
         self._drawn = next((source for source in sources if isinstance(source, RecyclingSource)), None)
@@ -50,17 +48,15 @@ class AutomaticDrafter:
         self._values: list[float] = []
         self._root = -1
         self._written = 0
-        self._started = False
-        self._rested = False
-        self._chain = chain
+        self._started = self._rested = False
         self._room = 1 << 30  # as far as is known before a pass
-        self._ahead: TokenTree | None = None  # a tree that was grown to choose the width of all
         self._wrote = False  # in the last pass
-        planner.share(self.grow_ahead)
+        self.follow(planner)
 
     def follow(self, planner: Planner) -> None:
         """Share another planner from now on, because other sequences have come or gone. Estimates stay."""
-        self._planner, self._ahead = planner, None
+        self._planner = planner
+        self._ahead: TokenTree | None = None  # a tree that was grown to choose the width of all
         planner.share(self.grow_ahead)
 
     def draft(self, room: int) -> TokenTree:
@@ -96,8 +92,9 @@ class AutomaticDrafter:
 
     def _grow(self, room: int, beside_ms: float = 0.0) -> Growth[TokenTree]:
         planner, (times, least) = self._planner, self._planner.sizes
-        settings = planner.floor, planner.gain, planner.cut, planner.ask_ms, beside_ms
-        tree, self._values = yield from self._trees.growing(self._root, room, times, least, *settings)
+        tree, self._values = yield from self._trees.growing(
+            self._root, room, times, least, planner.floor, planner.gain, planner.cut, planner.ask_ms, beside_ms
+        )
         planner.asks += self._trees.asks
         return tree
 

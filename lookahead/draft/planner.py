@@ -17,7 +17,7 @@ from lookahead.draft.pass_costs import Cut, ModelLimits, PassCosts
 from lookahead.draft.trials import Mode, Rest, Trials
 from lookahead.sources.draft_model import UsualTime
 
-_BATCH_GAIN = 0.05  # speed a draft must promise for every doubling of a batch: the luck of its slowest row ends it
+_GAIN = 0.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
 _HORIZON = 4.0  # tokens; a lead of so many counts e times less
 
 
@@ -52,7 +52,7 @@ def shared_width(
         left = np.array([-written for _, written in trees], float)
         weights = np.exp((left - left.max()) / _HORIZON)
         nearer = -_HORIZON * np.log(weights @ np.exp(-written / _HORIZON) / weights.sum())  # tokens, to the batch's end
-        least_gain = max(least_gain, 1.0 + _BATCH_GAIN * log2(max(2, len(trees))))
+        least_gain = max(least_gain, 1.0 + _GAIN * log2(max(2, len(trees))))  # the slowest's luck ends it
     speeds = nearer / np.asarray(costs[:most])
     speeds[0] *= least_gain
     sizes = [size for size in NODES if size <= len(speeds)]
@@ -60,8 +60,7 @@ def shared_width(
 
 
 _LEAST_VALUE = 0.002  # a candidate below is not worth handling, whatever a node costs
-_STILL_RESTS = 4  # passes that a call counts as rested at most, where the one before rested in the end
-_LEAST_GAIN = 1.05  # of speed, that a draft must promise: estimates err, and drafting costs a little by itself
+_LEAST_GAIN = 1.0 + _GAIN
 
 
 class Planner:
@@ -116,8 +115,7 @@ class Planner:
         self._width: int | None = None  # of this pass, once it is chosen
         self._guard = guard or Guard(batch)
         self._guard.begin(batch, new_tokens)
-        self._rest = Rest(self.costs)
-        self._rest.passes = min(self._guard.rested, _STILL_RESTS)
+        self._rest = Rest(self.costs, self._guard.rested)
         self._trials = Trials(self.costs)
         self._asking = UsualTime()  # about one node
 
@@ -188,9 +186,11 @@ class Planner:
         if self._width is None:
             rows = [grow_ahead for row in self._rows if (grow_ahead := row()) is not None]
             trees = [tree for tree in grown_together([grow_ahead() for grow_ahead in rows]) if tree is not None]
-            costs, chosen = self.sizes[0], self.mode is Mode.DRAFT
-            known = self.acceptance.calibration, self._least_gain
-            self._width = shared_width(trees, costs, *known, apart=self._apart) if chosen else len(costs)
+            costs = self.sizes[0]
+            self._width = len(costs)
+            if self.mode is Mode.DRAFT:
+                calibration = self.acceptance.calibration
+                self._width = shared_width(trees, costs, calibration, self._least_gain, apart=self._apart)
         return self._width
 
     def spend(self, source: str, ms: float) -> None:

@@ -37,11 +37,9 @@ class LookaheadDrafter:
         pool_from_output: bool,
         always_forward_one: bool,
     ) -> None:
-        self.pool = pool
-        self._row = row
+        self.pool, self._row = pool, row
         self._text = list(row.prompt)
-        self._always_forward_one = always_forward_one
-        self._pool_from_output = pool_from_output
+        self._always_forward_one, self._pool_from_output = always_forward_one, pool_from_output
         if pool_from_prompt:
             pool.add_text(self._text)
         self._window: JacobiWindow | None = None
@@ -120,8 +118,8 @@ class HeadDrafter:
         chain: bool,
         learnt: Callable[[TokenTree, Path], None] = lambda tree, path: None,
     ) -> None:
-        self._name = name
-        self._prompt, self._passes, self._grow, self._chain, self._learnt = prompt, passes, grow, chain, learnt
+        self._name, self._prompt, self._passes = name, prompt, passes
+        self._grow, self._chain, self._learnt = grow, chain, learnt
         self._root = -1
         self._started = False
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from lookahead.draft.strategy import Stats
 from lookahead.generation.observers import Observers
 from lookahead.generation.output import decoded
 from lookahead.generation.plan import Plan
-from lookahead.generation.watch import PassRecords, Watcher
+from lookahead.generation.watch import Watcher
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.tree import TreeModel
 from lookahead.sources.perturbed import Draw
@@ -103,8 +104,7 @@ class CallGroup(RowGroup):
         each, depths, vocab_size = self.drafts.drafters, [0] * sequences.batch, self.plan.call.traits.vocab_size
         self.drafters = [WhileWriting(one, row, sequences, depths, vocab_size) for row, one in enumerate(each)]
         detail: Stats = "summary" if strategy is None else strategy.stats
-        watched = None if watcher is None else PassRecords(each, watcher)
-        self.observers = Observers(sequences, detail, self._stream, watched)
+        self.observers = Observers(sequences, detail, self._stream, each, watcher)
 
     def catch_up(self) -> None:
         """Stream, count and learn what no draft waits for."""
@@ -125,37 +125,37 @@ class CallGroup(RowGroup):
         return decoded(call, self.sequences, self.verifier, self.drafts.drafters, stats)
 
 
+@dataclass(eq=False)
 class WhileWriting:
     """A sequence's drafter while it writes; once it has ended, pad tokens as deep as the other sequences' trees.
     ``depths`` are those of all sequences' last trees; the call's drafters share it. Where a model scores more tokens
     than the ``vocab_size`` that it can be fed, the drafter hears nothing of the others."""
 
-    def __init__(self, drafter: Drafter, row: int, sequences: Sequences, depths: list[int], vocab_size: int) -> None:
-        self._drafter = drafter
-        self._row = row
-        self._sequences = sequences
-        self._depths = depths
-        self._vocab_size = vocab_size
-        self._writes = True
+    drafter: Drafter
+    row: int
+    sequences: Sequences
+    depths: list[int]
+    vocab_size: int
+    writes: bool = True
 
     def draft(self, room: int) -> TokenTree:
-        sequences = self._sequences
-        self._writes = not sequences.finished[self._row]
-        if not self._writes:
-            self._depths[self._row] = 0
-            depth = room if all(sequences.finished) else min(room, max(self._depths))
-            return TokenTree.chain(sequences.written[self._row][-1], [sequences.pad] * depth)
-        tree = self._drafter.draft(room)
-        self._depths[self._row] = max(tree.depths)
+        sequences = self.sequences
+        self.writes = not sequences.finished[self.row]
+        if not self.writes:
+            self.depths[self.row] = 0
+            depth = room if all(sequences.finished) else min(room, max(self.depths))
+            return TokenTree.chain(sequences.written[self.row][-1], [sequences.pad] * depth)
+        tree = self.drafter.draft(room)
+        self.depths[self.row] = max(tree.depths)
         return tree
 
     def learn(self, tree: TokenTree, greedy: Sequence[int], path: Path, successors: Successors | None = None) -> None:
         """Let the drafter take a pass in, if the sequence wrote when its tree was drafted."""
-        if not self._writes:
+        if not self.writes:
             return
-        if max(greedy) >= self._vocab_size:
-            greedy = [token if token < self._vocab_size else 0 for token in greedy]
-        self._drafter.learn(tree, greedy, path, successors and _fed(successors, self._vocab_size))
+        if max(greedy) >= self.vocab_size:
+            greedy = [token if token < self.vocab_size else 0 for token in greedy]
+        self.drafter.learn(tree, greedy, path, successors and _fed(successors, self.vocab_size))
 
 
 def _fed(successors: Successors, vocab_size: int) -> Successors:

@@ -42,10 +42,9 @@ class NoiseAt:
 
     def all(self) -> Tensor:
         """That of the whole vocabulary, ``[place, vocab]``."""
-        if len(self.lines) == 1:
-            (line,) = self.lines.values()
-            if [row for row, _ in self.places] == list(range(len(line.noise))):
-                return line.noise
+        line, *others = self.lines.values()
+        if not others and [row for row, _ in self.places] == list(range(len(line.noise))):
+            return line.noise
         if len(self.places) <= 2 * len(self.lines):
             return torch.stack([self.lines[index].noise[row] for row, index in self.places])
         known, rows = self._known()

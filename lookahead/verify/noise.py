@@ -18,10 +18,9 @@ from lookahead.verify.sequences import Sequences
 # Indices that a sequence may lead the slowest by: each keeps a [batch, vocab] noise alive, so bytes are limited too.
 _MOST_LEAD = 32
 _MOST_BYTES = 64 << 20
-_MOST_BROUGHT = 4 << 20  # bytes of noise that a pass brings to the host for the next drafts
 _MOST_AHEAD = 4  # tokens beyond twice the depth of the last drafts
 _AT_ONCE = 8  # lines that are drawn for drafts together, where they cost less than asking for each
-_BYTES_AT_ONCE = 4 << 20
+_BYTES_AT_ONCE = 4 << 20  # of noise that drafts may have drawn, or a pass brings to the host for the next ones
 
 
 class Noise:
@@ -105,7 +104,7 @@ class Noise:
         :meth:`told`: of indices that have not been brought yet, as many as a pass may bring. ``depth`` is that of the
         last drafts, and lines as far as they could reach have been drawn."""
         first = max([self._sequences.longest + 1, *(index + 1 for index in self._told)])
-        most = first + _MOST_BROUGHT // self._bytes_each
+        most = first + _BYTES_AT_ONCE // self._bytes_each
         last = min(self._sequences.longest + 2 * depth + _MOST_AHEAD, self.limit(), most)
         if first < last:
             self._draw(last, True, self._vocab)

@@ -29,16 +29,11 @@ class Records:
         scores = self._lines.get("scores")
         return None if scores is None else tuple(line[None] for line in scores[row].values())
 
-    def of(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
-        """One ``[batch, vocab]`` for each index that all rows have; None if not asked for."""
-        rows = self._lines.get(kind)
+    def of(self, kind: Literal["scores", "logits"], *, take: bool = False) -> tuple[Tensor, ...] | None:
+        """One ``[batch, vocab]`` for each index that all rows have; None if not asked for. With ``take`` they are then
+        noted no longer: what rows hold of an index goes as its batch is put together."""
+        rows = self._lines.pop(kind, None) if take else self._lines.get(kind)
         if rows is None:
             return None
-        return tuple(torch.stack([row[index] for row in rows]) for index in range(min(map(len, rows))))
-
-    def taken(self, kind: Literal["scores", "logits"]) -> tuple[Tensor, ...] | None:
-        """The same, which are then noted no longer: what rows hold of an index goes as its batch is put together."""
-        rows = self._lines.pop(kind, None)
-        if rows is None:
-            return None
-        return tuple(torch.stack([row.pop(index) for row in rows]) for index in range(min(map(len, rows))))
+        lines = [(row.pop if take else row.__getitem__) for row in rows]
+        return tuple(torch.stack([line(index) for line in lines]) for index in range(min(map(len, rows))))

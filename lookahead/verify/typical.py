@@ -86,8 +86,7 @@ def accepted(
     kept = longest({row: now.trees[row] for row in rows}, judge, end_tokens)
     last = [(row, nodes[-1]) for row, nodes in kept.items()]
     last = [(row, node) for row, node in last if node == 0 or now.trees[row].tokens[node] not in end_tokens]
-    missing = [place for place in last if place not in seen]
-    if missing:
+    if missing := [place for place in last if place not in seen]:
         look(missing)
     best = torch.stack([seen[place][0] for place in last]).argmax(-1).tolist() if last else []
     bonus = {row: [token] for (row, _), token in zip(last, best, strict=True)}

@@ -209,7 +209,7 @@ def test_lines_go_as_their_batch_is_put_together() -> None:
         records.note(row, index, line, line)
     del line
     lines.clear()
-    assert records.of("logits") is None and records.taken("logits") is None
-    taken = records.taken("scores")
+    assert records.of("logits") is None and records.of("logits", take=True) is None
+    taken = records.of("scores", take=True)
     assert taken is not None and all(torch.equal(one, other) for one, other in zip(taken, expected, strict=True))
-    assert all(line() is None for line in alive) and records.taken("scores") is None
+    assert all(line() is None for line in alive) and records.of("scores", take=True) is None
