@@ -48,9 +48,7 @@ def walk(tree: TokenTree, choose: Callable[[int], int], stop: Callable[[int], bo
         token = choose(node)
         path.nodes.append(node)
         path.tokens.append(token)
-        if stop(token):
-            break
-        node = tree.children[node].get(token)
+        node = None if stop(token) else tree.children[node].get(token)
     return path
 
 

@@ -38,8 +38,7 @@ _LIKELY = 0.4
 
 
 class _Best:
-    """The fastest of the sizes that a tree had while it grew: what it is expected to write in its time, and in what is
-    ``spent`` whatever the size."""
+    """The fastest of the sizes that a tree had while it grew, in its time and what is ``spent`` whatever the size."""
 
     def __init__(self, expected: float, time: float, spent: float) -> None:
         self.count = 1
@@ -235,7 +234,7 @@ class BestFirstTree:
         return credited
 
     def sources_of(self, tree: TokenTree) -> list[str]:
-        """The name of the first source that has proposed each node of the tree grown last; empty where none has."""
+        """The first source that has proposed each node of the tree grown last; empty where none has."""
         names = [""]
         for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
             source = self._first(self._offered[parent], token) if parent < len(self._offered) else None

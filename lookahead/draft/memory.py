@@ -25,18 +25,12 @@ Key = tuple[Hashable, Hashable]  # sources, and the way of choosing, under which
 
 @dataclass
 class Memory:
-    """One model's: estimates by what they were learnt under (sources, way of choosing), and latency curves.
-
-    Attributes:
-        file: what was recalled; None = nothing yet.
-        weights: of acceptance, that a file gave, by sources.
-        notes: what the model says where it writes, if that is gathered.
-    """
+    """One model's: estimates by what they were learnt under (sources, way of choosing), and latency curves."""
 
     vocab_size: int  # of the model, when this was made
-    file: Path | None = None
-    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    notes: Notes | None = None
+    file: Path | None = None  # what was recalled; None = nothing yet
+    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of acceptance, that it gave, by sources
+    notes: Notes | None = None  # what the model says where it writes, if that is gathered
     table: SuccessorTable = field(init=False)
     acceptances: dict[Key, Acceptance] = field(default_factory=dict)  # the last used last
     expensive: dict[Key, ExpensiveSources] = field(default_factory=dict)

@@ -107,10 +107,9 @@ class Planner:
         self.expensive_ms = 0.0  # what they took in this pass
         self.asked_ms: defaultdict[str, float] = defaultdict(float)  # what costly sources took, by name
         self._batch, self._nodes, self._apart = batch, nodes, apart
-        self._most = 1 + (most_nodes if nodes is None else nodes)
         self._refused = False  # some sequence had candidates, and none was worth a node
         self._accepted = False  # some drafted token was
-        self.costs = PassCosts(times, limits, anew, self._most, batch)
+        self.costs = PassCosts(times, limits, anew, 1 + (most_nodes if nodes is None else nodes), batch)
         self._rows: list[WeakMethod[Callable[[], Growth[tuple[Sequence[float], int] | None]]]] = []
         self._width: int | None = None  # of this pass, once it is chosen
         self._guard = guard or Guard(batch)
@@ -127,9 +126,8 @@ class Planner:
 
     def open(self, context: int) -> None:
         """Prepare the next pass, of which the longest sequence has ``context`` tokens in the KV cache."""
-        self.expensive_ms, self.asks = 0.0, 0
+        self.expensive_ms, self.asks, self._width = 0.0, 0, None
         self._refused = self._accepted = False
-        self._width = None
         stale = self.costs.open(context, self._rest.passes)
         if stale:
             self.costs.read()
@@ -209,7 +207,6 @@ class Planner:
         width = max(map(len, step.trees))
         taken = step.draft_ms + step.forward_ms + step.verify_ms + step.keep_ms
         self.expensive.time.observe(self.expensive_ms)
-        # Nor are drafts that were looked for in vain a part of what one node costs.
         tokens = sum(len(path.tokens) for path in step.paths) / len(step.trees)
         if self._nodes is None and not self.costs.times.frozen:  # a frozen curve repeats passes, whatever they took
             plain = self.mode in (Mode.REST, Mode.MEASURE)
@@ -218,7 +215,7 @@ class Planner:
                 self._accepted &= was_faster
         self._trials.observe(self.mode is Mode.TRY, taken, tokens)
         self._asking.observe((step.draft_ms - self.expensive_ms) / self.asks if self.asks else 0.0)
-        # Of a batch's passes the curve tells what drafting takes, too.
+        # Of a batch's passes the curve tells what drafting takes, too, unless it was in vain.
         beside_ms = step.draft_ms if width == 1 or self._batch == 1 else self.expensive_ms
         self.costs.observe(width, taken, beside_ms, tokens)
         self._rest.observe(self.mode, width > 1, self._refused, self._accepted, step.draft_ms)

@@ -5,26 +5,27 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from jacobi import Drafter, Path, PlainDrafter, Successors, TokenTree
+from jacobi import Drafter, Path, PlainDrafter, Step, Successors, TokenTree
 from jacobi.loop import RowGroup
 from lookahead import _native
 from lookahead.draft.context import CallContext, Drafts, RowContext
 from lookahead.draft.latency import StepTimes
 from lookahead.draft.memory import Memory
 from lookahead.draft.strategy import Stats
-from lookahead.generation.observers import Observers
 from lookahead.generation.output import decoded
 from lookahead.generation.plan import Plan
-from lookahead.generation.watch import Watcher
+from lookahead.generation.watch import Watcher, record
 from lookahead.runtime.linear import LinearModel
 from lookahead.runtime.tree import TreeModel
 from lookahead.sources.perturbed import Draw
+from lookahead.stats import DecodingStats
 from lookahead.verify.processors import warp_of
 from lookahead.verify.sequences import Sequences
 from lookahead.verify.streams import Stream
@@ -33,12 +34,8 @@ from lookahead.verify.verifier import LengthLimits, Verifier
 
 class CallGroup(RowGroup):
     """The sequences of one call while they are written: all rows of ``generate``'s, or the one of a served request.
-
-    Args:
-        limits: of the passes that they are written by.
-        ends: is closed when the call is over, whether it fails or not.
-        generator: what is drawn from; None = the device's own.
-        in_turn: a streamer that may draw is told each token before the next one is chosen.
+    ``limits`` are those of the passes, ``ends`` is closed when the call is over, and ``generator`` is what is drawn
+    from (None = the device's own). ``in_turn``: a streamer that may draw is told each token before the next is chosen.
     """
 
     def __init__(
@@ -123,6 +120,50 @@ class CallGroup(RowGroup):
         if call.exports_cache:
             store(call.cache)
         return decoded(call, self.sequences, self.verifier, self.drafts.drafters, stats)
+
+
+class Observers:
+    """What looks at every pass of a group; ``stats`` is what was counted, None where nothing is."""
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        detail: Stats,
+        stream: Stream | None,
+        drafters: Sequence[Drafter],
+        watcher: Watcher | None,
+    ) -> None:
+        self.stats = None if detail == "none" else DecodingStats()
+        self._sequences, self._drafters = sequences, drafters
+        self._detailed = detail == "detailed"
+        self._stream, self._watcher = stream, watcher
+        self._numbers = count()  # of passes
+        self._waits = watcher is not None  # who watches is told of the prompt's pass before the stream
+        self._seen = [0] * sequences.batch  # tokens, before the pass seen last
+        self._uncounted: tuple[Step, list[list[int]]] | None = None  # the pass seen last, and what it wrote
+
+    def see(self, step: Step) -> None:
+        """Take in a pass, and tell of it whoever watches."""
+        before, self._seen = self._seen, self._sequences.lengths()
+        lines = zip(self._sequences.written, before, self._seen, strict=True)
+        written = [line[then:now] for line, then, now in lines]
+        self._uncounted, self._waits = (step, written), False
+        if self._watcher is not None:
+            self._watcher(record(next(self._numbers), self._drafters, step, written))
+
+    def catch_up(self) -> None:
+        """Do what no draft waits for: put tokens into the stream, and count the pass seen last."""
+        if self._stream is not None and not self._waits:
+            self._stream.flush()
+        seen, self._uncounted = self._uncounted, None
+        if seen is not None and self.stats is not None:
+            step, written = seen
+            self.stats.count(step, list(map(len, written)), first=not self.stats.steps, detailed=self._detailed)
+
+    def close(self) -> None:
+        self.catch_up()
+        if self._stream is not None:
+            self._stream.close()
 
 
 @dataclass(eq=False)

@@ -1,8 +1,7 @@
 """Grouped-query attention under an explicit mask, without repeating keys and values.
 
 transformers repeats every key/value head before a masked SDPA call, which costs 5 to 7 times the attention itself on
-a CPU. While a decode of ours runs, the registered ``sdpa`` function is wrapped; the wrapper changes nothing except in a
-thread that is inside a tree forward.
+a CPU. While a decode of ours runs, the registered ``sdpa`` is wrapped, for threads that are inside a tree forward.
 """
 
 import threading
@@ -151,10 +150,8 @@ def grouped_attention() -> AbstractContextManager[None]:
 
 @contextmanager
 def switched_attention(model: PreTrainedModel, name: str | None) -> Iterator[None]:
-    """Run ``model`` with another attention implementation while the block runs, and restore its own afterwards.
-
-    The implementation is a setting of the model: nobody else may use the model in the meantime. ``name`` is ``"sdpa"``,
-    ``"eager"`` or ``"flex_attention"``; None changes nothing.
+    """Run ``model`` with another attention implementation (``name``; None changes nothing) while the block runs. That
+    is a setting of the model: nobody else may use the model in the meantime.
 
     Raises:
         LookaheadError: the model has no such implementation, or cannot change it.

@@ -39,7 +39,6 @@ _PROMPT_ONLY = (
     "mm_token_type_ids",
     *getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()),
 )
-_WIDEST_BUFFERED = 256  # nodes; masks of wider passes are too large to be kept
 
 
 def masks_given(masks: Any) -> dict[str, Any]:
@@ -49,17 +48,14 @@ def masks_given(masks: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model reads before the first tree, as ``generate`` prepared it. ``input_ids`` are ``[batch, token]``, of
-    an encoder-decoder model the decoder's; ``kwargs`` go beside tokens and cache. ``cache`` is what comes before the
-    prompt, and where the KV cache may be left; None = nothing. At most ``new_tokens`` tokens follow. Padded on
-    the right, the longest exceeds the shortest by ``spread`` tokens."""
+    """What a model reads before the first tree, as ``generate`` prepared it."""
 
-    input_ids: Tensor
+    input_ids: Tensor  # [batch, token], of an encoder-decoder model the decoder's
     config: GenerationConfig
-    kwargs: dict[str, Any]
-    cache: Cache | None
-    new_tokens: int
-    spread: int = 0
+    kwargs: dict[str, Any]  # beside tokens and cache
+    cache: Cache | None  # what comes before the prompt, and where the KV cache may be left; None = nothing
+    new_tokens: int  # that follow at most
+    spread: int = 0  # tokens by which the longest exceeds the shortest, where they are padded on the right
 
 
 class TreeForward:
@@ -96,7 +92,7 @@ class TreeForward:
         hidden: HiddenStates | None = None,
         prompt_logits: int = 1,
     ) -> None:
-        self.model = model
+        self.model, self.traits, self.layout, self.hidden = model, traits, layout, hidden
         self.packed: Packed | None = None
         self.limits: Invariance | None = None
         self.is_packed = False
@@ -104,9 +100,6 @@ class TreeForward:
         self.turns: list[Turns] | None = None
         self.unpacked_ms: float | None = None
         self.holds: int | None = None
-        self.traits = traits
-        self.layout = layout
-        self.hidden = hidden
         self.rules = mask_rules(model, traits)
         kwargs = prompt.kwargs
         self.token_types: Tensor | None = kwargs.get("token_type_ids")
@@ -169,12 +162,9 @@ class TreeForward:
         outputs = watched(
             self.hidden, lambda: self.model._prefill(self._input_ids, self._config, self.prompt_kwargs), last=None
         )
-        cache = self.layout.cache
-        held = outputs.get(CACHE)
-        if held is not None and held is not self.prompt_kwargs[CACHE]:
-            cache.load(
-                held, take=True
-            )  # Phi-3 leaves the cache it is given alone where the prompt is past its first range
+        cache, held = self.layout.cache, outputs.get(CACHE)
+        if held is not None and held is not self.prompt_kwargs[CACHE]:  # Phi-3, of a prompt past its first range
+            cache.load(held, take=True)
         mask, positions = self.prompt_kwargs.get(self.mask_name), self.prompt_kwargs.get(self.positions_name)
         self.layout.start(cache.get_seq_length(), self.batch, mask, positions)
         return outputs.logits
@@ -185,8 +175,7 @@ class TreeForward:
 
     def inputs(self, trees: Sequence[TokenTree]) -> tuple[dict[str, Tensor], Any]:
         """What a pass over ``trees`` is given, and its masks; None where it needs none."""
-        width = max(map(len, trees))
-        tokens, positions = array("q"), array("q")
+        width, tokens, positions = max(map(len, trees)), array("q"), array("q")
         for tree, root in zip(trees, self.layout.roots(), strict=True):
             spare = width - len(tree)
             tokens.extend(tree.tokens + tree.tokens[:1] * spare)
@@ -209,20 +198,18 @@ class TreeForward:
 
     def masks(self, trees: Sequence[TokenTree]) -> Any:
         """The masks of a pass, one for each kind of layer; those of the pass before are gone."""
-        cache, buffer, width = self.layout.cache, self._masks, max(map(len, trees))
-        first = cache.make_room(width)
+        cache, buffer = self.layout.cache, self._masks
+        if buffer is None:
+            buffer = self._masks = MaskBuffer(len(trees), self.traits.dtype, self.layout.device)
+        buffer.first = cache.make_room(max(map(len, trees)))
         visible = None if self.layout.visible is None else self.layout.visible[:, : cache.base]
-        if buffer is None or width > _WIDEST_BUFFERED:
-            buffer = MaskBuffer(len(trees), self.traits.dtype, self.layout.device)
-            self._masks = self._masks or buffer
-        buffer.first, settled, coordinates = first, min(cache.lengths), self.layout.coordinates
+        settled, coordinates = min(cache.lengths), self.layout.coordinates
         return tree_masks(self.rules, trees, cache.base, visible, coordinates, buffer, settled, self._window)
 
     @contextmanager
     def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:
         """Inside, attention and the model's own counting of slots follow the trees."""
-        tokens = inputs["input_ids"]
-        overrides = self._overrides
+        tokens, overrides = inputs["input_ids"], self._overrides
         overridden = overriding(overrides, lambda: self._positions(trees, tokens)) if overrides else nullcontext()
         with tree_forward(), in_order(self.sequences), in_turn(self.turns), decoding(tokens.shape[1]), overridden:
             yield
@@ -241,14 +228,12 @@ class TreeForward:
 
     def packs(self, nodes: int) -> bool:
         """Whether attention over the KV cache so far packs query heads, in passes over so many nodes."""
-        _, _, key_heads, _, channels = self.layout.cache.buffers[0].shape
-        batch = len(self.layout.cache.lengths)
-        slots, heads = self.layout.cache.base + nodes, self._heads or key_heads
-        return (
-            self._sdpa
-            and self.limits is None
-            and packing_pays(batch, heads, key_heads, nodes, slots, channels, self.traits.dtype)
-        )
+        if not self._sdpa or self.limits is not None:
+            return False
+        cache, dtype = self.layout.cache, self.traits.dtype
+        _, _, key_heads, _, channels = cache.buffers[0].shape
+        heads = self._heads or key_heads
+        return packing_pays(len(cache.lengths), heads, key_heads, nodes, cache.base + nodes, channels, dtype)
 
     def plain_cache(self, cache: Cache) -> Cache:
         """The cache that transformers' own passes are given, around the decoder's own keys and values."""

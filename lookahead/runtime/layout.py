@@ -36,7 +36,6 @@ class Layout:
     """One call's book of slots and positions.
 
     Args:
-        device: of the model's inputs.
         depth_limit: the first position that does not exist; None = all do.
         idle: whether a sequence is only fed along with the others.
         find_boundary: from the prompt's slots and each sequence's last position, the first slot whose token needs the
@@ -59,8 +58,7 @@ class Layout:
         idle: Callable[[int], bool],
         find_boundary: Callable[[int, Sequence[int]], tuple[int, str] | None] | None = None,
     ) -> None:
-        self.cache = cache
-        self.device = device
+        self.cache, self.device = cache, device
         self.count = 0
         self.rows: list[int] = []
         self.padding: list[int] = []
@@ -69,9 +67,7 @@ class Layout:
         self.is_padded = False
         self.mask_dtype = torch.long
         self.boundary: tuple[int, str] | None = None
-        self._find_boundary = find_boundary
-        self._depth_limit = depth_limit
-        self._idle = idle
+        self._find_boundary, self._depth_limit, self._idle = find_boundary, depth_limit, idle
         self._axes: Tensor | None = None  # [axis, batch, 1], how far each axis is ahead of the positions counted here
 
     def start(self, past: int, batch: int, mask: Tensor | None, position_ids: Tensor | None) -> None:
@@ -193,8 +189,7 @@ class Layout:
         self.positions = [at + count for at, count in zip(self.positions, counts, strict=True)]
         if self.visible is None:
             return
-        missing = self.cache.base - self.visible.shape[1]
-        if missing > 0:
+        if (missing := self.cache.base - self.visible.shape[1]) > 0:
             self.visible = np.pad(self.visible, ((0, 0), (0, max(256, missing))))
         for row, (count, start) in enumerate(zip(counts, starts, strict=True)):
             self.visible[row, start : start + count] = True
@@ -204,11 +199,9 @@ class Layout:
         if not self.positions:
             self.cache, self.visible = other.cache, other.visible
         else:
-            slots = other.cache.base
-            theirs = np.ones((1, slots), bool) if other.visible is None else other.visible[:, :slots]
-            ours = np.ones((1, self.cache.base), bool) if self.visible is None else self.visible
-            columns = max(ours.shape[1], slots)
-            wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in (ours, theirs)]
+            shown = [self._seen(), other._seen()]
+            columns = max(each.shape[1] for each in shown)
+            wide = [np.pad(each, ((0, 0), (0, columns - each.shape[1]))) for each in shown]
             self.visible = np.concatenate(wide)
             join(self.cache, other.cache, most)
         self.padding += other.padding
@@ -217,12 +210,14 @@ class Layout:
 
     def repeat(self, count: int) -> None:
         """Hold the only sequence that is here ``count`` times."""
-        slots = self.cache.base
-        seen = np.ones((1, slots), bool) if self.visible is None else self.visible[:, :slots]
-        self.visible = seen.repeat(count, axis=0)
+        self.visible = self._seen().repeat(count, axis=0)
         self.padding, self.positions = self.padding * count, self.positions * count
         self._number()
         repeat(self.cache, count)
+
+    def _seen(self) -> np.ndarray:
+        """Which slots below the cache's base hold tokens, bool ``[batch, slot]``; one row for all that hold all."""
+        return np.ones((1, self.cache.base), bool) if self.visible is None else self.visible[:, : self.cache.base]
 
     def let_go(self, leaves: Callable[[int], bool]) -> bool:
         """Leave sequences out once half of those that are here need not be fed any more; tells if any has gone."""

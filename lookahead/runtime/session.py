@@ -55,8 +55,7 @@ def bare_model(
     """A view of ``model`` with all of ``prompt`` in its KV cache: the trees of a pass start with the token after it.
 
     Args:
-        model: a model that lookahead supports; what an encoder says is made up.
-        prompt: ``[batch, token]``, at least one token.
+        prompt: ``[batch, token]``, at least one token; what an encoder says is made up.
         new_tokens: slots to make room for, beside the prompt's.
         past: what comes before the prompt, only read.
         settings: ``static``, ``traced``, ``packed`` as for :func:`lookahead.runtime.open.open_tree`; ``wants``, of

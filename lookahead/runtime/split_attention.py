@@ -9,10 +9,9 @@ added up::
     output    o0        | o1         | ... | or
     weight    softmax over chunks of their log-sum-exp: 0 where a row sees nothing of a chunk
 
-Kernels are called by name. cuDNN's is up to three times faster than torch's memory-efficient one, and splits the keys
-of single nodes by itself; but it plans anew for every shape and in every thread, so it is for ``planned`` passes: many
-of the same shapes, over long histories. All shapes are known beforehand and nothing is asked of the device, so both
-kernels can be captured.
+Kernels are called by name, and ask nothing of the device, so that they can be captured. cuDNN's is up to three times
+faster than torch's memory-efficient one, and splits the keys of single nodes by itself; but it plans anew for every
+shape and in every thread, so it is for ``planned`` passes: many of the same shapes, over long histories.
 """
 
 import threading
@@ -70,17 +69,9 @@ class RowsMask:
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: RowsMask, scale: float | None, *, planned: bool = False
 ) -> Tensor:
-    """Attention of packed rows.
-
-    Args:
-        query: ``[batch, key head, row, channel]``.
-        key, value: ``[batch, key head, slot, channel]``.
-        scale: of the scores; None is 1 over the root of the channels.
-        planned: kernels may be planned for these shapes, which come again in this thread.
-
-    Returns:
-        ``[batch, key head, row, value channel]``.
-    """
+    """Attention of packed rows ``[batch, key head, row, channel]`` over keys and values ``[batch, key head, slot,
+    channel]``; gives ``[batch, key head, row, value channel]``. ``scale`` None is 1 over the root of the channels;
+    ``planned``: kernels may be planned for these shapes, which come again in this thread."""
     batch, heads, rows, channels = query.shape
     slots, length = key.shape[2], _thread.chunk
     if planned and length is None and mask.is_single:
@@ -165,12 +156,8 @@ def _can_plan(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> bool:
 
 @lru_cache(maxsize=64)
 def chunk_length(batch: int, blocks: int, slots: int, processors: int) -> int:
-    """How many slots a chunk best has; all of them where splitting would not help.
-
-    Args:
-        blocks: of the GPU, that attend for one sequence.
-        processors: that can work side by side.
-    """
+    """How many slots a chunk best has, where so many ``blocks`` of the GPU attend for one sequence, and ``processors``
+    work side by side; all of them where splitting would not help."""
     best, least = slots, -(-batch * blocks // processors) * slots
     for count in range(2, min(slots // _LEAST_CHUNK, _MOST_ROUNDS * processors // blocks) + 1):
         length = -(-slots // (count * ALIGNED)) * ALIGNED

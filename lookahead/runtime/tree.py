@@ -53,7 +53,7 @@ class PlainPasses:
 
     @property
     def cache(self) -> Cache:
-        """The KV cache; another one than in the beginning where the model has recomputed the text."""
+        """The KV cache; another one where the model has recomputed the text."""
         return self._kwargs[CACHE]
 
     def forward(self, input_ids: Tensor) -> ModelOutput:
@@ -83,7 +83,6 @@ class TreeModel:
 
     Attributes:
         hidden: notes hidden states of every pass; None = nobody wants any.
-        fell_back: why passes are transformers' own by now; None = they are not.
     """
 
     again = replayed = 0  # tokens are never fed twice,
@@ -100,25 +99,16 @@ class TreeModel:
         new_tokens: int,
         top_k: int = 0,
     ) -> None:
-        self.forward_pass = forward
-        self.executor = executor
-        self.fell_back: str | None = None
-        self._layout = forward.layout
-        self.hidden = forward.hidden
-        self._writing = writing
-        self._kwargs = kwargs
-        self._new_tokens = new_tokens
-        self._prompt_top_k = top_k
+        self.forward_pass, self.executor = forward, executor
+        self.hidden, self._layout = forward.hidden, forward.layout
+        self._writing, self._kwargs = writing, kwargs
+        self._new_tokens, self._prompt_top_k = new_tokens, top_k
         self._past = 0  # slots of the prompt
         self._plain: PlainPasses | None = None
 
     @property
     def route(self) -> str:
         return self.executor.route
-
-    @property
-    def route_reason(self) -> str | None:
-        return self.executor.reason
 
     @property
     def plain_ms(self) -> float | None:
@@ -174,9 +164,8 @@ class TreeModel:
         return outputs.logits
 
     def _plain_logits(self) -> Tensor:
-        assert self._writing is not None and self._layout.boundary is not None  # without a text there is none
+        assert self._writing is not None  # without a text there is no boundary
         if self._plain is None:
-            self.fell_back = self._layout.boundary[1]
             forward = self.forward_pass
             cache = DynamicCache(config=forward.model.config.get_text_config(decoder=True))
             self.executor.flush()
@@ -223,19 +212,16 @@ class TreeModel:
         if row is not None:
             self._layout.cache.store(cache, row=row)
             return
-        if self._plain is not None:
-            layout = self._layout
-            held = self._plain.cache
-            count = len(layout.cache.layers)
-            layout.cache = TreeCache([None] * count, count)
-            layout.cache.reserve(Extent(int(held.get_seq_length()), 0))
-            layout.cache.load(held, take=True)
-            layout.cache.consolidate()
-            layout.cache.base += 1
-            self.forward_pass.store(cache, move=True)
-            return
-        self.executor.flush()
-        self.forward_pass.store(cache, move=not self.executor.keeps_buffers)
+        if self._plain is None:
+            self.executor.flush()
+        else:
+            held, count = self._plain.cache, len(self._layout.cache.layers)
+            ours = self._layout.cache = TreeCache([None] * count, count)
+            ours.reserve(Extent(int(held.get_seq_length()), 0))
+            ours.load(held, take=True)
+            ours.consolidate()
+            ours.base += 1
+        self.forward_pass.store(cache, move=self._plain is not None or not self.executor.keeps_buffers)
 
     def bucket(self, nodes: int) -> int:
         return self.executor.bucket(nodes)

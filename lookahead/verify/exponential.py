@@ -15,30 +15,19 @@ from lookahead.runtime.scores import on_host, send
 
 @dataclass(frozen=True, slots=True)
 class NoiseLine:
-    """The noise of one index.
+    """The noise of one index."""
 
-    Attributes:
-        noise: ``[batch, vocab]``.
-        state: of the generator behind it.
-        view: the noise for C; None on a device.
-    """
-
-    noise: Tensor
-    state: Tensor
-    view: memoryview | None
+    noise: Tensor  # [batch, vocab]
+    state: Tensor  # of the generator behind it
+    view: memoryview | None  # the noise for C; None on a device
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseAt:
-    """The noise at some places.
+    """The noise at some places."""
 
-    Attributes:
-        lines: by index.
-        places: row and index of each.
-    """
-
-    lines: Mapping[int, NoiseLine]
-    places: Sequence[tuple[int, int]]
+    lines: Mapping[int, NoiseLine]  # by index
+    places: Sequence[tuple[int, int]]  # row and index of each
 
     def all(self) -> Tensor:
         """That of the whole vocabulary, ``[place, vocab]``."""

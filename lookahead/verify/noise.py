@@ -36,9 +36,6 @@ class Noise:
     Lines may be drawn ahead of what is written. Whenever anybody else may look, the generator is where plain decoding
     would have left it (:meth:`settle`); if somebody else has drawn since, lines that nobody has read are drawn again.
     It is the device's own generator, where none is given.
-
-    Attributes:
-        keeps_states: the generator may have to :meth:`stand` behind a line that the longest sequence is past.
     """
 
     def __init__(self, sequences: Sequences, generator: torch.Generator | None = None) -> None:
@@ -53,7 +50,7 @@ class Noise:
         self._states: dict[int, Tensor] = {}  # the generator's state after a line, where lines were drawn ahead
         self._left: Tensor | None = None  # the state in which the generator was left, maybe before lines drawn already
         self._shared = False  # with a streamer that has drawn, and may again behind each token
-        self.keeps_states = False
+        self.keeps_states = False  # it may have to stand behind a line that the longest sequence is past
         self._drafting_ms = self._choosing_ms = 0.0  # what drawing took in the pass
 
     def at(self, places: Sequence[tuple[int, int]], vocab: int, ahead: bool = False) -> NoiseAt:

@@ -139,8 +139,7 @@ class Sequences:
         if self._ids.shape[1] < need:
             self._ids = torch.nn.functional.pad(self._ids, (0, max(64, need)), value=self.pad)
         for row, written in enumerate(self.written):
-            filled = self._filled[row]
-            if filled < len(written):
-                start, new = self.prompt_length + filled, written[filled:]
+            if new := written[self._filled[row] :]:
+                start = self.prompt_length + self._filled[row]
                 self._ids[row, start : start + len(new)] = send(new, self.device)
                 self._filled[row] = len(written)

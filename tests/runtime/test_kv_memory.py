@@ -17,7 +17,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from lookahead import Jacobi, Lookahead, Medusa
 from lookahead.draft.planner import Planner
-from lookahead.generation.observers import Observers
+from lookahead.generation.group import Observers
 from lookahead.models.names import CACHE
 from lookahead.runtime.cache import buffers
 from lookahead.runtime.cache.buffers import Extent, LayerBuffer

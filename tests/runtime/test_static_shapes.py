@@ -38,7 +38,7 @@ SMALL = Lookahead(window_size=4, ngram_size=3, verification_set_size=3, seed=1, 
 def test_same_as_plain(name: str, batch: int, sample: bool, made: list[TreeModel]) -> None:
     """Every kind of model, alone and in a left-padded batch, greedy and sampled."""
     same_as_plain(tiny_model(name), prompts(batch), SMALL, max_new_tokens=24, do_sample=sample)
-    assert (made[-1].route, made[-1].route_reason) == ("static", None)
+    assert (made[-1].route, made[-1].executor.reason) == ("static", None)
 
 
 @pytest.mark.parametrize("strategy", [Jacobi(static=True, seed=1), Jacobi(static=True, mode="jacobi", block_size=40)])
@@ -307,7 +307,7 @@ def test_a_model_that_rejects_it(batch: int, made: list[TreeModel], monkeypatch:
     monkeypatch.setattr(GraphExecutor, "__init__", lambda *a, **k: original(*a, **k | {"required": False}))
     same_as_plain(model, prompts(batch), SMALL, max_new_tokens=20)
     assert made[-1].route == "dynamic"
-    assert "this many slots" in str(made[-1].route_reason)
+    assert "this many slots" in str(made[-1].executor.reason)
     assert made[-1].bucket(5) == 5
 
 
@@ -331,7 +331,7 @@ def test_a_rejection_is_remembered(made: list[TreeModel], monkeypatch: pytest.Mo
     assert tries(1, static=True) == 1
     monkeypatch.setattr(opening, "dynamic_reason", lambda *_: None)
     assert (tries(1), made[-1].route) == (0, "dynamic")
-    assert "this many slots" in str(made[-1].route_reason)
+    assert "this many slots" in str(made[-1].executor.reason)
     with pytest.raises(LookaheadError, match="static=True cannot be used: the model rejects"):
         tries(1, static=True)
     assert (tries(2), tries(2)) == (1, 0)
@@ -347,7 +347,7 @@ def test_choosing(made: list[TreeModel]) -> None:
         assert Lookahead.from_dict(strategy.to_dict()) == strategy
         run(model, prompts(1), max_new_tokens=4, do_sample=False, lookahead_strategy=strategy)
         assert made[-1].route == route
-        assert (made[-1].route_reason is None) == (route == "static")
+        assert (made[-1].executor.reason is None) == (route == "static")
 
 
 def test_a_tensor_of_the_callers(made: list[TreeModel]) -> None:

@@ -66,8 +66,6 @@ class LayerBuffer:
     Attributes:
         kind: shape, dtype, device and window of its entries.
         rows: sequences whose states it holds, the first ones of its rows; the others are free.
-        extent: how large it is to be.
-        on_host: whether it lies in the host's memory.
         span: first and last-plus-one slot of the pass that the views below are for.
         fresh: for each entry, the slots of the pass; unused with static shapes.
         history: for each entry, all slots up to the pass's last; with static shapes, up to the span's last.
@@ -200,18 +198,12 @@ def _items(slots: Tensor) -> np.ndarray:
 
 
 class Store:
-    """The buffers of one call, and what its layers know of the pass that runs.
-
-    Args:
-        types: of the model's layers in turn: those of one type are expected to have states of one shape.
-        on_host: keys and values lie in the host's memory, wherever the layers compute.
+    """The buffers of one call, and what its layers know of the pass that runs; the arguments are :class:`.TreeCache`'s.
 
     Attributes:
-        extent: size that buffers are to have.
         reading: the prompt is being read: each layer appends to what it holds.
         base: afterwards, first slot of the pass's nodes.
         slots: with static shapes, where the pass writes, ``[node]``; None = at ``base`` and the slots after it.
-        layers: how many there are.
         places: of all states, in the order in which they turned up.
     """
 

@@ -21,8 +21,7 @@ class TreeLayer(DynamicLayer):
     """One layer's keys and values: entries of buffers that all layers share.
 
     Attributes:
-        key_entry, value_entry: where they lie; None = there are none yet.
-        index_entry: where an indexer's keys lie.
+        key_entry, value_entry, index_entry: where these and an indexer's keys lie; None = there are none yet.
         length: tokens of the prompt so far.
     """
 
@@ -85,8 +84,7 @@ class TreeLayer(DynamicLayer):
 
     def entries(self) -> list[Entry]:
         """Where its states lie, as far as it has any."""
-        places = self.key_entry, self.value_entry, self.index_entry
-        return [place for place in places if place is not None]
+        return [place for place in (self.key_entry, self.value_entry, self.index_entry) if place is not None]
 
     def lengths(self) -> set[int]:
         """Number of the prompt's tokens that its entries hold."""

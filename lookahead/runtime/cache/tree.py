@@ -1,8 +1,5 @@
 """The KV cache of tree forwards: preallocated buffers that keep chosen slots, ragged over the batch.
 
-The prompt's pass writes into them already, see `runtime.cache.buffers`. Sliding-window layers hold little more than
-their window where that is known to be enough, else every slot: windows are the mask's.
-
 A pass writes its nodes at slots ``base .. base+T-1`` of every sequence; ``base`` is the longest one's length. What a
 shorter one has between its own length and ``base`` is masked out and later overwritten. With static shapes
 (`runtime.cuda_graphs`) a pass writes at slots that a tensor holds, and reads a fixed number of slots. An offloaded

@@ -1,8 +1,5 @@
-"""Memory of passes with static shapes: packed inputs, buffers and graphs, kept for a model's next call.
-
-They wait in a weak dictionary, up to some bytes a model. A call takes what it uses out of it, so two calls at once
-never share a buffer.
-"""
+"""Memory of passes with static shapes: packed inputs, buffers and graphs, kept for a model's next call, up to some
+bytes a model. A call takes what it uses, so two calls at once never share a buffer."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from jacobi import TokenTree
-from lookahead._per_model import PerModel
+from lookahead._per_model import MOST_PASSES, PerModel
 from lookahead.models.hidden_states import Outputs
 from lookahead.runtime.cache.buffers import Extent
 from lookahead.runtime.forward import TreeForward
@@ -25,7 +22,6 @@ from lookahead.runtime.split_attention import may_plan
 _BUCKETS = (1, 8, 16, 32, 64, 128)
 _LEAST_SPAN = 256  # slots
 MOVES = 32  # accepted nodes a row that the pass itself moves; longer paths are moved before it
-_MOST_GRAPHS = 64  # graphs kept for one set of buffers; the one that was replayed longest ago goes first
 # What waits for a model's next calls takes at most half of what its weights take, or this: where the weights fit, this
 # does, and a server's few kinds of calls do.
 _LEAST_BUDGET = 16 << 20  # bytes
@@ -56,16 +52,12 @@ class Graph:
     """A captured pass. It is ``checked`` once its first replay gave what the pass itself gives, and a replay of a pass
     with as many nodes did so at another base.
 
-    Attributes:
-        outputs: of the pass, overwritten by every replay.
-        base: of the pass it was captured in.
-        held: what the graph reads and does not own.
     """
 
     replay: Callable[[], None]
-    outputs: Outputs
-    base: int
-    held: Any
+    outputs: Outputs  # of the pass, overwritten by every replay
+    base: int  # of the pass it was captured in
+    held: Any  # what the graph reads and does not own
     checked: bool = False
 
 
@@ -90,13 +82,13 @@ class Inputs:
         self._host = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=device.type == "cuda")
         self._device = torch.zeros(sum(sizes), dtype=torch.long, device=device)
         host, parts = (
-            {name: part.view(shape) for (name, shape), part in zip(shapes.items(), packed.split(sizes), strict=True)}
+            [part.view(shape) for shape, part in zip(shapes.values(), packed.split(sizes), strict=True)]
             for packed in (self._host, self._device)
         )
-        self.host: dict[str, np.ndarray] = {name: part.numpy() for name, part in host.items()}
-        self.tokens, self.depths, self.ancestors = parts["tokens"], parts["depths"], parts["ancestors"]
-        self.roots, self.lengths, self.base = parts["roots"], parts["lengths"], parts["base"]
-        self.sources, self.targets = parts["sources"], parts["targets"]
+        self.host: dict[str, np.ndarray] = {name: part.numpy() for name, part in zip(shapes, host, strict=True)}
+        self.tokens, self.depths, self.ancestors, self.roots, self.lengths, self.base, self.sources, self.targets = (
+            parts
+        )
         self.counting = torch.arange(nodes, device=device)
         self._words = words
         # A node that only fills up the bucket sees itself alone.
@@ -141,8 +133,7 @@ class StaticBuffers:
 
     Attributes:
         key: stands for the kind of call that they serve, see :func:`lease`.
-        capacity: slots of every buffer, a multiple of ``ALIGNED``.
-        extent: how many the call needs.
+        capacity: slots of every buffer, a multiple of ``ALIGNED``; ``extent`` says how many the call needs.
         shown: bool ``[batch, capacity]``; False where the prompt has padding or holes.
         padding: ``[batch]``, slots before each sequence's first token.
         types: ``[batch, 1]``, the token type that is carried on.
@@ -154,7 +145,6 @@ class StaticBuffers:
         proven: a pass has run to its end.
         plain_ms: milliseconds that a pass over one node takes without a graph; None = that is not known.
         pool: memory that all graphs share, since only one of them runs at a time.
-        stream: where passes are captured.
         stock: an earlier call's buffers of the KV cache.
     """
 
@@ -252,7 +242,7 @@ class StaticBuffers:
 
     def add(self, key: tuple[int, int], graph: Graph) -> None:
         """Remember a graph, and forget the one that was replayed longest ago if there are too many."""
-        while len(self.graphs) >= _MOST_GRAPHS:
+        while len(self.graphs) >= MOST_PASSES:
             oldest = next(iter(self.graphs))
             del self.graphs[oldest], self._masks[oldest]
         self.graphs[key] = graph

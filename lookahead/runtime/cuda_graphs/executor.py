@@ -2,10 +2,8 @@
 
 A pass rounds its nodes up to a bucket and its slots up to a span. Everything that changes from pass to pass (tokens,
 depths, branches, lengths, what the last pass kept) reaches the device in one packed transfer. Masks, positions and
-slots are computed there, and the accepted slots of the pass before are moved by index at the start of the next one. So
-a pass is one transfer and one replay, and all that comes back is what `runtime.scores` fetches.
-
-The same operations run without a graph on any device: when a capture fails, and in tests on a CPU.
+slots are computed there, and the accepted slots of the pass before are moved by index at the start of the next one. The
+same operations run without a graph on any device: when a capture fails, and in tests on a CPU.
 """
 
 import threading
@@ -44,7 +42,7 @@ from lookahead.runtime.experts import decoding
 from lookahead.runtime.forward import TreeForward
 from lookahead.runtime.host_reads import HostReads
 from lookahead.runtime.masks import ALIGNED, StaticPlaces, static_masks
-from lookahead.runtime.scores import fetch
+from lookahead.runtime.scores import fetch, send
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +301,7 @@ class GraphExecutor(Executor):
         """Make the moves that are still waiting for a pass."""
         buffers, width = self._buffers, max(map(len, self._moves), default=0)
         if width and buffers is not None:
-            pairs = torch.from_numpy(padded_moves(self._moves, width))
-            if buffers.device.type == "cuda":
-                pairs = pairs.pin_memory()
-            sources, targets = pairs.to(buffers.device, non_blocking=True)
+            sources, targets = send(padded_moves(self._moves, width), buffers.device)
             self._layout.cache.move(sources, targets, buffers.rows)
         self._moves = []
 

@@ -1,9 +1,8 @@
 """Tree forwards on a CPU as traced operations: the model's Python runs once, and not in every pass.
 
 In a small model most of a pass on a CPU goes into transformers' Python. A trace (TorchScript) runs the very same
-operations in the same order without it, so its numbers are the same to the last bit. It is given the weights in every
-pass and holds none. `record` makes traces, `schedule` says when. Traces are compared with the model again each time the
-context or the tree has doubled.
+operations in the same order without it, to the last bit. It is given the weights in every pass and holds none. `record`
+makes traces, `schedule` says when. They are compared with the model again where the context or the tree has doubled.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,17 +36,12 @@ class Kind:
 
 @dataclass(slots=True)
 class Trace:
-    """One traced pass.
-
-    Attributes:
-        function: from tensors as :func:`flat` orders them, and the weights, to logits ``[batch, node, vocab]``; where
-            taps are wanted, to a tuple of these and each tap's ``[batch, node, hidden]``.
-        slots: of the text, and ``nodes``, up to twice which it is taken to do what the model does.
-    """
+    """One traced pass: a ``function`` from tensors as :func:`flat` orders them, and the weights, to logits
+    ``[batch, node, vocab]``; where taps are wanted, to a tuple of these and each tap's ``[batch, node, hidden]``."""
 
     function: Callable[..., Any]
-    slots: int
-    nodes: int
+    slots: int  # of the text,
+    nodes: int  # and of the tree, up to twice which it is taken to do what the model does
 
 
 @dataclass(slots=True)
@@ -60,21 +54,14 @@ class Missed:
 
 @dataclass
 class Traces:
-    """A model's traces for one dtype, attention and choice of taps, for which ``key`` stands.
-
-    Attributes:
-        taps: hidden states that a pass gives beside its logits.
-        settings: stands for the model as it was when the traces were made.
-        missed: what had none, by kind.
-        failure: why there are none, and will be none.
-    """
+    """A model's traces for one dtype, attention and choice of taps, for which ``key`` stands."""
 
     key: Any
-    taps: tuple[str, ...] = ()
-    settings: Any = None
+    taps: tuple[str, ...] = ()  # hidden states that a pass gives beside its logits
+    settings: Any = None  # stands for the model as it was when the traces were made
     made: dict[Kind, Trace] = field(default_factory=dict)
-    missed: dict[Kind, Missed] = field(default_factory=dict)
-    failure: str | None = None
+    missed: dict[Kind, Missed] = field(default_factory=dict)  # what had none
+    failure: str | None = None  # why there are none, and will be none
 
     def of(self, batch: int) -> frozenset[Kind]:
         """The kinds of passes over so many sequences that have traces."""

@@ -1,8 +1,7 @@
 """When traces are made: once the model's Python has taken, in passes without one, as long as making one takes.
 
-That is ski rental: nobody knows how long a text will be, so a trace is bought when renting has cost as much. It is
-looked at as a call begins and, every 16 passes, in its middle, where the rest has to promise twice the price. Where
-passes are not most of what calls take, none is made (:class:`.CallTimes`).
+That is ski rental: a trace is bought when renting has cost as much. It is looked at as a call begins and, every 16
+passes, in its middle, where the rest has to promise twice the price; but only where passes are most of what calls take.
 """
 
 import threading
@@ -15,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from jacobi import LookaheadError, TokenTree
-from lookahead._per_model import MOST_KINDS, PerModel
+from lookahead._per_model import MOST_KINDS, MOST_PASSES, PerModel
 from lookahead.models.conformance import modified, unrecorded
 from lookahead.models.fingerprint import fingerprint
 from lookahead.models.traits import ModelTraits
@@ -31,7 +30,6 @@ _COMPARED = 9.0  # whole passes
 _PYTHON_MS = 0.03  # of a pass, for each of the model's modules
 SURELY = 2.0  # times what a trace costs, that the rest of a call has to promise: it may end early
 LOOKS = 16  # passes from one look to the next
-_KEPT_KINDS = 60  # in each, as many as batches have sizes
 
 _kept: PerModel[list[Traces]] = PerModel(list)
 _kept_lock = threading.Lock()
@@ -86,7 +84,7 @@ def traces_for(
 
 def _layers(packed: Packed | None) -> tuple[bool, bool]:
     """Whether linear layers run over packed weights, and within limits."""
-    return packed is not None and bool(packed.parts), packed is not None and packed.limits is not None
+    return (False, False) if packed is None else (bool(packed.parts), packed.limits is not None)
 
 
 def _new(key: tuple[Any, ...], taps: tuple[str, ...], known: Sequence[Traces]) -> Traces:
@@ -109,8 +107,7 @@ class TraceSchedule:
     ) -> None:
         self._model, self._executor = model, executor
         self._new_tokens, self._renewed = new_tokens, renewed
-        self._passes = 0
-        self._made = frozenset(executor.traces.made)
+        self._passes, self._made = 0, frozenset(executor.traces.made)
         self._start()
 
     def _start(self) -> None:
@@ -204,7 +201,7 @@ def _make(model: PreTrainedModel, traces: Traces, settings: Any, due: list[Kind]
             made = traces.made.get(kind) or record(model, kind, traces.taps, packed)
             if traces.failure is None:  # which another call may have found meanwhile
                 traces.made[kind] = made
-                for oldest in list(traces.made)[:-_KEPT_KINDS]:  # which have to pay anew
+                for oldest in list(traces.made)[:-MOST_PASSES]:  # which have to pay anew
                     del traces.made[oldest]
                     traces.missed[oldest] = Missed()
     except Exception as error:  # whatever the tracer or the model's code objects to
