@@ -16,18 +16,6 @@ typedef struct { /* how a token is drawn, and the shares of tokens so far */
     Py_ssize_t vocab, count;
 } Draw;
 
-/* Give a token a larger share. Few tokens have one, so they are looked through. */
-static void
-add_share(Draw *draw, long token, double share)
-{
-    Py_ssize_t at = 0;
-    while (at < draw->count && draw->shares[at].token != token)
-        at++;
-    if (at == draw->count)
-        draw->shares[draw->count++] = (Share){token, 0.0};
-    draw->shares[at].share += share;
-}
-
 static inline float
 noise_of(const Draw *draw, long token)
 {
@@ -61,8 +49,15 @@ add_row(Draw *draw, const Rows *rows, long row, double vote)
     float factor = (float)vote / sum;
     for (Py_ssize_t rank = 0; rank < kept; rank++) {
         double share = weights[rank] * factor;
-        if (share >= draw->least)
-            add_share(draw, token_at(tokens, size, rank), share);
+        long token = token_at(tokens, size, rank);
+        Py_ssize_t at = 0; /* few tokens have a share, so they are looked through */
+        if (!(share >= draw->least))
+            continue;
+        while (at < draw->count && draw->shares[at].token != token)
+            at++;
+        if (at == draw->count)
+            draw->shares[draw->count++] = (Share){token, 0.0};
+        draw->shares[at].share += share;
     }
 }
 
