@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lookahead._per_model import PerModel
+from lookahead._per_model import MOST_KINDS, PerModel
 from lookahead.draft.acceptance import Acceptance
 from lookahead.draft.expensive_sources import ExpensiveSources
 from lookahead.draft.guard import Guard
@@ -16,9 +16,6 @@ from lookahead.draft.latency import StepTimes
 from lookahead.sources import Source, SuccessorTable
 from lookahead.sources.learned import Learned, Notes
 from lookahead.sources.recycling import DRAWN_BEST
-
-_MOST_MODES = 16  # choices of sources, and ways of choosing, whose estimates are kept
-
 
 Key = tuple[Hashable, Hashable]  # sources, and the way of choosing, under which something was learnt
 
@@ -50,7 +47,7 @@ class Memory:
             if not near and len(fitted) == len(known.weights):
                 known.weights = list(fitted)
         self.acceptances[key] = known
-        if len(self.acceptances) > _MOST_MODES:
+        if len(self.acceptances) > MOST_KINDS:
             del self.acceptances[next(iter(self.acceptances))]
         return known
 

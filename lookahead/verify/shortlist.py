@@ -18,7 +18,6 @@ from lookahead.verify.exponential import NoiseAt
 
 _TIES = 8  # logits beyond ``top_k`` that are listed, because some may equal its last
 _LISTED = 64  # logits that are listed where there is no ``top_k``
-_LEAST_LISTED = 16  # that are enough if they are known already
 SURE, UNSURE = 1, 2  # where a token may be another one
 Pick = tuple[int, int]  # a token, and one of these
 _ROUNDING = 1e-6  # of a score, for each unit of what it is computed from: ten times float32's
@@ -88,7 +87,7 @@ class Shortlist:
         drawn, as far as they are certain and ``lines`` go; of each line the noise of a ``row`` counts. Where what is
         ``said`` does not list enough, C finds the best of each node that it comes to."""
         raw = raw.cpu() if raw.dtype == torch.bfloat16 else raw.to("cpu", torch.float32)
-        least = min(raw.shape[1], self.top_k + 1 if self.top_k else _LEAST_LISTED)
+        least = min(raw.shape[1], self.top_k + 1 if self.top_k else _LISTED)
         ids: Any = None
         best: Any = None
         if said is not None and said.tokens.shape[1] >= least:
@@ -104,8 +103,7 @@ class Shortlist:
         return self.top_k + _TIES if self.top_k else _LISTED
 
     def listed(self, raw: Tensor, noise: NoiseAt) -> Tensor:
-        """Lists that :meth:`choices` needs of logits ``[place, vocab]`` with ``top_k``, made on their device: int32
-        ``[place, 3 count]``."""
+        """Lists for :meth:`choices`, of logits ``[place, vocab]``, where these are: int32 ``[place, 3 count]``."""
         logits, ids = highest(raw, min(raw.shape[1], self._most()))
         return torch.cat([ids.int(), logits.view(torch.int32), noise.of(ids).view(torch.int32)], dim=1)
 
