@@ -73,8 +73,7 @@ def longest(
         judge: takes places (row, node) of one depth; gives each one's accepted children: log-probabilities by token.
         end_tokens: nothing follows these.
     """
-    ends = dict.fromkeys(trees, 0)
-    sums = dict.fromkeys(((row, 0) for row in trees), 0.0)
+    ends, sums = dict.fromkeys(trees, 0), dict.fromkeys(((row, 0) for row in trees), 0.0)
     places = [(row, 0) for row, tree in trees.items() if tree.children[0]]
     while places:
         reached: list[tuple[int, int]] = []

@@ -17,12 +17,7 @@ from lookahead.sources.recycling import BEST, RecyclingSource
 
 class AutomaticDrafter:
     """The drafter of one sequence; all sequences of a call share the planner. A ``chain`` has one branch only. The
-    ``top_k`` best next tokens are gathered at every node; ``notes`` keep those of what is written.
-
-    Attributes:
-        credited: accepted tokens by source.
-        by_noise: accepted tokens that were not the likeliest, but for the noise.
-    """
+    ``top_k`` best next tokens are gathered at every node; ``notes`` keep those of what is written."""
 
     def __init__(
         self,
@@ -33,8 +28,8 @@ class AutomaticDrafter:
         top_k: int = BEST,
         notes: Notes | None = None,
     ) -> None:
-        self.credited: Counter[str] = Counter()
-        self.by_noise = 0
+        self.credited: Counter[str] = Counter()  # accepted tokens by source
+        self.by_noise = 0  # accepted tokens that were not the likeliest, but for the noise
         self._prompt, self._top_k, self._chain = prompt, top_k, chain
         self._sources = list(sources)
         self._notes = notes is not None

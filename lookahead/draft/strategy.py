@@ -63,8 +63,7 @@ class DraftStrategy:
             _refuse(self, field, "True or False")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: ``generate`` copies its settings in every call, and the weights of heads and draft models need no
-        copies."""
+        """Itself: ``generate`` copies settings in every call, but weights of heads and draft models need no copies."""
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -50,8 +50,7 @@ class Rest:
         return self.passes % every > 0 and not self._costs.repeats
 
     def observe(self, mode: Mode, drafted: bool, refused: bool, accepted: bool, asking_ms: float = 0.0) -> None:
-        """Take in a pass: was anything drafted; were some sequence's candidates all refused, some token accepted; and
-        how long did it take to ask?"""
+        """Take in a pass: was anything drafted, were all of a sequence's candidates refused, was a token accepted?"""
         if refused and not drafted and self._costs.usual_ms and not self._costs.times.frozen:
             self._asking = asking_ms / self._costs.usual_ms
         if not drafted:

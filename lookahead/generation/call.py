@@ -66,8 +66,7 @@ class Call:
         """Whether anybody sees the KV cache when all is written."""
         if self.cache is None or not self.kwargs.get("use_cache", True):
             return False
-        returned = bool(self.config.return_dict_in_generate)
-        return returned or is_users_cache(self.cache) or holds_text(self.cache)
+        return bool(self.config.return_dict_in_generate) or is_users_cache(self.cache) or holds_text(self.cache)
 
     @property
     def choice(self) -> Hashable:

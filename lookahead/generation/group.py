@@ -35,8 +35,7 @@ from lookahead.verify.verifier import LengthLimits, Verifier
 class CallGroup(RowGroup):
     """The sequences of one call while they are written: all rows of ``generate``'s, or the one of a served request.
     ``limits`` are those of the passes, ``ends`` is closed when the call is over, and ``generator`` is what is drawn
-    from (None = the device's own). ``in_turn``: a streamer that may draw is told each token before the next is chosen.
-    """
+    from (None = the device's own). ``in_turn``: a streamer that may draw is told each token before the next one."""
 
     def __init__(
         self,

@@ -23,8 +23,7 @@ _WAITS_S = 60.0  # for another process that writes the same file
 
 
 def about(model: PreTrainedModel) -> dict[str, str]:
-    """What a memory's file says of its model: class, shape, and a sample of its weights. A checkpoint is the same in
-    any dtype that holds its numbers."""
+    """What a memory's file says of its model: class, shape, and a sample of its weights, whatever their dtype."""
     known = describe(model)
     weight, sample = embedding_of(model), b""
     if weight is not None:

@@ -19,8 +19,7 @@ from lookahead.verify.typical import check_paths
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one call is decoded; ``route``, ``reason`` and ``test`` are those of
-    :class:`lookahead.support.route.Routed`."""
+    """How one call is decoded; ``route``, ``reason``, ``test`` as in :class:`lookahead.support.route.Routed`."""
 
     call: Call
     strategy: Strategy | None  # how it drafts; None = it does not
@@ -94,9 +93,9 @@ def _check_split(plan: Plan, strategy: Strategy, inexact: bool) -> None:
         "static=True has passes of its own": strategy.static is True,
         "the model is another one further on": change is not None and change[0] < past + plan.new_tokens,
     }
-    why = next((reason for reason, holds in reasons.items() if holds), None)
-    if why is not None:
-        raise refusal(why)
+    for why, holds in reasons.items():
+        if holds:
+            raise refusal(why)
 
 
 def assisted(strategy: Strategy, config: GenerationConfig, given: Mapping[str, Any]) -> Strategy:

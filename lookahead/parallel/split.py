@@ -184,8 +184,7 @@ _times: PerModel[dict[Any, Any]] = PerModel(dict)
 
 class Replicas(TensorParallel):
     """One call's ranks, all of torch.distributed's default group: as in tensor parallelism rank 0 drafts, but each rank
-    scores its part of a tree by itself. Two messages of one shape a pass: the trees, and what was found at their nodes.
-    """
+    scores its part of a tree by itself. Two messages of one shape a pass: trees, and what was found at their nodes."""
 
     _tells_top_k = True
 

@@ -116,13 +116,10 @@ def packed_attention(
     ``fused`` ones, which need a mask.
 
     Args:
-        query: ``[batch, head, node, channel]``.
+        query: ``[batch, head, node, channel]``; so is the output, by the value's channels.
         key, value: ``[batch, key head, slot, channel]``; the value's channels may be others.
         mask: additive, ``[batch, 1, node, slot]``; None = all slots are attended to.
         scale: of the scores; None is 1 over the root of the channels.
-
-    Returns:
-        ``[batch, head, node, value channel]``.
     """
     batch, heads, nodes, channels = query.shape
     key_heads = key.shape[1]

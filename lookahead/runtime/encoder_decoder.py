@@ -26,9 +26,8 @@ _POSITIONS = "decoder_position_ids"
 
 
 class EncoderDecoderForward(TreeForward):
-    """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments. ``input_ids``
-    are the decoder's; ``kwargs`` hold ``encoder_outputs``; ``cross`` is the KV cache of the cross-attention, None = a
-    new one."""
+    """Prefill and tree forwards of an encoder-decoder model; see :class:`TreeForward` for the arguments. The prompt is
+    the decoder's; ``kwargs`` hold ``encoder_outputs``, ``cross`` the cross-attention's KV cache, None = a new one."""
 
     mask_name = "decoder_attention_mask"
     positions_name = _POSITIONS
@@ -37,8 +36,7 @@ class EncoderDecoderForward(TreeForward):
         super().__init__(*args, **kwargs)
         self._caches = EncoderDecoderCache(self.layout.cache, DynamicCache() if cross is None else cross)
         self.prompt_kwargs |= {CACHE: self._caches}
-        self._decoder_overrides = decoder_overrides(self.model.get_decoder())
-        self._overrides = []
+        self._decoder_overrides, self._overrides = decoder_overrides(self.model.get_decoder()), []
         self._takes_positions = True  # this class does, and knows whom to tell
         # Where token ids are turned into positions, that is where places go: some positions start at an offset.
         counts = any(override.stand_in is position_ids for override in self._decoder_overrides)

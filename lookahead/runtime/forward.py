@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -66,18 +67,6 @@ class TreeForward:
         prompt: its cache is only read, when the prompt is.
         hidden: notes hidden states of every pass; None = nobody wants any.
         prompt_logits: at how many of the prompt's last tokens logits are wanted, where the model can leave others out.
-
-    Attributes:
-        module: what tree forwards run on: the model, or a twin of it whose linear layers are run as ``packed`` says.
-        limits: for a node's numbers to depend on its text alone; None = they need not.
-        is_packed: whether tree forwards run over packed weights.
-        sequences: of the pass that is to be run, as :func:`.attend` takes them; None = attention is torch's.
-        turns: of its nodes that are attended to one by one; None = of none.
-        holds: how many slots sliding-window layers may hold, and not all; None = all layers hold all.
-        unpacked_ms: milliseconds of a pass over one node without those; None = there are none, or it is not known.
-        kwargs: what goes along with every tree forward.
-        rules: the mask rules of the model's layers.
-        token_types: of the prompt, ``[batch, token]``; the last one is carried on.
     """
 
     mask_name = "attention_mask"
@@ -94,15 +83,15 @@ class TreeForward:
     ) -> None:
         self.model, self.traits, self.layout, self.hidden = model, traits, layout, hidden
         self.packed: Packed | None = None
-        self.limits: Invariance | None = None
-        self.is_packed = False
-        self.sequences: Tensor | None = None
-        self.turns: list[Turns] | None = None
-        self.unpacked_ms: float | None = None
-        self.holds: int | None = None
+        self.limits: Invariance | None = None  # for a node's numbers to depend on its text alone; None = they need not
+        self.is_packed = False  # tree forwards run over packed weights
+        self.sequences: Tensor | None = None  # of the next pass, as attend takes them; None = attention is torch's
+        self.turns: list[Turns] | None = None  # of its nodes that are attended to one by one; None = of none
+        self.unpacked_ms: float | None = None  # of a pass over one node without packed weights, if there are any
+        self.holds: int | None = None  # slots that sliding-window layers may hold; None = all layers hold all
         self.rules = mask_rules(model, traits)
         kwargs = prompt.kwargs
-        self.token_types: Tensor | None = kwargs.get("token_type_ids")
+        self.token_types: Tensor | None = kwargs.get("token_type_ids")  # [batch, token]; the last is carried on
         self.prompt_kwargs = kwargs | {CACHE: layout.cache, "use_cache": True}
         if prompt_logits > 1 and "logits_to_keep" in self.prompt_kwargs:
             self.prompt_kwargs["logits_to_keep"] = prompt_logits
@@ -159,9 +148,8 @@ class TreeForward:
 
     def prefill(self) -> Tensor:
         """Run the prompt exactly as plain decoding does; logits ``[batch, token, vocab]`` of its last tokens."""
-        outputs = watched(
-            self.hidden, lambda: self.model._prefill(self._input_ids, self._config, self.prompt_kwargs), last=None
-        )
+        run = partial(self.model._prefill, self._input_ids, self._config, self.prompt_kwargs)
+        outputs = watched(self.hidden, run, last=None)
         cache, held = self.layout.cache, outputs.get(CACHE)
         if held is not None and held is not self.prompt_kwargs[CACHE]:  # Phi-3, of a prompt past its first range
             cache.load(held, take=True)
@@ -189,12 +177,9 @@ class TreeForward:
         if (limits := self.limits) is not None:
             self.sequences = self.layout.sequences(trees)
             self.turns = self.layout.turns(trees, limits.turns) if limits.turns else None
-        return inputs, None if self._sees_everything(width) else self.masks(trees)
-
-    def _sees_everything(self, width: int) -> bool:
         # Some models leave their windows to the cache (Moshi), and ours keeps all tokens.
         seen = self._window is None or self.layout.cache.base < self._window
-        return width == 1 and self.layout.visible is None and seen
+        return inputs, None if width == 1 and self.layout.visible is None and seen else self.masks(trees)
 
     def masks(self, trees: Sequence[TokenTree]) -> Any:
         """The masks of a pass, one for each kind of layer; those of the pass before are gone."""
@@ -210,14 +195,12 @@ class TreeForward:
     def running(self, trees: Sequence[TokenTree], inputs: dict[str, Tensor]) -> Iterator[None]:
         """Inside, attention and the model's own counting of slots follow the trees."""
         tokens, overrides = inputs["input_ids"], self._overrides
-        overridden = overriding(overrides, lambda: self._positions(trees, tokens)) if overrides else nullcontext()
+        positions: Callable[[], Any] = partial(self.layout.slot_positions, trees)
+        if any(override.told is DecoderPositions for override in overrides):
+            positions = partial(self.layout.decoder_positions, trees, tokens)
+        overridden = overriding(overrides, positions) if overrides else nullcontext()
         with tree_forward(), in_order(self.sequences), in_turn(self.turns), decoding(tokens.shape[1]), overridden:
             yield
-
-    def _positions(self, trees: Sequence[TokenTree], tokens: Tensor) -> Any:
-        if any(override.told is DecoderPositions for override in self._overrides):
-            return self.layout.decoder_positions(trees, tokens)
-        return self.layout.slot_positions(trees)
 
     def call(self, module: Callable[..., Any] | None = None, /, **inputs: Any) -> Outputs:
         """Run the model, or another module with its cache, over a pass's inputs and masks."""

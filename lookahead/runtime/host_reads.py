@@ -10,11 +10,11 @@ _READS |= {"unique", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
 
 
 class HostReads(TorchDispatchMode):
-    """Notes them, and copies from device to device, of this thread while it is on; ``found`` has their names."""
+    """Notes them, and copies from device to device, of this thread while it is on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: set[str] = set()
+        self.found: set[str] = set()  # their names
 
     @property
     def told(self) -> str:

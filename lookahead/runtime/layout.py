@@ -40,14 +40,6 @@ class Layout:
         idle: whether a sequence is only fed along with the others.
         find_boundary: from the prompt's slots and each sequence's last position, the first slot whose token needs the
             model's own pass, and why; None = there is none to look for.
-
-    Attributes:
-        padding: slots before each sequence's first token.
-        count: sequences that the call numbers, and ``rows`` those of them that are here.
-        positions: of each one's last kept token, as ``position_ids`` count.
-        is_padded: whether a prompt had padding, so that plain decoding gives every pass a mask.
-        visible: bool ``[batch, slot]``, which slots below ``base`` hold a sequence's tokens; None = all of them.
-        boundary: what was found; None = every token can be written by tree forwards.
     """
 
     def __init__(
@@ -59,14 +51,14 @@ class Layout:
         find_boundary: Callable[[int, Sequence[int]], tuple[int, str] | None] | None = None,
     ) -> None:
         self.cache, self.device = cache, device
-        self.count = 0
-        self.rows: list[int] = []
-        self.padding: list[int] = []
-        self.positions: list[int] = []
-        self.visible: np.ndarray | None = None
-        self.is_padded = False
+        self.count = 0  # sequences that the call numbers
+        self.rows: list[int] = []  # those of them that are here
+        self.padding: list[int] = []  # slots before each one's first token
+        self.positions: list[int] = []  # of each one's last kept token, as position_ids count
+        self.visible: np.ndarray | None = None  # bool [batch, slot], below the base, that hold tokens; None = all do
+        self.is_padded = False  # a prompt had padding, so that plain decoding gives every pass a mask
         self.mask_dtype = torch.long
-        self.boundary: tuple[int, str] | None = None
+        self.boundary: tuple[int, str] | None = None  # what was found; None = all tokens are for tree forwards
         self._find_boundary, self._depth_limit, self._idle = find_boundary, depth_limit, idle
         self._axes: Tensor | None = None  # [axis, batch, 1], how far each axis is ahead of the positions counted here
 
@@ -143,8 +135,7 @@ class Layout:
         return send(nodes, self.device), send(slots, self.device)
 
     def sequences(self, trees: Sequence[TokenTree]) -> Tensor:
-        """Where each sequence begins and ends, where the pass's nodes begin, and their depths: int32 ``[batch, 3 +
-        node]``."""
+        """Each sequence's first slot and its end, the nodes' first slot and depths: int32 ``[batch, 3 + node]``."""
         ends = np.stack([self.padding, self.cache.lengths, [self.cache.base] * len(trees)], axis=1)
         depths = below(trees, [0] * len(trees))
         return torch.from_numpy(np.concatenate([ends, depths], axis=1).astype(np.int32))

@@ -73,15 +73,10 @@ class Repeats:
 
 
 class PaidTest:
-    """A test of a model's drafts, run once drafts would have saved more time than it takes; None = it needs none.
-
-    Attributes:
-        prompt_ms: what the prompt's pass took, which stands for what several tokens cost.
-        single_ms: the same of the fastest pass over one token.
-    """
+    """A test of a model's drafts, run once drafts would have saved more time than it takes; None = it needs none."""
 
     def __init__(self, run: Callable[[], str | None] | None, prompt_tokens: int) -> None:
-        self.prompt_ms, self.single_ms = 0.0, inf
+        self.prompt_ms, self.single_ms = 0.0, inf  # of the prompt's pass, and of the fastest over one token
         self._run = run
         self._fails = False
         self._prompts = max(_PASSES, _TOKENS / max(1, prompt_tokens))
@@ -108,16 +103,11 @@ class LinearModel:
         depth_limit: positions at or past this one are never drafted; None = no limit.
         reason: why it follows no trees.
         test: what is wrong with the model's linear drafts (None = nothing), see :class:`PaidTest`; None = it is known.
-
-    Attributes:
-        replayed: tokens that were fed more than once, summed over passes (of one sequence).
-        repeated, in_a_row: written tokens that would have been drafted rightly, and those that the text ends with.
-        plain_ms: None: passes are the model's own, and all of them ``typical``.
     """
 
     route = "chain"
     typical = True
-    plain_ms: float | None = None
+    plain_ms: float | None = None  # passes are the model's own
 
     def __init__(
         self,
@@ -139,8 +129,8 @@ class LinearModel:
         self.hidden = HiddenStates(tapped(model, wants.taps)) if wants.taps else None
         self._top_k, self._prompt_tokens = wants.top_k, wants.prompt_top_k
         self.route_reason = reason
-        self.replayed = 0
-        self.repeated = self.in_a_row = 0
+        self.replayed = 0  # tokens that were fed more than once, summed over passes (of one sequence)
+        self.repeated = self.in_a_row = 0  # written tokens that would have been drafted rightly, and the last of them
         self._repeats, self._test = Repeats(self._input_ids.tolist()), PaidTest(test, self._input_ids.shape[1])
         self._scans = unbounded_scans(model)
         self._started = self._croppable = False
@@ -320,8 +310,7 @@ class LinearModel:
             record_past(self._cache, False)
 
     def room(self) -> list[int] | None:
-        """How long each sequence's draft may be; 0 where too much would be replayed, or drafts are not known to be
-        right."""
+        """How long each sequence's draft may be; 0 where too much would be replayed, or drafts may be wrong."""
         written = self._committed + self.again
         hoped = self.repeated if self.hidden is None else max(self.repeated, written // 2)  # heads draft what is new
         if self.again >= _MOST_AGAIN or not self._test.allows(hoped):

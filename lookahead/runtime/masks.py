@@ -83,12 +83,9 @@ def tree_masks(
 
     Args:
         trees: one for each sequence; shorter ones are padded at the end with nodes that see the text and themselves.
-        base: slot of node 0.
-        history: bool ``[batch, base]``, the slots below ``base`` that hold a sequence's tokens; None = all of them.
+        base, history, settled: see :meth:`MaskBuffer.write`.
         coordinates: gives the logical positions of nodes ``[batch, node]`` and of slots ``[batch, base + node]``; only
             called if a rule asks for more than causality.
-        buffer: where the mask is made, to be overwritten by the next pass's.
-        settled: slots of the shortest sequence.
         window: texts of up to so many tokens are seen whole, whatever the rules; None = it is not known.
     """
     mask = buffer.write(trees, base, history, settled)

@@ -45,12 +45,8 @@ _thread = _Settings()
 
 
 class RowsMask:
-    """A pass's mask ``[batch, 1, node, slot]`` for rows in which the heads of one key head lie one behind the other.
-
-    Attributes:
-        rows: ``[batch, 1, head of a key head * node, slot]``.
-        is_single: they are of one node.
-    """
+    """A pass's mask ``[batch, 1, node, slot]`` for rows in which the heads of one key head lie one behind the other:
+    ``[batch, 1, head of a key head * node, slot]``."""
 
     def __init__(self, mask: Tensor, nodes: int, heads: int) -> None:
         self.known_by = mask  # held, so that no other one takes its place while this is known by it

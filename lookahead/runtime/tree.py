@@ -35,13 +35,8 @@ class Writing(Protocol):
 
 
 class PlainPasses:
-    """transformers' own decoding passes, from some token of the text on.
-
-    Args:
-        cache: the text so far but for its last token, all sequences equally long.
-        model_kwargs: as ``generate`` prepared them for the prompt.
-        written: new tokens so far.
-    """
+    """transformers' own decoding passes, from some token of the text on, of which so many are ``written``. All but the
+    last are in ``cache``, all sequences equally long; ``model_kwargs`` are those prepared for the prompt."""
 
     def __init__(self, model: PreTrainedModel, cache: Cache, model_kwargs: dict[str, Any], written: int) -> None:
         self._model = model
@@ -80,9 +75,6 @@ class TreeModel:
         kwargs: as ``generate`` prepared them.
         new_tokens: most tokens that the call can write, for the first size of the buffers.
         top_k: top-k candidates gathered at those of the prompt's tokens whose logits are kept.
-
-    Attributes:
-        hidden: notes hidden states of every pass; None = nobody wants any.
     """
 
     again = replayed = 0  # tokens are never fed twice,
@@ -128,8 +120,7 @@ class TreeModel:
         return prompt_scores(self.read(), self._prompt_top_k)
 
     def read(self, *, prompt: bool = True) -> Tensor:
-        """Read the prompts; logits ``[batch, token, vocab]`` of their last tokens. Without ``prompt`` only what comes
-        before it is taken over, and there are none."""
+        """Read the prompts, or only what comes before them; logits ``[batch, token, vocab]`` of their last tokens."""
         forward, logits = self.forward_pass, torch.empty(0)
         self.executor.reserve(Extent(forward.prompt_slots(), self._new_tokens))
         forward.load()

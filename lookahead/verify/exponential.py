@@ -54,8 +54,7 @@ class NoiseAt:
 
 
 def draw(count: int, batch: int, vocab: int, generator: torch.Generator) -> list[NoiseLine]:
-    """The next lines, in float32 on the device of ``generator``, which moves on by each as by one call of
-    ``exponential_``."""
+    """The next lines, in float32 on the device of ``generator``, which moves on as by ``exponential_`` for each."""
     if count > 0 and on_host(generator.device) and draws_in_c():
         return _draw_in_c(count, batch, vocab, generator)
     lines = []

@@ -18,8 +18,7 @@ from lookahead.runtime.scores import fetch, nan_error, on_host, send
 from lookahead.verify.exponential import NoiseAt
 from lookahead.verify.noise import Noise, is_drawn_by_noise
 from lookahead.verify.processors import PREFIX_FREE, RowProcessors, direct, settings_of
-from lookahead.verify.records import Records
-from lookahead.verify.sequences import Sequences
+from lookahead.verify.sequences import Records, Sequences
 from lookahead.verify.shortlist import UNSURE, Pick, Shortlist
 
 Place = tuple[int, int]  # (row, node)
@@ -135,9 +134,8 @@ class Sampler:
         return chosen, self.noise.bring(max(max(tree.depths) for tree in trees))
 
     def alike(self, logits: Tensor) -> Hashable | None:
-        """Stands for all that makes a token of ``logits`` and noise; None where the text before counts, or something
-        that cannot be compared, or a list of the best decides. Samplers of which it is the same can choose for each
-        other."""
+        """Stands for all that makes a token of ``logits`` and noise: samplers of which it is the same can choose for
+        each other. None where the text before counts, or what cannot be compared, or a list of the best decides."""
         other = self.records or self._lockstep or self._own_draws or self.is_argmax or self._shortlist_for(logits)
         if other or not self._prefix_free or self._settings is None or (self._sample and self.noise is None):
             return None
@@ -232,8 +230,7 @@ class Sampler:
     def _chosen(
         self, trees: Sequence[TokenTree], places: Sequence[Place], processed: Tensor, ahead: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens ``[place, 1]``, and if they are drawn, each place's first probability ``[place, 1]``: where one is not
-        finite, none is."""
+        """Tokens ``[place, 1]``, and if drawn, each place's first probability ``[place, 1]``: finite if all are."""
         if not self._sample:
             return _argmax(processed), None
         chances = processed.softmax(-1)

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 from transformers.generation.stopping_criteria import StoppingCriteria
 
 from jacobi import LookaheadError, Path, TokenTree
-from lookahead.verify.records import Records
+from lookahead.verify.sequences import Records
 
 CHAIN = TokenTree.chain(1, [2, 3, 4])  # nodes 0 to 3
 RIGHT = [2, 3, 4, 5]  # what makes all of it accepted, and 5 the bonus token

@@ -130,8 +130,7 @@ class LayerBuffer:
             self.buffer[:, row].copy_(self.buffer[:, self.rows])
 
     def move(self, rows: Slots, sources: Slots, targets: Slots) -> None:
-        """Copy slots of all entries, ``[move]`` from and to ``[move]`` of these rows: tensors where the buffer lies, or
-        arrays if that is the host's memory."""
+        """Copy slots of all entries, ``[move]`` from and to ``[move]`` of these rows: tensors, on the host arrays."""
         if self.first:
             sources, targets = sources - self.first, targets - self.first
         if not self.on_host or not self.buffer.numel():
@@ -238,15 +237,19 @@ class Store:
                 slots = min(slots, self.extent.rounded(window + 1))
             most = batch * heads * channels * max(slots, 0 if window else self.extent.most) * states.dtype.itemsize
             shape = (self._entries(layer, name, kind, alike, most), batch, heads, slots, channels)
-            group = LayerBuffer(kind, self._buffer(shape, states, device), self.extent, window)
+            if self._allocate is not None:
+                buffer = self._allocate(shape, states)
+            else:
+                pinned = self.on_host and torch.cuda.is_available()
+                buffer = torch.empty(shape, dtype=states.dtype, device=device, pin_memory=pinned)
+            group = LayerBuffer(kind, buffer, self.extent, window)
             self.groups.append(group)
         self.places.append((group, group.used))
         group.used += 1
         return self.places[-1]
 
     def _entries(self, layer: int, name: str, kind: Hashable, alike: int, most: int) -> int:
-        """Number of entries of up to ``most`` bytes in the next buffer of a kind: as many as are expected, or few and
-        then more of them."""
+        """Entries, of up to ``most`` bytes, of a kind's next buffer: as many as are expected, or few and then more."""
         own = self._types[layer] if layer < len(self._types) else None
         everything = 2 * len(self._types)
         spread = max(1, min(_SPREAD, everything * most // _LEAST_BYTES))
@@ -256,12 +259,6 @@ class Store:
             more = max((2 * group.entries for group in self.groups if group.kind == kind), default=alike)
             return min(max(entries, alike), more) if entries > 0 else more
         return entries
-
-    def _buffer(self, shape: tuple[int, ...], like: Tensor, device: torch.device) -> Tensor:
-        if self._allocate is not None:
-            return self._allocate(shape, like)
-        pinned = self.on_host and torch.cuda.is_available()
-        return torch.empty(shape, dtype=like.dtype, device=device, pin_memory=pinned)
 
     def widen(self, extent: Extent) -> None:
         """Let all buffers become as large as this says, if it says more than what was said before."""

@@ -110,8 +110,7 @@ class TreeLayer(DynamicLayer):
 
     @property
     def keys(self) -> Tensor | None:
-        """``[batch, head, slot, channel]`` of the slots it holds; only models that look past :meth:`update` read it
-        (Mllama)."""
+        """``[batch, head, slot, channel]`` of the slots it holds, for models that look past :meth:`update` (Mllama)."""
         return self._states(self.key_entry)
 
     @keys.setter

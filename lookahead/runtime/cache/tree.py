@@ -79,8 +79,7 @@ class TreeCache(Cache):
                 source.keys = source.values = None
 
     def consolidate(self) -> None:
-        """The prompt has been read: its last token now counts as the one node of the prompt's own pass, so that it is
-        kept like any other."""
+        """The prompt has been read: its last token counts as the one node of its pass, to be kept like any other."""
         lengths = set[int]().union(*(layer.lengths() for layer in self.layers if layer.is_initialized))
         if len(lengths) > 1:
             raise LookaheadError(
@@ -137,8 +136,7 @@ class TreeCache(Cache):
             group.slots[rows, targets] = group.slots[rows, sources]
 
     def open_views(self, nodes: int) -> list[Tensor]:
-        """Views that a pass over ``nodes`` nodes writes to, for all states in the order in which they turned up, and
-        then those that it reads."""
+        """Views that a pass over ``nodes`` nodes writes to, for all states as they turned up, then those it reads."""
         start, stop = self.base, self.base + nodes
         for group in self._store.groups:
             group.open(start, stop)

@@ -50,9 +50,7 @@ def span_of(slots: int) -> int:
 @dataclass(slots=True)
 class Graph:
     """A captured pass. It is ``checked`` once its first replay gave what the pass itself gives, and a replay of a pass
-    with as many nodes did so at another base.
-
-    """
+    with as many nodes did so at another base."""
 
     replay: Callable[[], None]
     outputs: Outputs  # of the pass, overwritten by every replay
@@ -86,9 +84,8 @@ class Inputs:
             for packed in (self._host, self._device)
         )
         self.host: dict[str, np.ndarray] = {name: part.numpy() for name, part in zip(shapes, host, strict=True)}
-        self.tokens, self.depths, self.ancestors, self.roots, self.lengths, self.base, self.sources, self.targets = (
-            parts
-        )
+        self.tokens, self.depths, self.ancestors, *others = parts
+        self.roots, self.lengths, self.base, self.sources, self.targets = others
         self.counting = torch.arange(nodes, device=device)
         self._words = words
         # A node that only fills up the bucket sees itself alone.
@@ -129,45 +126,29 @@ def padded_moves(moves: list[list[tuple[int, int]]], width: int) -> np.ndarray:
 
 
 class StaticBuffers:
-    """Buffers and graphs of one batch size, used by one call at a time. Holds nothing that holds the model.
-
-    Attributes:
-        key: stands for the kind of call that they serve, see :func:`lease`.
-        capacity: slots of every buffer, a multiple of ``ALIGNED``; ``extent`` says how many the call needs.
-        shown: bool ``[batch, capacity]``; False where the prompt has padding or holes.
-        padding: ``[batch]``, slots before each sequence's first token.
-        types: ``[batch, 1]``, the token type that is carried on.
-        graphs: by (nodes, span); the most recently replayed last.
-        warm: buckets, and (nodes, span), with the threads in which passes of theirs have been run for captures.
-        follow: buckets of which a graph was seen to follow the history.
-        long: passes over long histories, so far.
-        failure: why passes are not captured any more.
-        proven: a pass has run to its end.
-        plain_ms: milliseconds that a pass over one node takes without a graph; None = that is not known.
-        pool: memory that all graphs share, since only one of them runs at a time.
-        stock: an earlier call's buffers of the KV cache.
-    """
+    """Buffers and graphs of one batch size, used by one call at a time. Holds nothing that holds the model; ``key``
+    stands for the kind of call that they serve, see :func:`lease`."""
 
     def __init__(self, batch: int, dtype: torch.dtype, device: torch.device, key: Any = None) -> None:
         self.batch, self.dtype, self.device, self.key = batch, dtype, device, key
-        self.capacity = 0
-        self.extent = Extent(0, 0, ALIGNED)
-        self.padding = torch.zeros(batch, dtype=torch.long, device=device)
-        self.types = torch.zeros((batch, 1), dtype=torch.long, device=device)
+        self.capacity = 0  # slots of every buffer, a multiple of ALIGNED
+        self.extent = Extent(0, 0, ALIGNED)  # says how many the call needs
+        self.padding = torch.zeros(batch, dtype=torch.long, device=device)  # slots before each sequence's first token
+        self.types = torch.zeros((batch, 1), dtype=torch.long, device=device)  # the token type that is carried on
         self.rows = torch.arange(batch, device=device)[:, None]
         self.bits = torch.arange(64, device=device)
         self.inputs: dict[int, Inputs] = {}
-        self.graphs: dict[tuple[int, int], Graph] = {}
-        self.warm: set[tuple[int, ...]] = set()
-        self.follow: set[int] = set()
-        self.long = 0
-        self.failure: str | None = None
-        self.proven = False
-        self.plain_ms: float | None = None
-        self.pool: Any = None
-        self.stream: Any = None
+        self.graphs: dict[tuple[int, int], Graph] = {}  # by (nodes, span); the most recently replayed last
+        self.warm: set[tuple[int, ...]] = set()  # buckets, and (nodes, span), run for captures, with their threads
+        self.follow: set[int] = set()  # buckets of which a graph was seen to follow the history
+        self.long = 0  # passes over long histories, so far
+        self.failure: str | None = None  # why passes are not captured any more
+        self.proven = False  # a pass has run to its end
+        self.plain_ms: float | None = None  # of a pass over one node without a graph; None = that is not known
+        self.pool: Any = None  # memory that all graphs share, since only one of them runs at a time
+        self.stream: Any = None  # where passes are captured
         self._masks: dict[tuple[int, int], Tensor] = {}
-        self.stock: list[Tensor] = []
+        self.stock: list[Tensor] = []  # an earlier call's buffers of the KV cache
         self._resize(0)
 
     def forget_passes(self) -> None:
@@ -180,6 +161,7 @@ class StaticBuffers:
         self.capacity = capacity
         self.forget_passes()
         self.stock.clear()
+        # [batch, capacity]; False where the prompt has padding or holes
         self.shown = torch.ones((self.batch, capacity), dtype=torch.bool, device=self.device)
         self.columns = torch.arange(capacity, device=self.device)
 

@@ -152,7 +152,9 @@ class GraphExecutor(Executor):
             if buffers.proven or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"the model rejects a pass with static shapes ({type(error).__name__}: {error})"
-            self._remember(reason)
+            kind, known = kind_of_call(self.forward_pass), _rejections.of(self.forward_pass.model)
+            if kind is not None:  # the model's next calls of this kind are spared the attempt
+                known[:] = [each for each in known if each[0][0] == kind[0]][1 - MOST_KINDS :] + [(kind, reason)]
             if self._required:
                 raise LookaheadError(refusal(reason)) from error
             self._leave(buffers, reason)
@@ -201,12 +203,6 @@ class GraphExecutor(Executor):
                 return forward.call(input_ids=inputs.tokens, position_ids=positions, attention_mask=masks, **extra)
 
         return _Pass(run, inputs, (nodes, span))
-
-    def _remember(self, reason: str) -> None:
-        """Spare the model's next calls of this kind the attempt."""
-        kind, known = kind_of_call(self.forward_pass), _rejections.of(self.forward_pass.model)
-        if kind is not None:
-            known[:] = [entry for entry in known if entry[0][0] == kind[0]][1 - MOST_KINDS :] + [(kind, reason)]
 
     def _grow(self, buffers: StaticBuffers, slots: int) -> None:
         """Go on in buffers that have ``slots``, and more where there is memory for it."""
@@ -264,8 +260,7 @@ class GraphExecutor(Executor):
 
     def _compared(self, buffers: StaticBuffers, step: _Pass, graph: Graph) -> Outputs:
         """Run the pass itself, and compare a replay with it: no kernel may have escaped the capture and, once the base
-        is another one, no slot may be frozen in it. Costs one pass and one answer from the device, twice for the first
-        graph of a bucket and once for its others, which follow the history as that one does."""
+        is another one, no slot may be frozen in it. That is done for the first graph of a bucket alone."""
         old, new = graph.base, self._layout.cache.base
         outputs, taken_ms = timed(step.run, buffers.device)
         if step.key[0] == 1:

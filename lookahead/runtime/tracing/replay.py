@@ -25,8 +25,7 @@ _ENOUGH = 8  # passes without a trace that tell what they take
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a trace is not told by its inputs: how many sequences a pass has, and whether it has one node of each, needs
-    a mask, and packs query heads."""
+    """What inputs do not tell a trace: how many sequences; if one node of each, a mask, packed query heads."""
 
     batch: int
     single: bool

@@ -6,7 +6,7 @@ passes, in its middle, where the rest has to promise twice the price; but only w
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -94,48 +94,46 @@ def _new(key: tuple[Any, ...], taps: tuple[str, ...], known: Sequence[Traces]) -
     return Traces(key, taps, missed={kind: replace(missed) for kind, missed in before.missed.items()} if before else {})
 
 
+@dataclass
 class TraceSchedule:
     """One call's traces: those that there are and, in a long call, those that it will pay for by itself. The call
     writes at most ``new_tokens``; ``renewed`` is told the milliseconds that a change of passes took."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        executor: TracedExecutor,
-        new_tokens: int,
-        renewed: Callable[[float], None],
-    ) -> None:
-        self._model, self._executor = model, executor
-        self._new_tokens, self._renewed = new_tokens, renewed
-        self._passes, self._made = 0, frozenset(executor.traces.made)
+    model: PreTrainedModel
+    executor: TracedExecutor
+    new_tokens: int
+    renewed: Callable[[float], None]
+
+    def __post_init__(self) -> None:
+        self._passes, self._made = 0, frozenset(self.executor.traces.made)
         self._start()
 
     def _start(self) -> None:
-        self._traces, self._packed = self._executor.traces, self._executor.forward_pass.packed
+        self._traces, self._packed = self.executor.traces, self.executor.forward_pass.packed
         self._before = {kind: missed.passes for kind, missed in list(self._traces.missed.items())}
 
     def see(self, written: int) -> None:
         """Make what has come to pay; called after each pass, with the tokens of the longest sequence so far."""
         self._passes += 1
         start = perf_counter()
-        packed = self._executor.forward_pass.packed
+        packed = self.executor.forward_pass.packed
         if packed is not self._packed:
             taps = self._traces.taps
-            other = traces_for(self._model, taps, packed=packed)
-            self._executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
+            other = traces_for(self.model, taps, packed=packed)
+            self.executor.go_on_with(other or Traces(None, taps, failure="passes are traced no more"))
             self._start()
         if self._passes % LOOKS == 0:
             self._make_what_pays(written)
         made = frozenset(self._traces.made)
         if made != self._made:  # by this call or another, which may also have found one wrong
             self._made = made
-            self._renewed(1e3 * (perf_counter() - start))
+            self.renewed(1e3 * (perf_counter() - start))
 
     def _make_what_pays(self, written: int) -> None:
-        model, traces, paid = self._model, self._traces, list[Kind]()
+        model, traces, paid = self.model, self._traces, list[Kind]()
         for kind, passes in _due(model, traces).items():
             here = min(self._passes, traces.missed[kind].passes - self._before.get(kind, 0))
-            left = here * (self._new_tokens - written) / max(1, written)  # passes, if the call goes on as it has begun
+            left = here * (self.new_tokens - written) / max(1, written)  # passes, if the call goes on as it has begun
             paid += [kind] if left >= SURELY * passes else []
         if paid and modified(model) is None:
             _make(model, traces, fingerprint(model), paid, self._packed)
@@ -161,7 +159,8 @@ def trace_now(model: PreTrainedModel, view: TreeModel, passes: Iterable[Sequence
         LookaheadError: passes over this model are not traced.
     """
     executor = view.executor
-    assert isinstance(executor, TracedExecutor)  # opened so
+    if not isinstance(executor, TracedExecutor):
+        raise refusal("something is special about them")
     traces = executor.traces
     for trees in passes:
         view.forward(trees)
